@@ -1,0 +1,53 @@
+# Two commands are the whole set-up: `make demo` and `make test`.
+PYTHON ?= python3
+TORCH  ?= -c constraints.txt
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.made
+
+export DAGSTER_HOME := $(CURDIR)/.dagster
+export DAGSTER_EVENT_BATCH_SIZE := 1000
+export DAGSTER_DISABLE_TELEMETRY := yes
+export NMOE_CONFIG ?= $(CURDIR)/configs/demo.toml
+
+.PHONY: setup demo test test-all ui lint bench crash clean
+
+setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
+
+$(STAMP): pyproject.toml loader/pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e ./loader -e '.[all,dev]'
+	touch $@
+
+$(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
+	mkdir -p $(DAGSTER_HOME)
+	cp $< $@
+
+demo: setup  ## the main job on real text found on this machine
+	$(BIN)/python examples/write_docstrings.py build/demo/input/docstrings.jsonl
+	$(BIN)/dagster job execute -m nmoe_assets.definitions -j pipeline
+	$(BIN)/nmoe report --config $(NMOE_CONFIG)
+
+test: setup  ## the tests: no GPU, no hub
+	$(BIN)/python -m pytest
+
+test-all: setup  ## the slow tests too
+	$(BIN)/python -m pytest -m 'not gpu'
+
+crash: setup  ## kill and resume
+	$(BIN)/python -m pytest -m 'not gpu' tests/crash
+
+ui: setup  ## Dagster in the browser
+	$(BIN)/dagster dev -w workspace.yaml
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+bench: setup  ## headline figures as ratios against a peer or a physical limit
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what was made; the next command makes it again
+	rm -rf build .dagster $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,68 @@
+"""Write the docstrings of the installed packages as JSON lines: real text for the demo.
+
+    python examples/write_docstrings.py build/demo/input/docstrings.jsonl
+
+Modules are taken in an order seeded by their names until about 4 MB are written, so the same
+environment gives the same file. Each line has `id` (module and qualified name) and `text`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from nmoe_core.atomic import write_jsonl
+
+TOTAL_BYTES = 4_000_000
+MIN_CHARS = 400
+
+
+def module_files(packages: Path) -> list[Path]:
+    """Python files of the installed packages in seeded order, tests left out."""
+    files = [p for p in packages.rglob("*.py") if "tests" not in p.parts and "test" not in p.parts]
+    return sorted(
+        files,
+        key=lambda p: hashlib.md5(p.relative_to(packages).as_posix().encode()).digest(),
+    )
+
+
+def docstrings(path: Path, module: str) -> Iterator[dict[str, str]]:
+    """Long docstrings of one module, in source order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            return  # a template, or a file for another Python
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text and len(text) >= MIN_CHARS:
+                line = getattr(node, "lineno", 0)
+                yield {"id": f"{module}:{getattr(node, 'name', '')}:{line}", "text": text}
+
+
+def main() -> None:
+    """Write the file named on the command line."""
+    packages = Path(sysconfig.get_path("purelib"))
+    rows: list[dict[str, str]] = []
+    size_bytes = 0
+    for path in module_files(packages):
+        relative = path.relative_to(packages)
+        for row in docstrings(path, ".".join(relative.with_suffix("").parts)):
+            rows.append(row)
+            size_bytes += len(row["text"].encode())
+        if size_bytes >= TOTAL_BYTES:
+            break
+    output = Path(sys.argv[1])
+    write_jsonl(output, rows)
+    print(f"{output}: {len(rows):,} docstrings, {size_bytes / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Errors a user can act on: one tree, a stable code each, one line of text.
+
+    NmoeError
+    ├── ConfigError      E-CONFIG...       a setting is unknown, missing or out of range
+    ├── FormatError      E-SHARD-..., E-INDEX-..., E-MANIFEST-..., E-PATH-..., E-DOCID
+    ├── PlanError        E-PLAN...         a loader plan cannot be built or does not match its data
+    └── StateError       E-STATE..., E-SEEK  a saved position does not belong to this plan
+
+`nmoe_core.errors` continues the tree for the stages that make data.
+"""
+
+from __future__ import annotations
+
+
+class NmoeError(Exception):
+    """What went wrong, where, what was found and expected, and what to do about it.
+
+    Args:
+        what: One clause that names the failure.
+        where: File, key or document concerned.
+        found: The offending value.
+        expected: What would have been right.
+        do: The next step for the user.
+        code: Stable code of this failure; the class's own when left out.
+    """
+
+    code = "E-NMOE"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        found: object = None,
+        expected: object = None,
+        do: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        self.code = code or type(self).code
+        parts = [what if where is None else f"{where}: {what}"]
+        if found is not None and expected is not None:
+            parts.append(f"found {found}, expected {expected}")
+        elif found is not None:
+            parts.append(f"found {found}")
+        elif expected is not None:
+            parts.append(f"expected {expected}")
+        if do is not None:
+            parts.append(do)
+        super().__init__("; ".join(parts))
+
+    def line(self) -> str:
+        """The one line a command prints before it exits with status 1."""
+        return f"ERROR [{self.code}]: {' '.join(str(self).split())}"
+
+
+class ConfigError(NmoeError, ValueError):
+    """A setting is unknown, missing or out of range."""
+
+    code = "E-CONFIG"
+
+
+class FormatError(NmoeError, ValueError):
+    """A shard, index, manifest or document id is not what its format says."""
+
+    code = "E-FORMAT"
+
+
+class PlanError(NmoeError, ValueError):
+    """A loader plan cannot be built, or does not match the data it names."""
+
+    code = "E-PLAN"
+
+
+class StateError(NmoeError, ValueError):
+    """A saved loader position does not belong to this plan or cannot be reached."""
+
+    code = "E-STATE"

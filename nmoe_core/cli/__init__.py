@@ -1,0 +1,47 @@
+"""The `nmoe` command: verbs, exit codes and one line per error; no logic of its own.
+
+Exit 0 done, 1 refused or failed with `ERROR [E-CODE]: ...` on standard error, 2 wrong usage,
+130 interrupted. Nothing here imports torch; a verb imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from nmoe_core.cli import models, prep, shards
+from nmoe_core.errors import NmoeError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `nmoe`."""
+    parser = argparse.ArgumentParser(
+        prog="nmoe", description="Data platform for language-model pre-training."
+    )
+    parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    for module in (prep, shards, models):
+        module.register(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except NmoeError as error:
+        if arguments.traceback:
+            raise
+        print(error.line(), file=sys.stderr)
+        return 1
+    except OSError as error:
+        if arguments.traceback:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"ERROR [E-IO]: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

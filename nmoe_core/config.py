@@ -1,0 +1,243 @@
+"""The run configuration: one TOML, checked whole before anything is read or written.
+
+The flat keys at the top are those a trainer's `build_loader` reads from the same file; the tables
+belong to the platform's stages. Relative paths start at the project directory: the nearest
+ancestor of the file that holds workspace.yaml, pyproject.toml or .git, else the file's own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from nmoe_core.errors import ConfigError
+from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER
+from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.strict import StrictModel, read_toml, validate
+
+_PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+class PrepTable(StrictModel):
+    """`[prep]`: text to token shards."""
+
+    num_shards: int = Field(default=64, ge=1, le=9999)
+    num_valid_shards: int = Field(default=1, ge=1, le=9999)
+    tokens_per_shard: int = Field(default=DEFAULT_TOKENS_PER_SHARD, ge=2)
+    min_doc_tokens: int = Field(default=10, ge=1)
+    max_doc_tokens: int = Field(default=1_000_000, ge=1)
+    max_tokens: str | int = "flow"
+    workers: int = Field(default=1, ge=1)
+    engine: Literal["quicktok", "tiktoken"] = "quicktok"
+    version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_.]+$")
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _is_count(cls, value: str | int) -> str | int:
+        if value not in ("flow", "all"):
+            parse_count(value)
+        return value
+
+
+class OracleTable(StrictModel):
+    """`[oracle]`: who labels documents."""
+
+    kind: Literal["heuristic"] = "heuristic"
+    rubric: str = "configs/rubrics/quality_v1.toml"
+    max_doc_tokens: int = Field(default=2048, ge=16)
+
+
+class BackboneTable(StrictModel):
+    """`[backbone]`: the frozen model; `kind = "tiny"` makes a seeded stand-in of the same form."""
+
+    kind: Literal["checkpoint", "tiny"] = "checkpoint"
+    checkpoint: str | None = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    num_threads: int = Field(default=1, ge=1)
+
+
+class ProbeTable(StrictModel):
+    """`[heads.probe]`."""
+
+    batch_size: int = Field(default=256, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
+
+
+class JudgeTable(StrictModel):
+    """`[heads.judge]`."""
+
+    batch_size: int = Field(default=128, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    lr: float = Field(default=5e-4, gt=0)
+    mid_dim: int = Field(default=512, ge=8)
+    num_heads: int = Field(default=8, ge=1)
+    ffn_dim: int = Field(default=2048, ge=8)
+
+
+class HeadsTable(StrictModel):
+    """`[heads]`: probe and judge over the backbone."""
+
+    max_ctx: int = Field(default=4096, ge=8)
+    seed: int = 0
+    probe: ProbeTable = ProbeTable()
+    judge: JudgeTable = JudgeTable()
+
+
+class CalibrationTable(StrictModel):
+    """`[calibration]`: thresholds."""
+
+    target_keep: float = Field(default=0.5, gt=0, lt=1)
+    max_false_drop: float = Field(default=0.02, ge=0, lt=1)
+
+
+class GradingTable(StrictModel):
+    """`[grading]`: scoring of all documents."""
+
+    max_batch: int = Field(default=64, ge=1)
+    early_exit: bool = True
+
+
+class CurationTable(StrictModel):
+    """`[curation]`: which documents are kept, and in which order."""
+
+    include: tuple[Literal["drop", "band", "keep"], ...] = ("keep",)
+    order: Literal["golden", "count_stride", "stratified", "round_robin", "shuffle", "original"] = (
+        "golden"
+    )
+    num_topics: int = Field(default=30, ge=2)
+    sample_documents: int = Field(default=100_000, ge=1)
+
+
+class RunConfig(StrictModel):
+    """One run of the platform."""
+
+    root: str | None = None
+    data_root: str | None = None
+    data_path: str | None = None
+    mixture_toml: str | None = None
+    flow_profiles_toml: str | None = None
+    flow_mode: str | None = None
+    active_params_b: float | None = Field(default=None, gt=0)
+    tokenizer: str = DEFAULT_TOKENIZER
+    vocab_size: int | None = None
+    eos_token_id: int | None = None
+    seq_len: int = Field(default=4096, ge=1)
+    batch_size: int = Field(default=8, ge=1)
+    steps: int = Field(default=0, ge=0)
+    seed: int = 42
+    policy: Literal["swrr"] = "swrr"
+    on_exhaust: Literal["first_exhausted", "all_exhausted", "wrap"] = "all_exhausted"
+    window_stride: Literal["seq_len", "seq_len+1"] = "seq_len"
+    allow_unmanifested: bool = False
+    prep: PrepTable = PrepTable()
+    oracle: OracleTable = OracleTable()
+    backbone: BackboneTable = BackboneTable()
+    heads: HeadsTable = HeadsTable()
+    calibration: CalibrationTable = CalibrationTable()
+    grading: GradingTable = GradingTable()
+    curation: CurationTable = CurationTable()
+
+
+class Paths:
+    """Where the files of a run lie, all under `root`."""
+
+    def __init__(self, root: Path, data_root: Path, checkpoint: Path) -> None:
+        self.root = root
+        self.data = data_root
+        self.slices = root / "slices"
+        self.labels = root / "labels"
+        self.heads = root / "heads"
+        self.calibration = root / "calibration"
+        self.quality = root / "quality"
+        self.topics = root / "topics"
+        self.curated = root / "curated"
+        self.plan = root / "mixture" / "loader_plan.json"
+        self.checkpoint = checkpoint
+
+    def split(self, source: str, split: str) -> Path:
+        """`data/{source}/{split}`."""
+        return self.data / source / split
+
+
+class Run:
+    """A checked configuration with its paths resolved.
+
+    Args:
+        path: The TOML file.
+        config: Values to use instead of the file's.
+
+    Raises:
+        ConfigError: The file is missing, has an unknown key or a value out of range.
+    """
+
+    def __init__(self, path: str | Path, config: RunConfig | None = None) -> None:
+        self.path = Path(path).resolve()
+        self.config = config or validate(RunConfig, read_toml(self.path), self.path)
+        self.base = project_dir(self.path)
+        root = self._root()
+        checkpoint = self.config.backbone.checkpoint
+        self.paths = Paths(
+            root=root,
+            data_root=self.resolve(self.config.data_root)
+            if self.config.data_root
+            else root / "data",
+            checkpoint=self.resolve(checkpoint) if checkpoint else root / "backbone",
+        )
+
+    def with_config(self, config: RunConfig) -> Run:
+        """The same run with other values."""
+        return Run(self.path, config)
+
+    def resolve(self, path: str) -> Path:
+        """A path of the configuration, absolute."""
+        return self.base / path
+
+    def required(self, key: str) -> str:
+        """A top-level value that this command cannot do without.
+
+        Raises:
+            ConfigError: It is not set (E-CONFIG-MISSING).
+        """
+        value = getattr(self.config, key)
+        if value is None:
+            raise ConfigError(
+                f"{key} is not set", where=self.path, do=f"add {key}", code="E-CONFIG-MISSING"
+            )
+        return value
+
+    def _root(self) -> Path:
+        if self.config.root is not None:
+            return self.resolve(self.config.root)
+        if self.config.data_root is not None:
+            return self.resolve(self.config.data_root).parent
+        raise ConfigError(
+            "neither root nor data_root is set", where=self.path, code="E-CONFIG-MISSING"
+        )
+
+
+def project_dir(config_path: Path) -> Path:
+    """Directory that a configuration's relative paths start at."""
+    for directory in config_path.resolve().parents:
+        if any((directory / mark).exists() for mark in _PROJECT_MARKS):
+            return directory
+    return config_path.resolve().parent
+
+
+def parse_count(value: str | int) -> int:
+    """A number of tokens: `1000`, `100M`, `1B`, `1.5T` (K, M, B, T are powers of 1,000).
+
+    >>> parse_count("1.5T")
+    1500000000000
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", str(value).strip().upper())
+    if match is None or float(match[1]) <= 0:
+        raise ConfigError("not a number of tokens", found=repr(value), expected="100M, 1B or 1.5T")
+    scaled = float(match[1]) * _SUFFIXES[match[2]]
+    return round(scaled)

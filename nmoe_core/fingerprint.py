@@ -1,0 +1,43 @@
+"""Digests, and the rule that decides whether an output has to be made again.
+
+Each stage writes, with its output, the fingerprints of everything the output was made from: input
+digests, settings, and the stage's own version. A stage whose recorded fingerprints equal the ones
+it would use now does no work. Fingerprints are values, never times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+Fingerprints = dict[str, str]
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Hex SHA-256 of the canonical JSON of `value`: sorted keys, no spaces, UTF-8."""
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def recorded(summary: Path) -> Fingerprints | None:
+    """Fingerprints that a stage recorded in its committed JSON summary; None if there is none."""
+    try:
+        value = json.loads(summary.read_bytes())
+    except FileNotFoundError:
+        return None
+    return value.get("fingerprints") if isinstance(value, dict) else None
+
+
+def is_current(summary: Path, fingerprints: Fingerprints) -> bool:
+    """Whether the output committed with `summary` was made from exactly these fingerprints."""
+    return recorded(summary) == fingerprints

@@ -1,0 +1,359 @@
+"""Prep: one pass over a source fills its token shards, with the same bytes for any worker count.
+
+Blocks are read in order, tokenised by a bounded ordered pool, and appended by one writer, so order
+and bytes do not depend on workers. Shards are committed whole at the end of the pass; a killed run
+leaves the shards it had committed, and the next run makes the rest. Memory: `2 * workers` blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from loader.format import MANIFEST_NAME, load_manifest, read_npy_header
+from nmoe_core.atomic import LOCK_NAME, output_lock, write_json
+from nmoe_core.compute import map_shards
+from nmoe_core.errors import ConfigError, FormatError, SourceError, TokenizerError
+from nmoe_core.fingerprint import Fingerprints, recorded, sha256_json
+from nmoe_core.prep.text import NORMALIZER
+from nmoe_core.prep.tokenize import (
+    TokenizedBlock,
+    TokenizeSettings,
+    start_worker,
+    tokenize_block,
+)
+from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER, Engine, load_tokenizer
+from nmoe_core.shards.manifest import combine_shards, shard_dir_name
+from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardFormat, ShardWriter
+from nmoe_core.sources.records import OnError, Rows, Source
+
+PREP_CODE = "prep/1"
+Existing = Literal["refuse", "update", "remake"]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepSettings:
+    """Everything besides the source that decides the bytes of its shards; and `workers`, `engine`.
+
+    `max_tokens` counts EOS tokens too; prep stops after the document that reaches it.
+    """
+
+    name: str
+    version: str = "v1"
+    tokenizer: str = DEFAULT_TOKENIZER
+    num_shards: int = 64
+    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
+    min_doc_tokens: int = 10
+    max_doc_tokens: int = 1_000_000
+    max_tokens: int | None = None
+    on_error: OnError = "fail"
+    reading_digest: str = ""
+    vocab_size: int | None = None
+    eos_token_id: int | None = None
+    workers: int = 1
+    engine: Engine = "quicktok"
+
+    def digest(self) -> str:
+        """Digest of the settings that reach the bytes: not the workers, not the engine."""
+        settings = asdict(self)
+        for key in ("workers", "engine"):
+            del settings[key]
+        return sha256_json(settings | {"normalizer": NORMALIZER})
+
+
+@dataclass(slots=True)
+class PrepReport:
+    """What one pass did."""
+
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    documents_tokenized: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    made: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+
+def shard_format(settings: PrepSettings) -> ShardFormat:
+    """Tokenizer facts of a source's manifests.
+
+    Raises:
+        TokenizerError: The configured vocabulary size or EOS id is not the tokenizer's
+            (E-TOKENIZER-DRIFT).
+    """
+    tokenizer = load_tokenizer(settings.tokenizer, settings.engine)
+    for name in ("vocab_size", "eos_token_id"):
+        asked, actual = getattr(settings, name), getattr(tokenizer, name)
+        if asked is not None and asked != actual:
+            raise TokenizerError(
+                f"{name} is not that of {settings.tokenizer}",
+                found=asked,
+                expected=actual,
+                code="E-TOKENIZER-DRIFT",
+            )
+    return ShardFormat(
+        dataset=settings.name,
+        version=settings.version,
+        tokenizer=settings.tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_id=tokenizer.eos_token_id,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+    )
+
+
+def prep_shards(
+    source: Source,
+    rows: Rows,
+    settings: PrepSettings,
+    split_dir: Path,
+    buckets: Iterable[int] | None = None,
+    existing: Existing = "update",
+    progress: Progress | None = None,
+) -> PrepReport:
+    """Make the asked-for shards of a split, each with its manifest; leave current ones alone.
+
+    Args:
+        source: What to read.
+        rows: Rows of the source that belong to the split.
+        settings: What decides the bytes.
+        split_dir: `{data_root}/{source}/{split}`.
+        buckets: Shards to make; all when None.
+        existing: What to do with shards made from other inputs: refuse to touch them, or update
+            them; `remake` makes current ones again too.
+        progress: Called with (documents, tokens) after every block.
+
+    Raises:
+        SourceError: A record cannot be read, or the split has no document (E-SOURCE-EMPTY).
+        FormatError: Shards of other inputs are there and `existing` is `refuse` (E-PREP-CHANGED).
+        LockedError: Another process is writing this split.
+    """
+    fmt = shard_format(settings)
+    fingerprints = _fingerprints(source, settings, fmt)
+    asked = _checked_buckets(buckets, settings.num_shards)
+    dirs = {bucket: split_dir / shard_dir_name(bucket) for bucket in asked}
+    if existing == "refuse":
+        _refuse_changed(dirs.values(), fingerprints)
+    current: set[int] = set()
+    if existing != "remake":
+        current = {b for b, path in dirs.items() if is_shard_current(path, fingerprints)}
+    report = PrepReport(skipped=sorted(current))
+    wanted = sorted(set(asked) - current)
+    if not wanted:
+        return report
+    is_new = not split_dir.exists()
+    try:
+        with output_lock(split_dir):
+            job = _Job(source, rows, settings, split_dir, wanted, fingerprints)
+            job.run(fmt, report, progress)
+    except BaseException:
+        if is_new:
+            _remove_empty(split_dir)
+        raise
+    report.made = wanted
+    return report
+
+
+def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, Any], bool]:
+    """Combine the shard manifests of a split; return the manifest and whether it changed."""
+    source_info = {"source": settings.name, "assignment": "md5"}
+    manifest = combine_shards(split_dir, shard_format(settings), settings.num_shards, source_info)
+    return commit_manifest(split_dir / MANIFEST_NAME, manifest)
+
+
+def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Write a manifest unless the committed one already has its content hash."""
+    if path.exists():
+        committed = load_manifest(path)
+        if committed.extra.get("content_hash") == manifest["content_hash"]:
+            return manifest, False
+    write_json(path, manifest)
+    return manifest, True
+
+
+def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
+    """Whether a shard was made from these inputs and its files are there in full length."""
+    path = shard_dir / MANIFEST_NAME
+    if recorded(path) != fingerprints:
+        return False
+    manifest = load_manifest(path)
+    try:
+        return all(
+            read_npy_header(manifest.shard_path(entry))[0] == entry.num_tokens
+            and manifest.index_path(entry).is_file()
+            for entry in manifest.shards
+        )
+    except FormatError:
+        return False
+
+
+def _fingerprints(source: Source, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
+    return {
+        "source": source.revision(),
+        "settings": settings.digest(),
+        "tokenizer": fmt.tokenizer_fingerprint,
+        "code": PREP_CODE,
+    }
+
+
+def _refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> None:
+    for shard_dir in shard_dirs:
+        there = recorded(shard_dir / MANIFEST_NAME)
+        if there is None or there == fingerprints:
+            continue
+        key = next(k for k in fingerprints if there.get(k) != fingerprints[k])
+        raise FormatError(
+            f"shard was made from another {key}",
+            where=shard_dir,
+            found=there.get(key),
+            expected=fingerprints[key],
+            do="use --force to replace it, or another output directory",
+            code="E-PREP-CHANGED",
+        )
+
+
+def _checked_buckets(buckets: Iterable[int] | None, num_shards: int) -> list[int]:
+    asked = sorted(set(range(num_shards) if buckets is None else buckets))
+    for bucket in asked:
+        if not 0 <= bucket < num_shards:
+            raise ConfigError("no such shard", found=bucket, expected=f"0 to {num_shards - 1}")
+    return asked
+
+
+class _Job:
+    """One pass over a source."""
+
+    def __init__(
+        self,
+        source: Source,
+        rows: Rows,
+        settings: PrepSettings,
+        split_dir: Path,
+        wanted: list[int],
+        fingerprints: Fingerprints,
+    ) -> None:
+        self.source, self.settings, self.split_dir = source, settings, split_dir
+        self.wanted, self.fingerprints = wanted, fingerprints
+        # A partial pass under a budget stops where the whole pass stopped, if that is on record.
+        known_stop = self._recorded_stop() if len(wanted) < settings.num_shards else None
+        self.budget = settings.max_tokens if known_stop is None else None
+        self.rows = rows if known_stop is None else Rows(rows.start, known_stop, rows.excluded)
+        self.rows_read = known_stop or 0
+        self.outcomes: dict[int, Counter[str]] = {bucket: Counter() for bucket in (-1, *wanted)}
+
+    def run(self, fmt: ShardFormat, report: PrepReport, progress: Progress | None) -> None:
+        size = self.settings.tokens_per_shard
+        writers = {
+            b: ShardWriter(self.split_dir / shard_dir_name(b), fmt, size) for b in self.wanted
+        }
+        try:
+            self._fill(writers, report, progress)
+            if report.num_documents == 0 and len(self.wanted) == self.settings.num_shards:
+                raise SourceError(
+                    "source has no document",
+                    where=self.settings.name,
+                    found=f"{sum(report.outcomes.values())} records, none kept",
+                    do="check text_field, the paths and min_doc_tokens",
+                    code="E-SOURCE-EMPTY",
+                )
+            for bucket, writer in writers.items():
+                writer.finish(self.fingerprints, self._source_info(bucket))
+        finally:
+            for writer in writers.values():
+                writer.abandon()
+
+    def _fill(
+        self, writers: dict[int, ShardWriter], report: PrepReport, progress: Progress | None
+    ) -> None:
+        settings = self._worker_settings()
+        backend = "pool" if self.settings.workers > 1 else "inline"
+        blocks = map_shards(
+            tokenize_block,
+            self.source.blocks(),
+            backend=backend,
+            workers=self.settings.workers,
+            initializer=start_worker,
+            initargs=(settings,),
+        )
+        total_tokens = 0
+        for block in blocks:
+            report.documents_tokenized += block.num_tokenized
+            report.num_text_bytes += block.num_text_bytes
+            total_tokens = self._append(block, writers, report, total_tokens)
+            if progress is not None:
+                progress(report.num_documents, report.num_tokens)
+            if self.budget is not None and total_tokens >= self.budget:
+                blocks.close()
+                return
+
+    def _append(
+        self,
+        block: TokenizedBlock,
+        writers: dict[int, ShardWriter],
+        report: PrepReport,
+        total_tokens: int,
+    ) -> int:
+        for record in block.records:
+            self.rows_read = max(self.rows_read, record.row + 1)
+            report.outcomes[record.outcome] += 1
+            if record.bucket in self.outcomes:
+                self.outcomes[record.bucket][record.outcome] += 1
+            if not len(record.tokens):
+                continue
+            total_tokens += len(record.tokens) + 1
+            if record.bucket in writers:
+                writer = writers[record.bucket]
+                writer.add_document(record.tokens, record.ingest_id, record.text_sha256)
+                report.num_documents += 1
+                report.num_tokens += len(record.tokens) + 1
+            if self.budget is not None and total_tokens >= self.budget:
+                break
+        return total_tokens
+
+    def _worker_settings(self) -> TokenizeSettings:
+        return TokenizeSettings(
+            tokenizer=self.settings.tokenizer,
+            engine=self.settings.engine,
+            num_shards=self.settings.num_shards,
+            min_doc_tokens=self.settings.min_doc_tokens,
+            max_doc_tokens=self.settings.max_doc_tokens,
+            on_error=self.settings.on_error,
+            rows=self.rows,
+            buckets=frozenset(self.wanted),
+            count_all=self.budget is not None,
+        )
+
+    def _source_info(self, bucket: int) -> dict[str, Any]:
+        counts = self.outcomes[bucket]
+        return {
+            "source": self.settings.name,
+            "assignment": "md5",
+            "normalizer": NORMALIZER,
+            "rows_read": self.rows_read,
+            "bad_records": self.outcomes[-1]["bad"],
+            "empty_documents": counts["empty"],
+            "filtered_documents": counts["filtered"],
+            "truncated_documents": counts["truncated"],
+        }
+
+    def _recorded_stop(self) -> int | None:
+        if self.settings.max_tokens is None:
+            return None
+        for bucket in range(self.settings.num_shards):
+            path = self.split_dir / shard_dir_name(bucket) / MANIFEST_NAME
+            if recorded(path) == self.fingerprints:
+                return int(load_manifest(path).extra["source_info"]["rows_read"])
+        return None
+
+
+def _remove_empty(split_dir: Path) -> None:
+    """Take back the directories of a run that committed nothing."""
+    (split_dir / LOCK_NAME).unlink(missing_ok=True)
+    with suppress(OSError):  # a directory with something in it stays
+        split_dir.rmdir()
+        split_dir.parent.rmdir()
+        split_dir.parent.parent.rmdir()

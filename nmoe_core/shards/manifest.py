@@ -1,0 +1,115 @@
+"""Builds and combines `manifest.json`: one in each `shard_NNNN/`, one over all of a split.
+
+The published fields come first; ours are additions. `content_hash` covers everything except
+`created_at` and itself, so two runs over the same input have equal hashes at any time of day.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loader.format import MANIFEST_NAME, SCHEMA_VERSION, Manifest, load_manifest
+from nmoe_core.errors import FormatError
+from nmoe_core.fingerprint import sha256_json
+
+if TYPE_CHECKING:
+    from nmoe_core.shards.writer import ShardFormat
+
+PIPELINE_VERSION = "nmoe-data/1"
+_FILE_KEYS = ("path", "index_path", "ids_path")
+
+
+def shard_dir_name(bucket: int) -> str:
+    """Directory of a bucket: `shard_NNNN`."""
+    return f"shard_{bucket:04d}"
+
+
+def build_manifest(
+    fmt: ShardFormat,
+    entries: list[dict[str, Any]],
+    fingerprints: dict[str, str],
+    source_info: dict[str, Any],
+) -> dict[str, Any]:
+    """The manifest of `entries`, ready to be written as JSON."""
+    manifest: dict[str, Any] = {
+        "dataset": fmt.dataset,
+        "version": fmt.version,
+        "tokenizer": fmt.tokenizer,
+        "vocab_size": fmt.vocab_size,
+        "eos_token_id": fmt.eos_token_id,
+        "dtype": "uint32",
+        "created_at": created_at(),
+        "total_tokens": sum(entry["num_tokens"] for entry in entries),
+        "total_documents": sum(entry["num_documents"] for entry in entries),
+        "num_shards": len(entries),
+        "shards": entries,
+        "source_info": source_info,
+        "schema_version": SCHEMA_VERSION,
+        "pipeline_version": PIPELINE_VERSION,
+        "tokenizer_fingerprint": fmt.tokenizer_fingerprint,
+        "fingerprints": fingerprints,
+    }
+    hashed = {key: value for key, value in manifest.items() if key != "created_at"}
+    manifest["content_hash"] = sha256_json(hashed)
+    return manifest
+
+
+def combine_shards(
+    split_dir: Path, fmt: ShardFormat, num_buckets: int, source_info: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest over all buckets of a split, from the committed shard manifests.
+
+    Raises:
+        FormatError: A shard has no manifest (E-MANIFEST-MISSING), or shards were made from
+            different inputs (E-MANIFEST-MIXED).
+    """
+    entries: list[dict[str, Any]] = []
+    parts = [
+        load_manifest(split_dir / shard_dir_name(bucket) / MANIFEST_NAME)
+        for bucket in range(num_buckets)
+    ]
+    _refuse_mixture(parts)
+    for part in parts:
+        entries += [_prefixed(part, i) for i in range(part.num_shards)]
+    fingerprints = parts[0].extra.get("fingerprints", {})
+    return build_manifest(fmt, entries, fingerprints, source_info | {"num_buckets": num_buckets})
+
+
+def _refuse_mixture(parts: list[Manifest]) -> None:
+    first = parts[0].extra.get("fingerprints", {})
+    for part in parts[1:]:
+        other = part.extra.get("fingerprints", {})
+        differing = [key for key in sorted(first | other) if first.get(key) != other.get(key)]
+        if differing:
+            key = differing[0]
+            raise FormatError(
+                f"shards were made from different inputs: {key} differs",
+                where=part.path,
+                found=other.get(key),
+                expected=f"{first.get(key)} as in {parts[0].path.parent.name}",
+                do="make the older shards again",
+                code="E-MANIFEST-MIXED",
+            )
+
+
+def _prefixed(part: Manifest, i: int) -> dict[str, Any]:
+    entry = part.shards[i]
+    row: dict[str, Any] = {
+        "path": entry.path,
+        "index_path": entry.index_path,
+        "num_tokens": entry.num_tokens,
+        "num_documents": entry.num_documents,
+        "checksum": entry.checksum,
+        **entry.extra,
+    }
+    directory = part.path.parent.name
+    return row | {key: f"{directory}/{row[key]}" for key in _FILE_KEYS if key in row}
+
+
+def created_at() -> str:
+    """Time of making, ISO 8601 UTC; `SOURCE_DATE_EPOCH` fixes it for reproducible trees."""
+    seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
