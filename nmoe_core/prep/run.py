@@ -145,14 +145,13 @@ def prep_shards(
     wanted = sorted(set(asked) - current)
     if not wanted:
         return report
-    is_new = not split_dir.exists()
+    new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
     try:
         with output_lock(split_dir):
             job = _Job(source, rows, settings, split_dir, wanted, fingerprints)
             job.run(fmt, report, progress)
     except BaseException:
-        if is_new:
-            _remove_empty(split_dir)
+        _remove_empty(new_dirs)
         raise
     report.made = wanted
     return report
@@ -350,10 +349,9 @@ class _Job:
         return None
 
 
-def _remove_empty(split_dir: Path) -> None:
-    """Take back the directories of a run that committed nothing."""
-    (split_dir / LOCK_NAME).unlink(missing_ok=True)
+def _remove_empty(new_dirs: list[Path]) -> None:
+    """Take back the directories that a run made and then put nothing in, innermost first."""
     with suppress(OSError):  # a directory with something in it stays
-        split_dir.rmdir()
-        split_dir.parent.rmdir()
-        split_dir.parent.parent.rmdir()
+        for directory in new_dirs:
+            (directory / LOCK_NAME).unlink(missing_ok=True)
+            directory.rmdir()

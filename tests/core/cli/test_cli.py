@@ -1,0 +1,191 @@
+"""The command line: exit codes, one line per error, nothing written when refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmoe_core.cli import main
+
+CONFIG = """
+root = "out"
+mixture_toml = "mixture.toml"
+flow_profiles_toml = "flows.toml"
+flow_mode = "small"
+[prep]
+num_shards = 2
+max_tokens = "all"
+"""
+MIXTURE = """
+[mixtures.mix]
+total_tokens_b = 0.000001
+[[mixtures.mix.sources]]
+id = "web"
+tokens_b = 0.0000006
+kind = "jsonl"
+paths = ["in/*.jsonl"]
+valid_split = "train[:10%]"
+[[mixtures.mix.sources]]
+id = "notes"
+tokens_b = 0.0000004
+kind = "files"
+paths = ["in/*.md"]
+"""
+FLOWS = """
+[flow.small]
+mode = "small"
+stages = ["pretrain"]
+scale = 1.0
+[flow.small.mixture]
+pretrain = "mix"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "workspace.yaml").write_text("")
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "mixture.toml").write_text(MIXTURE)
+    (tmp_path / "flows.toml").write_text(FLOWS)
+    (tmp_path / "in").mkdir()
+    rows = [{"id": str(i), "text": f"row {i} " + "some words " * 20} for i in range(60)]
+    (tmp_path / "in" / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "in" / "b.md").write_text("a note " * 50)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_mixture_is_prepared_verified_shown_and_inspected(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prep-mixture", "--config", "run.toml", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [(r["source"], r["split"], r["documents"]) for r in results] == [
+        ("web", "train", 54),
+        ("web", "valid", 6),
+        ("notes", "train", 1),
+    ]
+    for result in results:
+        assert main(["verify", result["manifest"], "--checksums", "--deep"]) == 0
+        assert main(["inspect", "--manifest", result["manifest"], "--all", "--stats"]) == 0
+    capsys.readouterr()
+    assert main(["info", results[0]["manifest"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total_tokens"] == results[0]["tokens"]
+
+
+def test_a_flipped_byte_makes_verify_exit_1_and_name_the_file(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["prep-mixture", "--config", "run.toml"])
+    npy = next((project / "out/data/web/train").rglob("*.npy"))
+    payload = bytearray(npy.read_bytes())
+    payload[-1] ^= 1
+    npy.write_bytes(payload)
+    capsys.readouterr()
+    line = _refused(capsys, "verify", "out/data/web/train/manifest.json", "--checksums")
+    assert line.startswith("ERROR [E-SHARD-CHECKSUM]: ")
+    assert npy.name in line
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prep-mixture", "--config", "run.toml", "--dry-run", "--max-tokens", "1K"]) == 0
+    out = capsys.readouterr().out
+    assert "600" in out
+    assert "400" in out
+    assert not (project / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "code", "says"),
+    [
+        ("run.toml", "num_shards", "num_shard", "E-CONFIG-KEY", "did you mean 'num_shards'"),
+        ("run.toml", '"all"', '"lots"', "E-CONFIG", "lots"),
+        ("run.toml", "mixture.toml", "mixtures.toml", "E-CONFIG", "mixtures.toml"),
+        ("run.toml", '"small"', '"smal"', "E-CONFIG", "smal"),
+        ("mixture.toml", "in/*.md", "in/*.rst", "E-SOURCE-NOTFOUND", "in/*.rst"),
+        ("mixture.toml", "paths", "path", "E-CONFIG-KEY", "did you mean 'paths'"),
+        ("mixture.toml", "in/*.jsonl", "in/*.md", "E-SOURCE-RECORD", "b.md:1"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_nothing_is_written(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    old: str,
+    new: str,
+    code: str,
+    says: str,
+) -> None:
+    path = project / file
+    path.write_text(path.read_text().replace(old, new, 1))
+    line = _refused(capsys, "prep-mixture", "--config", "run.toml")
+    assert line.startswith(f"ERROR [{code}")
+    assert says in line
+    assert not (project / "out").exists()
+
+
+def test_a_missing_text_field_is_one_line_and_nothing_is_written(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "in" / "a.jsonl").write_text('{"body": "x"}\n')
+    line = _refused(capsys, "prep-mixture", "--config", "run.toml")
+    assert line.startswith("ERROR [E-SOURCE-RECORD]")
+    assert "a.jsonl:1" in line
+    assert not (project / "out").exists()
+
+
+def test_one_bad_source_does_not_stop_the_others_when_asked(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "in" / "a.jsonl").write_text('{"body": "x"}\n')
+    assert main(["prep-mixture", "--config", "run.toml", "--continue-on-error"]) == 1
+    assert "web/train: ERROR [E-SOURCE-RECORD]" in capsys.readouterr().err
+    assert (project / "out/data/notes/train/manifest.json").is_file()
+
+
+def test_changed_input_is_refused_until_forced(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["prep", "--source", "files", "--paths", "in/*.md", "--name", "n"]
+    command += ["--output", "out/n/train", "--num-shards", "1"]
+    assert main(command) == 0
+    (project / "in" / "b.md").write_text("another note " * 50)
+    capsys.readouterr()
+    assert _refused(capsys, *command).startswith("ERROR [E-PREP-CHANGED]")
+    assert main([*command, "--force"]) == 0
+    assert main(["verify", "out/n/train/manifest.json", "--checksums"]) == 0
+
+
+def test_usage_errors_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["prep"])
+    assert caught.value.code == 2
+
+
+def test_help_and_prep_import_neither_torch_nor_dagster() -> None:
+    code = """
+import sys
+from nmoe_core.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+import nmoe_core.prep.run, nmoe_core.mixture
+heavy = {"torch", "dagster", "sklearn", "datasets", "matplotlib", "pandas"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "prep-mixture" in done.stdout

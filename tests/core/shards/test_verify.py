@@ -1,0 +1,148 @@
+"""`verify` finds every kind of damage; a healthy tree has no problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader.format import load_manifest
+from nmoe_core.atomic import write_json
+from nmoe_core.errors import FormatError
+from nmoe_core.shards.inspect import files_of_manifest, inspect_file
+from nmoe_core.shards.manifest import combine_shards
+from nmoe_core.shards.verify import find_leak, verify_manifest
+from nmoe_core.shards.writer import IndexWriter, ShardFormat, ShardWriter
+
+EOS = 99
+FORMAT = ShardFormat("web", "v1", "test", 100, EOS, "f")
+
+
+def _write(directory: Path, documents: list[list[int]], prefix: str = "d") -> None:
+    writer = ShardWriter(directory / "shard_0000", FORMAT)
+    for i, tokens in enumerate(documents):
+        writer.add_document(np.asarray(tokens, np.uint32), f"{prefix}{i}", f"hash{tokens}")
+    writer.finish({"source": "s"}, {})
+    write_json(directory / "manifest.json", combine_shards(directory, FORMAT, 1, {}))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    _write(tmp_path / "train", [[1, 2, 3], [4], [5, 6, EOS], [7, 8]])
+    return tmp_path / "train"
+
+
+def _codes(tree: Path, **tiers: bool) -> set[str]:
+    problems = verify_manifest(load_manifest(tree / "manifest.json"), **tiers)
+    return {problem.error.code for problem in problems}
+
+
+def _npy(tree: Path) -> Path:
+    return tree / "shard_0000" / "web-v1-shard-000000.npy"
+
+
+def test_a_fresh_tree_has_no_problem_and_an_eos_is_never_doubled(tree: Path) -> None:
+    assert _codes(tree, checksums=True, deep=True) == set()
+    tokens = np.load(_npy(tree)).tolist()
+    assert tokens == [1, 2, 3, EOS, 4, EOS, 5, 6, EOS, 7, 8, EOS]
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".idx", ".ids.jsonl"])
+def test_one_flipped_bit_anywhere_is_found_by_checksums(tree: Path, suffix: str) -> None:
+    path = _npy(tree).with_suffix(suffix)
+    payload = bytearray(path.read_bytes())
+    payload[-3] ^= 0x10
+    path.write_bytes(payload)
+    assert "E-SHARD-CHECKSUM" in _codes(tree, checksums=True)
+
+
+def _damage_truncate(tree: Path) -> None:
+    _npy(tree).write_bytes(_npy(tree).read_bytes()[:-4])
+
+
+def _damage_remove(tree: Path) -> None:
+    _npy(tree).unlink()
+
+
+def _damage_index(tree: Path) -> None:
+    _npy(tree).with_suffix(".idx").unlink()
+
+
+def _damage_shorter_index(tree: Path) -> None:
+    index = IndexWriter(_npy(tree).with_suffix(".idx"))
+    index.add_document(0, 4)
+    index.finalize()
+
+
+def _damage_extra(tree: Path) -> None:
+    np.save(tree / "shard_0000" / "stray.npy", np.zeros(3, np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (_damage_truncate, "E-SHARD-TRUNCATED"),
+        (_damage_remove, "E-SHARD-MISSING"),
+        (_damage_index, "E-INDEX-MISSING"),
+        (_damage_shorter_index, "E-SHARD-INDEX"),
+        (_damage_extra, "E-MANIFEST-UNKNOWN-FILE"),
+    ],
+)
+def test_structural_damage_is_found_without_hashing(
+    tree: Path, damage: Callable[[Path], None], code: str
+) -> None:
+    damage(tree)
+    assert code in _codes(tree)
+
+
+@pytest.mark.parametrize(
+    ("position", "token", "code"),
+    [(1, EOS, "E-SHARD-EOS"), (3, 7, "E-SHARD-EOS"), (0, 100, "E-SHARD-TOKEN-RANGE")],
+)
+def test_a_wrong_token_is_found_by_the_deep_tier(
+    tree: Path, position: int, token: int, code: str
+) -> None:
+    tokens = np.load(_npy(tree))
+    tokens[position] = token
+    np.save(_npy(tree), tokens)
+    assert _codes(tree) == set()
+    assert _codes(tree, deep=True) == {code}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 100])
+def test_doubled_eos_is_counted_across_chunk_edges(
+    tree: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.shards.inspect.CHUNK_TOKENS", chunk)
+    tokens = np.load(_npy(tree))
+    tokens[4] = EOS
+    np.save(_npy(tree), tokens)
+    (file,) = files_of_manifest(load_manifest(tree / "manifest.json"))
+    seen = inspect_file(file, EOS, 100)
+    assert seen.double_eos == [4, 5]
+    assert (seen.num_eos, seen.num_documents) == (5, 4)
+    assert len(seen.issues()) == 2
+
+
+@pytest.mark.parametrize("tokens", [[1, EOS, 2], [100]])
+def test_the_writer_refuses_tokens_that_would_break_the_format(
+    tmp_path: Path, tokens: list[int]
+) -> None:
+    writer = ShardWriter(tmp_path / "shard_0000", FORMAT)
+    with pytest.raises(FormatError) as caught:
+        writer.add_document(np.asarray(tokens, np.uint32), "d", "h")
+    assert caught.value.code == "E-SHARD-DOCUMENT"
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_document_in_both_splits_is_a_leak(tree: Path, tmp_path: Path) -> None:
+    _write(tmp_path / "same_text", [[1, 2, 3], [40]], prefix="v")
+    _write(tmp_path / "same_id", [[41]], prefix="d")
+    train = load_manifest(tree / "manifest.json")
+    by_text = find_leak(train, load_manifest(tmp_path / "same_text" / "manifest.json"))
+    by_id = find_leak(train, load_manifest(tmp_path / "same_id" / "manifest.json"))
+    assert (by_text.num_ids, by_text.num_texts) == (0, 1)
+    assert (by_id.num_ids, by_id.num_texts, by_id.example) == (1, 0, "d0")

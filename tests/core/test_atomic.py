@@ -1,0 +1,70 @@
+"""A commit is whole or not there, at every step it can fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmoe_core import atomic
+from nmoe_core.atomic import output_lock, replace_dir, write_bytes
+from nmoe_core.errors import LockedError
+
+STEPS = ("write", "fsync", "rename")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_failed_step_leaves_the_old_file_and_no_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: str
+) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
+    monkeypatch.setenv("NMOE_FAILPOINT", f"{step}:1:{error}")
+    with pytest.raises(OSError, match=os.strerror(getattr(__import__("errno"), error))):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_any_step_leaves_the_old_file_whole(tmp_path: Path, step: str) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    code = f"from nmoe_core.atomic import write_bytes; from pathlib import Path; \
+write_bytes(Path({str(path)!r}), b'new')"
+    environment = {**os.environ, "NMOE_FAILPOINT": f"{step}:1:kill"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == -9
+    assert path.read_bytes() == b"old"
+    with output_lock(tmp_path):
+        pass
+    assert {p.name for p in tmp_path.iterdir()} == {"file", ".lock"}
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
+    code = f"from nmoe_core.atomic import output_lock; from pathlib import Path\n\
+with output_lock(Path({str(tmp_path)!r})): pass"
+    with output_lock(tmp_path):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        with pytest.raises(LockedError, match=f"pid {os.getpid()}"), output_lock(tmp_path):
+            pass
+    assert done.returncode == 1
+    assert "LockedError" in done.stderr
+    with output_lock(tmp_path):
+        pass
+
+
+def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    replace_dir(tmp_path / "new", tmp_path / "old")
+    assert [p.name for p in tmp_path.iterdir()] == ["old"]
+    assert [p.name for p in (tmp_path / "old").iterdir()] == ["new"]

@@ -1,0 +1,71 @@
+"""Document ids and the MD5 rules are bit-exact and cannot lead out of the data root."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmoe_core.docid import DocId, DocumentReader, bucket_of, parse_doc_id, split_of
+from nmoe_core.errors import FormatError
+
+DOC_ID = "web//web/train/shard_0000/web-v1-shard-000000.npy#s=0:e=812"
+
+
+def test_the_md5_rules_give_the_published_values() -> None:
+    # The MD5 of "hello" is 5d41402abc4b2a76b9719d911017c592.
+    assert bucket_of("hello", 64) == int("5d41402abc4b2a76", 16) % 64 == 54
+    assert int("5d41402a", 16) % 100 == 54
+    assert split_of("hello") == "train"
+
+
+def test_the_split_rule_is_eighty_ten_ten() -> None:
+    counts = Counter(split_of(f"s//p#s={i}:e={i + 1}") for i in range(100_000))
+    assert abs(counts["train"] / 1e5 - 0.8) < 0.01
+    assert abs(counts["val"] / 1e5 - 0.1) < 0.01
+
+
+def test_a_document_id_round_trips() -> None:
+    parsed = parse_doc_id(DOC_ID)
+    assert parsed == DocId("web", "web/train/shard_0000/web-v1-shard-000000.npy", 0, 812)
+    assert str(parsed) == DOC_ID
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "web",
+        "web//p",
+        "web//p#s=1",
+        "web//p#s=3:e=3",
+        "web//p#s=-1:e=3",
+        "//p#s=0:e=1",
+        DOC_ID + "x",
+    ],
+)
+def test_what_is_not_a_document_id_is_refused(text: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse_doc_id(text)
+    assert caught.value.code == "E-DOCID"
+
+
+@pytest.mark.parametrize("rel", ["../secret.npy", "/etc/passwd.npy", "a/../../secret.npy"])
+def test_a_document_id_cannot_leave_the_data_root(tmp_path: Path, rel: str) -> None:
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "secret.npy", np.arange(9, dtype=np.uint32))
+    with pytest.raises(FormatError) as caught:
+        DocumentReader(tmp_path / "data").tokens(f"src//{rel}#s=0:e=9")
+    assert caught.value.code == "E-PATH-ESCAPE"
+
+
+def test_a_document_is_read_without_its_eos(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.asarray([5, 6, 99, 7, 99], np.uint32))
+    reader = DocumentReader(tmp_path)
+    assert reader.tokens("s//a.npy#s=0:e=3", eos_token_id=99).tolist() == [5, 6]
+    assert reader.tokens("s//a.npy#s=3:e=5").tolist() == [7, 99]
+    for wrong in ("s//a.npy#s=0:e=2", "s//a.npy#s=3:e=6"):
+        with pytest.raises(FormatError, match=r"EOS|past its shard"):
+            reader.tokens(wrong, eos_token_id=99)
