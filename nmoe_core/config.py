@@ -13,12 +13,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from loader.settings import project_dir, read_toml
 from nmoe_core.errors import ConfigError
 from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER
 from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
-from nmoe_core.strict import StrictModel, read_toml, validate
+from nmoe_core.strict import StrictModel, validate
 
-_PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -220,14 +220,6 @@ class Run:
         raise ConfigError(
             "neither root nor data_root is set", where=self.path, code="E-CONFIG-MISSING"
         )
-
-
-def project_dir(config_path: Path) -> Path:
-    """Directory that a configuration's relative paths start at."""
-    for directory in config_path.resolve().parents:
-        if any((directory / mark).exists() for mark in _PROJECT_MARKS):
-            return directory
-    return config_path.resolve().parent
 
 
 def parse_count(value: str | int) -> int:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from loader.mixture import Stage, resolve_stages
+from loader.settings import read_toml
 from nmoe_core.config import Run, parse_count
 from nmoe_core.errors import ConfigError
 from nmoe_core.prep.run import PrepSettings
 from nmoe_core.sources.spec import SourceSpec
-from nmoe_core.strict import read_toml, validate
+from nmoe_core.strict import validate
 
 SPLITS = ("train", "valid")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,22 +17,6 @@ class StrictModel(BaseModel):
 
 
 Model = TypeVar("Model", bound=StrictModel)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file.
-
-    Raises:
-        ConfigError: The file is missing (E-CONFIG-MISSING) or is not TOML (E-CONFIG).
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError("file is missing", where=path, code="E-CONFIG-MISSING") from None
-    except IsADirectoryError:
-        raise ConfigError("is a directory, not a TOML file", where=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not TOML: {error}", where=path) from None
 
 
 def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:

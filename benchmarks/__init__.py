@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against a peer or a physical limit."""

@@ -1,0 +1,99 @@
+"""Jobs. A stage job is an asset job over the partitions of one source and stage; the six named jobs
+run stage jobs in order over all their partitions, in process, on the same instance, and fail when
+one fails. Dagster does not hold assets of different partitions in one job, hence the two levels.
+"""
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+from nmoe_assets.partitions import label_partitions, shard_partitions
+from nmoe_core.config import Run
+from nmoe_core.mixture import SourcePlan
+
+RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """An asset job and the partitions it has to run over."""
+
+    name: str
+    keys: tuple[tuple[str, ...], ...]
+    partitions: dg.StaticPartitionsDefinition | None = None
+
+    def definition(self) -> dg.UnresolvedAssetJobDefinition:
+        """The asset job, checks included."""
+        selection = dg.AssetSelection.assets(*(dg.AssetKey(key) for key in self.keys))
+        return dg.define_asset_job(
+            self.name, selection=selection, executor_def=dg.in_process_executor
+        )
+
+    def tags(self) -> dict[str, str]:
+        """Tags of a run over all partitions."""
+        if self.partitions is None:
+            return {}
+        keys = self.partitions.get_partition_keys()
+        return {RANGE_START: keys[0], RANGE_END: keys[-1]}
+
+
+def stage_jobs(run: Run, sources: list[SourcePlan]) -> dict[str, list[StageJob]]:
+    """The stage jobs of each named job, in the order they run."""
+    shards = shard_partitions(run.config.prep.num_shards)
+    prep = [job for source in sources for job in _prep_jobs(run, source)]
+    label = [StageJob("label_oracle", (("hydra", "oracle_labels"),), label_partitions)]
+    names = ("backbone", "probe_head", "judge_head", "calibration")
+    heads = [StageJob("train_and_calibrate", tuple(("hydra", name) for name in names))]
+    grade = [StageJob(f"grade_{_op(s)}", ((s.name, "quality_scores"),), shards) for s in sources]
+    curate = [StageJob("fit_topics", (("curation", "topic_model"),))]
+    for s in sources:
+        keys = tuple((s.name, name) for name in ("topics", "curated", "curated_manifest"))
+        curate.append(StageJob(f"curate_{_op(s)}", keys, shards))
+    curate.append(StageJob("plan_loader", (("mixture", "loader_plan"),)))
+    return {"prep": prep, "label": label, "train_heads": heads, "grade": grade, "curate": curate}
+
+
+def named_jobs(stages: dict[str, list[StageJob]]) -> list[dg.JobDefinition]:
+    """`prep`, `label`, `train_heads`, `grade`, `curate`, and `pipeline`, which is all of them."""
+    everything = [job for part in stages.values() for job in part]
+    jobs = [_named_job("pipeline", "Everything, from documents to loader plan.", everything)]
+    for name, part in stages.items():
+        jobs.append(_named_job(name, f"The {name} stages over all their partitions.", part))
+    return jobs
+
+
+def _named_job(name: str, description: str, parts: list[StageJob]) -> dg.JobDefinition:
+    @dg.op(name=f"run_{name}", out=dg.Out(dg.Nothing))
+    def run_parts(context: dg.OpExecutionContext) -> None:
+        from nmoe_assets.definitions import defs  # the definitions hold this job themselves
+
+        for i, part in enumerate(parts, 1):
+            context.log.info(f"{part.name} ({i} of {len(parts)})")
+            job = defs.resolve_job_def(part.name)
+            outcome = job.execute_in_process(
+                instance=context.instance, tags=part.tags(), raise_on_error=False
+            )
+            if not outcome.success:
+                raise dg.Failure(
+                    f"{part.name} failed; see its run {outcome.run_id}", allow_retries=False
+                )
+
+    @dg.job(name=name, description=description, executor_def=dg.in_process_executor)
+    def named_job() -> None:
+        run_parts()
+
+    return named_job
+
+
+def _prep_jobs(run: Run, source: SourcePlan) -> list[StageJob]:
+    keys = tuple((source.name, name) for name in ("shards", "manifest", "docid_slices"))
+    jobs = [StageJob(f"prep_{_op(source)}", keys, shard_partitions(run.config.prep.num_shards))]
+    if source.has_valid:
+        keys = tuple((source.name, name) for name in ("valid_shards", "valid_manifest"))
+        partitions = shard_partitions(run.config.prep.num_valid_shards)
+        jobs.append(StageJob(f"prep_{_op(source)}_valid", keys, partitions))
+    return jobs
+
+
+def _op(source: SourcePlan) -> str:
+    return source.name.replace("-", "_").replace(".", "_")

@@ -1,0 +1,26 @@
+"""Partitions: one per shard of a source, one per slice of labels. Static: the TOML is the truth."""
+
+import dagster as dg
+
+NUM_LABEL_SLICES = 8
+LABEL_SPLITS = ("train", "val")
+
+
+def shard_partitions(num_shards: int) -> dg.StaticPartitionsDefinition:
+    """`0000`, `0001`, ...: the digits of `shard_NNNN`."""
+    return dg.StaticPartitionsDefinition([f"{bucket:04d}" for bucket in range(num_shards)])
+
+
+def label_keys(split: str) -> list[str]:
+    """`train-00` to `train-07`, likewise `val`."""
+    return [f"{split}-{i:02d}" for i in range(NUM_LABEL_SLICES)]
+
+
+label_partitions = dg.StaticPartitionsDefinition(
+    [key for split in LABEL_SPLITS for key in label_keys(split)]
+)
+
+
+def buckets(context: dg.AssetExecutionContext) -> list[int]:
+    """Shard numbers of the partitions of this run."""
+    return [int(key) for key in context.partition_keys]

@@ -1,0 +1,64 @@
+"""The stage that writes the loader plan over the curated shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loader.format import MANIFEST_NAME
+from loader.plan import PlanSettings, build_plan
+from nmoe_core.atomic import write_bytes
+from nmoe_core.config import Run
+from nmoe_core.errors import PlanError
+from nmoe_core.mixture import run_stages
+from nmoe_core.stages.result import Output
+
+
+def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Output:
+    """Write `mixture/loader_plan.json` unless the same plan is there.
+
+    Raises:
+        PlanError: A curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks
+            for more steps than the flow has (E-PLAN-STEPS).
+    """
+    config, paths = run.config, run.paths
+    settings = PlanSettings(
+        seq_len=config.seq_len,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        policy=config.policy,
+        window_stride=config.window_stride,
+        on_exhaust=config.on_exhaust,
+        tokenizer=config.tokenizer,
+        vocab_size=config.vocab_size,
+        eos_token_id=config.eos_token_id,
+    )
+    plan = build_plan(
+        run_stages(run),
+        {name: paths.curated / name / "train" / MANIFEST_NAME for name in sources},
+        settings,
+        root=paths.root,
+        plan_id=f"{run.path.stem}:{config.flow_mode}",
+        valid={name: paths.split(name, "valid") / MANIFEST_NAME for name in valid_sources},
+        plan_dir=paths.plan.parent,
+    )
+    num_steps = plan.num_sequences // plan.batch_size
+    if config.steps > num_steps and not plan.wraps:
+        raise PlanError(
+            "the flow is shorter than the run",
+            where=run.path,
+            found=f"{num_steps} whole steps",
+            expected=f"steps = {config.steps}",
+            do="lower steps, or choose a flow with more tokens",
+            code="E-PLAN-STEPS",
+        )
+    payload = plan.to_json().encode()
+    changed = not paths.plan.is_file() or paths.plan.read_bytes() != payload
+    if changed:
+        write_bytes(paths.plan, payload)
+    quotas = {
+        f"sequences_{source.name}": source.quota_sequences
+        for stage in plan.stages
+        for source in stage.sources
+    }
+    facts = {"steps": num_steps, "sequences": plan.num_sequences, "changed": changed, **quotas}
+    return Output(plan.plan_hash, facts | {"path": str(paths.plan)})

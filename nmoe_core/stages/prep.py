@@ -1,0 +1,90 @@
+"""Stages from documents to docid slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from loader.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.config import Run
+from nmoe_core.errors import FormatError
+from nmoe_core.hydra.slices import SliceReport, write_source_slices
+from nmoe_core.mixture import SourcePlan, prep_settings
+from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
+from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
+from nmoe_core.sources.spec import open_source
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsResult:
+    """What making some shards of a split did, and the committed manifest of each."""
+
+    report: PrepReport
+    manifests: dict[int, Manifest]
+    source_revision: str
+
+
+def make_shards(run: Run, source: SourcePlan, split: str, buckets: Iterable[int]) -> ShardsResult:
+    """Make shards of one split in one pass over the source; current ones are left alone."""
+    asked = list(buckets)
+    opened, rows = open_source(source.spec, run.base, split)
+    settings = prep_settings(run, source, split)
+    split_dir = run.paths.split(source.name, split)
+    report = prep_shards(opened, rows, settings, split_dir, asked)
+    manifests = {
+        bucket: load_manifest(split_dir / shard_dir_name(bucket) / MANIFEST_NAME)
+        for bucket in asked
+    }
+    return ShardsResult(report, manifests, opened.revision())
+
+
+def make_manifest(run: Run, source: SourcePlan, split: str) -> tuple[Manifest, bool]:
+    """Combine the shard manifests of a split; the flag says whether the file changed."""
+    split_dir = run.paths.split(source.name, split)
+    _, changed = write_manifest(prep_settings(run, source, split), split_dir)
+    return load_manifest(split_dir / MANIFEST_NAME), changed
+
+
+def verify_split(run: Run, source: SourcePlan, split: str) -> list[Problem]:
+    """Every problem of a split's files: structure, checksums and every token."""
+    manifest = load_manifest(run.paths.split(source.name, split) / MANIFEST_NAME)
+    return verify_manifest(manifest, checksums=True, deep=True)
+
+
+def split_leak(run: Run, source: SourcePlan) -> dict[str, Any]:
+    """Documents that training and validation share: by id, and by exact text.
+
+    Raises:
+        FormatError: A split has no manifest.
+    """
+    train, valid = (
+        load_manifest(run.paths.split(source.name, split) / MANIFEST_NAME)
+        for split in ("train", "valid")
+    )
+    if not valid.total_documents:
+        raise FormatError("validation split is empty", where=valid.path, code="E-MANIFEST-EMPTY")
+    leak = find_leak(train, valid)
+    return {
+        "shared_ids": leak.num_ids,
+        "shared_texts": leak.num_texts,
+        "example": leak.example or "",
+        "valid_documents": valid.total_documents,
+    }
+
+
+def make_slices(run: Run, source: SourcePlan) -> SliceReport:
+    """Write the train, val and test document ids of one source."""
+    return write_source_slices(run.paths.data, source.name, run.paths.slices)
+
+
+def document_lengths(manifest: Manifest) -> list[int]:
+    """Tokens of every document of a manifest, EOS included."""
+    from loader.format import IndexReader
+
+    lengths: list[int] = []
+    for entry in manifest.shards:
+        spans = IndexReader(manifest.index_path(entry)).to_array()
+        lengths += (spans[:, 1] - spans[:, 0]).tolist()
+    return lengths
