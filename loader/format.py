@@ -79,7 +79,7 @@ class Manifest:
         return resolve_inside(self.path.parent, entry.index_path)
 
     def content_digest(self) -> str:
-        """The manifest's `content_hash`; for trees of other tools, one over sizes and checksums."""
+        """The manifest's checked `content_hash`; without one, a digest of sizes and checksums."""
         recorded = self.extra.get("content_hash")
         if isinstance(recorded, str):
             return recorded
@@ -99,7 +99,11 @@ def resolve_inside(root: Path, relative: str) -> Path:
     if ".." in pure.parts:
         raise _escape(root, relative)
     path = root / pure
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+    try:
+        real = Path(os.path.realpath(path))
+    except (OSError, UnicodeEncodeError):  # a name that no file can have
+        raise _escape(root, relative) from None
+    if not real.is_relative_to(os.path.realpath(root)):
         raise _escape(root, relative)
     return path
 
@@ -131,8 +135,8 @@ def read_npy_header(path: Path) -> tuple[int, int]:
             if header_bytes > _MAX_NPY_HEADER_BYTES:
                 raise _shard_format(path, f"a header of {header_bytes} bytes", "at most 4096")
             header = file.read(header_bytes)
-    except FileNotFoundError:
-        raise FormatError("shard file is missing", where=path, code="E-SHARD-MISSING") from None
+    except OSError as error:
+        raise _unreadable(path, error, "E-SHARD-MISSING") from None
     num_tokens = _parse_npy_header(path, header, header_bytes)
     offset = len(head) + header_bytes
     if size_bytes != offset + 4 * num_tokens:
@@ -152,7 +156,7 @@ def _parse_npy_header(path: Path, header: bytes, header_bytes: int) -> int:
         raise _shard_format(path, f"{len(header)} header bytes", str(header_bytes))
     try:
         fields = ast.literal_eval(header.decode("latin-1").strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise _shard_format(path, repr(header[:60]), "a literal header dictionary") from None
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise _shard_format(path, repr(fields)[:120], "keys descr, fortran_order, shape")
@@ -170,6 +174,15 @@ def _shard_format(path: Path, found: str, expected: str) -> FormatError:
     return FormatError(
         "not a token shard", where=path, found=found, expected=expected, code="E-SHARD-FORMAT"
     )
+
+
+def _unreadable(path: Path, error: OSError, code: str) -> FormatError:
+    do = "make it again"
+    if code == "E-INDEX-MISSING":
+        do = "nmoe regenerate-index rebuilds it from the shard"
+    what = "file is missing" if isinstance(error, FileNotFoundError) else "file cannot be read"
+    reason = None if isinstance(error, FileNotFoundError) else error.strerror
+    return FormatError(what, where=path, found=reason, do=do, code=code)
 
 
 def open_shard(path: Path) -> np.ndarray:
@@ -205,13 +218,8 @@ class IndexReader:
                 self.header = IndexHeader(*INDEX_HEADER.unpack(head))
                 self._check_header(size_bytes)
                 body = file.read(16 * self.header.num_docs)
-        except FileNotFoundError:
-            raise FormatError(
-                "index file is missing",
-                where=self.path,
-                do="nmoe regenerate-index rebuilds it from the shard",
-                code="E-INDEX-MISSING",
-            ) from None
+        except OSError as error:
+            raise _unreadable(self.path, error, "E-INDEX-MISSING") from None
         self._spans = np.frombuffer(body, "<u8").reshape(-1, 2)
         self._check_spans()
 
@@ -233,7 +241,7 @@ class IndexReader:
 
     def iter_documents(self) -> Iterator[tuple[int, int]]:
         """All spans in order."""
-        yield from self._spans.tolist()
+        yield from zip(*self._spans.T.tolist())
 
     def to_array(self) -> np.ndarray:
         """All spans: uint64 `[num_docs, 2]`."""
@@ -277,11 +285,21 @@ def load_manifest(path: str | Path) -> Manifest:
 
     Raises:
         FormatError: Missing (E-MANIFEST-MISSING), or not a manifest: bad JSON, a field missing or
-            of the wrong type, totals that are not the sums (E-MANIFEST-FORMAT), a path that leaves
-            the directory (E-PATH-ESCAPE).
+            of the wrong type, totals that are not the sums (E-MANIFEST-FORMAT), a `content_hash`
+            of other content (E-MANIFEST-HASH), a path that leaves the directory (E-PATH-ESCAPE).
     """
     path = Path(path)
     value = read_json_object(path)
+    recorded = value.get("content_hash")
+    if recorded is not None and recorded != content_hash(value):
+        raise FormatError(
+            "content_hash is not that of the manifest's content",
+            where=path,
+            found=content_hash(value),
+            expected=recorded,
+            do="the file was edited: restore it, or make the manifest again",
+            code="E-MANIFEST-HASH",
+        )
     entries = value.pop("shards", None)
     if not isinstance(entries, list):
         raise _manifest_error(path, f"shards {type(entries).__name__}", "a list")
@@ -303,6 +321,13 @@ def load_manifest(path: str | Path) -> Manifest:
     return manifest
 
 
+def content_hash(manifest: dict[str, Any]) -> str:
+    """SHA-256 over the canonical JSON of a manifest, its time of making and own hash left out."""
+    content = {k: v for k, v in manifest.items() if k not in ("created_at", "content_hash")}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
     """Parse a bounded JSON file that holds one object; numbers must be finite, keys unique."""
     try:
@@ -311,13 +336,8 @@ def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[st
         value = json.loads(
             path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
         )
-    except FileNotFoundError:
-        raise FormatError(
-            "file is missing",
-            where=path,
-            do="it is written last: run the stage that makes it",
-            code="E-MANIFEST-MISSING",
-        ) from None
+    except OSError as error:
+        raise _unreadable(path, error, "E-MANIFEST-MISSING") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise

@@ -1,4 +1,4 @@
-"""`nmoe verify`, `nmoe info`, `nmoe inspect`: look at prepared shards."""
+"""`nmoe verify`, `info`, `inspect`, `regenerate-index`: look at prepared shards, and mend one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from loader.format import load_manifest
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.shards.index import regenerate_index
 from nmoe_core.shards.inspect import (
     InspectedFile,
     ShardInspection,
@@ -27,7 +28,7 @@ _DEFAULT_VOCAB_SIZE = 201_088
 
 
 def register(verbs: Any) -> None:
-    """Add the three verbs."""
+    """Add the four verbs."""
     verify = verbs.add_parser("verify", help="check a manifest's files")
     verify.add_argument("manifest", type=Path)
     verify.add_argument("--checksums", action="store_true", help="hash every file")
@@ -39,6 +40,12 @@ def register(verbs: Any) -> None:
     info.add_argument("manifest", type=Path)
     info.add_argument("--json", action="store_true")
     info.set_defaults(run=run_info)
+
+    index = verbs.add_parser("regenerate-index", help="rebuild a lost .idx from its shard")
+    index.add_argument("shard", type=Path, help="the .npy file")
+    index.add_argument("--eos-token-id", type=int, required=True)
+    index.add_argument("--allow-tail", action="store_true", help="make a document of a tail")
+    index.set_defaults(run=run_regenerate_index)
 
     inspect = verbs.add_parser("inspect", help="look for defects of tokenisation")
     where = inspect.add_mutually_exclusive_group(required=True)
@@ -100,6 +107,15 @@ def run_info(arguments: argparse.Namespace) -> int:
         return 0
     for key, value in facts.items():
         print(f"{key + ':':22}{value:,}" if isinstance(value, int) else f"{key + ':':22}{value}")
+    return 0
+
+
+def run_regenerate_index(arguments: argparse.Namespace) -> int:
+    """Write the index next to the shard, byte-identical to the one prep wrote."""
+    path, num_documents = regenerate_index(
+        arguments.shard, arguments.eos_token_id, allow_tail=arguments.allow_tail
+    )
+    print(f"{path}: {num_documents:,} documents")
     return 0
 
 

@@ -11,9 +11,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loader.format import MANIFEST_NAME, SCHEMA_VERSION, Manifest, load_manifest
+from loader.format import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    Manifest,
+    content_hash,
+    load_manifest,
+)
 from nmoe_core.errors import FormatError
-from nmoe_core.fingerprint import sha256_json
 
 if TYPE_CHECKING:
     from nmoe_core.shards.writer import ShardFormat
@@ -52,8 +57,7 @@ def build_manifest(
         "tokenizer_fingerprint": fmt.tokenizer_fingerprint,
         "fingerprints": fingerprints,
     }
-    hashed = {key: value for key, value in manifest.items() if key != "created_at"}
-    manifest["content_hash"] = sha256_json(hashed)
+    manifest["content_hash"] = content_hash(manifest)
     return manifest
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,10 +18,11 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from loader.format import INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, MANIFEST_NAME
+from loader.format import MANIFEST_NAME
 from nmoe_core.atomic import TMP_MARK, failpoint, fsync_dir, replace_dir, write_json
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import sha256_file
+from nmoe_core.shards.index import IndexWriter
 from nmoe_core.shards.manifest import build_manifest
 
 NPY_HEADER_BYTES = 128
@@ -44,41 +46,6 @@ def npy_header(num_tokens: int) -> bytes:
     text = f"{{'descr': '<u4', 'fortran_order': False, 'shape': ({num_tokens},), }}"
     body = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
-
-
-class IndexWriter:
-    """Collects document spans and writes an `.idx` file.
-
-    Args:
-        path: Where `finalize` writes.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._ends: list[int] = []
-
-    def add_document(self, start: int, end: int) -> None:
-        """Append a span; it must be non-empty and start where the last one ended."""
-        last = self._ends[-1] if self._ends else 0
-        if start != last or end <= start:
-            raise FormatError(
-                "document spans must be contiguous",
-                where=self.path,
-                found=f"{start}:{end}",
-                expected=f"a span from {last}",
-                code="E-INDEX-FORMAT",
-            )
-        self._ends.append(end)
-
-    def finalize(self) -> int:
-        """Write the file, durable; return the number of documents."""
-        ends = np.asarray(self._ends, "<u8")
-        starts = np.concatenate([np.zeros(1, "<u8"), ends[:-1]]) if len(ends) else ends
-        header = INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, len(ends), 0)
-        with open(self.path, "wb") as file:
-            file.write(header + np.stack([starts, ends], axis=1).astype("<u8").tobytes())
-            _sync(file)
-        return len(ends)
 
 
 class ShardWriter:
@@ -131,6 +98,16 @@ class ShardWriter:
             stem = f"{self.fmt.dataset}-{self.fmt.version}-shard-{len(self._entries):06d}"
             self._file = _OpenFile(self._staged, stem)
         self._file.append(tokens, eos, ingest_id, text_sha256)
+
+    def add_file(self, name: str, chunks: Iterable[bytes]) -> str:
+        """Write one more file that is swapped in with the shard; return its SHA-256."""
+        path = self._staged / name
+        with open(path, "xb") as file:
+            for chunk in chunks:
+                failpoint("write")
+                file.write(chunk)
+            _sync(file)
+        return sha256_file(path)
 
     def finish(self, fingerprints: dict[str, str], source_info: dict[str, Any]) -> dict[str, Any]:
         """Close the files, write the manifest and swap the directory in; return the manifest."""

@@ -11,10 +11,11 @@ import pytest
 from loader.format import load_manifest
 from nmoe_core.atomic import write_json
 from nmoe_core.errors import FormatError
+from nmoe_core.shards.index import IndexWriter, regenerate_index
 from nmoe_core.shards.inspect import files_of_manifest, inspect_file
 from nmoe_core.shards.manifest import combine_shards
 from nmoe_core.shards.verify import find_leak, verify_manifest
-from nmoe_core.shards.writer import IndexWriter, ShardFormat, ShardWriter
+from nmoe_core.shards.writer import ShardFormat, ShardWriter
 
 EOS = 99
 FORMAT = ShardFormat("web", "v1", "test", 100, EOS, "f")
@@ -146,3 +147,23 @@ def test_a_document_in_both_splits_is_a_leak(tree: Path, tmp_path: Path) -> None
     by_id = find_leak(train, load_manifest(tmp_path / "same_id" / "manifest.json"))
     assert (by_text.num_ids, by_text.num_texts) == (0, 1)
     assert (by_id.num_ids, by_id.num_texts, by_id.example) == (1, 0, "d0")
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+def test_a_lost_index_is_rebuilt_byte_for_byte(
+    tree: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.shards.index.CHUNK_TOKENS", chunk)
+    path = _npy(tree).with_suffix(".idx")
+    before = path.read_bytes()
+    path.unlink()
+    assert regenerate_index(_npy(tree), EOS) == (path, 4)
+    assert path.read_bytes() == before
+
+
+def test_tokens_after_the_last_eos_are_refused_unless_allowed(tree: Path) -> None:
+    np.save(_npy(tree), np.asarray([1, EOS, 2, 3], np.uint32))
+    with pytest.raises(FormatError) as caught:
+        regenerate_index(_npy(tree), EOS)
+    assert caught.value.code == "E-SHARD-TAIL"
+    assert regenerate_index(_npy(tree), EOS, allow_tail=True)[1] == 2

@@ -1,0 +1,168 @@
+"""`python -m loader`: look at a plan, check its data, compare streams between machines.
+
+`peek` prints what each stage takes of each source, `fingerprint` a digest of the first batches that
+is equal wherever the stream is, `verify` reads every shard and compares checksums. PLAN is a plan's
+JSON file or a run's TOML file. Exit status: 0 done, 1 refused with one line, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from loader import preflight
+from loader.config import resolve_plan
+from loader.errors import FormatError, NmoeError
+from loader.format import IndexReader, Manifest, ShardEntry
+from loader.loader import DeterministicLoader
+from loader.plan import LoaderPlan
+from loader.stream import Split
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        for line in arguments.command(arguments):
+            print(line, flush=True)
+    except NmoeError as error:
+        print(error.line(), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"ERROR [E-IO]: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
+    """SHA-256 over the first batches in global order, and how many batches there were.
+
+    Each batch adds its inputs, then its targets, as little-endian int64. World size plays no part.
+    """
+    digest, done = hashlib.sha256(), 0
+    with DeterministicLoader(plan, backend="numpy") as loader:
+        for batch in islice(loader, num_steps):
+            for part in batch:
+                digest.update(part.astype("<i8").tobytes())
+            done += 1
+    return digest.hexdigest(), done
+
+
+def _peek(arguments: argparse.Namespace) -> Iterator[str]:
+    plan = resolve_plan(arguments.plan)
+    with DeterministicLoader(plan, backend="numpy") as loader:
+        steps = min(arguments.steps, loader.num_steps)
+        loader.seek_step(steps)
+        first = loader.metrics()
+        yield f"plan {plan.plan_id} {plan.plan_hash}"
+        yield (
+            f"{plan.policy}, {loader.num_steps} steps of {plan.batch_size} x {plan.seq_len} tokens,"
+            f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
+        )
+    rows = [("stage", "source", "weight %", "sequences", "tokens", "epochs", f"in {steps} steps")]
+    seen: dict[str, int] = {}
+    for stage in plan.stages:
+        total = sum(source.weight for source in stage.sources)
+        for source in stage.sources:
+            taken = source.quota_sequences
+            seen[source.name] = seen.get(source.name, 0) + taken
+            # Over all stages so far: the cursor of a source goes on from stage to stage.
+            epochs = seen[source.name] * plan.stride / source.num_tokens
+            rows.append(
+                (
+                    stage.name,
+                    source.name,
+                    f"{100 * source.weight / total:.4f}",
+                    str(taken),
+                    str(taken * plan.seq_len),
+                    f"{epochs:.3f}",
+                    str(first[source.name]["sequences"]),
+                )
+            )
+    yield from _aligned(rows)
+    yield from (f"valid: {source.name}, {source.num_tokens} tokens" for source in plan.valid)
+
+
+def _fingerprint(arguments: argparse.Namespace) -> Iterator[str]:
+    digest, done = fingerprint(resolve_plan(arguments.plan), arguments.steps)
+    yield f"{digest}  first {done} steps"
+
+
+def _verify(arguments: argparse.Namespace) -> Iterator[str]:
+    plan = resolve_plan(arguments.plan)
+    splits: tuple[Split, ...] = ("train", "valid") if plan.valid else ("train",)
+    for split in splits:
+        DeterministicLoader(plan, split=split, backend="numpy").close()
+        for source in plan.sources if split == "train" else plan.valid:
+            manifest = preflight.open_data(plan, source)
+            for entry in manifest.shards:
+                _verify_shard(manifest, entry)
+            yield f"ok {split} {source.name}: {manifest.num_shards} shards"
+    yield f"ok plan {plan.plan_hash}"
+
+
+def _verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
+    if not entry.checksum:
+        return  # a directory without a manifest records none
+    path = manifest.shard_path(entry)
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != entry.checksum:
+        raise FormatError(
+            "shard is not what its manifest says",
+            where=path,
+            found=f"sha256 {found}",
+            expected=entry.checksum,
+            do="run prep for this shard again, or restore the file",
+            code="E-SHARD-CHECKSUM",
+        )
+    index = IndexReader(manifest.index_path(entry))
+    end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
+    if (index.num_docs, end) != (entry.num_documents, entry.num_tokens):
+        raise FormatError(
+            "index is not of this shard",
+            where=index.path,
+            found=f"{index.num_docs} documents, {end} tokens",
+            expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
+            do="nmoe regenerate-index rebuilds it from the shard",
+            code="E-INDEX-FORMAT",
+        )
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
+        yield "  ".join(left + right)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loader", description="Look at a loader plan.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command, text, steps in (
+        ("peek", _peek, "what each stage takes of each source", 0),
+        ("fingerprint", _fingerprint, "digest of the first batches", 10),
+        ("verify", _verify, "read every shard and compare checksums", None),
+    ):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("plan", metavar="PLAN", help="plan JSON, or a run's TOML")
+        if steps is not None:
+            sub.add_argument("--steps", type=_count, default=steps, metavar="N")
+        sub.set_defaults(command=command)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""Checks a plan before the first step: ranges, agreement of its sources, and enough data.
+
+Costs one read of each manifest; shard headers are checked when the stream is opened. Refuses what
+would otherwise surface in training: a changed or shorter manifest, another tokenizer, a source that
+would run dry. Directories without a manifest are read only where a plan names them as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loader.errors import PlanError
+from loader.format import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    load_manifest,
+    read_npy_header,
+    resolve_inside,
+)
+
+if TYPE_CHECKING:
+    from loader.plan import LoaderPlan, PlanStage, SourceData
+
+POLICIES = ("swrr",)
+WINDOW_STRIDES = ("seq_len", "seq_len+1")
+ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
+_FINGERPRINT = "tokenizer_fingerprint"
+# A period table holds one entry per millionth; rounding up tiny weights may add a little.
+_MAX_WEIGHT_SUM = 2_000_000
+_MAX_STAGE_SOURCES = 4096
+
+
+class Vocabulary(NamedTuple):
+    """What makes token ids of two sources mean the same; None where it is not known yet."""
+
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    eos_token_id: int | None = None
+
+
+DEFAULT_VOCABULARY = Vocabulary("o200k_harmony", 201_088, 199_999)
+
+
+def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
+    """Whole windows of `seq_len + 1` tokens that start `stride` tokens apart."""
+    return max(0, (num_tokens - seq_len - 1) // stride + 1)
+
+
+def read_data(path: Path, vocabulary: Vocabulary) -> Manifest:
+    """The manifest at `path`, or one made from a directory's shards in sorted order.
+
+    Raises:
+        FormatError: The manifest is missing or not valid, or a shard's header is not.
+        PlanError: The directory holds no `.npy` file (E-PLAN-SOURCE).
+    """
+    return _scan(path, vocabulary) if path.is_dir() else load_manifest(path)
+
+
+def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
+    """The manifest of a plan's source, checked to be the one the plan was built from.
+
+    Raises:
+        PlanError: Its content or size differs (E-PLAN-DATA), or its tokenizer (E-PLAN-TOKENIZER).
+        FormatError: It is missing or not valid, or its path leaves the root (E-PATH-ESCAPE).
+    """
+    vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
+    manifest = read_data(resolve_inside(plan.base, source.manifest), vocabulary)
+    agreed_vocabulary([(source.name, manifest)], vocabulary)
+    for what, found, expected in (
+        ("content digest", manifest.content_digest(), source.content_hash),
+        ("number of tokens", manifest.total_tokens, source.num_tokens),
+    ):
+        if found != expected:
+            raise PlanError(
+                f"{what} of source {source.name!r} is not the plan's",
+                where=manifest.path,
+                found=found,
+                expected=expected,
+                do="build the plan again, or restore the data it was built from",
+                code="E-PLAN-DATA",
+            )
+    return manifest
+
+
+def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary) -> Vocabulary:
+    """The one vocabulary of all sources and of the values that are given.
+
+    Raises:
+        PlanError: A source differs (E-PLAN-TOKENIZER).
+    """
+    agreed: dict[str, object] = {k: v for k, v in given._asdict().items() if v is not None}
+    for name, manifest in sources:
+        for key in (*Vocabulary._fields, _FINGERPRINT):
+            own = manifest.extra.get(key) if key == _FINGERPRINT else getattr(manifest, key)
+            if own is None or agreed.setdefault(key, own) == own:
+                continue
+            raise PlanError(
+                f"{key} of source {name!r} differs",
+                where=manifest.path,
+                found=own,
+                expected=agreed[key],
+                do="prepare all sources with one tokenizer",
+                code="E-PLAN-TOKENIZER",
+            )
+    agreed.pop(_FINGERPRINT, None)
+    return Vocabulary(**agreed)  # pyright: ignore[reportArgumentType]
+
+
+def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
+    """Refuse a plan that no loader could run to its end.
+
+    Raises:
+        PlanError: A value is out of range (E-PLAN-FORMAT), or a source has fewer tokens than the
+            stages take of it while it may not wrap (E-PLAN-SHORT).
+    """
+    for found, expected, good in _ranges(plan):
+        if not good:
+            raise PlanError(
+                "plan is out of range",
+                where=where,
+                found=found,
+                expected=expected,
+                code="E-PLAN-FORMAT",
+            )
+    _check_stages(plan, where)
+    _check_need(plan)
+
+
+def _ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
+    for key, low, high in (
+        ("seq_len", 1, 2**24),
+        ("batch_size", 1, 2**31),
+        ("vocab_size", 1, 2**32),
+        ("eos_token_id", 0, plan.vocab_size - 1),
+        ("seed", 0, 2**63 - 1),
+    ):
+        value = getattr(plan, key)
+        yield f"{key} = {value}", f"{low} to {high}", low <= value <= high
+    for key, choices in (
+        ("policy", POLICIES),
+        ("window_stride", WINDOW_STRIDES),
+        ("on_exhaust", ON_EXHAUST),
+    ):
+        value = getattr(plan, key)
+        yield f"{key} = {value!r}", f"one of {', '.join(choices)}", value in choices
+    yield "no stage", "at least one", len(plan.stages) > 0
+    yield "a stage name twice", "each once", _are_unique(s.name for s in plan.stages)
+    yield "a valid source twice", "each once", _are_unique(s.name for s in plan.valid)
+    yield (
+        f"{plan.num_sequences} sequences",
+        f"at least one step of batch_size = {plan.batch_size}",
+        plan.num_sequences >= plan.batch_size,
+    )
+    yield (
+        f"{plan.num_sequences} sequences of {plan.seq_len} tokens",
+        "at most 2^62 tokens",
+        plan.num_sequences * plan.stride < 2**62,
+    )
+
+
+def _check_stages(plan: LoaderPlan, where: object) -> None:
+    known: dict[str, tuple[str, str, int]] = {}
+    for stage in plan.stages:
+        for found, expected, good in _stage_ranges(stage):
+            if not good:
+                raise PlanError(
+                    f"stage {stage.name!r} is out of range",
+                    where=where,
+                    found=found,
+                    expected=expected,
+                    code="E-PLAN-FORMAT",
+                )
+        for source in stage.sources:
+            data = (source.manifest, source.content_hash, source.num_tokens)
+            if known.setdefault(source.name, data) != data:
+                raise PlanError(
+                    f"source {source.name!r} has other data in stage {stage.name!r}",
+                    where=where,
+                    found=data,
+                    expected=known[source.name],
+                    code="E-PLAN-FORMAT",
+                )
+
+
+def _stage_ranges(stage: PlanStage) -> Iterable[tuple[str, str, bool]]:
+    yield "a source name twice", "each once", _are_unique(s.name for s in stage.sources)
+    found = f"{len(stage.sources)} sources"
+    yield found, f"at most {_MAX_STAGE_SOURCES}", len(stage.sources) <= _MAX_STAGE_SOURCES
+    total = sum(source.weight for source in stage.sources)
+    yield f"weights that sum to {total}", f"at most {_MAX_WEIGHT_SUM}", total <= _MAX_WEIGHT_SUM
+    for source in stage.sources:
+        found = f"source {source.name!r} with weight {source.weight}"
+        yield found, "a weight of at least 1", source.weight >= 1
+        found = f"source {source.name!r} with quota {source.quota_sequences}"
+        yield found, "a quota of at least 0", source.quota_sequences >= 0
+    yield "no sequence", "at least one", stage.num_sequences > 0
+
+
+def _check_need(plan: LoaderPlan) -> None:
+    if plan.wraps:
+        for source in plan.sources:
+            if source.num_tokens < 1:
+                raise _short(source.name, plan.stages[0].name, 0, 1)
+        return
+    taken: dict[str, int] = {}
+    for stage in plan.stages:
+        for source in stage.sources:
+            taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
+            need = (taken[source.name] - 1) * plan.stride + plan.seq_len + 1
+            if taken[source.name] and need > source.num_tokens:
+                raise _short(source.name, stage.name, source.num_tokens, need)
+
+
+def _short(source: str, stage: str, have: int, need: int) -> PlanError:
+    return PlanError(
+        f"source {source!r} is too short for stage {stage!r}",
+        found=f"{have} tokens",
+        expected=f"at least {need} by the end of the stage",
+        do='prepare more of it, lower the budget, or set on_exhaust = "wrap" to repeat it',
+        code="E-PLAN-SHORT",
+    )
+
+
+def _are_unique(names: Iterable[str]) -> bool:
+    listed = list(names)
+    return len(listed) == len(set(listed))
+
+
+def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
+    paths = sorted(path for path in directory.rglob("*.npy") if path.is_file())
+    if not paths:
+        raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
+    entries = []
+    for path in paths:
+        relative = path.relative_to(directory).as_posix()
+        num_tokens, _ = read_npy_header(resolve_inside(directory, relative))
+        entries.append(ShardEntry(relative, "", num_tokens, 0, ""))
+    known = [own if own is not None else d for own, d in zip(vocabulary, DEFAULT_VOCABULARY)]
+    tokenizer, vocab_size, eos_token_id = known
+    return Manifest(
+        path=directory / MANIFEST_NAME,
+        dataset=directory.name,
+        version="",
+        tokenizer=str(tokenizer),
+        vocab_size=int(vocab_size or 0),
+        eos_token_id=int(eos_token_id or 0),
+        dtype="uint32",
+        total_tokens=sum(entry.num_tokens for entry in entries),
+        total_documents=0,
+        num_shards=len(entries),
+        shards=tuple(entries),
+    )

@@ -1,0 +1,94 @@
+"""A saved loader position: small, equal on all ranks, and bound to its plan.
+
+The position is one number, the global sequence index. Beside it a state carries the identity of the
+plan, so that a refusal can name what differs, and per-source counts for people. States of version 1
+(other loaders of this layout) are taken by their index alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loader.errors import StateError
+from loader.plan import LoaderPlan
+
+STATE_VERSION = 2
+
+
+def make_state(
+    plan: LoaderPlan, split: str, n: int, metrics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The state at global sequence `n`; JSON values only."""
+    return {
+        "version": STATE_VERSION,
+        "split": split,
+        "global_sequence_index": n,
+        "plan_hash": plan.plan_hash,
+        "plan": plan.identity(),
+        "sources": {name: dict(counts) for name, counts in metrics.items()},
+    }
+
+
+def read_state(state: object, plan: LoaderPlan, split: str) -> int:
+    """The global sequence index of a state that belongs to `plan`.
+
+    Raises:
+        StateError: Not a state (E-STATE-FORMAT), of another split (E-STATE-SPLIT), or of another
+            plan (E-STATE-PLAN); names what differs.
+    """
+    if not isinstance(state, Mapping):
+        raise _malformed(type(state).__name__, "a mapping")
+    version = state.get("version")
+    if type(version) is not int or version not in (1, STATE_VERSION):
+        raise _malformed(f"version {version!r}", "1 or 2")
+    n = state.get("global_sequence_index")
+    if type(n) is not int or n < 0:
+        raise _malformed(f"global_sequence_index = {n!r}", "an int of at least 0")
+    if version == STATE_VERSION:
+        _refuse_other_plan(state, plan, split)
+    return n
+
+
+def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> None:
+    if state.get("split") != split:
+        raise StateError(
+            "state of another split",
+            found=repr(state.get("split")),
+            expected=repr(split),
+            code="E-STATE-SPLIT",
+        )
+    if state.get("plan_hash") == plan.plan_hash:
+        return
+    difference = None
+    if isinstance(state.get("plan"), Mapping):
+        difference = _first_difference("plan", state["plan"], plan.identity())
+    where, found, expected = difference or ("plan_hash", state.get("plan_hash"), plan.plan_hash)
+    raise StateError(
+        f"state of another plan: {where} differs",
+        found=f"{found!r}"[:120],
+        expected=f"{expected!r}"[:120],
+        do="resume with the plan that the state was saved under",
+        code="E-STATE-PLAN",
+    )
+
+
+def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, Any] | None:
+    """Name of the first value that differs, and both values; rows that have a name go by it."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        keys = list(dict.fromkeys([*expected, *found]))
+        pairs = [(f"{where}.{key}", found.get(key), expected.get(key)) for key in keys]
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = [(f"{where}[{_name(e, i)}]", f, e) for i, (f, e) in enumerate(zip(found, expected))]
+    else:
+        return None if found == expected else (where, found, expected)
+    differences = (_first_difference(*pair) for pair in pairs)
+    return next((difference for difference in differences if difference), None)
+
+
+def _name(row: Any, i: int) -> object:
+    return row.get("name", i) if isinstance(row, Mapping) else i
+
+
+def _malformed(found: str, expected: str) -> StateError:
+    return StateError("not a loader state", found=found, expected=expected, code="E-STATE-FORMAT")

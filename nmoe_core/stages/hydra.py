@@ -1,0 +1,227 @@
+"""Stages of HYDRA, from backbone to scores. torch is imported when one of them runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from loader.format import MANIFEST_NAME
+from nmoe_core.config import Run
+from nmoe_core.errors import CheckpointError, ConfigError
+from nmoe_core.fingerprint import sha256_file
+from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.stages.result import Output
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import Transformer
+    from nmoe_core.hydra.oracle import Oracle
+    from nmoe_core.hydra.train import TrainReport
+
+HeadKind = Literal["probe", "judge"]
+
+
+def make_backbone(run: Run) -> Output:
+    """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it is not a gpt-oss one.
+    """
+    from nmoe_core.engine.checkpoint import checkpoint_digest, open_checkpoint
+    from nmoe_core.engine.tiny import make_tiny_checkpoint
+
+    table, path = run.config.backbone, run.paths.checkpoint
+    if table.kind == "tiny":
+        make_tiny_checkpoint(path, seed=table.seed)
+    with open_checkpoint(path) as checkpoint:
+        config = checkpoint.config
+    facts = {
+        "kind": "tiny: seeded random weights, a stand-in" if table.kind == "tiny" else "checkpoint",
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "experts": config.num_experts,
+        "path": str(path),
+    }
+    return Output(checkpoint_digest(path), facts)
+
+
+def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Output]:
+    """Label slices named `train-00` and so on with the run's oracle."""
+    from nmoe_core.hydra.label_files import SCORES_NAME
+    from nmoe_core.hydra.labels import label_shard
+    from nmoe_core.hydra.rubric import Rubric
+    from nmoe_core.hydra.slices import combine_slices, shard_name
+
+    paths, table = run.paths, run.config.oracle
+    combine_slices(paths.slices, sources)
+    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    rubric, oracle = Rubric.load(run.resolve(table.rubric)), _oracle(run)
+    outputs = {}
+    for key in keys:
+        split, _, number = key.rpartition("-")
+        out_dir = paths.labels / split / f"shard_{int(number)}"
+        report = label_shard(
+            paths.slices / shard_name(split, int(number)),
+            paths.data,
+            out_dir,
+            oracle,
+            tokenizer,
+            rubric,
+            table.max_doc_tokens,
+            tokenizer.eos_token_id,
+            replace=True,
+        )
+        facts = {
+            "dagster/row_count": report.total,
+            "parse_rate": report.parsed / max(report.total, 1),
+            "oracle_calls": report.num_new,
+            "scorer": f"{oracle.scorer_model}/{oracle.scorer_version}",
+        }
+        outputs[key] = Output(sha256_file(out_dir / SCORES_NAME), facts)
+    return outputs
+
+
+def train_head(run: Run, kind: HeadKind) -> Output:
+    """Train the probe or the judge on the merged labels; a current head is left alone."""
+    from nmoe_core.hydra.train import train_judge, train_probe
+    from nmoe_core.plots.heads import loss_plot
+    from nmoe_core.plots.png import png_markdown
+
+    common: dict[str, Any] = {
+        "labels_train": _merged(run, "train"),
+        "labels_val": _merged(run, "val"),
+        "model": _model(run),
+        "data_root": run.paths.data,
+        "heads_dir": run.paths.heads,
+        "eos_token_id": _eos_token_id(run),
+        "max_ctx": run.config.heads.max_ctx,
+        "seed": run.config.heads.seed,
+    }
+    if kind == "probe":
+        report = train_probe(**common, **run.config.heads.probe.model_dump())
+    else:
+        report = train_judge(**common, **run.config.heads.judge.model_dump())
+    picture = png_markdown(loss_plot({kind: report.loss_curve}), f"loss of the {kind}")
+    return Output(report.digest, _head_facts(report), picture)
+
+
+def calibrate_heads(run: Run) -> Output:
+    """Fit weights and thresholds on the heads' own scores of val documents."""
+    from nmoe_core.hydra.calibrate import calibrate
+    from nmoe_core.plots.calibration import calibration_plot
+    from nmoe_core.plots.png import png_markdown
+
+    table, model = run.config.calibration, _model(run)
+    tokens_before = model.tokens_processed
+    report = calibrate(
+        _merged(run, "val"),
+        run.paths.heads,
+        model,
+        run.paths.data,
+        run.paths.calibration,
+        eos_token_id=_eos_token_id(run),
+        max_ctx=run.config.heads.max_ctx,
+        target_keep=table.target_keep,
+        max_false_drop=table.max_false_drop,
+    )
+    summary = report.summary
+    keys = ("tau_drop", "tau_keep", "tau_probe", "target_keep", "achieved_keep", "count")
+    facts = {key: summary[key] for key in keys}
+    facts["backbone_tokens"] = model.tokens_processed - tokens_before
+    picture = png_markdown(calibration_plot(summary), "keep rate and reliability")
+    return Output(sha256_file(report.path), facts, picture)
+
+
+def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Output]:
+    """Grade shards of a source; current ones are left alone."""
+    from nmoe_core.hydra.grade import grade_shard
+
+    model, table = _model(run), run.config.grading
+    outputs = {}
+    for bucket in buckets:
+        name = shard_dir_name(bucket)
+        report = grade_shard(
+            run.paths.data,
+            source,
+            run.paths.split(source, "train") / name / MANIFEST_NAME,
+            run.paths.quality / source / name,
+            model,
+            run.paths.heads,
+            run.paths.calibration,
+            run.config.heads.max_ctx,
+            table.max_batch,
+            early_exit=table.early_exit,
+        )
+        facts = {
+            "dagster/row_count": report.total,
+            "kept": report.kept,
+            "band": report.band,
+            "dropped": report.dropped,
+            "early_exits": report.early_exits,
+            "keep_rate": report.kept / max(report.total, 1),
+            "backbone_tokens": report.backbone_tokens,
+        }
+        outputs[bucket] = Output(sha256_file(report.path), facts)
+    return outputs
+
+
+def _head_facts(report: TrainReport) -> dict[str, Any]:
+    metrics = {
+        key: value
+        for key, value in report.metrics.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    return {
+        **metrics,
+        "documents": report.num_documents,
+        "steps": report.num_steps,
+        "head_steps": 0 if report.is_current else report.num_steps,
+        "backbone_tokens": report.backbone_tokens,
+        "path": str(report.path),
+    }
+
+
+def _merged(run: Run, split: str) -> Path:
+    from nmoe_core.hydra.label_files import merge_labels
+
+    return merge_labels(run.paths.labels, split).path
+
+
+def _oracle(run: Run) -> Oracle:
+    from nmoe_core.hydra.heuristic import HeuristicOracle
+
+    if run.config.oracle.kind != "heuristic":
+        raise ConfigError("unknown oracle", where=run.path, found=run.config.oracle.kind)
+    return HeuristicOracle()
+
+
+def _eos_token_id(run: Run) -> int:
+    return load_tokenizer(run.config.tokenizer, run.config.prep.engine).eos_token_id
+
+
+def _model(run: Run) -> Transformer:
+    table = run.config.backbone
+    if not run.paths.checkpoint.is_dir():
+        raise CheckpointError(
+            "no backbone checkpoint",
+            where=run.paths.checkpoint,
+            do="materialise hydra/backbone, or set [backbone] checkpoint",
+            code="E-CHECKPOINT-MISSING",
+        )
+    from nmoe_core.engine.checkpoint import checkpoint_digest
+
+    digest = checkpoint_digest(run.paths.checkpoint)
+    return _loaded(run.paths.checkpoint, digest, table.device, table.dtype, table.num_threads)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(path: Path, digest: str, device: str, dtype: str, num_threads: int) -> Transformer:
+    """The backbone, loaded once in a process; `digest` makes changed weights another one."""
+    import torch
+
+    from nmoe_core.engine import Transformer
+
+    torch.set_num_threads(num_threads)
+    return Transformer.from_checkpoint(path, device=device, dtype=getattr(torch, dtype))

@@ -1,0 +1,198 @@
+"""Shard trees and a reference stream, made without the package under test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+EOS = 999
+VOCAB = 1000
+
+
+@dataclass
+class Tree:
+    """A data root, with the tokens of each (source, split) kept beside it."""
+
+    root: Path
+    tokens: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+
+    def add(
+        self,
+        name: str,
+        num_tokens: int,
+        *,
+        split: str = "train",
+        num_files: int = 3,
+        seed: int = 0,
+        **fields: object,
+    ) -> Path:
+        """Write documents of 1..40 tokens into uneven files; returns the manifest's path."""
+        rng = np.random.default_rng([seed, *name.encode(), *split.encode()])
+        tokens = rng.integers(0, EOS, num_tokens).astype("<u4")
+        cuts = np.cumsum(rng.integers(1, 40, num_tokens))
+        tokens[cuts[cuts < num_tokens] - 1] = EOS
+        tokens[-1] = EOS
+        ends = np.flatnonzero(tokens == EOS) + 1
+        borders = [0, *sorted(rng.choice(ends[:-1], num_files - 1, replace=False)), num_tokens]
+        directory = self.root / name / split
+        shards = [
+            write_shard(directory, name, i, tokens[a:b])
+            for i, (a, b) in enumerate(pairwise(borders))
+        ]
+        self.tokens[name, split] = tokens
+        return write_manifest(directory, name, shards, **fields)
+
+
+def write_shard(directory: Path, name: str, i: int, tokens: np.ndarray) -> dict[str, object]:
+    stem = directory / f"shard_{i:04d}" / f"{name}-v1-shard-{i:06d}"
+    stem.parent.mkdir(parents=True)
+    np.save(stem.with_suffix(".npy"), tokens)
+    ends = np.flatnonzero(tokens == EOS) + 1
+    starts = [0, *ends[:-1]]
+    body = b"".join(struct.pack("<QQ", s, e) for s, e in zip(starts, ends))
+    head = struct.pack("<8sQQQ", b"NMOEIDX\0", 1, len(ends), 0)
+    stem.with_suffix(".idx").write_bytes(head + body)
+    return {
+        "path": stem.with_suffix(".npy").relative_to(directory).as_posix(),
+        "index_path": stem.with_suffix(".idx").relative_to(directory).as_posix(),
+        "num_tokens": len(tokens),
+        "num_documents": len(ends),
+        "checksum": hashlib.sha256(stem.with_suffix(".npy").read_bytes()).hexdigest(),
+    }
+
+
+def write_manifest(
+    directory: Path, name: str, shards: list[dict[str, object]], **fields: object
+) -> Path:
+    manifest = {
+        "dataset": name,
+        "version": "v1",
+        "tokenizer": "toy",
+        "vocab_size": VOCAB,
+        "eos_token_id": EOS,
+        "dtype": "uint32",
+        "created_at": "2026-01-01T00:00:00Z",
+        "total_tokens": sum(s["num_tokens"] for s in shards),
+        "total_documents": sum(s["num_documents"] for s in shards),
+        "num_shards": len(shards),
+        "shards": shards,
+        "source_info": {"source": name},
+    } | fields
+    path = directory / "manifest.json"
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+def swrr(weights: list[int], quotas: list[int]) -> list[int]:
+    """Smooth weighted round-robin by definition; accumulators start again when a quota is met."""
+    left, picks = list(quotas), []
+    acc = [0] * len(weights)
+    while any(left):
+        active = [i for i, quota in enumerate(left) if quota]
+        for i in active:
+            acc[i] += weights[i]
+        k = max(active, key=lambda i: (acc[i], -i))
+        acc[k] -= sum(weights[i] for i in active)
+        picks.append(k)
+        left[k] -= 1
+        if not left[k]:
+            acc = [0] * len(weights)
+    return picks
+
+
+def reference_rows(tree: Tree, plan, split: str = "train") -> tuple[list[str], np.ndarray]:
+    """Source names and rows int64 [n, seq_len + 1] of the whole stream, by replay."""
+    if split == "train":
+        names = [
+            stage.sources[i].name
+            for stage in plan.stages
+            for i in swrr(
+                [s.weight for s in stage.sources], [s.quota_sequences for s in stage.sources]
+            )
+        ]
+    else:
+        names = [s.name for s in plan.valid for _ in range((s.num_tokens - 1) // plan.seq_len)]
+    stride = plan.seq_len + (1 if plan.window_stride == "seq_len+1" else 0)
+    cursor, rows = dict.fromkeys(names, 0), []
+    for name in names:
+        tokens = tree.tokens[name, split]
+        at = np.arange(cursor[name], cursor[name] + plan.seq_len + 1)
+        rows.append(tokens[at % len(tokens)] if plan.on_exhaust == "wrap" else tokens[at])
+        cursor[name] += stride
+    return names, np.array(rows, np.int64)
+
+
+def mixture_toml(
+    path: Path, stages: dict[str, tuple[int, dict[str, float]]], flow: str = ""
+) -> tuple[Path, Path]:
+    """Write `{stage: (tokens, {source: weight})}` as a mixture and a flow named `test`."""
+    mixtures, override, mapping = [], [], []
+    for stage, (num_tokens, weights) in stages.items():
+        mixtures.append(f"[mixtures.mix_{stage}]\ntotal_tokens_b = 1.0")
+        for name, weight in weights.items():
+            row = f'id = "{name}"\ntokens_b = {weight}\npercent = 1.0\nhf_dataset = "x/{name}"'
+            mixtures.append(f"[[mixtures.mix_{stage}.sources]]\n{row}")
+        override.append(f"{stage} = {num_tokens / 1e9:.12f}")
+        mapping.append(f'{stage} = "mix_{stage}"')
+    (path / "mix.toml").write_text("\n".join(mixtures))
+    (path / "flows.toml").write_text(
+        f"[flow.test]\nmode = 'test'\n{flow}\n[flow.test.tokens_b_override]\n"
+        + "\n".join(override)
+        + "\n[flow.test.mixture]\n"
+        + "\n".join(mapping)
+    )
+    return path / "mix.toml", path / "flows.toml"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "data")
+
+
+@pytest.fixture(scope="session")
+def lib() -> SimpleNamespace:
+    """The functions of this file, for test modules that cannot import it."""
+    return SimpleNamespace(
+        EOS=EOS,
+        VOCAB=VOCAB,
+        Tree=Tree,
+        mixture_toml=mixture_toml,
+        reference_rows=reference_rows,
+        swrr=swrr,
+        write_manifest=write_manifest,
+        write_shard=write_shard,
+    )
+
+
+@pytest.fixture(scope="session")
+def two_stages(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Three sources, two stages (`web` and `code` in both), a valid split; cfg for seq_len 16."""
+    base = tmp_path_factory.mktemp("two_stages")
+    tree = Tree(base / "data")
+    for name, num_tokens in (("web", 9000), ("code", 4000), ("math", 2500)):
+        tree.add(name, num_tokens)
+        tree.add(name, 500, split="valid", num_files=2)
+    mixture, flows = mixture_toml(
+        base,
+        {
+            "pretrain": (4800, {"web": 6.0, "code": 2.5, "math": 1.0}),
+            "mid": (1616, {"math": 3.0, "web": 2.0, "code": 1.0}),
+        },
+    )
+    cfg = {
+        "data_root": tree.root,
+        "mixture_toml": mixture,
+        "flow_profiles_toml": flows,
+        "flow_mode": "test",
+        "batch_size": 12,
+        "seq_len": 16,
+    }
+    return SimpleNamespace(tree=tree, cfg=cfg, base=base)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader import build_loader, resolve_plan
+from loader.__main__ import main
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "dagster", "nmoe_core"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+import loader
+
+opened, plan = loader.build_loader(sys.argv[1], world_size=2, rank=1)
+inputs, targets = opened.next()
+assert type(inputs).__module__ == "numpy", type(inputs)
+print(inputs.sum() + targets.sum(), inputs.shape)
+try:
+    loader.build_loader(plan, backend="torch")
+except loader.ConfigError as error:
+    print(error.line())
+"""
+
+
+@pytest.fixture
+def plan_file(two_stages, tmp_path) -> Path:
+    plan = resolve_plan(two_stages.cfg)
+    path = two_stages.tree.root / "plan.json"
+    path.write_text(plan.to_json())
+    return path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_import_and_a_batch_work_where_torch_is_missing(plan_file, two_stages):
+    done = run("-W", "error", "-c", BLOCKED, str(plan_file))
+    assert done.returncode == 0, done.stderr
+    inputs, targets = build_loader(two_stages.cfg, 1, 2, backend="numpy")[0].next()
+    first, second = done.stdout.splitlines()
+    assert first == f"{inputs.sum() + targets.sum()} (6, 16)"
+    assert second.startswith("ERROR [E-CONFIG]: backend: torch is not installed")
+
+
+def test_importing_loader_loads_no_framework():
+    code = (
+        "import sys, loader, loader.__main__\n"
+        "print([n for n in ('torch', 'dagster', 'nmoe_core', 'pydantic') if n in sys.modules])"
+    )
+    assert run("-c", code).stdout == "[]\n"
+
+
+def test_fingerprint_is_the_digest_of_the_first_batches_in_global_order(
+    plan_file, two_stages, capsys
+):
+    digest = hashlib.sha256()
+    ranks = [build_loader(two_stages.cfg, r, 5, backend="numpy")[0] for r in range(5)]
+    for _ in range(10):
+        batches = [rank.next() for rank in ranks]
+        for part in (0, 1):
+            rows = np.concatenate([batch[part] for batch in batches])
+            digest.update(rows.astype("<i8").tobytes())
+    assert main(["fingerprint", str(plan_file)]) == 0
+    assert capsys.readouterr().out == f"{digest.hexdigest()}  first 10 steps\n"
+    assert main(["fingerprint", str(plan_file), "--steps", "99"]) == 0
+    assert "first 33 steps" in capsys.readouterr().out
+
+
+def test_peek_shows_quotas_and_epochs_by_stage(plan_file, capsys):
+    assert main(["peek", str(plan_file), "--steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = [line.split() for line in lines if line.startswith(("pretrain", "mid"))]
+    assert [row[:2] for row in table] == [
+        ["pretrain", "web"],
+        ["pretrain", "code"],
+        ["pretrain", "math"],
+        ["mid", "math"],
+        ["mid", "web"],
+        ["mid", "code"],
+    ]
+    plan = resolve_plan(plan_file)
+    quotas = [s.quota_sequences for stage in plan.stages for s in stage.sources]
+    assert [int(row[3]) for row in table] == quotas
+    assert float(table[0][5]) == pytest.approx(quotas[0] * 16 / 9000, abs=6e-4)
+    assert float(table[4][5]) == pytest.approx((quotas[0] + quotas[4]) * 16 / 9000, abs=6e-4)
+    assert sum(int(row[6]) for row in table[:3]) == 24
+    assert plan.plan_hash in lines[0]
+
+
+def test_verify_reads_every_shard(tree, tmp_path, capsys):
+    tree.add("web", 2000)
+    tree.add("web", 300, split="valid")
+    cfg = {"data_path": tree.root / "web", "batch_size": 2, "seq_len": 16}
+    path = tree.root / "web" / "plan.json"
+    path.write_text(resolve_plan(cfg).to_json())
+    assert main(["verify", str(path)]) == 0
+    assert capsys.readouterr().out.count("ok ") == 3
+    shard = sorted((tree.root / "web" / "train").rglob("*.npy"))[1]
+    damaged = bytearray(shard.read_bytes())
+    damaged[-1] ^= 1
+    shard.write_bytes(damaged)
+    assert main(["verify", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("ERROR [E-SHARD-CHECKSUM]: ")
+    assert error.count("\n") == 1
+    assert shard.name in error
+
+
+def test_verify_finds_an_index_of_another_shard(tree, capsys):
+    tree.add("web", 2000)
+    first, second = sorted((tree.root / "web" / "train").rglob("*.idx"))[:2]
+    first.write_bytes(second.read_bytes())
+    path = tree.root / "web" / "plan.json"
+    cfg = {"data_path": tree.root / "web", "batch_size": 2, "seq_len": 16}
+    path.write_text(resolve_plan(cfg).to_json())
+    assert main(["verify", str(path)]) == 1
+    assert "E-INDEX-FORMAT" in capsys.readouterr().err
+
+
+def test_command_exits_1_with_one_line_on_a_refusal(plan_file, tmp_path):
+    value = json.loads(plan_file.read_text()) | {"seed": 1}
+    (tmp_path / "plan.json").write_text(json.dumps(value))
+    done = run("-m", "loader", "peek", str(tmp_path / "plan.json"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("ERROR [E-PLAN-HASH]: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_usage_error_exits_2(plan_file):
+    for arguments in ([], ["peek"], ["peek", str(plan_file), "--steps", "-1"], ["nope", "x"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from loader import ConfigError, FormatError, PlanError, build_loader, resolve_plan
+from loader.config import read_config
+
+
+@pytest.fixture
+def project(tree, tmp_path, lib) -> Path:
+    """A project with data in `build/run/data` and its configs in `configs/`."""
+    tree.root = tmp_path / "build" / "run" / "data"
+    for name in ("web", "code"):
+        tree.add(name, 2000)
+    tree.add("web", 300, split="valid")
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    lib.mixture_toml(configs, {"pretrain": (1600, {"web": 3, "code": 1})})
+    (tmp_path / "workspace.yaml").write_text("")
+    (configs / "run.toml").write_text(
+        """
+        root = "build/run"
+        mixture_toml = "configs/mix.toml"
+        flow_profiles_toml = "configs/flows.toml"
+        flow_mode = "test"
+        batch_size = 4
+        seq_len = 16
+        learning_rate = 3e-4
+        [prep]
+        seq_len = 1
+        [oracle]
+        kind = "heuristic"
+        """
+    )
+    return configs / "run.toml"
+
+
+def keys(project: Path) -> dict[str, object]:
+    configs = project.parent
+    return {
+        "data_root": str(configs.parent / "build" / "run" / "data"),
+        "mixture_toml": str(configs / "mix.toml"),
+        "flow_profiles_toml": str(configs / "flows.toml"),
+        "flow_mode": "test",
+        "batch_size": 4,
+        "seq_len": 16,
+    }
+
+
+def test_toml_mapping_object_plan_and_plan_file_are_one_plan(project, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    plan = resolve_plan(project)
+    assert plan.plan_id == "mix:test"
+    assert [s.name for s in plan.valid] == ["web"]
+    assert [s.quota_sequences for s in plan.stages[0].sources] == [75, 25]
+    unset = {"data_path": None, "steps": 0, "active_params_b": None, "seed": 42, "dim": 5}
+    saved = plan.base / "plan.json"
+    saved.write_text(plan.to_json())
+    for cfg in (
+        str(project),
+        keys(project),
+        SimpleNamespace(**keys(project), **unset),
+        plan,
+        saved,
+        str(saved),
+    ):
+        assert resolve_plan(cfg) == plan
+
+
+def test_relative_paths_start_from_the_project_or_else_the_file(project, tmp_path):
+    assert read_config(project)["root"] == tmp_path / "build" / "run"
+    (tmp_path / "workspace.yaml").unlink()
+    assert read_config(project)["root"] == project.parent / "build" / "run"
+    (project.parent / "pyproject.toml").write_text("")
+    assert read_config(project)["mixture_toml"] == project.parent / "configs" / "mix.toml"
+
+
+def test_data_root_is_taken_before_root(project):
+    cfg = keys(project) | {"root": "/nowhere"}
+    assert resolve_plan(cfg) == resolve_plan(project)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": None}, ["batch_size is missing"]),
+        ({"batch_size": 0}, ["batch_size", "0"]),
+        ({"batch_size": 4.0}, ["batch_size", "4.0"]),
+        ({"seq_len": True}, ["seq_len", "True"]),
+        ({"seed": -1}, ["seed"]),
+        ({"steps": -5}, ["steps"]),
+        ({"policy": "swr"}, ["'swr'", "did you mean 'swrr'"]),
+        ({"on_exhaust": "wrapp"}, ["did you mean 'wrap'"]),
+        ({"window_stride": 17}, ["'17'"]),
+        ({"allow_unmanifested": "yes"}, ["allow_unmanifested", "'yes'"]),
+        ({"flow_mode": None}, ["no data named"]),
+        ({"mixture_toml": ""}, ["mixture_toml is missing"]),
+        ({"data_root": None}, ["data_root is missing"]),
+        ({"seqlen": 16}, ["'seqlen'", "did you mean 'seq_len'"]),
+        ({"on_exaust": "wrap"}, ["did you mean 'on_exhaust'"]),
+    ],
+)
+def test_wrong_settings_are_refused_by_name_and_value(project, change, words):
+    cfg = keys(project) | change
+    if "seqlen" in change:
+        del cfg["seq_len"]
+    with pytest.raises(ConfigError) as caught:
+        resolve_plan(cfg)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_run_longer_than_its_flow_is_refused(project):
+    assert resolve_plan(keys(project) | {"steps": 25})
+    with pytest.raises(PlanError) as caught:
+        resolve_plan(keys(project) | {"steps": 26})
+    assert caught.value.code == "E-PLAN-STEPS"
+
+
+def test_source_that_was_never_prepared_is_named(project):
+    manifest = Path(str(keys(project)["data_root"])) / "code" / "train" / "manifest.json"
+    manifest.unlink()
+    with pytest.raises(PlanError) as caught:
+        resolve_plan(project)
+    assert caught.value.code == "E-PLAN-UNMANIFESTED"
+    assert str(manifest.parent) in str(caught.value)
+    cfg = keys(project) | {"data_root": "/nowhere"}
+    with pytest.raises(PlanError, match="source has no data"):
+        resolve_plan(cfg)
+
+
+def test_flow_without_valid_data_has_no_valid_loader(project):
+    data_root = Path(str(keys(project)["data_root"]))
+    (data_root / "web" / "valid" / "manifest.json").unlink()
+    with pytest.raises(PlanError) as caught:
+        build_loader(project, split="valid")
+    assert caught.value.code == "E-PLAN-VALID"
+
+
+def test_valid_source_shorter_than_a_window_is_refused(project):
+    cfg = keys(project) | {"seq_len": 300, "on_exhaust": "wrap", "batch_size": 1}
+    with pytest.raises(PlanError) as caught:
+        build_loader(cfg, split="valid")
+    assert caught.value.code == "E-PLAN-SHORT"
+
+
+def rows_of(loader) -> np.ndarray:
+    return np.concatenate([np.concatenate([i, t[:, -1:]], axis=1) for i, t in loader])
+
+
+def test_data_path_alone_reads_one_source_in_order(tree):
+    tree.add("web", 1000)
+    tree.add("web", 200, split="valid")
+    tokens = tree.tokens["web", "train"]
+    expected = np.array([tokens[i * 16 : i * 16 + 17] for i in range(62)])
+    cfg = {"batch_size": 2, "seq_len": 16}
+    for data_path in ("web", "web/train", "web/train/manifest.json"):
+        loader, plan = build_loader(cfg | {"data_path": tree.root / data_path}, backend="numpy")
+        np.testing.assert_array_equal(rows_of(loader), expected)
+        assert plan.plan_id == "web:data_path"
+    cfg |= {"data_path": tree.root / "web"}
+    valid, _ = build_loader(cfg, split="valid", backend="numpy")
+    assert rows_of(valid).shape == (12, 17)
+    assert build_loader(cfg | {"steps": 5})[0].num_steps == 5
+    with pytest.raises(PlanError) as caught:
+        build_loader(cfg | {"steps": 32})
+    assert caught.value.code == "E-PLAN-SHORT"
+    assert build_loader(cfg | {"steps": 500, "on_exhaust": "wrap"})[0].num_steps == 500
+
+
+def test_directory_without_a_manifest_is_read_in_sorted_order_only_when_allowed(tree, lib):
+    tree.add("web", 1000, num_files=4)
+    (tree.root / "web" / "train" / "manifest.json").unlink()
+    cfg = {
+        "data_path": tree.root / "web",
+        "batch_size": 2,
+        "seq_len": 16,
+        "vocab_size": lib.VOCAB,
+        "eos_token_id": lib.EOS,
+    }
+    with pytest.raises(PlanError) as caught:
+        build_loader(cfg)
+    assert caught.value.code == "E-PLAN-UNMANIFESTED"
+    loader, plan = build_loader(cfg | {"allow_unmanifested": True}, backend="numpy")
+    np.testing.assert_array_equal(
+        rows_of(loader)[:, 0], tree.tokens["web", "train"][: 62 * 16 : 16]
+    )
+    assert (plan.tokenizer, plan.vocab_size) == ("o200k_harmony", 1000)
+    saved = plan.base / "plan.json"
+    saved.write_text(plan.to_json())
+    assert resolve_plan(saved) == plan
+    np.save(tree.root / "web" / "train" / "extra.npy", np.zeros(4, np.uint32))
+    with pytest.raises(PlanError) as caught:
+        resolve_plan(saved)
+    assert caught.value.code == "E-PLAN-DATA"
+
+
+def test_empty_directory_is_refused_even_when_unmanifested_is_allowed(tmp_path):
+    cfg = {"data_path": tmp_path, "batch_size": 2, "seq_len": 16, "allow_unmanifested": True}
+    with pytest.raises(PlanError, match=r"no \.npy file"):
+        build_loader(cfg)
+
+
+def test_manifest_that_is_no_manifest_is_a_format_error(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(FormatError):
+        build_loader({"data_path": tmp_path, "batch_size": 2, "seq_len": 16})
+
+
+def test_plan_shorter_than_a_step_is_refused(tree):
+    tree.add("web", 1000)
+    cfg = {"data_path": tree.root / "web", "batch_size": 100, "seq_len": 16}
+    with pytest.raises(PlanError, match="62 sequences"):
+        build_loader(cfg)
+
+
+def test_plan_text_is_the_same_each_time(project):
+    first = resolve_plan(project).to_json()
+    assert first == resolve_plan(project).to_json()
+    assert str(project.parent.parent) not in first
+    assert json.loads(first)["root"] == "."

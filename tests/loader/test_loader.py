@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from loader import (
+    DeterministicLoader,
+    PlanError,
+    PlanSettings,
+    Stage,
+    StageSource,
+    StateError,
+    build_loader,
+    build_plan,
+)
+from loader.loader import rank_rows
+from loader.stream import Stream
+
+
+def all_rows(loader) -> np.ndarray:
+    """What is left of a loader as rows of seq_len + 1."""
+    parts = [np.concatenate([i, t[:, -1:]], axis=1) for i, t in loader]
+    return np.concatenate(parts) if parts else np.empty((0, loader.plan.seq_len + 1), np.int64)
+
+
+def open_loader(cfg, *args, **kwargs):
+    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+
+
+def test_stream_is_the_replayed_reference_token_by_token(two_stages, lib):
+    loader, plan = build_loader(two_stages.cfg, backend="numpy")
+    names, rows = lib.reference_rows(two_stages.tree, plan)
+    assert len(names) == 4800 // 16 + 1616 // 16 == 401
+    whole = 401 // 12 * 12
+    got = all_rows(loader)
+    np.testing.assert_array_equal(got, rows[:whole])
+    assert got.dtype == np.int64
+    loader.seek(0)
+    batches = [loader.next_with_meta() for _ in range(loader.num_steps)]
+    drawn = [b.source_names[i] for b in batches for i in b.source_index]
+    assert drawn == names[:whole]
+
+
+def test_stride_of_seq_len_plus_one_is_the_reference_too(two_stages, lib):
+    loader, plan = build_loader(two_stages.cfg | {"window_stride": "seq_len+1"}, backend="numpy")
+    _, rows = lib.reference_rows(two_stages.tree, plan)
+    np.testing.assert_array_equal(all_rows(loader), rows[: 401 // 12 * 12])
+
+
+def test_short_source_wraps_only_where_asked_for(tree, lib, tmp_path):
+    tree.add("tiny", 70, num_files=3)
+    tree.add("web", 4000)
+    mixture, flows = lib.mixture_toml(tmp_path, {"pretrain": (3200, {"tiny": 1, "web": 1})})
+    cfg = {
+        "data_root": tree.root,
+        "mixture_toml": mixture,
+        "flow_profiles_toml": flows,
+        "flow_mode": "test",
+        "batch_size": 4,
+        "seq_len": 100,
+        "on_exhaust": "wrap",
+    }
+    loader, plan = build_loader(cfg, backend="numpy")
+    _, rows = lib.reference_rows(tree, plan)
+    np.testing.assert_array_equal(all_rows(loader), rows)
+    assert loader.metrics()["tiny"]["epochs"] == pytest.approx(16 * 100 / 70)
+
+
+def test_targets_are_inputs_shifted_by_one(two_stages):
+    for inputs, targets in open_loader(two_stages.cfg):
+        assert inputs.shape == targets.shape == (12, 16)
+        np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_every_token_is_predicted_exactly_once_in_source_order(two_stages):
+    loader = open_loader(two_stages.cfg)
+    seen = {name: [] for name in loader.source_names}
+    for _ in range(loader.num_steps):
+        batch = loader.next_with_meta()
+        for row, source in zip(batch.targets, batch.source_index):
+            seen[batch.source_names[source]].append(row)
+    for name, rows in seen.items():
+        predicted = np.concatenate(rows)
+        tokens = two_stages.tree.tokens[name, "train"]
+        np.testing.assert_array_equal(predicted, tokens[1 : len(predicted) + 1])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8, 12])
+def test_ranks_in_order_give_the_stream_of_one_rank(two_stages, world_size):
+    alone = all_rows(open_loader(two_stages.cfg))
+    ranks = [open_loader(two_stages.cfg, r, world_size) for r in range(world_size)]
+    together = []
+    for _ in range(ranks[0].num_steps):
+        together += [np.concatenate([i, t[:, -1:]], axis=1) for i, t in (r.next() for r in ranks)]
+    np.testing.assert_array_equal(np.concatenate(together), alone)
+    for rank in ranks:
+        with pytest.raises(StopIteration):
+            rank.next()
+
+
+def test_earlier_ranks_take_the_remainder():
+    assert [rank_rows(10, r, 4) for r in range(4)] == [(0, 3), (3, 6), (6, 8), (8, 10)]
+
+
+def test_world_size_may_change_from_8_to_6_in_the_middle(two_stages):
+    alone = all_rows(open_loader(two_stages.cfg))
+    got = []
+    eight = [open_loader(two_stages.cfg, r, 8) for r in range(8)]
+    for _ in range(7):
+        got += [np.concatenate([i, t[:, -1:]], axis=1) for i, t in (r.next() for r in eight)]
+    states = [r.state_dict() for r in eight]
+    assert all(state == states[0] for state in states)
+    six = [open_loader(two_stages.cfg, r, 6) for r in range(6)]
+    for r in six:
+        r.load_state_dict(json.loads(json.dumps(states[3])))
+    for _ in range(six[0].num_steps - 7):
+        got += [np.concatenate([i, t[:, -1:]], axis=1) for i, t in (r.next() for r in six)]
+    np.testing.assert_array_equal(np.concatenate(got), alone)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(stops=st.lists(st.integers(0, 33), min_size=1, max_size=4))
+def test_resuming_any_number_of_times_continues_byte_for_byte(two_stages, stops):
+    alone = all_rows(open_loader(two_stages.cfg))
+    got, loader = [], open_loader(two_stages.cfg)
+    for stop in sorted(stops):
+        got += [
+            np.concatenate([i, t[:, -1:]], axis=1)
+            for i, t in itertools.islice(loader, max(0, stop - loader.step))
+        ]
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        loader = open_loader(two_stages.cfg)
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+    got.append(all_rows(loader))
+    assert np.concatenate(got).tobytes() == alone.tobytes()
+
+
+def test_resume_in_the_batch_that_straddles_the_stage_boundary(two_stages):
+    alone = all_rows(open_loader(two_stages.cfg))
+    assert (4800 // 16) % 12 == 0  # make it straddle: batch of 7
+    cfg = two_stages.cfg | {"batch_size": 7}
+    alone = all_rows(open_loader(cfg))
+    for step in (42, 43):
+        loader = open_loader(cfg)
+        loader.seek_step(step)
+        np.testing.assert_array_equal(all_rows(loader), alone[step * 7 :])
+
+
+def test_seek_is_that_many_calls_of_next(two_stages):
+    walked, sought = open_loader(two_stages.cfg, 1, 3), open_loader(two_stages.cfg, 1, 3)
+    for step in range(walked.num_steps):
+        sought.seek(step * 12)
+        assert sought.state_dict() == walked.state_dict()
+        assert sought.next()[0].tobytes() == walked.next()[0].tobytes()
+
+
+def test_a_billion_sequences_away_is_under_a_second_and_the_same_stream(tree, lib, tmp_path):
+    weights = {"web": 61, "code": 28, "math": 11}
+    for name in weights:
+        tree.add(name, 5000)
+    mixture, flows = lib.mixture_toml(tmp_path, {"pretrain": (32 * 10**9, weights)})
+    cfg = {
+        "data_root": tree.root,
+        "mixture_toml": mixture,
+        "flow_profiles_toml": flows,
+        "flow_mode": "test",
+        "batch_size": 50,
+        "seq_len": 16,
+        "on_exhaust": "wrap",
+    }
+    start = time.process_time()
+    loader = open_loader(cfg)
+    loader.seek(10**9)
+    batch = loader.next_with_meta()
+    assert time.process_time() - start < 1
+    picks = lib.swrr(list(weights.values()), [w * 2 for w in weights.values()])
+    taken = [10**7 * w for w in weights.values()]
+    for row, pick in zip(batch.targets, picks):
+        assert batch.source_names[pick] == list(weights)[pick]
+        tokens = tree.tokens[list(weights)[pick], "train"]
+        at = np.arange(taken[pick] * 16 + 1, taken[pick] * 16 + 17) % 5000
+        np.testing.assert_array_equal(row, tokens[at])
+        taken[pick] += 1
+    assert batch.source_index.tolist() == picks[:50]
+
+
+def test_one_file_of_a_source_is_open_at_a_time(tree):
+    tree.add("web", 20_000, num_files=60)
+    before = len(os.listdir("/proc/self/fd"))
+    loader = open_loader({"data_path": tree.root / "web", "batch_size": 4, "seq_len": 16})
+    for _ in loader:
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+    loader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+names = st.sampled_from(["web", "code", "math"])
+mixtures = st.lists(
+    st.tuples(st.integers(80, 3000), st.dictionaries(names, st.floats(0.5, 5), min_size=1)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(mixtures, st.sampled_from(["seq_len", "seq_len+1"]), st.integers(1, 5), st.data())
+def test_any_plan_is_read_as_its_replay(two_stages, lib, mixtures, stride, world_size, data):
+    stages = [
+        Stage(f"stage{i}", "m", num_tokens, tuple(StageSource(n, w) for n, w in weights.items()))
+        for i, (num_tokens, weights) in enumerate(mixtures)
+    ]
+    root = two_stages.tree.root
+    chosen = PlanSettings(seq_len=16, batch_size=5, window_stride=stride, on_exhaust="wrap")
+    manifests = {name: root / name / "train" / "manifest.json" for name in ("web", "code", "math")}
+    try:
+        plan = build_plan(stages, manifests, chosen, root=root, plan_id="x")
+    except PlanError:  # a light source of a short stage gets no sequence
+        reject()
+    _, rows = lib.reference_rows(two_stages.tree, plan)
+    rank = data.draw(st.integers(0, world_size - 1))
+    loader = DeterministicLoader(plan, rank, world_size, backend="numpy")
+    step = data.draw(st.integers(0, loader.num_steps))
+    loader.seek_step(step)
+    first, last = rank_rows(5, rank, world_size)
+    whole = rows[step * 5 : loader.num_steps * 5].reshape(-1, 5, 17)
+    np.testing.assert_array_equal(all_rows(loader), whole[:, first:last].reshape(-1, 17))
+
+
+def test_seek_goes_back_as_well_as_forward(two_stages):
+    alone = all_rows(open_loader(two_stages.cfg)).reshape(-1, 12, 17)
+    loader = open_loader(two_stages.cfg)
+    for step in (20, 3, 32, 0, 31):
+        loader.seek_step(step)
+        np.testing.assert_array_equal(loader.next()[0], alone[step, :, :-1])
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_reading_past_the_end_of_a_source_is_an_error_not_a_repeat(two_stages, split):
+    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    stream = Stream(plan, split)
+    files = stream._files[0]
+    files.copy(int(stream.num_tokens[0]) - 17, np.empty(17, np.int64))
+    with pytest.raises(PlanError) as caught:
+        files.copy(int(stream.num_tokens[0]) - 16, np.empty(17, np.int64))
+    assert caught.value.code == "E-PLAN-SHORT"
+
+
+def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):
+    loader = open_loader(two_stages.cfg)
+    loader.seek(24)
+    for n in (1, 13, -12, loader.num_steps * 12 + 12, 10**18, True, 12.0, "12"):
+        with pytest.raises(StateError) as caught:
+            loader.seek(n)
+        assert caught.value.code == "E-SEEK"
+    assert loader.step == 2
+    loader.seek(loader.num_steps * 12)
+    with pytest.raises(StopIteration):
+        loader.next()
+
+
+def test_metrics_count_every_token_of_every_rank(two_stages):
+    loader = open_loader(two_stages.cfg, 2, 5)
+    for step in range(1, loader.num_steps + 1):
+        loader.next()
+        metrics = loader.metrics()
+        assert sum(m["tokens"] for m in metrics.values()) == step * 12 * 16
+        assert sum(m["sequences"] for m in metrics.values()) == step * 12
+    assert loader.state_dict()["sources"] == loader.metrics()
+
+
+def test_meta_describes_each_row(two_stages, lib):
+    loader = open_loader(two_stages.cfg, 1, 5)
+    loader.seek_step(3)
+    batch = loader.next_with_meta()
+    assert batch.global_sequence_index == 36
+    assert batch.sequence_index.tolist() == [39, 40, 41]
+    assert batch.lr_scale == 1.0
+    assert batch.source_index.shape == (3,)
+    assert len(batch.document_spans) == 3
+    for row, spans in zip(batch.inputs, batch.document_spans):
+        assert spans[0, 0] == 0
+        assert spans[-1, 1] == 16
+        np.testing.assert_array_equal(spans[1:, 0], spans[:-1, 1])
+        ends = {e for _, e in spans.tolist() if row[e - 1] == lib.EOS}
+        assert ends == {i + 1 for i, token in enumerate(row) if token == lib.EOS}
+        assert all(e in ends for e in spans[:-1, 1])
+
+
+def test_next_and_next_with_meta_read_one_stream(two_stages):
+    plain, meta = open_loader(two_stages.cfg), open_loader(two_stages.cfg)
+    for _ in range(4):
+        np.testing.assert_array_equal(plain.next()[1], meta.next_with_meta().targets)
+    assert plain.state_dict() == meta.state_dict()
+
+
+def test_first_exhausted_ends_at_the_first_met_quota(two_stages, lib):
+    loader, plan = build_loader(
+        two_stages.cfg | {"on_exhaust": "first_exhausted", "batch_size": 1}, backend="numpy"
+    )
+    got = [b.source_index[0] for b in (loader.next_with_meta() for _ in range(loader.num_steps))]
+    names = [loader.source_names[i] for i in got]
+    expected = []
+    for stage in plan.stages:
+        quotas = [s.quota_sequences for s in stage.sources]
+        picks = lib.swrr([s.weight for s in stage.sources], quotas)
+        counts = [0] * len(quotas)
+        for pick in picks:
+            expected.append(stage.sources[pick].name)
+            counts[pick] += 1
+            if counts[pick] == quotas[pick]:
+                break
+    assert names == expected
+
+
+def test_valid_reads_each_source_once_unmixed_to_its_last_window(two_stages, lib):
+    loader, plan = build_loader(two_stages.cfg, split="valid", backend="numpy")
+    names, rows = lib.reference_rows(two_stages.tree, plan, "valid")
+    assert len(names) == 3 * (499 // 16) == 93
+    assert loader.num_steps == 8
+    batches = [loader.next_with_meta() for _ in range(8)]
+    assert [len(b.inputs) for b in batches] == [12] * 7 + [9]
+    drawn = [b.source_names[i] for b in batches for i in b.source_index]
+    assert drawn == names == ["web"] * 31 + ["code"] * 31 + ["math"] * 31
+    loader.seek(0)
+    np.testing.assert_array_equal(all_rows(loader), rows)
+    state = loader.state_dict()
+    loader.seek(0)
+    loader.load_state_dict(state)
+    with pytest.raises(StopIteration):
+        loader.next()
+
+
+def test_valid_ranks_share_the_short_last_batch(two_stages):
+    alone = all_rows(open_loader(two_stages.cfg, split="valid"))
+    ranks = [open_loader(two_stages.cfg, r, 11, "valid") for r in range(11)]
+    got = []
+    for _ in range(8):
+        got += [np.concatenate([i, t[:, -1:]], axis=1) for i, t in (r.next() for r in ranks)]
+    assert got[-1].shape == (0, 17)
+    np.testing.assert_array_equal(np.concatenate(got), alone)
+
+
+def test_batches_stay_as_they_were_when_the_next_is_read(two_stages):
+    loader = open_loader(two_stages.cfg)
+    first = loader.next()[0]
+    copy = first.copy()
+    loader.next()
+    np.testing.assert_array_equal(first, copy)
+
+
+def test_torch_batches_hold_the_same_tokens(two_stages):
+    torch = pytest.importorskip("torch")
+    loader, _ = build_loader(two_stages.cfg)
+    inputs, targets = loader.next()
+    assert inputs.dtype == targets.dtype == torch.int64
+    expected = open_loader(two_stages.cfg).next()
+    np.testing.assert_array_equal(inputs.numpy(), expected[0])
+    np.testing.assert_array_equal(targets.numpy(), expected[1])
+
+
+def test_closed_loader_refuses_to_read(two_stages):
+    loader = open_loader(two_stages.cfg)
+    loader.next()
+    loader.close()
+    loader.close()
+    with pytest.raises(StateError) as caught:
+        loader.next()
+    assert caught.value.code == "E-STATE-CLOSED"
+
+
+def test_print_fn_is_called_on_rank_0_alone(two_stages):
+    lines = []
+    build_loader(two_stages.cfg, 0, 2, print_fn=lines.append, backend="numpy")
+    build_loader(two_stages.cfg, 1, 2, print_fn=lines.append, backend="numpy")
+    assert len(lines) == 1
+    assert "33 steps of 12 x 16" in lines[0]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (0, 13)])
+def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
+    with pytest.raises(ValueError, match=r"world_size|rank"):
+        open_loader(two_stages.cfg, rank, world_size)
+
+
+@pytest.mark.parametrize("argument", [{"split": "test"}, {"backend": "jax"}])
+def test_unknown_split_or_backend_is_refused(two_stages, argument):
+    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    with pytest.raises(ValueError, match="did you mean"):
+        DeterministicLoader(plan, **argument)

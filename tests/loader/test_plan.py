@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader import (
+    DeterministicLoader,
+    FormatError,
+    NmoeError,
+    PlanError,
+    PlanSettings,
+    Stage,
+    StageSource,
+    build_plan,
+    load_plan,
+)
+
+STAGES = [
+    Stage("pretrain", "mix_a", 1600, (StageSource("web", 3.0), StageSource("code", 1.0))),
+    Stage("mid", "mix_b", 329, (StageSource("code", 0.5), StageSource("off", 0.0))),
+]
+SETTINGS = PlanSettings(seq_len=16, batch_size=4)
+
+
+def save(plan, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(plan.to_json())
+    return path
+
+
+@pytest.fixture
+def saved(tree, tmp_path) -> Path:
+    """A plan in `mixture/loader_plan.json` beside `data/`."""
+    manifests = {"web": tree.add("web", 3000), "code": tree.add("code", 2000)}
+    valid = {"code": tree.add("code", 300, split="valid")}
+    plan = build_plan(
+        STAGES,
+        manifests,
+        SETTINGS,
+        root=tmp_path,
+        plan_id="mix:test",
+        valid=valid,
+        plan_dir=tmp_path / "mixture",
+    )
+    return save(plan, tmp_path / "mixture" / "loader_plan.json")
+
+
+def test_plan_file_holds_the_published_fields(saved):
+    value = json.loads(saved.read_text())
+    assert list(value) == [
+        "format",
+        "plan_hash",
+        "plan_id",
+        "tokenizer",
+        "vocab_size",
+        "eos_token_id",
+        "seq_len",
+        "batch_size",
+        "seed",
+        "policy",
+        "window_stride",
+        "on_exhaust",
+        "stages",
+        "valid",
+        "root",
+    ]
+    assert value["format"] == "nmoe-loader-plan/1"
+    assert value["root"] == ".."
+    assert (value["tokenizer"], value["vocab_size"], value["eos_token_id"]) == ("toy", 1000, 999)
+    pretrain, mid = value["stages"]
+    assert [s["quota_sequences"] for s in pretrain["sources"]] == [75, 25]
+    assert [s["weight"] for s in pretrain["sources"]] == [750_000, 250_000]
+    assert [s["name"] for s in mid["sources"]] == ["code"]
+    assert mid["sources"][0] == {
+        "name": "code",
+        "manifest": "data/code/train/manifest.json",
+        "content_hash": pretrain["sources"][1]["content_hash"],
+        "num_tokens": 2000,
+        "weight": 1_000_000,
+        "quota_sequences": 20,
+    }
+    assert [s["name"] for s in value["valid"]] == ["code"]
+
+
+def test_loading_gives_the_plan_that_was_saved(saved, tmp_path):
+    plan = load_plan(saved)
+    assert plan.to_json() == saved.read_text()
+    assert plan.base == tmp_path
+    assert plan.num_sequences == 120
+
+
+def test_moved_tree_gives_the_same_stream_and_hash(saved, tmp_path):
+    before = DeterministicLoader(load_plan(saved), backend="numpy").next()
+    hash_before = load_plan(saved).plan_hash
+    shutil.copytree(tmp_path, tmp_path.parent / "moved")
+    moved = load_plan(tmp_path.parent / "moved" / "mixture" / "loader_plan.json")
+    assert moved.plan_hash == hash_before
+    after = DeterministicLoader(moved, backend="numpy").next()
+    np.testing.assert_array_equal(before, after)
+
+
+def test_hash_ignores_names_of_places_and_nothing_else(saved):
+    plan = load_plan(saved)
+    for same in ({"plan_id": "x"}, {"root": "elsewhere"}, {"base": Path("/x")}):
+        assert replace(plan, **same).plan_hash == plan.plan_hash
+    stage = plan.stages[0]
+    source = stage.sources[0]
+    others = [
+        {"tokenizer": "x"},
+        {"vocab_size": 1001},
+        {"eos_token_id": 1},
+        {"seq_len": 17},
+        {"batch_size": 5},
+        {"seed": 1},
+        {"policy": "x"},
+        {"window_stride": "seq_len+1"},
+        {"on_exhaust": "wrap"},
+        {"valid": ()},
+        {"stages": plan.stages[::-1]},
+        *(
+            {"stages": (replace(stage, sources=(replace(source, **change),)), *plan.stages[1:])}
+            for change in (
+                {"content_hash": "0"},
+                {"num_tokens": 1},
+                {"weight": 1},
+                {"quota_sequences": 1},
+                {"name": "x"},
+            )
+        ),
+    ]
+    hashes = {replace(plan, **other).plan_hash for other in others}
+    assert len(hashes) == len(others)
+    assert plan.plan_hash not in hashes
+
+
+def edited(path: Path, *keys: object, value: object) -> Path:
+    plan = json.loads(path.read_text())
+    at = plan
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    path.write_text(json.dumps(plan))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "code"),
+    [
+        (("format",), "nmoe-loader-plan/2", "E-PLAN-FORMAT"),
+        (("plan_hash",), "0" * 64, "E-PLAN-HASH"),
+        (("plan_hash",), None, "E-PLAN-HASH"),
+        (("seed",), 7, "E-PLAN-HASH"),
+        (("seed",), -1, "E-PLAN-FORMAT"),
+        (("seq_len",), 0, "E-PLAN-FORMAT"),
+        (("seq_len",), 16.0, "E-PLAN-FORMAT"),
+        (("batch_size",), True, "E-PLAN-FORMAT"),
+        (("batch_size",), 121, "E-PLAN-FORMAT"),
+        (("policy",), "random", "E-PLAN-FORMAT"),
+        (("on_exhaust",), "stop", "E-PLAN-FORMAT"),
+        (("window_stride",), "1", "E-PLAN-FORMAT"),
+        (("eos_token_id",), 1000, "E-PLAN-FORMAT"),
+        (("stages",), [], "E-PLAN-FORMAT"),
+        (("stages",), {}, "E-PLAN-FORMAT"),
+        (("stages", 0), "pretrain", "E-PLAN-FORMAT"),
+        (("stages", 0, "sources"), None, "E-PLAN-FORMAT"),
+        (("stages", 0, "name"), "mid", "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "weight"), 0, "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "weight"), 10**12, "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "quota_sequences"), -1, "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "quota_sequences"), 10**30, "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "quota_sequences"), 10**6, "E-PLAN-SHORT"),
+        (("stages", 0, "sources", 0, "name"), "code", "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 1, "content_hash"), "0", "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "extra"), 1, "E-PLAN-FORMAT"),
+        (("polcy",), "swrr", "E-PLAN-FORMAT"),
+        (("root",), "/", "E-PLAN-FORMAT"),
+        (("root",), "a\0b", "E-PLAN-FORMAT"),
+        (("root",), "\ud800", "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "manifest"), "\ud800", "E-PLAN-FORMAT"),
+        (("valid",), None, "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 0, "manifest"), "../../etc/manifest.json", "E-PATH-ESCAPE"),
+        (("stages", 0, "sources", 0, "manifest"), "/etc/passwd", "E-PATH-ESCAPE"),
+        (("stages", 0, "sources", 0, "manifest"), "data/nope.json", "E-MANIFEST-MISSING"),
+        (("valid", 0, "manifest"), "data/code/train/manifest.json", "E-PLAN-DATA"),
+    ],
+)
+def test_plans_that_were_changed_are_refused(saved, keys, value, code):
+    with pytest.raises(NmoeError) as caught:
+        load_plan(edited(saved, *keys, value=value))
+    assert caught.value.code == code
+    assert isinstance(caught.value, PlanError | FormatError)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "null", '{"format": NaN}', '{"a": 1, "a": 1}', "[" * 100_000, '"\ud800"'],
+)
+def test_files_that_are_no_plan_are_refused(tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(PlanError) as caught:
+        load_plan(path)
+    assert caught.value.code == "E-PLAN-FORMAT"
+    assert str(path) in str(caught.value)
+    path.unlink()
+    with pytest.raises(PlanError, match="missing"):
+        load_plan(path)
+
+
+def test_manifest_that_changed_is_refused_with_both_digests(saved, tmp_path, lib):
+    plan = load_plan(saved)
+    path = tmp_path / "data" / "web" / "train" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["shards"][0]["checksum"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(PlanError) as caught:
+        load_plan(saved)
+    assert caught.value.code == "E-PLAN-DATA"
+    assert plan.sources[0].content_hash in str(caught.value)
+    assert "'web'" in str(caught.value)
+    with pytest.raises(PlanError):
+        DeterministicLoader(plan)
+
+
+def test_shard_of_another_size_is_refused_when_the_stream_is_opened(saved, tmp_path):
+    plan = load_plan(saved)
+    path = next((tmp_path / "data" / "web" / "train").rglob("*.npy"))
+    np.save(path, np.zeros(5, np.uint32))
+    with pytest.raises(FormatError) as caught:
+        DeterministicLoader(plan)
+    assert caught.value.code == "E-SHARD-TRUNCATED"
+    path.unlink()
+    with pytest.raises(FormatError) as caught:
+        DeterministicLoader(plan)
+    assert caught.value.code == "E-SHARD-MISSING"
+
+
+def plan_of(tree, stages, **settings):
+    manifests = {p.parent.parent.name: p for p in tree.root.rglob("train/manifest.json")}
+    chosen = PlanSettings(**{"seq_len": 16, "batch_size": 4} | settings)
+    return build_plan(stages, manifests, chosen, root=tree.root, plan_id="x")
+
+
+@pytest.mark.parametrize(("stride", "need"), [("seq_len", 1601), ("seq_len+1", 1700)])
+def test_preflight_wants_exactly_the_tokens_that_are_read(tree, tmp_path, lib, stride, need):
+    stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
+    tree.add("web", need)
+    loader = DeterministicLoader(plan_of(tree, stages, window_stride=stride), backend="numpy")
+    assert sum(1 for _ in loader) == 25
+    shutil.rmtree(tree.root)
+    tree.add("web", need - 1)
+    with pytest.raises(PlanError) as caught:
+        plan_of(tree, stages, window_stride=stride)
+    assert caught.value.code == "E-PLAN-SHORT"
+    for word in ("'web'", "'pretrain'", str(need), str(need - 1)):
+        assert word in str(caught.value)
+    assert plan_of(tree, stages, window_stride=stride, on_exhaust="wrap").wraps
+
+
+def test_preflight_adds_up_a_source_over_stages(tree):
+    tree.add("web", 1000)
+    stages = [
+        Stage(name, "m", 480, (StageSource("web", 1.0),)) for name in ("pretrain", "mid", "long")
+    ]
+    with pytest.raises(PlanError, match="'long'") as caught:
+        plan_of(tree, stages)
+    assert "1441" in str(caught.value)
+
+
+def test_positive_weight_without_a_sequence_is_refused(tree):
+    tree.add("web", 3000)
+    tree.add("wiki", 3000)
+    sources = (StageSource("web", 4510.0), StageSource("wiki", 2.51))
+    with pytest.raises(PlanError, match="'wiki'") as caught:
+        plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
+    assert caught.value.code == "E-PLAN-ZERO"
+    few = plan_of(tree, [Stage("pretrain", "m", 16, sources)], batch_size=1)
+    assert [s.quota_sequences for s in few.stages[0].sources] == [1, 0]
+
+
+def test_stage_shorter_than_a_sequence_is_refused(tree):
+    tree.add("web", 3000)
+    with pytest.raises(PlanError, match="shorter than one sequence"):
+        plan_of(tree, [Stage("pretrain", "m", 15, (StageSource("web", 1.0),))])
+
+
+def test_source_without_a_manifest_is_named_with_the_nearest(tree):
+    tree.add("web", 3000)
+    with pytest.raises(PlanError, match="did you mean 'web'") as caught:
+        plan_of(tree, [Stage("pretrain", "m", 1600, (StageSource("wb", 1.0),))])
+    assert caught.value.code == "E-PLAN-SOURCE"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokenizer": "other"},
+        {"vocab_size": 2000},
+        {"eos_token_id": 998},
+        {"tokenizer_fingerprint": "b"},
+    ],
+)
+def test_sources_of_two_tokenizers_are_refused(tree, fields):
+    tree.add("web", 3000, tokenizer_fingerprint="a")
+    tree.add("code", 3000, **fields)
+    sources = (StageSource("web", 1.0), StageSource("code", 1.0))
+    with pytest.raises(PlanError, match="'code'") as caught:
+        plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
+    assert caught.value.code == "E-PLAN-TOKENIZER"
+
+
+def test_settings_that_contradict_the_manifest_are_refused(tree):
+    tree.add("web", 3000)
+    stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
+    with pytest.raises(PlanError, match="vocab_size"):
+        plan_of(tree, stages, vocab_size=201_088)
+
+
+def test_manifest_outside_the_root_is_refused(tree, tmp_path):
+    path = tree.add("web", 3000)
+    stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
+    with pytest.raises(PlanError) as caught:
+        build_plan(stages, {"web": path}, SETTINGS, root=tmp_path / "other", plan_id="x")
+    assert caught.value.code == "E-PATH-ESCAPE"
