@@ -71,18 +71,14 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     return label
 
 
-def _labels_dep(split: str) -> dg.AssetDep:
-    mapping = dg.SpecificPartitionsPartitionMapping(label_keys(split))
-    return dg.AssetDep([GROUP, "oracle_labels"], partition_mapping=mapping)
-
-
-def head(run: Run, kind: str) -> dg.AssetsDefinition:
+def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
     """The probe or the judge."""
 
     @dg.asset(
         key=[GROUP, f"{kind}_head"],
         deps=[
-            _labels_dep("train"),
+            # Fitted on train, reported on val.
+            dg.AssetDep([GROUP, "oracle_labels"]),
             dg.AssetDep([GROUP, "backbone"]),
         ],
         group_name=GROUP,
@@ -104,7 +100,10 @@ def calibration(run: Run) -> dg.AssetsDefinition:
     @dg.asset(
         key=[GROUP, "calibration"],
         deps=[
-            _labels_dep("val"),
+            dg.AssetDep(
+                [GROUP, "oracle_labels"],
+                partition_mapping=dg.SpecificPartitionsPartitionMapping(label_keys("val")),
+            ),
             dg.AssetDep([GROUP, "probe_head"]),
             dg.AssetDep([GROUP, "judge_head"]),
         ],

@@ -11,6 +11,8 @@ from nmoe_assets.partitions import label_partitions, shard_partitions
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan
 
+# Dagster logs every event at DEBUG; they stay in the UI, the console shows progress and errors.
+QUIET_CONSOLE = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 
 
@@ -22,11 +24,13 @@ class StageJob:
     keys: tuple[tuple[str, ...], ...]
     partitions: dg.StaticPartitionsDefinition | None = None
 
-    def definition(self) -> dg.UnresolvedAssetJobDefinition:
+    def definition(self):  # dagster does not export the type of what define_asset_job returns
         """The asset job, checks included."""
         selection = dg.AssetSelection.assets(*(dg.AssetKey(key) for key in self.keys))
         return dg.define_asset_job(
-            self.name, selection=selection, executor_def=dg.in_process_executor
+            self.name,
+            selection=selection,
+            executor_def=dg.in_process_executor,
         )
 
     def tags(self) -> dict[str, str]:
@@ -71,14 +75,22 @@ def _named_job(name: str, description: str, parts: list[StageJob]) -> dg.JobDefi
             context.log.info(f"{part.name} ({i} of {len(parts)})")
             job = defs.resolve_job_def(part.name)
             outcome = job.execute_in_process(
-                instance=context.instance, tags=part.tags(), raise_on_error=False
+                run_config=QUIET_CONSOLE,
+                instance=context.instance,
+                tags=part.tags(),
+                raise_on_error=False,
             )
             if not outcome.success:
                 raise dg.Failure(
                     f"{part.name} failed; see its run {outcome.run_id}", allow_retries=False
                 )
 
-    @dg.job(name=name, description=description, executor_def=dg.in_process_executor)
+    @dg.job(
+        name=name,
+        description=description,
+        config=QUIET_CONSOLE,
+        executor_def=dg.in_process_executor,
+    )
     def named_job() -> None:
         run_parts()
 

@@ -149,6 +149,6 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     )
     def make_slices(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         made = prep.make_slices(run, source)
-        return result(made.digest, {**made.counts, "changed": not made.is_skipped})
+        return result(made.digest, made.facts)
 
     return make_slices

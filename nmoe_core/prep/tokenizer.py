@@ -64,9 +64,13 @@ class Tokenizer:
         self.eos_token_id: int = self._reference.eot_token
         self.encode_batch(_PROBES)
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 over the name, size, special ids, split pattern and ranks of the encoding."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         ref = self._reference
         ranks = hashlib.sha256()
         for token, rank in sorted(ref._mergeable_ranks.items(), key=lambda item: item[1]):

@@ -79,29 +79,39 @@ def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Ou
             "tokens": report.num_kept_tokens,
             "changed": not report.is_current,
         }
-        outputs[bucket] = Output(report.content_hash, facts)
+        picture = _order_picture(run, source, [bucket])
+        outputs[bucket] = Output(report.content_hash, facts, picture)
     return outputs
 
 
 def combine(run: Run, source: str) -> Output:
     """Write the curated manifest of a source, with the window diversity of all its shards."""
     from nmoe_core.curate.combine import combine_curated
-    from nmoe_core.curate.lineage import arranged_documents
-    from nmoe_core.plots import curated_plot, png_markdown
 
     num_shards = run.config.prep.num_shards
     report = combine_curated(
         run.paths.data, run.paths.curated, source, num_shards, run.config.seq_len
     )
-    documents = arranged_documents(run.paths.curated, source, range(num_shards))
+    windows = report.diversity["concat"]
     facts = {
         "dagster/row_count": report.num_documents,
         "tokens": report.num_tokens,
         "changed": not report.is_current,
         "path": str(report.path),
     }
-    picture = curated_plot(documents, run.config.seq_len)
-    return Output(report.content_hash, facts, png_markdown(picture, f"{source}: order"))
+    for when in ("before", "after"):
+        if windows[when] is not None:
+            facts[f"window_topics_{when}"] = windows[when]["mean"]
+            facts[f"percent_of_ceiling_{when}"] = windows[when]["percent_of_ceiling"]
+    return Output(report.content_hash, facts, _order_picture(run, source, range(num_shards)))
+
+
+def _order_picture(run: Run, source: str, buckets: Iterable[int]) -> str:
+    from nmoe_core.curate.lineage import arranged_documents
+    from nmoe_core.plots import curated_plot, png_markdown
+
+    documents = arranged_documents(run.paths.curated, source, buckets)
+    return png_markdown(curated_plot(documents, run.config.seq_len), f"{source}: order")
 
 
 def _table(run: Run) -> EmbeddingTable:

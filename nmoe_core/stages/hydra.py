@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nmoe_core.hydra.train import TrainReport
 
 HeadKind = Literal["probe", "judge"]
+GRADE_CODE = "grade/1"
 
 
 def make_backbone(run: Run) -> Output:
@@ -86,8 +87,7 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
 def train_head(run: Run, kind: HeadKind) -> Output:
     """Train the probe or the judge on the merged labels; a current head is left alone."""
     from nmoe_core.hydra.train import train_judge, train_probe
-    from nmoe_core.plots.heads import loss_plot
-    from nmoe_core.plots.png import png_markdown
+    from nmoe_core.plots import loss_plot, png_markdown
 
     common: dict[str, Any] = {
         "labels_train": _merged(run, "train"),
@@ -110,8 +110,7 @@ def train_head(run: Run, kind: HeadKind) -> Output:
 def calibrate_heads(run: Run) -> Output:
     """Fit weights and thresholds on the heads' own scores of val documents."""
     from nmoe_core.hydra.calibrate import calibrate
-    from nmoe_core.plots.calibration import calibration_plot
-    from nmoe_core.plots.png import png_markdown
+    from nmoe_core.plots import calibration_plot, png_markdown
 
     table, model = run.config.calibration, _model(run)
     tokens_before = model.tokens_processed

@@ -6,15 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from loader.format import MANIFEST_NAME, Manifest, load_manifest
+import numpy as np
+
+from loader.format import MANIFEST_NAME, IndexReader, Manifest, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.errors import FormatError
-from nmoe_core.hydra.slices import SliceReport, write_source_slices
+from nmoe_core.fingerprint import sha256_file
+from nmoe_core.hydra.slices import write_source_slices
 from nmoe_core.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
 from nmoe_core.sources.spec import open_source
+from nmoe_core.stages.result import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +78,23 @@ def split_leak(run: Run, source: SourcePlan) -> dict[str, Any]:
     }
 
 
-def make_slices(run: Run, source: SourcePlan) -> SliceReport:
+def make_slices(run: Run, source: SourcePlan) -> Output:
     """Write the train, val and test document ids of one source."""
-    return write_source_slices(run.paths.data, source.name, run.paths.slices)
+    report = write_source_slices(run.paths.data, source.name, run.paths.slices)
+    summary = run.paths.slices / "sources" / source.name / "slices.json"
+    return Output(sha256_file(summary), {**report.counts, "changed": not report.is_current})
 
 
-def document_lengths(manifest: Manifest) -> list[int]:
-    """Tokens of every document of a manifest, EOS included."""
-    from loader.format import IndexReader
+def manifest_picture(manifest: Manifest) -> str:
+    """Document lengths and tokens per shard as Markdown."""
+    from nmoe_core.plots import manifest_plot, png_markdown
 
-    lengths: list[int] = []
+    lengths = [np.empty(0, np.int64)]
+    tokens: dict[str, int] = {}
     for entry in manifest.shards:
-        spans = IndexReader(manifest.index_path(entry)).to_array()
-        lengths += (spans[:, 1] - spans[:, 0]).tolist()
-    return lengths
+        spans = IndexReader(manifest.index_path(entry)).to_array().astype(np.int64)
+        lengths.append(spans[:, 1] - spans[:, 0])
+        shard = entry.path.split("/")[0]
+        tokens[shard] = tokens.get(shard, 0) + entry.num_tokens
+    png = manifest_plot(np.concatenate(lengths), list(tokens.values()))
+    return png_markdown(png, f"{manifest.dataset}: document lengths")
