@@ -1,0 +1,90 @@
+"""Checkpoints for the engine's tests: written by the tests themselves, tiny, seeded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
+from nmoe_core.engine.config import YarnScaling
+from nmoe_core.engine.layout import HUGGING_FACE, stored_tensors
+
+# Read when transformers is first imported; local directories need no hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+MakeCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Two shared cores: more threads make these sizes slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers, window 16, vocabulary 300, as `make_tiny_checkpoint` writes it."""
+    directory = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    return make_tiny_checkpoint(directory, vocab_size=300, num_layers=4, sliding_window=16)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_dir: Path) -> Transformer:
+    """The model of `tiny_dir`; tests do not change it but for its counter."""
+    return Transformer.from_checkpoint(tiny_dir)
+
+
+@pytest.fixture
+def small_config() -> ModelConfig:
+    """A shape for `make_checkpoint`, to be varied with `dataclasses.replace`."""
+    return ModelConfig(
+        num_hidden_layers=3,
+        num_experts=6,
+        experts_per_token=2,
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=64,
+        head_dim=8,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        sliding_window=7,
+        layer_types=("sliding_attention", "full_attention", "sliding_attention"),
+        rope_theta=10_000.0,
+        rope_scaling=YarnScaling(factor=8.0, original_max_position=64),
+        max_position_embeddings=512,
+        eos_token_id=100,
+        pad_token_id=99,
+    )
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
+    """`make(config)` writes a bfloat16 Hugging Face checkpoint of random weights, unquantised."""
+
+    def make(config: ModelConfig, raw: dict[str, object] | None = None) -> Path:
+        directory = tmp_path / "made"
+        directory.mkdir()
+        generator = torch.Generator().manual_seed(17)
+        tensors = {}
+        for name, spec in stored_tensors(config, HUGGING_FACE, ()).items():
+            values = torch.randn(spec.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                values = 1 + 0.1 * values
+            elif len(spec.shape) > 1 and "embed" not in name and "bias" not in name:
+                inputs = spec.shape[-2] if len(spec.shape) == 3 else spec.shape[-1]
+                values = 2 * values / inputs**0.5
+            tensors[name] = values.bfloat16()
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        (directory / "config.json").write_text(json.dumps(config.to_hf() | (raw or {})))
+        return directory
+
+    return make

@@ -1,0 +1,146 @@
+"""ModelConfig: both published forms, and every refusal by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from nmoe_core.engine.config import FULL, SLIDING, ModelConfig, YarnScaling, tap_layers
+from nmoe_core.errors import CheckpointError
+
+ORIGINAL_20B = {
+    "num_hidden_layers": 24,
+    "num_experts": 32,
+    "experts_per_token": 4,
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "swiglu_limit": 7.0,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "initial_context_length": 4096,
+    "rope_theta": 150000,
+    "rope_scaling_factor": 32.0,
+    "rope_ntk_alpha": 1,
+    "rope_ntk_beta": 32,
+}
+
+
+@pytest.fixture
+def published() -> ModelConfig:
+    return ModelConfig.from_original(ORIGINAL_20B)
+
+
+def test_the_original_form_gives_the_published_model(published: ModelConfig):
+    assert published.rope_scaling == YarnScaling(32.0, 4096, 32.0, 1.0, truncate=False)
+    assert published.max_position_embeddings == 131_072
+    assert published.layer_types[:3] == (SLIDING, FULL, SLIDING)
+    assert (published.window(0), published.window(1)) == (128, None)
+    assert (published.eos_token_id, published.pad_token_id) == (200_002, 199_999)
+    assert published.qkv_sizes == (4096, 512, 512)
+
+
+def test_the_hugging_face_form_is_read_back_as_written(published: ModelConfig):
+    raw = published.to_hf()
+    assert raw["model_type"] == "gpt_oss"
+    assert raw["quantization_config"]["quant_method"] == "mxfp4"
+    assert ModelConfig.from_hf(raw) == ModelConfig.from_dict(raw) == published
+    assert ModelConfig.from_dict(ORIGINAL_20B) == published
+
+
+def test_a_model_without_scaling_is_read_back_as_written(published: ModelConfig):
+    plain = dataclasses.replace(published, rope_scaling=None, quant_method=None)
+    assert "quantization_config" not in plain.to_hf()
+    assert ModelConfig.from_hf(plain.to_hf()) == plain
+    unscaled = ModelConfig.from_original({**ORIGINAL_20B, "rope_scaling_factor": 1.0})
+    assert unscaled.rope_scaling is None
+
+
+def test_newer_names_of_fields_mean_the_same(published: ModelConfig):
+    raw = published.to_hf()
+    rope = raw.pop("rope_scaling") | {"rope_theta": raw.pop("rope_theta")}
+    raw["rope_parameters"] = rope
+    raw["num_experts"] = raw.pop("num_local_experts")
+    del raw["num_experts_per_tok"], raw["layer_types"]
+    assert ModelConfig.from_hf(raw) == published
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["num_hidden_layers", "vocab_size", "rope_theta", "rope_scaling", "swiglu_limit", "head_dim"],
+)
+def test_a_missing_field_is_named(published: ModelConfig, field: str):
+    raw = published.to_hf()
+    del raw[field]
+    with pytest.raises(CheckpointError, match=field) as caught:
+        ModelConfig.from_hf(raw)
+    assert caught.value.code == "E-CHECKPOINT-CONFIG"
+
+
+def test_a_missing_field_of_the_original_form_is_named():
+    raw = {key: value for key, value in ORIGINAL_20B.items() if key != "rope_ntk_beta"}
+    with pytest.raises(CheckpointError, match="rope_ntk_beta"):
+        ModelConfig.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "gpt-oss"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "yarn", "mscale": 2.0}}, "mscale"),
+    ],
+)
+def test_another_architecture_or_variant_is_refused(published: ModelConfig, change, named: str):
+    with pytest.raises(CheckpointError, match=named) as caught:
+        ModelConfig.from_hf(published.to_hf() | change)
+    assert caught.value.code == "E-CHECKPOINT-ARCH"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_experts_per_tok", 33),
+        ("head_dim", 63),
+        ("num_key_value_heads", 7),
+        ("layer_types", [SLIDING]),
+        ("layer_types", ["chunked_attention"] * 24),
+        ("hidden_size", 2881),
+        ("hidden_size", "2880"),
+        ("vocab_size", True),
+        ("sliding_window", 0),
+        ("num_key_value_heads", 0),
+    ],
+)
+def test_a_value_no_model_can_have_is_named(published: ModelConfig, field: str, value: object):
+    with pytest.raises(CheckpointError, match=field.replace("num_experts_per_tok", "experts_per")):
+        ModelConfig.from_hf(published.to_hf() | {field: value})
+
+
+def test_layers_need_not_alternate(published: ModelConfig):
+    types = [FULL, FULL, *[SLIDING] * 22]
+    config = ModelConfig.from_hf(published.to_hf() | {"layer_types": types})
+    assert [config.window(layer) for layer in range(4)] == [None, None, 128, 128]
+
+
+def test_of_several_stop_ids_the_first_is_the_end_of_a_document(published: ModelConfig):
+    config = ModelConfig.from_hf(published.to_hf() | {"eos_token_id": [200_002, 200_012]})
+    assert config.eos_token_id == 200_002
+    assert ModelConfig.from_hf(published.to_hf() | {"eos_token_id": None}).eos_token_id is None
+
+
+def test_heads_tap_three_quarters_and_the_end():
+    assert [tap_layers(depth) for depth in (24, 8, 36, 1)] == [(18, 24), (6, 8), (27, 36), (1, 1)]
+
+
+def test_reading_a_config_loads_no_torch():
+    code = "import sys, nmoe_core.engine.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

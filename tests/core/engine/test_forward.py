@@ -1,0 +1,262 @@
+"""The forward pass: padding, batches, windows, stopping early and going on, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nmoe_core.engine import ModelConfig, Transformer, attention, packing
+from nmoe_core.engine.attention import attend
+from nmoe_core.errors import ConfigError, TokenizerError
+
+# The same document in another batch; with MKL on x86 the difference was 0 wherever measured.
+SAME = 1e-5
+LENGTHS = torch.tensor([1, 33, 16, 80, 17])
+
+
+def _ids(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 300, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _calls(modules: nn.ModuleList) -> list[int]:
+    """Numbers of the blocks that run from now on, from 1."""
+    seen: list[int] = []
+    for number, module in enumerate(modules, 1):
+        module.register_forward_hook(lambda *_, number=number: seen.append(number))
+    return seen
+
+
+@pytest.fixture
+def fresh_model(tiny_dir) -> Transformer:
+    """A model a test may hook."""
+    return Transformer.from_checkpoint(tiny_dir)
+
+
+def test_a_document_is_the_same_alone_and_in_any_batch(tiny_model: Transformer):
+    ids = _ids(5, 80)
+    logits, hidden = tiny_model(ids, LENGTHS, return_hidden_states=(3, 4))
+    order = torch.tensor([3, 0, 4])
+    _, reordered = tiny_model(ids[order], LENGTHS[order], return_hidden_states=(4,))
+    for b, length in enumerate(LENGTHS.tolist()):
+        alone, states = tiny_model(ids[b : b + 1, :length], return_hidden_states=(3, 4))
+        assert (alone[0] - logits[b, :length]).abs().max() < SAME
+        for tap in (3, 4):
+            assert (states[tap][0] - hidden[tap][b, :length]).abs().max() < SAME
+    for row, b in enumerate(order.tolist()):
+        assert (reordered[4][row] - hidden[4][b]).abs().max() < SAME
+
+
+def test_products_have_shapes_that_do_not_depend_on_the_batch(tiny_model, monkeypatch):
+    num_rows: list[int] = []
+    query_blocks: list[tuple[int, int]] = []
+
+    def linear(x: Tensor, *rest: Any) -> Tensor:
+        num_rows.append(len(x))
+        return torch_linear(x, *rest)
+
+    def attend_block(q: Tensor, k: Tensor, *rest: Tensor) -> Tensor:
+        query_blocks.append((q.shape[3], k.shape[2]))
+        return attention_block(q, k, *rest)
+
+    torch_linear, attention_block = packing.F.linear, attention._attend_block
+    monkeypatch.setattr(packing.F, "linear", linear)
+    monkeypatch.setattr(attention, "_attend_block", attend_block)
+    tiny_model(_ids(1, 33), return_hidden_states=(2,), no_logits=True)
+    assert min(num_rows) == 16
+    # Window 16, then all: 15 positions before a block of 32 are seen, or every one.
+    assert query_blocks == [(32, 32), (32, 47), (32, 32), (32, 64)]
+
+
+def test_padding_is_neither_read_nor_computed_nor_returned(fresh_model: Transformer):
+    ids = _ids(5, 80)
+    is_pad = torch.arange(80) >= LENGTHS[:, None]
+    num_rows: list[int] = []
+    for block in fresh_model.blocks:
+        experts = block.get_submodule("mlp")
+        experts.register_forward_hook(lambda _, args, __: num_rows.append(len(args[0])))
+    logits, hidden = fresh_model(ids, LENGTHS, return_hidden_states=(2,))
+    assert num_rows == [int(LENGTHS.sum())] * 4
+    assert fresh_model.tokens_processed == int(LENGTHS.sum())
+    again, hidden_again = fresh_model(
+        ids.masked_fill(is_pad, -7), LENGTHS, return_hidden_states=(2,)
+    )
+    assert torch.equal(logits, again)
+    assert torch.equal(hidden[2], hidden_again[2])
+    assert logits[is_pad].abs().max() == hidden[2][is_pad].abs().max() == 0
+
+
+def test_empty_documents_give_nothing(tiny_model: Transformer):
+    logits = tiny_model(_ids(2, 3), torch.tensor([0, 3]))
+    assert (logits[1] - tiny_model(_ids(2, 3)[1:])[0]).abs().max() < SAME
+    assert tiny_model(_ids(2, 3), torch.tensor([0, 0])).abs().max() == 0
+
+
+def test_a_window_ends_exactly_where_it_should(tiny_dir, small_config, make_checkpoint):
+    config = dataclasses.replace(
+        small_config, num_hidden_layers=1, layer_types=("sliding_attention",)
+    )
+    model = Transformer.from_checkpoint(make_checkpoint(config))
+    ids = torch.randint(0, 101, (1, 100), generator=torch.Generator().manual_seed(3))
+    changed = ids.clone()
+    changed[0, 30] += -50 if ids[0, 30] > 50 else 50
+    _, before = model(ids, return_hidden_states=(1,))
+    _, after = model(changed, return_hidden_states=(1,))
+    is_moved = (before[1] != after[1]).any(-1)[0].nonzero().flatten().tolist()
+    # Window 7: the changed position itself and the six after it.
+    assert is_moved == list(range(30, 37))
+
+
+@pytest.mark.parametrize("window", [None, 1, 31, 32, 33, 64])
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+def test_blocks_of_queries_give_the_attention_of_the_definition(window: int | None, length: int):
+    generator = torch.Generator().manual_seed(length)
+    q = torch.randn(2, 2, 3, length, 8, generator=generator)
+    k, v = torch.randn(2, 2, 2, length, 8, generator=generator)
+    sinks = torch.randn(6, generator=generator)
+    expected = torch.empty_like(q)
+    for head in range(6):
+        kv, member = divmod(head, 3)
+        for i in range(length):
+            first = 0 if window is None else max(0, i - window + 1)
+            seen = k[:, kv, first : i + 1] @ q[:, kv, member, i, :, None] / 8**0.5
+            weights = torch.softmax(
+                torch.cat([seen[..., 0], sinks[head].expand(2, 1)], dim=1), dim=1
+            )
+            expected[:, kv, member, i] = (weights[:, :-1, None] * v[:, kv, first : i + 1]).sum(1)
+    torch.testing.assert_close(attend(q, k, v, sinks, window), expected, atol=2e-6, rtol=1e-5)
+
+
+def test_stopping_early_runs_only_the_blocks_asked_for(fresh_model: Transformer):
+    seen = _calls(fresh_model.blocks)
+    ids = _ids(2, 20)
+    _, full = fresh_model(ids, return_hidden_states=(1, 2, 3, 4))
+    assert seen == [1, 2, 3, 4]
+    seen.clear()
+    logits, hidden = fresh_model(ids, return_hidden_states=(3,), up_to_layer=3, no_logits=True)
+    assert seen == [1, 2, 3]
+    assert logits is None
+    assert torch.equal(hidden[3], full[3])
+    seen.clear()
+    fresh_model(ids, return_hidden_states=(2,), no_logits=True)
+    assert seen == [1, 2]
+    seen.clear()
+    fresh_model(ids, return_hidden_states=(2,), up_to_layer=3, no_logits=True)
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_going_on_from_a_hidden_state_is_the_same_as_not_stopping(tiny_dir, dtype: torch.dtype):
+    model = Transformer.from_checkpoint(tiny_dir, dtype=dtype)
+    ids = _ids(5, 80)
+    logits, full = model(ids, LENGTHS, return_hidden_states=(3, 4))
+    seen = _calls(model.blocks)
+    _, part = model(ids, LENGTHS, return_hidden_states=(3,), up_to_layer=3, no_logits=True)
+    seen.clear()
+    resumed, rest = model(None, LENGTHS, return_hidden_states=(4,), from_layer=3, hidden=part[3])
+    assert seen == [4]
+    assert torch.equal(resumed, logits)
+    assert torch.equal(rest[4], full[4])
+
+
+def test_survivors_of_a_probe_go_on_in_a_batch_of_their_own(tiny_model: Transformer):
+    ids = _ids(5, 80)
+    _, full = tiny_model(ids, LENGTHS, return_hidden_states=(4,))
+    _, part = tiny_model(ids, LENGTHS, return_hidden_states=(3,), no_logits=True)
+    kept = torch.tensor([1, 4])
+    before = tiny_model.tokens_processed
+    _, rest = tiny_model(
+        ids[kept, :33],
+        LENGTHS[kept],
+        return_hidden_states=(4,),
+        no_logits=True,
+        from_layer=3,
+        hidden=part[3][kept, :33],
+    )
+    assert (rest[4] - full[4][kept, :33]).abs().max() < SAME
+    assert tiny_model.tokens_processed - before == 33 + 17
+
+
+def test_hidden_states_train_a_head(tiny_model: Transformer):
+    _, hidden = tiny_model(_ids(5, 80), LENGTHS, return_hidden_states=(4,), no_logits=True)
+    head = nn.Linear(64, 1)
+    head(hidden[4]).square().mean().backward()
+    assert head.weight.grad is not None
+    assert not any(parameter.requires_grad for parameter in tiny_model.parameters())
+
+
+def test_bfloat16_keeps_norms_router_and_sinks_in_float32(tiny_dir, tiny_model: Transformer):
+    model = Transformer.from_checkpoint(tiny_dir, dtype=torch.bfloat16)
+    kept = {
+        re.sub(r"blocks\.\d+\.", "", name)
+        for name, parameter in model.named_parameters()
+        if parameter.dtype == torch.float32
+    }
+    assert kept == {
+        "attn_norm.weight",
+        "attn.sinks",
+        "mlp_norm.weight",
+        "mlp.router_weight",
+        "mlp.router_bias",
+        "norm.weight",
+    }
+    _, hidden = model(_ids(1, 80), return_hidden_states=(4,))
+    assert hidden[4].dtype == torch.bfloat16
+    expected = tiny_model(_ids(1, 80), return_hidden_states=(4,))[1][4]
+    error = (hidden[4] - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.median() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 3)}, "float32"),
+        ({"input_ids": torch.zeros(3).long()}, r"input_ids int64 \[B, T\]"),
+        ({"input_ids": None}, "None"),
+        ({"lengths": torch.tensor([4, 1])}, "0 to 3"),
+        ({"lengths": torch.tensor([1])}, "lengths"),
+        ({"lengths": torch.tensor([1, 2], dtype=torch.int32)}, "lengths"),
+        ({"return_hidden_states": (5,)}, "hidden state 5"),
+        ({"return_hidden_states": (0,)}, "hidden state 0"),
+        ({"return_hidden_states": (3,), "up_to_layer": 2, "no_logits": True}, "hidden state 3"),
+        ({"up_to_layer": 5}, "within 1 to 4"),
+        ({"up_to_layer": 0}, "within 1 to 4"),
+        ({"up_to_layer": 2}, "logits after block 2"),
+        ({"no_logits": True}, "no hidden state"),
+        ({"from_layer": 2}, "hidden"),
+        ({"hidden": torch.zeros(2, 3, 64)}, "from_layer 0"),
+        ({"from_layer": 2, "hidden": torch.zeros(2, 3, 63)}, "63"),
+        ({"from_layer": 2, "hidden": torch.zeros(2, 3, 64).bfloat16()}, "bfloat16"),
+        ({"input_ids": torch.zeros(1, 131_073).long()}, "131073 positions"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused(tiny_model: Transformer, arguments, message: str):
+    before = tiny_model.tokens_processed
+    with pytest.raises(ConfigError, match=message) as caught:
+        tiny_model(**({"input_ids": _ids(2, 3)} | arguments))
+    assert caught.value.code == "E-CONFIG-FORWARD"
+    assert tiny_model.tokens_processed == before
+
+
+@pytest.mark.parametrize("token", [300, -1])
+def test_ids_outside_the_vocabulary_are_refused(tiny_model: Transformer, token: int):
+    with pytest.raises(TokenizerError, match=f"found {token}, expected 0 to 299") as caught:
+        tiny_model(torch.tensor([[1, token]]))
+    assert caught.value.code == "E-TOKENIZER-VOCAB"
+
+
+def test_a_dtype_that_overflows_is_refused(tiny_dir):
+    with pytest.raises(ConfigError, match="float16"):
+        Transformer.from_checkpoint(tiny_dir, dtype=torch.float16)
+
+
+def test_a_config_given_by_hand_stands_in_for_the_files(tiny_dir, tiny_model: Transformer):
+    config: ModelConfig = dataclasses.replace(tiny_model.config, sliding_window=4)
+    model = Transformer.from_checkpoint(tiny_dir, config=config)
+    assert model.config.sliding_window == 4
+    assert not torch.equal(model(_ids(1, 20)), tiny_model(_ids(1, 20)))
+    assert torch.equal(model(_ids(1, 4)), tiny_model(_ids(1, 4)))

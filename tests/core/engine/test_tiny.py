@@ -1,0 +1,131 @@
+"""The tiny checkpoint: the same bytes always, whole or absent, and of use to a head."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nmoe_core.atomic import output_lock
+from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table
+from nmoe_core.engine.tiny import make_tiny_checkpoint
+from nmoe_core.errors import CheckpointError, LockedError
+
+SIZES = {"vocab_size": 300, "num_layers": 4, "sliding_window": 16}
+# Of the tensors that SIZES and seed 0 give, whatever the machine and the libraries' versions.
+WEIGHTS = "a1f3ffc7f88680447d7c7c36589d3ec2407a0116c17f022be64e57f8c26f1441"
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    files = sorted(path for path in directory.iterdir() if path.name != ".lock")
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_the_weights_are_those_of_the_recipe(tiny_dir: Path):
+    tensors = {k: v for file in tiny_dir.glob("*.safetensors") for k, v in load_file(file).items()}
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].view(torch.uint8).numpy().tobytes())
+    assert digest.hexdigest() == WEIGHTS
+
+
+def test_another_process_with_more_threads_writes_the_same_bytes(tiny_dir: Path, tmp_path: Path):
+    code = (
+        "import sys, torch; from nmoe_core.engine.tiny import make_tiny_checkpoint as make; "
+        f"torch.set_num_threads(3); make(sys.argv[1], **{SIZES!r})"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "3"}
+    subprocess.run([sys.executable, "-c", code, tmp_path / "t"], check=True, env=environment)
+    assert _hashes(tmp_path / "t") == _hashes(tiny_dir)
+
+
+def test_a_second_run_does_no_work_and_another_recipe_replaces_all(tmp_path: Path):
+    directory = make_tiny_checkpoint(tmp_path / "t", **SIZES)
+    first = {path.name: path.stat().st_mtime_ns for path in directory.glob("m*.*")}
+    make_tiny_checkpoint(directory, **SIZES)
+    assert {path.name: path.stat().st_mtime_ns for path in directory.glob("m*.*")} == first
+    digest = checkpoint_digest(directory)
+    make_tiny_checkpoint(directory, **SIZES, seed=1)
+    assert checkpoint_digest(directory) != digest
+    make_tiny_checkpoint(directory, **SIZES)
+    assert checkpoint_digest(directory) == digest
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_killed_run_leaves_no_checkpoint_and_the_next_completes_it(
+    tiny_dir: Path, tmp_path: Path, call: int
+):
+    directory = make_tiny_checkpoint(tmp_path / "t", **SIZES, seed=1)
+    code = (
+        "import sys; from nmoe_core.engine.tiny import make_tiny_checkpoint as make; "
+        f"make(sys.argv[1], **{SIZES!r})"
+    )
+    environment = os.environ | {"NMOE_FAILPOINT": f"rename:{call}:kill"}
+    killed = subprocess.run([sys.executable, "-c", code, directory], env=environment, check=False)
+    assert killed.returncode == -9
+    with pytest.raises(CheckpointError, match="no checkpoint here"):
+        Transformer.from_checkpoint(directory)
+    make_tiny_checkpoint(directory, **SIZES)
+    assert checkpoint_digest(directory) == checkpoint_digest(tiny_dir)
+    assert not list(directory.glob("*.tmp.*"))
+
+
+def test_the_config_says_that_the_weights_are_random(tiny_dir: Path):
+    raw = json.loads((tiny_dir / "config.json").read_text())
+    assert raw["nmoe_recipe"]["seed"] == 0
+    assert "not trained" in raw["nmoe_recipe"]["weights"]
+    assert raw["architectures"] == ["GptOssForCausalLM"]
+    index = json.loads((tiny_dir / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == 2
+
+
+def test_a_checkpoint_of_another_origin_is_left_alone(tiny_dir: Path, tmp_path: Path):
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    (stranger / "config.json").write_text('{"model_type": "gpt_oss"}')
+    (stranger / "model.safetensors").write_bytes(b"weights")
+    before = _hashes(stranger)
+    with pytest.raises(CheckpointError, match="not made by this command") as caught:
+        make_tiny_checkpoint(stranger, **SIZES)
+    assert caught.value.code == "E-CHECKPOINT-FOREIGN"
+    (stranger / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="not made by this command"):
+        make_tiny_checkpoint(stranger, **SIZES)
+    assert sorted(path.name for path in stranger.iterdir()) == ["model.safetensors"]
+    assert _hashes(stranger).items() <= before.items()
+
+
+def test_sizes_that_mxfp4_cannot_group_are_refused_before_writing(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="hidden_size"):
+        make_tiny_checkpoint(tmp_path / "t", hidden_size=48)
+    assert not (tmp_path / "t").exists()
+
+
+def test_two_writers_do_not_mix(tmp_path: Path):
+    with output_lock(tmp_path / "t"), pytest.raises(LockedError):
+        make_tiny_checkpoint(tmp_path / "t", **SIZES)
+
+
+def test_late_layers_still_tell_tokens_apart_and_carry_context(tmp_path: Path):
+    directory = make_tiny_checkpoint(tmp_path / "t", vocab_size=300)
+    model = Transformer.from_checkpoint(directory)
+    assert model.config.num_hidden_layers == 8
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 300, (8, 64), generator=generator)
+    changed = ids.clone()
+    changed[:, 20] = (ids[:, 20] + 1) % 300
+    embedded = torch.from_numpy(load_embedding_table(directory))[ids]
+    _, hidden = model(ids, return_hidden_states=(6, 8), no_logits=True)
+    _, moved = model(changed, return_hidden_states=(6, 8), no_logits=True)
+    for tap in (6, 8):
+        assert torch.cosine_similarity(hidden[tap], embedded, dim=-1).mean() > 0.5
+        change = (moved[tap] - hidden[tap]).norm(dim=-1) / hidden[tap].norm(dim=-1)
+        assert change[:, :20].max() == 0
+        assert change[:, 21:30].mean() > 0.01
