@@ -82,7 +82,8 @@ def _named_job(name: str, description: str, parts: list[StageJob]) -> dg.JobDefi
             )
             if not outcome.success:
                 raise dg.Failure(
-                    f"{part.name} failed; see its run {outcome.run_id}", allow_retries=False
+                    f"{part.name} failed: {_first_error(outcome)} (run {outcome.run_id})",
+                    allow_retries=False,
                 )
 
     @dg.job(
@@ -95,6 +96,17 @@ def _named_job(name: str, description: str, parts: list[StageJob]) -> dg.JobDefi
         run_parts()
 
     return named_job
+
+
+def _first_error(outcome: dg.ExecuteInProcessResult) -> str:
+    """The innermost error of the first step that failed, or the check that did."""
+    for event in outcome.all_events:
+        if event.event_type_value == "STEP_FAILURE":
+            error = event.step_failure_data.error
+            while error is not None and error.cause is not None:
+                error = error.cause
+            return " ".join((error.message if error else event.message or "").split())
+    return "a blocking check did not pass"
 
 
 def _prep_jobs(run: Run, source: SourcePlan) -> list[StageJob]:

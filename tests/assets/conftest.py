@@ -46,7 +46,7 @@ num_topics = 8
 """
 MIXTURE = """
 [mixtures.mix]
-total_tokens_b = 0.00003
+total_tokens_b = 0.00001
 [[mixtures.mix.sources]]
 id = "code"
 tokens_b = 0.00001
@@ -136,6 +136,11 @@ def execute(
     )
 
 
+def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines of a job's output that say what failed."""
+    return [line[:500] for line in (done.stdout + done.stderr).splitlines() if "rror: " in line]
+
+
 Execute = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -155,5 +160,5 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("project")
     write_project(directory)
     done = execute(directory)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, failures(done)
     return directory

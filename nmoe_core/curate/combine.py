@@ -1,0 +1,107 @@
+"""The manifest over the curated shards of a source, with the diversity of the whole.
+
+It is written only when every curated shard was made from the parent shard that is there now, and
+left untouched when its content would be the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.format import MANIFEST_NAME, load_manifest, read_json_object
+from nmoe_core.atomic import write_json
+from nmoe_core.curate.curated import CURATION_NAME, shard_format
+from nmoe_core.curate.diversity import compare_orders
+from nmoe_core.curate.documents import shard_manifest
+from nmoe_core.curate.lineage import arranged_documents
+from nmoe_core.curate.locks import replacing
+from nmoe_core.errors import CurationError
+from nmoe_core.prep.run import commit_manifest
+from nmoe_core.shards.manifest import combine_shards
+
+_SHARED_INFO = ("source", "assignment", "order", "include", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class CombineReport:
+    """The curated manifest of a source; `is_current` when the same content was there already.
+
+    `diversity` is what `compare_orders` returns for all shards, one after another.
+    """
+
+    path: Path
+    is_current: bool
+    content_hash: str
+    num_documents: int
+    num_tokens: int
+    diversity: dict[str, Any]
+
+
+def combine_curated(
+    data_root: Path, curated_root: Path, source: str, num_buckets: int, seq_len: int
+) -> CombineReport:
+    """Write `{curated_root}/{source}/train/manifest.json`, and `curation.json` before it.
+
+    Args:
+        data_root: Holds the parents and their manifest, `{source}/train/`.
+        curated_root: Holds the curated shards.
+        source: Source name.
+        num_buckets: Shards of the source.
+        seq_len: Tokens of the windows that diversity is measured on.
+
+    Raises:
+        CurationError: A shard was curated from another parent than the one there now
+            (E-CURATION-STALE), or its lineage is damaged (E-CURATION-LINEAGE).
+        FormatError: A manifest is missing, or shards were curated with different settings
+            (E-MANIFEST-MIXED).
+    """
+    train_dir = curated_root / source / "train"
+    parent = load_manifest(data_root / source / "train" / MANIFEST_NAME)
+    infos = [_source_info(data_root, curated_root, source, k) for k in range(num_buckets)]
+    source_info = {key: infos[0][key] for key in _SHARED_INFO}
+    source_info["parent"] = parent.content_digest()
+    manifest = combine_shards(train_dir, shard_format(parent), num_buckets, source_info)
+    documents = arranged_documents(curated_root, source, range(num_buckets))
+    before = documents.topics[documents.source_order], documents.tokens[documents.source_order]
+    after_order = documents.source_order.argsort()
+    diversity = compare_orders(*before, after_order, seq_len)
+    path = train_dir / CURATION_NAME
+    with replacing(train_dir / MANIFEST_NAME), replacing(path):
+        facts = {
+            "source": source,
+            "num_documents": parent.total_documents,
+            "num_tokens": parent.total_tokens,
+            "num_kept": manifest["total_documents"],
+            "num_kept_tokens": manifest["total_tokens"],
+            "diversity": diversity,
+        }
+        if not path.exists() or read_json_object(path) != facts:
+            write_json(path, facts)
+        _, changed = commit_manifest(train_dir / MANIFEST_NAME, manifest)
+    return CombineReport(
+        path=train_dir / MANIFEST_NAME,
+        is_current=not changed,
+        content_hash=manifest["content_hash"],
+        num_documents=manifest["total_documents"],
+        num_tokens=manifest["total_tokens"],
+        diversity=diversity,
+    )
+
+
+def _source_info(data_root: Path, curated_root: Path, source: str, bucket: int) -> dict[str, Any]:
+    """`source_info` of a curated shard, made from the parent that is there now."""
+    curated = shard_manifest(curated_root, source, bucket)
+    info = curated.extra.get("source_info", {})
+    expected = shard_manifest(data_root, source, bucket).content_digest()
+    if info.get("parent") != expected:
+        raise CurationError(
+            "curated shard was made from another version of its parent",
+            where=curated.path,
+            found=info.get("parent"),
+            expected=expected,
+            do="curate this shard again",
+            code="E-CURATION-STALE",
+        )
+    return info

@@ -1,0 +1,266 @@
+"""The main job as CI users run it: every partition filled, nothing done twice, kills survived."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dagster import AssetKey, DagsterInstance
+from scipy.stats import spearmanr
+
+from loader import build_loader
+from nmoe_core.cli import main
+
+Execute = Callable[..., subprocess.CompletedProcess[str]]
+SOURCES = ("code", "docs", "notes")
+WORK = ("documents_tokenized", "oracle_calls", "backbone_tokens", "head_steps")
+
+
+def _events(project: Path, kind: str) -> Iterator[tuple[str, Any]]:
+    """(run id, event data) of all events of a kind, over all runs of the project."""
+    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+        for run in instance.get_runs():
+            for entry in instance.all_logs(run.run_id):
+                event = entry.dagster_event
+                if event is not None and event.event_type_value == kind:
+                    yield run.run_id, event.event_specific_data
+
+
+def _work(project: Path, known_runs: Collection[str] = ()) -> Counter[str]:
+    """Units of work that materialisations report, in runs that are not `known_runs`.
+
+    Each partition of a run repeats what the run tokenised, so that is counted once a run and asset.
+    """
+    per_run: dict[tuple[str, str, str], int] = {}
+    total: Counter[str] = Counter()
+    for run_id, data in _events(project, "ASSET_MATERIALIZATION"):
+        if run_id in known_runs:
+            continue
+        made = data.materialization
+        for name in WORK:
+            if name not in made.metadata:
+                continue
+            value = made.metadata[name].value
+            if name == "documents_tokenized":
+                per_run[run_id, str(made.asset_key), name] = value
+            else:
+                total[name] += value
+    for (_, _, name), value in per_run.items():
+        total[name] += value
+    return total
+
+
+def _run_ids(project: Path) -> set[str]:
+    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+        return {run.run_id for run in instance.get_runs()}
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of every committed file; manifests without their time of making."""
+    digests = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != ".lock"):
+        payload = path.read_bytes()
+        if path.name == "manifest.json":
+            value = json.loads(payload)
+            value.pop("created_at")
+            payload = json.dumps(value).encode()
+        digests[path.relative_to(directory).as_posix()] = hashlib.sha256(payload).hexdigest()
+    return digests
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_partition_of_every_asset_is_materialised(project: Path) -> None:
+    expected: dict[tuple[str, str], int] = {("docs", "valid_shards"): 1}
+    for source in SOURCES:
+        names = ("shards", "quality_scores", "topics", "curated")
+        expected |= {(source, name): 2 for name in names}
+    expected["hydra", "oracle_labels"] = 16
+    single = [(s, n) for s in SOURCES for n in ("manifest", "docid_slices", "curated_manifest")]
+    single += [("hydra", n) for n in ("backbone", "probe_head", "judge_head", "calibration")]
+    single += [("docs", "valid_manifest"), ("curation", "topic_model"), ("mixture", "loader_plan")]
+    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+        for key, count in expected.items():
+            assert len(instance.get_materialized_partitions(AssetKey(key))) == count, key
+        for key in single:
+            assert instance.get_latest_materialization_event(AssetKey(key)) is not None, key
+
+
+def test_the_blocking_checks_of_every_manifest_ran_and_passed(project: Path) -> None:
+    passed: dict[str, set[str]] = {}
+    for _, data in _events(project, "ASSET_CHECK_EVALUATION"):
+        assert data.passed, data
+        passed.setdefault("/".join(data.asset_key.path), set()).add(data.check_name)
+    checks = {"checksums", "eos", "index", "token_range"}
+    assert passed == {
+        **{f"{source}/manifest": checks for source in SOURCES},
+        "docs/valid_manifest": checks | {"no_leak"},
+    }
+
+
+def test_plots_are_inline_pictures(project: Path) -> None:
+    pictures = set()
+    for _, data in _events(project, "ASSET_MATERIALIZATION"):
+        for value in data.materialization.metadata.values():
+            text = getattr(value, "md_str", "") or ""
+            if text.startswith("![") and "](data:image/png;base64," in text:
+                pictures.add(data.materialization.asset_key.path[-1])
+    assert {"manifest", "calibration", "curated", "curated_manifest", "probe_head"} <= pictures
+
+
+def test_verify_passes_on_every_manifest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifests = sorted((project / "out").glob("*/*/*/manifest.json"))
+    assert len(manifests) == 7
+    for manifest in manifests:
+        assert main(["verify", str(manifest), "--checksums", "--deep"]) == 0
+    capsys.readouterr()
+
+
+def test_the_report_is_what_the_files_hold(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--config", str(project / "run.toml"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    out = project / "out"
+    for row in report["sources"]:
+        name = row["source"]
+        shards = sorted((out / "data" / name / "train").rglob("*.npy"))
+        assert row["tokens"] == sum(len(np.load(p)) for p in shards)
+        indexes = [p.with_suffix(".idx").stat().st_size for p in shards]
+        assert row["documents"] == sum((size - 32) // 16 for size in indexes)
+        grades = [g for p in (out / "quality" / name).rglob("*.jsonl") for g in _rows(p)]
+        decisions = Counter(grade["decision"] for grade in grades)
+        assert (row["keep"], row["band"], row["drop"]) == tuple(
+            decisions[d] for d in ("keep", "band", "drop")
+        )
+        assert row["documents"] == len(grades)
+        kept = sorted((out / "curated" / name / "train").rglob("*.npy"))
+        assert row["kept_tokens"] == sum(len(np.load(p)) for p in kept)
+        assert row["topics_after"] == pytest.approx(_topics_in_windows(out, name, 256))
+    labels = {r["doc_id"]: r for r in _rows(out / "labels" / "merged" / "labels_val.jsonl")}
+    grades = [g for p in (out / "quality").rglob("*.jsonl") for g in _rows(p)]
+    pairs = [
+        (np.mean(list(g["probe_scores"].values())), labels[g["doc_id"]]["aggregated"])
+        for g in grades
+        if g["doc_id"] in labels
+    ]
+    assert len(pairs) == len(labels) == report["heads"]["probe"]["n"]
+    expected = spearmanr(*zip(*pairs)).statistic
+    assert report["heads"]["probe"]["spearman"] == pytest.approx(expected, abs=2e-3)
+
+
+def _topics_in_windows(out: Path, source: str, seq_len: int) -> float:
+    """Mean number of distinct topics in windows of tokens, by writing each token's topic out."""
+    topics: list[np.ndarray] = []
+    for shard in sorted((out / "curated" / source / "train").glob("shard_*")):
+        lineage = _rows(shard / "lineage.jsonl")
+        spans = [
+            np.frombuffer(path.read_bytes(), "<u8", offset=32).reshape(-1, 2)
+            for path in sorted(shard.glob("*.idx"))
+        ]
+        if spans:
+            lengths = np.concatenate(spans) @ np.asarray([-1, 1])
+            topics.append(np.repeat([row["topic"] for row in lineage], lengths.astype(int)))
+    stream = np.concatenate(topics)
+    windows = [stream[i : i + seq_len] for i in range(0, len(stream), seq_len)]
+    return float(np.mean([len(np.unique(window)) for window in windows]))
+
+
+def test_a_curated_document_leads_back_to_its_source_label_score_and_decision(
+    project: Path,
+) -> None:
+    out = project / "out"
+    labels = {
+        row["doc_id"]: row
+        for split in ("train", "val")
+        for row in _rows(out / "labels" / "merged" / f"labels_{split}.jsonl")
+    }
+    shard = next(p for p in sorted((out / "curated" / "docs").rglob("shard_*")) if p.is_dir())
+    lineage, ids = _rows(shard / "lineage.jsonl"), _rows(next(shard.glob("*.ids.jsonl")))
+    texts = [row["text"] for row in _rows(project / "in" / "docs.jsonl")]
+    assert len(lineage) == len(ids) > 10
+    for row, identity in zip(lineage, ids):
+        assert row["decision"] == "keep"
+        assert row["aggregated"] >= 0
+        source_line = int(identity["id"].rsplit(":", 1)[1])
+        text = texts[source_line].strip()
+        assert hashlib.sha256(text.encode()).hexdigest() == identity["text_sha256"]
+        if row["parent_doc_id"] in labels:
+            snippet = labels[row["parent_doc_id"]]["snippet"]
+            assert text.replace("\n", " ")[:40] == snippet[:40]
+
+
+def test_the_loader_reads_the_plan_and_resumes_at_another_world_size(project: Path) -> None:
+    plan_path = project / "out" / "mixture" / "loader_plan.json"
+    loader, plan = build_loader(plan_path, backend="numpy")
+    batches = [loader.next()[0].copy() for _ in range(6)]
+    assert batches[0].shape == (plan.batch_size, plan.seq_len)
+    loader.seek_step(3)
+    state = json.loads(json.dumps(loader.state_dict()))
+    ranks = [build_loader(plan_path, rank=r, world_size=2, backend="numpy")[0] for r in (0, 1)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    for expected in batches[3:]:
+        joined = np.concatenate([rank.next()[0] for rank in ranks])
+        np.testing.assert_array_equal(joined, expected)
+
+
+def test_a_second_run_does_no_work_and_touches_no_file(project: Path, run_job: Execute) -> None:
+    first = _work(project)
+    assert all(first[name] > 0 for name in WORK), first
+    files = {p: p.stat().st_mtime_ns for p in (project / "out").rglob("*") if p.is_file()}
+    known = _run_ids(project)
+    done = run_job(project)
+    assert done.returncode == 0, done.stderr[-2000:]
+    second = _work(project, known)
+    assert set(second) == set(WORK)
+    assert not any(second.values()), second
+    unlocked = {p: t for p, t in files.items() if p.name != ".lock"}
+    assert unlocked == {p: p.stat().st_mtime_ns for p in unlocked}
+
+
+def test_one_shard_partition_is_made_again_alone(project: Path, run_job: Execute) -> None:
+    shard = project / "out" / "data" / "code" / "train" / "shard_0001"
+    before = _digests(project / "out")
+    next(shard.glob("*.npy")).unlink()
+    known = _run_ids(project)
+    tags = json.dumps({"dagster/partition": "0001"})
+    done = run_job(project, "prep_code", "--tags", tags)
+    assert done.returncode == 0, done.stderr[-2000:]
+    documents = json.loads((shard / "manifest.json").read_text())["total_documents"]
+    assert _work(project, known) == {"documents_tokenized": documents}
+    assert _digests(project / "out") == before
+
+
+def test_a_job_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
+    project: Path, tmp_path: Path, make_project: Callable[..., Path], run_job: Execute
+) -> None:
+    make_project(tmp_path, workers=2)
+    killed = run_job(tmp_path, NMOE_FAILPOINT="rename:60:kill")
+    assert killed.returncode == -9
+    assert (tmp_path / "out" / "data" / "code" / "train" / "manifest.json").exists()
+    assert not (tmp_path / "out" / "mixture" / "loader_plan.json").exists()
+    done = run_job(tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for part in ("data", "heads", "calibration", "quality", "curated", "mixture"):
+        assert _digests(tmp_path / "out" / part) == _digests(project / "out" / part), part
+
+
+def test_a_failing_source_fails_the_job(
+    tmp_path: Path, make_project: Callable[..., Path], run_job: Execute
+) -> None:
+    make_project(tmp_path)
+    (tmp_path / "in" / "docs.jsonl").write_text('{"body": "no text"}\n')
+    done = run_job(tmp_path, "prep")
+    assert done.returncode == 1
+    assert "docs.jsonl:1: field 'text' is missing" in done.stdout + done.stderr
+    assert not (tmp_path / "out" / "data" / "docs").exists()

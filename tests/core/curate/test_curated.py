@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from loader.format import MANIFEST_NAME, load_manifest
+from nmoe_core.atomic import output_lock
+from nmoe_core.curate.combine import combine_curated
+from nmoe_core.curate.curated import CurateSettings
+from nmoe_core.curate.diversity import window_diversity
+from nmoe_core.curate.documents import shard_manifest
+from nmoe_core.curate.lineage import read_lineage, trace
+from nmoe_core.curate.verify import verify_curated_shard
+from nmoe_core.errors import CurationError, FormatError, LockedError
+from nmoe_core.shards.verify import verify_manifest
+
+
+def documents(corpus, bucket: int, tree) -> list[tuple[bytes, tuple[str, str]]]:
+    """Token bytes, ingest id and text hash of every document, in order."""
+    files = corpus.files(bucket, tree)
+    return [(tokens.tobytes(), ids) for file in files for _, tokens, ids in file.documents()]
+
+
+def verify(corpus, bucket: int = 0) -> int:
+    return verify_curated_shard(corpus.data, corpus.curated, corpus.quality, "web", bucket)
+
+
+def edit(path, change) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(("include", "one_in"), [(("keep",), [0]), (("keep", "band"), [0, 1])])
+def test_a_curated_shard_holds_exactly_the_kept_documents_token_for_token(graded, include, one_in):
+    report = graded.curate(0, include=include, tokens_per_shard=900)
+    parents = documents(graded, 0, graded.data)
+    kept = [row for i, row in enumerate(parents) if i % 3 in one_in]
+    curated = documents(graded, 0, graded.curated)
+    assert Counter(curated) == Counter(kept)
+    assert all(np.frombuffer(tokens, "<u4")[-1] == 1200 for tokens, _ in curated)
+    assert report.num_kept == len(kept)
+    assert report.num_kept_tokens == sum(len(tokens) // 4 for tokens, _ in kept)
+    assert report.num_documents == len(parents) == sum(report.decisions.values())
+    assert verify(graded) == len(kept)
+    manifest = shard_manifest(graded.curated, "web", 0)
+    assert manifest.num_shards > 1
+    assert verify_manifest(manifest, checksums=True, deep=True) == []
+
+
+def test_lineage_leads_each_document_back_to_its_parent(graded):
+    graded.curate(0)
+    parents = dict(zip(graded.doc_ids(0), documents(graded, 0, graded.data)))
+    names = graded.doc_ids(0, graded.curated)
+    rows = list(read_lineage(shard_manifest(graded.curated, "web", 0)))
+    topics = np.load(graded.topics / "web" / "shard_0000" / "topics.npy")
+    for row, document in zip(rows, documents(graded, 0, graded.curated), strict=True):
+        assert parents[row["parent_doc_id"]] == document
+        assert list(parents)[row["parent_index"]] == row["parent_doc_id"]
+        assert row["topic"] == topics[row["parent_index"]]
+        assert row["aggregated"] == row["parent_index"] / 1000
+        assert row["decision"] == "keep"
+    assert trace(graded.curated, names[7]) == rows[7]
+    with pytest.raises(FormatError, match="no such"):
+        trace(graded.curated, names[7] + "9")
+
+
+def test_the_order_spreads_topics_over_windows(graded):
+    report = graded.curate(0, seq_len=512)
+    for metric in ("concat", "flush"):
+        found = report.diversity[metric]
+        assert found["after"]["mean"] > found["before"]["mean"] + 1
+        assert found["after"]["percent_of_ceiling"] > 90
+    unordered = graded.curate(1, order="original")
+    for metric in ("concat", "flush"):
+        assert unordered.diversity[metric]["before"] == unordered.diversity[metric]["after"]
+    rows = read_lineage(shard_manifest(graded.curated, "web", 1))
+    indices = [row["parent_index"] for row in rows]
+    assert indices == sorted(indices)
+
+
+def test_reruns_and_other_directories_give_the_same_bytes(make_corpus):
+    first, second = make_corpus("first"), make_corpus("second")
+    for corpus in (first, second):
+        corpus.prepare()
+        corpus.curate(0)
+        corpus.curate(1)
+        combine_curated(corpus.data, corpus.curated, "web", 2, 256)
+    assert first.outputs(first.curated) == second.outputs(second.curated)
+    assert any(name.endswith("lineage.jsonl") for name in first.outputs(first.curated))
+
+
+def test_unchanged_inputs_mean_no_work(graded):
+    made = graded.curate(0)
+    times = graded.times(graded.curated)
+    again = graded.curate(0)
+    assert (made.is_current, again.is_current) == (False, True)
+    assert again.diversity == made.diversity
+    assert again.content_hash == made.content_hash
+    assert graded.times(graded.curated) == times
+
+
+@pytest.mark.parametrize(
+    "options", [{"include": ("band",)}, {"order": "shuffle"}, {"seed": 1}, {"seq_len": 64}]
+)
+def test_changed_settings_are_curated_again(graded, options):
+    made = graded.curate(0)
+    changed = graded.curate(0, **options)
+    assert not changed.is_current
+    assert (changed.content_hash == made.content_hash) == ("seq_len" in options)
+    assert verify(graded) == changed.num_kept
+
+
+def test_changed_scores_or_topics_are_curated_again(graded):
+    graded.curate(0)
+    graded.grade(0, lambda i: "keep")
+    regraded = graded.curate(0)
+    assert not regraded.is_current
+    assert regraded.num_kept == regraded.num_documents
+    graded.fit(num_topics=3)
+    graded.assign(0)
+    assert not graded.curate(0).is_current
+    assert graded.curate(0).is_current
+
+
+def test_a_damaged_curated_shard_is_made_again(graded):
+    graded.curate(0)
+    before = graded.outputs(graded.curated)
+    path = next(graded.curated.rglob("*.npy"))
+    path.unlink()
+    assert not graded.curate(0).is_current
+    assert graded.outputs(graded.curated) == before
+
+
+def test_a_shard_of_which_nothing_is_kept_succeeds(graded):
+    graded.grade(0, lambda i: "drop")
+    report = graded.curate(0)
+    assert (report.num_kept, report.num_kept_tokens) == (0, 0)
+    assert report.diversity["concat"] == {"before": None, "after": None}
+    manifest = shard_manifest(graded.curated, "web", 0)
+    assert (manifest.num_shards, manifest.total_documents, manifest.total_tokens) == (0, 0, 0)
+    assert verify(graded) == 0
+    assert graded.curate(0).is_current
+    graded.curate(1)
+    combined = combine_curated(graded.data, graded.curated, "web", 2, 256)
+    assert combined.num_documents == shard_manifest(graded.curated, "web", 1).total_documents
+
+
+def test_a_shard_without_documents_succeeds(make_corpus):
+    corpus = make_corpus(num_documents=4, num_topics=2, num_buckets=5)
+    corpus.prepare()
+    reports = [corpus.curate(bucket) for bucket in range(5)]
+    assert any(report.num_documents == 0 for report in reports)
+    combined = combine_curated(corpus.data, corpus.curated, "web", 5, 256)
+    assert combined.num_documents == sum(report.num_kept for report in reports)
+
+
+def test_a_tree_of_another_tool_is_curated_under_its_document_ids(graded):
+    path = graded.data / "web" / "train" / "shard_0000" / MANIFEST_NAME
+
+    def keep_published_fields(manifest: dict) -> None:
+        del manifest["content_hash"]
+        for entry in manifest["shards"]:
+            del entry["ids_path"]
+
+    edit(path, keep_published_fields)
+    graded.assign(0)
+    graded.grade(0)
+    graded.curate(0)
+    assert verify(graded) == len(graded.ingest_ids(0, graded.curated))
+    assert set(graded.ingest_ids(0, graded.curated)) <= set(graded.doc_ids(0))
+
+
+def test_scores_of_other_documents_are_refused_by_name(graded):
+    path = graded.quality / "web" / "shard_0000" / "quality_scores.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    third = json.loads(lines[3])["doc_id"]
+    for damaged, named in (
+        ([*lines[:3], lines[4], lines[3], *lines[5:]], third),
+        (lines[:-1], json.loads(lines[-1])["doc_id"]),
+        ([*lines, lines[0]], json.loads(lines[0])["doc_id"]),
+    ):
+        path.write_text("".join(damaged))
+        with pytest.raises(CurationError) as caught:
+            graded.curate(0)
+        assert caught.value.code == "E-CURATION-MISMATCH"
+        assert named in str(caught.value)
+    assert not graded.outputs(graded.curated)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"doc_id": NaN}'])
+def test_rows_that_are_not_quality_rows_are_refused(graded, line):
+    path = graded.quality / "web" / "shard_0000" / "quality_scores.jsonl"
+    path.write_text(line + "\n" + path.read_text().split("\n", 1)[1])
+    with pytest.raises(CurationError) as caught:
+        graded.curate(0)
+    assert caught.value.code in {"E-CURATION-QUALITY", "E-CURATION-MISMATCH"}
+
+
+def test_an_unknown_decision_is_refused(graded):
+    graded.grade(0, lambda i: "maybe")
+    with pytest.raises(CurationError) as caught:
+        graded.curate(0)
+    assert caught.value.code == "E-CURATION-QUALITY"
+
+
+@pytest.mark.parametrize("stage", ["quality", "topics"])
+def test_inputs_of_another_version_of_the_shard_are_refused(graded, stage):
+    summary = graded.root / stage / "web" / "shard_0000" / "summary.json"
+    edit(summary, lambda value: value["fingerprints"].update(shard="0" * 64))
+    with pytest.raises(CurationError) as caught:
+        graded.curate(0)
+    assert caught.value.code == "E-CURATION-MISMATCH"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["quality/web/shard_0000/summary.json", "quality/web/shard_0000/quality_scores.jsonl",
+     "topics/web/shard_0000/summary.json", "topics/web/shard_0000/topics.npy"],
+)  # fmt: skip
+def test_missing_inputs_are_refused(graded, name):
+    (graded.root / name).unlink()
+    with pytest.raises(CurationError) as caught:
+        graded.curate(0)
+    assert caught.value.code == "E-CURATION-MISSING"
+
+
+def test_a_document_without_its_eos_is_refused(graded):
+    path = next((graded.data / "web" / "train" / "shard_0000").glob("*.npy"))
+    path.write_bytes(path.read_bytes()[:-4] + (5).to_bytes(4, "little"))
+    with pytest.raises(FormatError) as caught:
+        graded.curate(0)
+    assert caught.value.code == "E-SHARD-EOS"
+
+
+def test_ids_that_do_not_belong_to_the_shard_are_refused(graded):
+    path = next((graded.data / "web" / "train" / "shard_0000").glob("*.ids.jsonl"))
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    with pytest.raises(FormatError) as caught:
+        graded.curate(0)
+    assert caught.value.code == "E-SHARD-IDS"
+    assert not graded.outputs(graded.curated)
+
+
+@pytest.mark.parametrize("options", [{"include": ()}, {"include": ("all",)}, {"order": "best"}])
+def test_unknown_settings_are_refused(options):
+    with pytest.raises(CurationError) as caught:
+        CurateSettings(**options)
+    assert caught.value.code == "E-CURATION-SETTINGS"
+
+
+def test_a_failed_run_leaves_the_old_shard_and_the_next_one_cleans_up(graded, monkeypatch):
+    graded.curate(0)
+    before = graded.outputs(graded.curated)
+    monkeypatch.setattr("nmoe_core.atomic._steps", Counter())
+    monkeypatch.setenv("NMOE_FAILPOINT", "write:20:ENOSPC")
+    with pytest.raises(OSError, match="No space"):
+        graded.curate(0, order="shuffle")
+    assert graded.outputs(graded.curated) == before
+    monkeypatch.delenv("NMOE_FAILPOINT")
+    train = graded.curated / "web" / "train"
+    (train / ".shard_0000.tmp.old").mkdir()
+    assert graded.curate(0).is_current
+    assert not list(train.glob(".shard*"))
+
+
+def test_two_writers_of_one_shard_exclude_each_other_but_not_other_shards(graded):
+    with output_lock(graded.curated / "web" / "train" / ".locks" / "shard_0000"):
+        with pytest.raises(LockedError):
+            graded.curate(0)
+        graded.curate(1)
+
+
+def test_combining_is_idempotent_and_names_the_parent(graded):
+    reports = [graded.curate(bucket) for bucket in range(2)]
+    combined = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    times = graded.times(graded.curated)
+    again = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    assert (combined.is_current, again.is_current) == (False, True)
+    assert graded.times(graded.curated) == times
+    manifest = load_manifest(combined.path)
+    parent = load_manifest(graded.data / "web" / "train" / MANIFEST_NAME)
+    info = manifest.extra["source_info"]
+    assert info["parent"] == parent.content_digest()
+    assert (info["assignment"], info["order"], info["include"]) == (
+        "sequential",
+        "golden",
+        ["keep"],
+    )
+    assert manifest.total_documents == sum(report.num_kept for report in reports)
+    assert manifest.extra["content_hash"] == combined.content_hash
+    assert manifest.extra["tokenizer_fingerprint"] == "toy-fingerprint"
+    assert verify_manifest(manifest, checksums=True, deep=True) == []
+    for metric in ("concat", "flush"):
+        found = combined.diversity[metric]
+        assert found["after"]["mean"] > found["before"]["mean"] + 1
+
+
+def test_diversity_after_is_that_of_the_documents_as_written(graded):
+    for bucket in range(2):
+        graded.curate(bucket)
+    combined = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    topics: list[int] = []
+    lengths: list[int] = []
+    for bucket in range(2):
+        planted = [graded.planted[name] for name in graded.ingest_ids(bucket, graded.curated)]
+        topics += planted
+        lengths += [len(row[0]) // 4 for row in documents(graded, bucket, graded.curated)]
+    for metric in ("concat", "flush"):
+        found = window_diversity(np.array(topics), np.array(lengths), 512, metric)
+        assert combined.diversity[metric]["after"] == asdict(found)
+
+
+def test_diversity_before_is_that_of_the_parents_order(graded):
+    plain = [graded.curate(bucket, order="original") for bucket in range(2)]
+    unordered = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    for bucket in range(2):
+        graded.curate(bucket)
+    ordered = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    assert len(plain) == 2
+    for metric in ("concat", "flush"):
+        assert ordered.diversity[metric]["before"] == unordered.diversity[metric]["after"]
+
+
+def test_shards_of_another_parent_or_other_settings_are_not_combined(graded):
+    graded.curate(0)
+    graded.curate(1, order="shuffle")
+    with pytest.raises(FormatError) as caught:
+        combine_curated(graded.data, graded.curated, "web", 2, 512)
+    assert caught.value.code == "E-MANIFEST-MIXED"
+    graded.curate(1)
+    path = graded.data / "web" / "train" / "shard_0001" / MANIFEST_NAME
+    edit(path, lambda value: value.pop("content_hash"))
+    with pytest.raises(CurationError) as caught:
+        combine_curated(graded.data, graded.curated, "web", 2, 512)
+    assert caught.value.code == "E-CURATION-STALE"
+    assert not (graded.curated / "web" / "train" / MANIFEST_NAME).exists()
+
+
+@pytest.mark.parametrize("damage", ["lineage", "tokens", "decision"])
+def test_verification_finds_a_shard_that_is_not_its_parents_copy(graded, damage):
+    graded.curate(0)
+    directory = graded.curated / "web" / "train" / "shard_0000"
+    if damage == "lineage":
+        path = directory / "lineage.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
+    if damage == "tokens":
+        path = next(directory.glob("*.npy"))
+        path.write_bytes(path.read_bytes()[:-8] + (1199).to_bytes(4, "little") + b"\xb0\x04\0\0")
+    if damage == "decision":
+        graded.grade(0, lambda i: "keep" if i % 2 else "drop")
+    with pytest.raises(CurationError) as caught:
+        verify(graded)
+    code = "E-CURATION-LINEAGE" if damage == "lineage" else "E-CURATION-VERIFY"
+    assert caught.value.code == code

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.curate.documents import shard_manifest
+from nmoe_core.curate.embed import EmbeddingTable
+from nmoe_core.curate.inputs import load_topics
+from nmoe_core.curate.topic_model import (
+    load_topic_model,
+    nearest_topics,
+    save_topic_model,
+)
+from nmoe_core.errors import CurationError
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_planted_topics_are_recovered(corpus):
+    corpus.fit()
+    pairs = set()
+    for bucket in range(corpus.num_buckets):
+        corpus.assign(bucket)
+        manifest = shard_manifest(corpus.data, "web", bucket)
+        topics = load_topics(corpus.topics, "web", bucket, manifest).topics
+        assert topics.dtype == np.uint16
+        pairs |= {(corpus.planted[i], int(t)) for i, t in zip(corpus.ingest_ids(bucket), topics)}
+    assert len(pairs) == len({planted for planted, _ in pairs}) == corpus.num_topics
+
+
+def test_two_runs_give_the_same_bytes(make_corpus):
+    first, second = make_corpus("first"), make_corpus("second")
+    for corpus in (first, second):
+        corpus.fit()
+        corpus.assign(0)
+        corpus.assign(1)
+    assert first.outputs(first.topics) == second.outputs(second.topics)
+
+
+def test_unchanged_inputs_mean_no_work(corpus):
+    fitted, assigned = corpus.fit(), corpus.assign(0)
+    assert (fitted.is_current, assigned.is_current) == (False, False)
+    before = corpus.times(corpus.topics)
+    corpus.table = EmbeddingTable("backbone-a", lambda: pytest.fail("the table was read"))
+    again, assigned_again = corpus.fit(), corpus.assign(0)
+    assert again.is_current
+    assert assigned_again.is_current
+    assert again.digest == fitted.digest
+    assert assigned_again.count_per_topic == assigned.count_per_topic
+    assert corpus.times(corpus.topics) == before
+
+
+def test_one_table_serves_all_shards(corpus):
+    corpus.fit()
+    for bucket in range(corpus.num_buckets):
+        corpus.assign(bucket)
+    assert corpus.loads == 1
+
+
+def test_changed_settings_fit_again_and_relabel(corpus):
+    fitted, assigned = corpus.fit(), corpus.assign(0)
+    refitted = corpus.fit(num_topics=4)
+    assert not refitted.is_current
+    assert refitted.digest != fitted.digest
+    relabelled = corpus.assign(0)
+    assert not relabelled.is_current
+    assert len(relabelled.count_per_topic) == 4
+    assert sum(relabelled.count_per_topic) == assigned.num_documents
+
+
+def test_header_and_summary_name_what_they_were_made_from(corpus):
+    fitted = corpus.fit()
+    corpus.assign(1)
+    header = load_topic_model(fitted.path).header
+    assert header["format"] == "topic-model/1"
+    assert header["embedding"] == "shallow-mean-l2"
+    assert header["backbone"] == header["fingerprints"]["backbone"] == "backbone-a"
+    assert sum(header["count_per_topic"]) == header["num_sampled"] == 240
+    summary = json.loads((corpus.topics / "web" / "shard_0001" / "summary.json").read_text())
+    shard = shard_manifest(corpus.data, "web", 1)
+    assert summary["fingerprints"]["shard"] == shard.content_digest()
+    assert summary["fingerprints"]["topic_model"] == fitted.digest
+    assert sum(summary["count_per_topic"]) == summary["num_documents"] == shard.total_documents
+
+
+def test_a_sample_is_spread_over_all_shards(make_corpus):
+    corpus = make_corpus(num_documents=400, num_topics=4)
+    report = corpus.fit(sample_documents=80)
+    assert report.num_sampled == 80
+    assert report.num_documents == 400
+    assert min(report.count_per_topic) >= 10  # 20 of each planted topic
+
+
+def test_a_shard_without_documents_gets_an_empty_label_file(make_corpus):
+    corpus = make_corpus(num_documents=4, num_topics=2, num_buckets=5)
+    empty = next(k for k in range(5) if not shard_manifest(corpus.data, "web", k).num_shards)
+    corpus.fit()
+    report = corpus.assign(empty)
+    assert report.num_documents == 0
+    assert report.count_per_topic == [0, 0]
+    topics = np.load(corpus.topics / "web" / f"shard_{empty:04d}" / "topics.npy")
+    assert (topics.dtype, topics.shape) == (np.dtype(np.uint16), (0,))
+
+
+def test_documents_without_text_do_not_shape_topics_and_get_the_lowest(make_corpus):
+    corpus = make_corpus(num_documents=60, num_topics=3, num_empty=5)
+    report = corpus.fit()
+    assert (report.num_documents, report.num_sampled) == (65, 60)
+    corpus.assign(0)
+    topics = np.load(corpus.topics / "web" / "shard_0000" / "topics.npy")
+    assert corpus.ingest_ids(0)[-3:] == ["empty-0", "empty-2", "empty-4"]
+    assert topics[-3:].tolist() == [0, 0, 0]
+
+
+def test_centroids_have_unit_length(corpus):
+    centroids = load_topic_model(corpus.fit().path).centroids
+    np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-6)
+
+
+def test_damaged_labels_are_made_again(corpus):
+    corpus.fit()
+    corpus.assign(0)
+    path = corpus.topics / "web" / "shard_0000" / "topics.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2] + b"\x07\x00")
+    assert not corpus.assign(0).is_current
+    assert path.read_bytes() == whole
+    path.unlink()
+    assert not corpus.assign(0).is_current
+    assert path.read_bytes() == whole
+
+
+def test_a_killed_run_leaves_no_summary_for_labels_it_replaced(corpus, monkeypatch):
+    corpus.fit()
+    corpus.assign(0)
+    corpus.fit(num_topics=4)
+    monkeypatch.setenv("NMOE_FAILPOINT", "rename:2:ENOSPC")
+    monkeypatch.setattr("nmoe_core.atomic._steps", __import__("collections").Counter())
+    with pytest.raises(OSError, match="No space"):
+        corpus.assign(0)
+    assert not (corpus.topics / "web" / "shard_0000" / "summary.json").exists()
+    monkeypatch.delenv("NMOE_FAILPOINT")
+    corpus.fit()
+    assert not corpus.assign(0).is_current
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_topics": 241}, {"num_topics": 1}, {"num_topics": 6, "sample_documents": 5}]
+)
+def test_too_few_documents_for_the_topics_are_refused(corpus, options):
+    with pytest.raises(CurationError) as caught:
+        corpus.fit(**{"sample_documents": 1000} | options)
+    assert caught.value.code == "E-CURATION-TOPICS"
+    assert not (corpus.topics / "topic_model.safetensors").exists()
+
+
+def test_a_table_with_nan_is_refused(corpus):
+    rows = np.full((1201, 4), np.nan, np.float32)
+    corpus.table = EmbeddingTable("backbone-nan", lambda: rows)
+    with pytest.raises(CurationError) as caught:
+        corpus.fit()
+    assert caught.value.code == "E-CURATION-EMBEDDING"
+
+
+def test_a_model_of_another_backbone_is_refused(corpus):
+    corpus.fit()
+    corpus.table = EmbeddingTable("backbone-b", lambda: pytest.fail("the table was read"))
+    with pytest.raises(CurationError) as caught:
+        corpus.assign(0)
+    assert caught.value.code == "E-CURATION-BACKBONE"
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "foreign", "nan"])
+def test_a_file_that_is_no_topic_model_is_refused(tmp_path: Path, damage: str):
+    path = tmp_path / "topic_model.safetensors"
+    centroids = np.full((2, 3), np.nan if damage == "nan" else 1.0, np.float32)
+    if damage != "missing":
+        header = {"format": "other/1" if damage == "foreign" else "topic-model/1"}
+        save_topic_model(path, centroids, header)
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CurationError) as caught:
+        load_topic_model(path)
+    assert caught.value.code == "E-CURATION-MODEL"
+
+
+def test_ties_go_to_the_lowest_topic():
+    centroids = unit(np.array([[0, 1], [1, 0], [1, 0], [0, 1]], float))
+    rows = unit(np.array([[1, 0], [0, 1], [1, 1]], float))
+    rows = np.concatenate([rows, np.zeros((1, 2), np.float32)])
+    assert nearest_topics(rows, centroids).tolist() == [1, 0, 0, 0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 60))
+def test_labels_do_not_depend_on_the_block(seed: int, block: int):
+    rng = np.random.default_rng(seed)
+    centroids = unit(rng.standard_normal((9, 33)))
+    centroids[5] = centroids[2]
+    rows = unit(np.concatenate([rng.standard_normal((50, 33)), centroids]))
+    blocks = [nearest_topics(rows[i : i + block], centroids) for i in range(0, len(rows), block)]
+    labels = nearest_topics(rows, centroids)
+    assert np.array_equal(np.concatenate(blocks), labels)
+    exact = rows.astype(np.float64) @ centroids.astype(np.float64).T
+    assert np.all(exact[np.arange(len(rows)), labels] >= exact.max(axis=1) - 1e-12)
+    assert 5 not in labels
+
+
+def test_near_ties_are_decided_beyond_float32():
+    rng = np.random.default_rng(4)
+    base = unit(rng.standard_normal((1, 512)))
+    steps = rng.integers(-1, 2, (8, 512)).astype(np.float32)
+    centroids = base + steps * np.spacing(np.abs(base))
+    rows = unit(rng.standard_normal((200, 512)))
+    exact = rows.astype(np.float64) @ centroids.astype(np.float64).T
+    assert np.array_equal(nearest_topics(rows, centroids), exact.argmax(axis=1))
+    assert not np.array_equal((rows @ centroids.T).argmax(axis=1), exact.argmax(axis=1))
