@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from loader.format import MANIFEST_NAME, load_manifest, read_npy_header
-from nmoe_core.atomic import LOCK_NAME, output_lock, write_json
+from loader.format import MANIFEST_NAME, load_manifest
+from nmoe_core.atomic import LOCK_NAME, output_lock
 from nmoe_core.compute import map_shards
 from nmoe_core.errors import ConfigError, FormatError, SourceError, TokenizerError
 from nmoe_core.fingerprint import Fingerprints, recorded, sha256_json
@@ -27,7 +27,12 @@ from nmoe_core.prep.tokenize import (
     tokenize_block,
 )
 from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER, Engine, load_tokenizer
-from nmoe_core.shards.manifest import combine_shards, shard_dir_name
+from nmoe_core.shards.manifest import (
+    combine_shards,
+    commit_manifest,
+    is_shard_current,
+    shard_dir_name,
+)
 from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardFormat, ShardWriter
 from nmoe_core.sources.records import OnError, Rows, Source
 
@@ -162,32 +167,6 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
     source_info = {"source": settings.name, "assignment": "md5"}
     manifest = combine_shards(split_dir, shard_format(settings), settings.num_shards, source_info)
     return commit_manifest(split_dir / MANIFEST_NAME, manifest)
-
-
-def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Write a manifest unless the committed one already has its content hash."""
-    if path.exists():
-        committed = load_manifest(path)
-        if committed.extra.get("content_hash") == manifest["content_hash"]:
-            return manifest, False
-    write_json(path, manifest)
-    return manifest, True
-
-
-def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
-    """Whether a shard was made from these inputs and its files are there in full length."""
-    path = shard_dir / MANIFEST_NAME
-    if recorded(path) != fingerprints:
-        return False
-    manifest = load_manifest(path)
-    try:
-        return all(
-            read_npy_header(manifest.shard_path(entry))[0] == entry.num_tokens
-            and manifest.index_path(entry).is_file()
-            for entry in manifest.shards
-        )
-    except FormatError:
-        return False
 
 
 def _fingerprints(source: Source, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:

@@ -17,8 +17,11 @@ from loader.format import (
     Manifest,
     content_hash,
     load_manifest,
+    read_npy_header,
 )
+from nmoe_core.atomic import write_json
 from nmoe_core.errors import FormatError
+from nmoe_core.fingerprint import Fingerprints, recorded
 
 if TYPE_CHECKING:
     from nmoe_core.shards.writer import ShardFormat
@@ -80,6 +83,32 @@ def combine_shards(
         entries += [_prefixed(part, i) for i in range(part.num_shards)]
     fingerprints = parts[0].extra.get("fingerprints", {})
     return build_manifest(fmt, entries, fingerprints, source_info | {"num_buckets": num_buckets})
+
+
+def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Write a manifest unless the committed one already has its content hash."""
+    if path.exists():
+        committed = load_manifest(path)
+        if committed.extra.get("content_hash") == manifest["content_hash"]:
+            return manifest, False
+    write_json(path, manifest)
+    return manifest, True
+
+
+def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
+    """Whether a shard was made from these inputs and its files are there in full length."""
+    path = shard_dir / MANIFEST_NAME
+    if recorded(path) != fingerprints:
+        return False
+    manifest = load_manifest(path)
+    try:
+        return all(
+            read_npy_header(manifest.shard_path(entry))[0] == entry.num_tokens
+            and manifest.index_path(entry).is_file()
+            for entry in manifest.shards
+        )
+    except FormatError:
+        return False
 
 
 def _refuse_mixture(parts: list[Manifest]) -> None:
