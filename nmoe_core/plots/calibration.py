@@ -61,4 +61,4 @@ def _reliability(axes: Axes, summary: Mapping[str, Any]) -> None:
         xlim=(0, 1),
         ylim=(-0.02, 1.02),
     )
-    axes.legend(loc="upper left")
+    axes.legend(loc="best")
