@@ -38,7 +38,7 @@ def partition_results(
             dg.AssetMaterialization(
                 asset_key=context.asset_key,
                 partition=key,
-                metadata={**result.metadata, **run_metadata},
+                metadata=_with_row_count({**result.metadata, **run_metadata}),
                 tags={"dagster/data_version": result.data_version, **code},
             )
         )
@@ -46,4 +46,13 @@ def partition_results(
 
 def result(data_version: str, metadata: Mapping[str, Any]) -> dg.MaterializeResult:
     """An unpartitioned output with the digest of its content."""
-    return dg.MaterializeResult(data_version=dg.DataVersion(data_version), metadata=metadata)
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(data_version), metadata=_with_row_count(metadata)
+    )
+
+
+def _with_row_count(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of documents also under the name that Dagster draws over time."""
+    if "documents" not in metadata:
+        return dict(metadata)
+    return {"dagster/row_count": metadata["documents"], **metadata}

@@ -51,7 +51,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
             f"{bucket:04d}": Made(
                 manifest.content_digest(),
                 {
-                    "dagster/row_count": manifest.total_documents,
+                    "documents": manifest.total_documents,
                     "tokens": manifest.total_tokens,
                     "files": manifest.num_shards,
                     "path": dg.MetadataValue.path(str(manifest.path.parent)),
@@ -86,7 +86,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         return result(
             made.content_digest(),
             {
-                "dagster/row_count": made.total_documents,
+                "documents": made.total_documents,
                 "tokens": made.total_tokens,
                 "shard_files": made.num_shards,
                 "changed": changed,

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nmoe_core.cli import models, prep, report, shards
+from nmoe_core.cli import hydra, models, prep, report, shards
 from nmoe_core.errors import NmoeError
 
 
@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    for module in (prep, shards, models, report):
+    for module in (prep, shards, models, hydra, report):
         module.register(verbs)
     return parser
 

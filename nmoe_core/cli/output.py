@@ -26,12 +26,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) or value in ("", None)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number or value in ("", None)
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return ""
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
         return f"{value:,.3f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -49,7 +49,7 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
         report = assign_topics(run.paths.data, run.paths.topics, source, bucket, table, model)
         path = run.paths.topics / source / shard_dir_name(bucket) / TOPICS_NAME
         facts = {
-            "dagster/row_count": report.num_documents,
+            "documents": report.num_documents,
             "topics_used": sum(count > 0 for count in report.count_per_topic),
         }
         outputs[bucket] = Output(sha256_file(path), facts)
@@ -74,7 +74,7 @@ def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Ou
             paths.data, paths.curated, paths.quality, paths.topics, source, bucket, settings
         )
         facts = {
-            "dagster/row_count": report.num_kept,
+            "documents": report.num_kept,
             "documents_read": report.num_documents,
             "tokens": report.num_kept_tokens,
             "changed": not report.is_current,
@@ -94,7 +94,7 @@ def combine(run: Run, source: str) -> Output:
     )
     windows = report.diversity["concat"]
     facts = {
-        "dagster/row_count": report.num_documents,
+        "documents": report.num_documents,
         "tokens": report.num_tokens,
         "changed": not report.is_current,
         "path": str(report.path),

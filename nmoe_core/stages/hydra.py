@@ -75,13 +75,22 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
             replace=True,
         )
         facts = {
-            "dagster/row_count": report.total,
+            "documents": report.total,
             "parse_rate": report.parsed / max(report.total, 1),
             "oracle_calls": report.num_new,
             "scorer": f"{oracle.scorer_model}/{oracle.scorer_version}",
         }
         outputs[key] = Output(sha256_file(out_dir / SCORES_NAME), facts)
     return outputs
+
+
+def merge_split(run: Run, split: str) -> Output:
+    """Join the labels of a split into one file; a current one is left alone."""
+    from nmoe_core.hydra.label_files import merge_labels
+
+    report = merge_labels(run.paths.labels, split)
+    facts = {"labels": report.total, "parsed": report.parsed, "changed": not report.is_current}
+    return Output(sha256_file(report.path), facts | {"path": str(report.path)})
 
 
 def train_head(run: Run, kind: HeadKind) -> Output:
@@ -154,7 +163,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Out
             early_exit=table.early_exit,
         )
         facts = {
-            "dagster/row_count": report.total,
+            "documents": report.total,
             "kept": report.kept,
             "band": report.band,
             "dropped": report.dropped,
@@ -174,7 +183,7 @@ def _head_facts(report: TrainReport) -> dict[str, Any]:
     }
     return {
         **metrics,
-        "documents": report.num_documents,
+        "labels": report.num_documents,
         "steps": report.num_steps,
         "head_steps": 0 if report.is_current else report.num_steps,
         "backbone_tokens": report.backbone_tokens,

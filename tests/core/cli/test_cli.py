@@ -189,3 +189,12 @@ sys.exit(f"imported {heavy}" if heavy else 0)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "prep-mixture" in done.stdout
+
+
+def test_quality_stages_refuse_before_their_inputs_exist(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["hydra", "slices"], ["hydra", "merge-labels"], ["report"]):
+        line = _refused(capsys, *command, "--config", "run.toml")
+        assert line.startswith("ERROR [E-"), line
+    assert not (project / "out").exists()
