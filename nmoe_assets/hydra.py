@@ -12,6 +12,7 @@ from nmoe_assets.partitions import (
     shard_partitions,
 )
 from nmoe_core.config import Run
+from nmoe_core.hydra.decide import GRADE_CODE
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.stages import hydra
 
@@ -134,7 +135,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         partitions_def=shard_partitions(run.config.prep.num_shards),
         backfill_policy=dg.BackfillPolicy.single_run(),
         automation_condition=REGRADE,
-        code_version=hydra.GRADE_CODE,
+        code_version=GRADE_CODE,
         group_name=source.name,
         pool="gpu",
         kinds={"json"},

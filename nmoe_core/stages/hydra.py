@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from nmoe_core.hydra.train import TrainReport
 
 HeadKind = Literal["probe", "judge"]
-GRADE_CODE = "grade/1"
 
 
 def make_backbone(run: Run) -> Output:

@@ -1,0 +1,204 @@
+"""Head files: `hydra_probe.safetensors` and `hydra_judge.safetensors`.
+
+The one metadata entry `nmoe` is a JSON header that says what the head was made from. Equal weights
+and header give equal bytes. A head is loaded for the backbone it was trained on and no other;
+pickles are refused, because reading one runs whatever code it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from nmoe_core.atomic import write_bytes
+from nmoe_core.errors import HeadError
+from nmoe_core.fingerprint import sha256_file, sha256_json
+from nmoe_core.hydra.features import Backbone
+from nmoe_core.hydra.heads import Judge, Probe, arch_from_dict, build_head
+
+HEAD_FORMAT = "hydra-head/1"
+PROBE_NAME = "hydra_probe.safetensors"
+JUDGE_NAME = "hydra_judge.safetensors"
+HEADER_KEY = "nmoe"
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+Header = dict[str, Any]
+
+
+def save_head(path: Path, head: Probe | Judge, header: Mapping[str, Any]) -> str:
+    """Commit a head; return the SHA-256 of its file.
+
+    Args:
+        path: A `.safetensors` file.
+        head: The trained module.
+        header: What it was made from; `format`, and `arch` from the head, are added.
+    """
+    full = {"format": HEAD_FORMAT, "arch": head.arch.as_dict(), **header}
+    text = json.dumps(full, ensure_ascii=False, allow_nan=False)
+    tensors = {
+        name: value.detach().to("cpu", torch.float32).contiguous()
+        for name, value in head.state_dict().items()
+    }
+    write_bytes(path, save(tensors, metadata={HEADER_KEY: text}))
+    return sha256_file(path)
+
+
+def read_header(path: Path) -> Header:
+    """The JSON header of a head file, without its weights.
+
+    Raises:
+        HeadError: Missing (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), or not a head file of a
+            format known here (E-HEAD-FORMAT).
+    """
+    _require_safe(path)
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+        header = json.loads(metadata[HEADER_KEY])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise _bad_format(path, f"{type(error).__name__}: {error}") from None
+    if not isinstance(header, dict) or header.get("format") != HEAD_FORMAT:
+        raise _bad_format(path, str(header)[:80])
+    return header
+
+
+def load_head(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Judge, Header]:
+    """Load a head for use on a backbone.
+
+    Args:
+        path: The head's file.
+        backbone: The model whose states the head will read.
+        max_ctx: Tokens of a document that the head will see.
+
+    Returns:
+        The module in evaluation mode on the backbone's device, and the file's header.
+
+    Raises:
+        HeadError: Missing, a pickle, or malformed; its tensors are not those of its shape
+            (E-HEAD-FORMAT) or not finite (E-HEAD-NONFINITE); it was trained on another backbone
+            (E-HEAD-BACKBONE) or on another number of tokens (E-HEAD-CONTEXT).
+    """
+    header = read_header(path)
+    _require_backbone(path, header, backbone)
+    if header.get("max_ctx") != max_ctx:
+        raise HeadError(
+            "head was trained on another number of tokens a document",
+            where=path,
+            found=f"max_ctx {max_ctx} asked for",
+            expected=f"{header.get('max_ctx')} as in training",
+            do="use the same max_ctx, or train the heads again",
+            code="E-HEAD-CONTEXT",
+        )
+    head = _with_weights(path, header, load_file(str(path)))
+    return head.to(next(iter(backbone.parameters())).device).eval(), header
+
+
+def _with_weights(path: Path, header: Header, tensors: dict[str, Tensor]) -> Probe | Judge:
+    try:
+        head = build_head(arch_from_dict(header["arch"]))
+        head.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise _bad_format(path, " ".join(str(error).split())[:200]) from None
+    bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
+    if bad:
+        raise HeadError("weights are not finite", where=path, found=bad[0], code="E-HEAD-NONFINITE")
+    return head
+
+
+def _require_safe(path: Path) -> None:
+    pickles = [p for p in (path, path.with_suffix(".pt")) if p.suffix in (".pt", ".pth", ".bin")]
+    pickles = [p for p in pickles if p.is_file()]
+    if path.is_file():
+        with open(path, "rb") as file:
+            if file.read(4).startswith(_PICKLE_STARTS):
+                pickles.append(path)
+        if path not in pickles:
+            return
+    if pickles:
+        raise HeadError(
+            "head is a pickle, which can run code when it is read",
+            where=pickles[0],
+            expected="a .safetensors file",
+            do="convert it once: nmoe train import-pt",
+            code="E-HEAD-PICKLE",
+        )
+    raise HeadError(
+        "head is missing",
+        where=path,
+        do="train it: nmoe train probe, nmoe train judge",
+        code="E-HEAD-MISSING",
+    )
+
+
+def _require_backbone(path: Path, header: Header, backbone: Backbone) -> None:
+    trained_on = header.get("backbone", {}).get("digest")
+    if trained_on != backbone.digest:
+        raise HeadError(
+            "head was trained on another backbone",
+            where=path,
+            found=f"backbone {backbone.digest}",
+            expected=trained_on,
+            do="train the heads again on this backbone",
+            code="E-HEAD-BACKBONE",
+        )
+
+
+def _bad_format(path: Path, found: str) -> HeadError:
+    return HeadError(
+        "not a head file",
+        where=path,
+        found=found,
+        expected=f"a {HEAD_FORMAT} file whose tensors have the shapes of its header",
+        do="train the head again",
+        code="E-HEAD-FORMAT",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Probe and judge of one directory, with the digests of their files."""
+
+    probe: Probe
+    judge: Judge
+    probe_digest: str
+    judge_digest: str
+    scorer_model: str
+    max_ctx: int
+
+    @property
+    def digest(self) -> str:
+        """One digest of both files."""
+        return heads_digest(self.probe_digest, self.judge_digest)
+
+
+def heads_digest(probe_digest: str, judge_digest: str) -> str:
+    """The digest that stands for a pair of head files."""
+    return sha256_json({"probe": probe_digest, "judge": judge_digest})
+
+
+def load_heads(heads_dir: Path, backbone: Backbone, max_ctx: int) -> Heads:
+    """Load both heads of a directory for a backbone.
+
+    Raises:
+        HeadError: As `load_head`, for either file; or the files are not a probe and a judge
+            (E-HEAD-FORMAT).
+    """
+    probe, header = load_head(heads_dir / PROBE_NAME, backbone, max_ctx)
+    judge, _ = load_head(heads_dir / JUDGE_NAME, backbone, max_ctx)
+    if not isinstance(probe, Probe) or not isinstance(judge, Judge):
+        raise _bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
+    return Heads(
+        probe=probe,
+        judge=judge,
+        probe_digest=sha256_file(heads_dir / PROBE_NAME),
+        judge_digest=sha256_file(heads_dir / JUDGE_NAME),
+        scorer_model=str(header.get("scorer_model", "")),
+        max_ctx=max_ctx,
+    )

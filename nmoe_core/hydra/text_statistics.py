@@ -1,0 +1,186 @@
+"""Statistics of a text that do not drift with its length.
+
+Each statistic is taken on windows of 400 characters, at most eight of them, spread evenly from the
+first character to the last, and averaged over the windows that have something to count. A short and
+a long text of one kind so give one value, and the cost of a long text is that of 3,200 characters.
+Order matters to six of them (`overlap`, `repetition`, `indentation`, `nesting`, `depth`,
+`compression`): shuffling the words of a text changes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections.abc import Iterator
+
+WINDOW_CHARS = 400
+MAX_WINDOWS = 8
+BLOCK_BYTES = 256
+VARIETY_WORDS = 25
+LONG_WORD_CHARS = 8
+SHORT_WORD_CHARS = 3
+PROSE_WORDS = 6
+
+# One ideograph or kana counts as a word: scripts without spaces would else give one word a line.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
+_FIRST_IDEOGRAPH = "\u3040"
+_SEGMENT_END = re.compile(r"(?<=[.!?:;。！？])\s+|\n+")
+_SENTENCE_END = re.compile(r"[.!?]['\")\]]*[ \t]+(\S)")
+_SEPARATOR = re.compile(r"[,;:](.|$)", re.DOTALL)
+_BRACKET = re.compile(r"[()\[\]{}]")
+_OPENER_OF = {")": "(", "]": "[", "}": "{"}
+_GUIDANCE = frozenset(
+    """
+    because therefore however example examples note see use used uses using return returns when if
+    must should can may default usage means such how why which what where this following required
+    optional allows provides
+    """.split()  # noqa: SIM905  (a list of 40 strings would take 40 lines)
+)
+
+
+def measure(text: str) -> dict[str, float]:
+    """All statistics of `text`; one that has nothing to count is left out.
+
+    Returns:
+        Name to value: `guidance`, `short_words`, `long_words`, `variety`, `overlap`,
+        `segment_words`, `prose`, `repetition`, `indentation`, `sentence_form`, `spacing`,
+        `nesting`, `depth`, `symbols`, `compression`. All are shares in 0..1, but for
+        `segment_words` (words), `depth` (brackets), and `compression`, which may pass 1.
+    """
+    totals: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for window in windows(text):
+        for name, value in _window_statistics(window):
+            totals[name] = totals.get(name, 0.0) + value
+            counts[name] = counts.get(name, 0) + 1
+    return {name: total / counts[name] for name, total in totals.items()}
+
+
+def windows(text: str) -> list[str]:
+    """The parts of `text` that are looked at: `WINDOW_CHARS` long, or the whole of a short text."""
+    if not text.strip():
+        return []
+    num_windows = min(MAX_WINDOWS, -(-len(text) // WINDOW_CHARS))
+    if num_windows == 1:
+        return [text]
+    last = len(text) - WINDOW_CHARS
+    starts = [last * i // (num_windows - 1) for i in range(num_windows)]
+    return [text[start : start + WINDOW_CHARS] for start in starts]
+
+
+def _window_statistics(window: str) -> Iterator[tuple[str, float]]:
+    words = [word.lower() for word in _WORD.findall(window)]
+    lines = [line for line in window.split("\n") if line.strip()]
+    yield from _word_statistics(words)
+    yield from _segment_statistics(window)
+    yield from _line_statistics(lines)
+    yield from _punctuation_statistics(window)
+    yield from _bracket_statistics(window)
+    num_visible = sum(map(len, window.split()))
+    if num_visible:
+        yield "symbols", 1 - sum(map(len, words)) / num_visible
+        yield "compression", _compression(window)
+
+
+def _word_statistics(words: list[str]) -> Iterator[tuple[str, float]]:
+    # An ideograph's length says nothing, so words of those scripts have no share here.
+    spelled = [len(word) for word in words if word < _FIRST_IDEOGRAPH]
+    if spelled:
+        yield "guidance", sum(word in _GUIDANCE for word in words) / len(spelled)
+        yield "short_words", sum(n <= SHORT_WORD_CHARS for n in spelled) / len(spelled)
+        yield "long_words", sum(n >= LONG_WORD_CHARS for n in spelled) / len(spelled)
+    # Runs of one fixed number of words: the share of distinct words falls as a text grows.
+    starts = range(0, len(words) - VARIETY_WORDS + 1, VARIETY_WORDS)
+    if starts:
+        distinct = sum(len(set(words[i : i + VARIETY_WORDS])) for i in starts)
+        yield "variety", distinct / (VARIETY_WORDS * len(starts))
+
+
+def _segment_statistics(window: str) -> Iterator[tuple[str, float]]:
+    segments = [_WORD.findall(part.lower()) for part in _SEGMENT_END.split(window)]
+    sets = [set(segment) for segment in segments if segment]
+    if not sets:
+        return
+    yield "segment_words", sum(map(len, segments)) / len(sets)
+    shared = [len(a & b) / min(len(a), len(b)) for a, b in itertools.pairwise(sets)]
+    if shared:
+        yield "overlap", sum(shared) / len(shared)
+
+
+def _line_statistics(lines: list[str]) -> Iterator[tuple[str, float]]:
+    if not lines:
+        return
+    num_chars = sum(map(len, lines))
+    yield "prose", sum(len(line) for line in lines if _is_prose(line)) / num_chars
+    if len(lines) > 1:
+        firsts = [line.split(None, 1)[0] for line in lines]
+        shapes = [re.sub(r"\w+", "w", line) for line in lines]
+        alike = sum(
+            firsts[i] == firsts[i + 1] or shapes[i] == shapes[i + 1] for i in range(len(lines) - 1)
+        )
+        yield "repetition", alike / (len(lines) - 1)
+        yield "indentation", _indentation(lines)
+
+
+def _is_prose(line: str) -> bool:
+    words = _WORD.findall(line)
+    return len(words) >= PROSE_WORDS and sum(map(len, words)) > 0.75 * sum(map(len, line.split()))
+
+
+def _indentation(lines: list[str]) -> float:
+    """Share of line pairs whose step is none, inwards, or back to a level that is open."""
+    indents = [len(line) - len(line.lstrip()) for line in lines]
+    open_levels = [indents[0]]
+    num_consistent = 0
+    for indent in indents[1:]:
+        while open_levels and open_levels[-1] > indent:
+            open_levels.pop()
+        # Below every level of the window: its opening line lies before the window.
+        is_known = not open_levels or open_levels[-1] == indent
+        num_inward = indent - open_levels[-1] if open_levels else 0
+        num_consistent += is_known or num_inward in (2, 4, 8)
+        if not is_known or not open_levels:
+            open_levels.append(indent)
+    return num_consistent / (len(lines) - 1)
+
+
+def _punctuation_statistics(window: str) -> Iterator[tuple[str, float]]:
+    starts = _SENTENCE_END.findall(window)
+    if starts:
+        yield "sentence_form", sum(not start.islower() for start in starts) / len(starts)
+    after = _SEPARATOR.findall(window)
+    if after:
+        yield "spacing", sum(not char or char.isspace() for char in after) / len(after)
+
+
+def _bracket_statistics(window: str) -> Iterator[tuple[str, float]]:
+    """Share of brackets that close what is open, and how deep the matched ones lie on average.
+
+    A window cuts through brackets: a closer before any opener, and openers never closed, are left
+    out of the share.
+    """
+    open_brackets: list[str] = []
+    num_matched = num_crossed = total_depth = 0
+    for bracket in _BRACKET.findall(window):
+        if bracket not in _OPENER_OF:
+            open_brackets.append(bracket)
+        elif open_brackets and open_brackets[-1] == _OPENER_OF[bracket]:
+            total_depth += len(open_brackets)
+            num_matched += 1
+            open_brackets.pop()
+        elif open_brackets:
+            num_crossed += 1
+    if num_matched + num_crossed:
+        yield "nesting", num_matched / (num_matched + num_crossed)
+    yield "depth", total_depth / num_matched if num_matched else 0.0
+
+
+def _compression(window: str) -> float:
+    """Deflated size over size of one block, white space evened out: indents say nothing here.
+
+    The block has one size, because a longer one compresses better.
+    """
+    block = " ".join(window.split()).encode("utf-8", "replace")[:BLOCK_BYTES]
+    deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return len(deflate.compress(block) + deflate.flush()) / len(block)

@@ -1,0 +1,180 @@
+"""A small world for the quality tests: token shards of two sources, a tiny backbone, fakes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nmoe_core.atomic import write_json
+from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from nmoe_core.hydra.oracle import OracleResult
+from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.hydra.slices import combine_slices, write_source_slices
+from nmoe_core.shards.manifest import combine_shards, shard_dir_name
+from nmoe_core.shards.writer import ShardFormat, ShardWriter
+
+VOCAB = 512
+EOS = 511
+MAX_CTX = 24
+RUBRIC = Path(__file__).parents[3] / "configs" / "rubrics" / "quality_v1.toml"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def shard_format(source: str) -> ShardFormat:
+    return ShardFormat(source, "v1", "fake", VOCAB, EOS, "fake-tokenizer")
+
+
+def write_source(
+    data_root: Path, source: str, documents: Sequence[Sequence[int]], num_shards: int = 2
+) -> None:
+    """Shards of a source; document `i` goes to shard `i mod num_shards`."""
+    split = data_root / source / "train"
+    fmt = shard_format(source)
+    writers = [ShardWriter(split / shard_dir_name(i), fmt, 4000) for i in range(num_shards)]
+    for i, tokens in enumerate(documents):
+        digest = hashlib.sha256(repr(tokens).encode()).hexdigest()
+        writers[i % num_shards].add_document(np.array(tokens, np.uint32), f"{source}:{i}", digest)
+    for writer in writers:
+        writer.finish({"made": "here"}, {"source": source})
+    manifest = combine_shards(split, fmt, num_shards, {"source": source})
+    write_json(split / "manifest.json", manifest)
+
+
+def random_documents(seed: int, count: int) -> list[list[int]]:
+    """Documents that differ in the tokens they use and in length (some beyond MAX_CTX)."""
+    rng = np.random.default_rng(seed)
+    documents = []
+    for _ in range(count):
+        words = rng.integers(0, 500, size=int(rng.integers(2, 12)))
+        documents.append(rng.choice(words, size=int(rng.integers(3, 40))).tolist())
+    return documents
+
+
+@dataclass
+class FakeTokenizer:
+    """Decodes token 17 to `w17`."""
+
+    fingerprint: str = "fake-tokenizer"
+    eos_token_id: int = EOS
+
+    def decode(self, ids: np.ndarray) -> str:
+        return " ".join(f"w{i}" for i in np.asarray(ids).tolist())
+
+
+@dataclass
+class FakeOracle:
+    """Scores by the numbers in the text; remembers what it was asked; fails where told to."""
+
+    scorer_model: str = "fake"
+    scorer_version: str = "v1"
+    fails_on: Callable[[str], bool] = lambda text: False
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.scorer_model}/{self.scorer_version}"
+
+    def label(self, texts: Sequence[str]) -> Iterator[OracleResult]:
+        for text in texts:
+            self.asked.append(text)
+            if self.fails_on(text):
+                yield OracleResult(None, "no scores", "length")
+            else:
+                yield OracleResult(self.scores(text), "", "stop")
+
+    @staticmethod
+    def scores(text: str) -> dict[str, int]:
+        numbers = [int(word[1:]) for word in text.split()]
+        mean = sum(numbers) / len(numbers)
+        return {name: int(mean // (50 + 10 * i)) % 5 for i, name in enumerate(DIMENSIONS)}
+
+
+@pytest.fixture
+def rubric() -> Rubric:
+    return Rubric.load(RUBRIC)
+
+
+@pytest.fixture(scope="session")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+    path = tmp_path_factory.mktemp("backbone")
+    make_tiny_checkpoint(path, vocab_size=VOCAB, num_experts=4, hidden_size=32, head_dim=8)
+    return Transformer.from_checkpoint(path)
+
+
+@pytest.fixture(scope="session")
+def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources of 260 documents; do not write to it."""
+    data_root = tmp_path_factory.mktemp("world") / "data"
+    write_source(data_root, "web", random_documents(1, 200), num_shards=3)
+    write_source(data_root, "books", random_documents(2, 60), num_shards=2)
+    return data_root
+
+
+@pytest.fixture
+def data_root(tmp_path: Path) -> Path:
+    """A small tree of its own."""
+    write_source(tmp_path / "data", "web", random_documents(1, 40))
+    write_source(tmp_path / "data", "books", random_documents(2, 20))
+    return tmp_path / "data"
+
+
+def slice_all(data_root: Path, slices_dir: Path) -> Path:
+    """Slices of both sources; returns the directory."""
+    for source in ("web", "books"):
+        write_source_slices(data_root, source, slices_dir)
+    combine_slices(slices_dir, ["web", "books"])
+    return slices_dir
+
+
+def write_labels(
+    path: Path, rows: Sequence[tuple[str, str]], scores: np.ndarray, **extra: Any
+) -> Path:
+    """A merged label file of planted scores `[N, 5]`; a value of `extra` may be one a row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        for i, (doc_id, source) in enumerate(rows):
+            record = {
+                "doc_id": doc_id,
+                "source": source,
+                "ok": True,
+                "snippet": "",
+                "scores": dict(zip(DIMENSIONS, (int(s) for s in scores[i]))),
+                "scorer_model": "fake",
+                "scorer_version": "v1",
+                "rubric_hash": "r",
+            }
+            more = {k: v[i] if isinstance(v, list) else v for k, v in extra.items()}
+            file.write(json.dumps(record | more) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def world() -> SimpleNamespace:
+    """The builders above, for the test files."""
+    return SimpleNamespace(
+        EOS=EOS,
+        VOCAB=VOCAB,
+        MAX_CTX=MAX_CTX,
+        RUBRIC=RUBRIC,
+        FakeOracle=FakeOracle,
+        FakeTokenizer=FakeTokenizer,
+        write_source=write_source,
+        random_documents=random_documents,
+        shard_format=shard_format,
+        slice_all=slice_all,
+        write_labels=write_labels,
+    )

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from nmoe_core.engine import Transformer
+from nmoe_core.errors import HeadError
+from nmoe_core.hydra.convert import import_pickle
+from nmoe_core.hydra.features import batches, pooled, require_finite, tap_states
+from nmoe_core.hydra.head_files import load_head, load_heads, read_header, save_head
+from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch, _at_query
+
+LENGTHS = torch.tensor([7, 3, 1])
+
+
+@pytest.fixture
+def hidden() -> torch.Tensor:
+    torch.manual_seed(3)
+    return 5 * torch.randn(3, 7, 32)
+
+
+@pytest.fixture
+def judge() -> Judge:
+    torch.manual_seed(4)
+    return Judge(JudgeArch(32, mid_dim=16, num_heads=4, ffn_dim=32)).eval()
+
+
+@pytest.fixture
+def probe() -> Probe:
+    torch.manual_seed(5)
+    return Probe(ProbeArch(32)).eval()
+
+
+def spoiled(hidden: torch.Tensor) -> torch.Tensor:
+    """The same documents with NaN where they are padded."""
+    out = hidden.clone()
+    for row, length in enumerate(LENGTHS.tolist()):
+        out[row, length:] = torch.nan
+    return out
+
+
+def test_the_mean_of_a_document_is_over_its_own_states(hidden: torch.Tensor) -> None:
+    means = pooled(spoiled(hidden), LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        torch.testing.assert_close(means[row], hidden[row, :length].mean(0))
+
+
+@pytest.mark.parametrize("name", ["probe", "judge"])
+@torch.no_grad()
+def test_scores_do_not_depend_on_padding_or_company(
+    hidden: torch.Tensor, name: str, request: pytest.FixtureRequest
+) -> None:
+    head = request.getfixturevalue(name)
+    together = head(spoiled(hidden), LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        alone = head(hidden[row : row + 1, :length], LENGTHS[row : row + 1])
+        torch.testing.assert_close(together[row], alone[0], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_training_and_grading_run_the_same_first_pass(hidden: torch.Tensor, judge: Judge) -> None:
+    first, second = judge.forward_with_teacher(hidden, LENGTHS, torch.ones(3, 5))
+    torch.testing.assert_close(first, judge(hidden, LENGTHS), atol=1e-5, rtol=0)
+    other, told = judge.forward_with_teacher(hidden, LENGTHS, torch.full((3, 5), 4.0))
+    torch.testing.assert_close(first, other)
+    assert not torch.allclose(second, told), "only the second pass sees the oracle's scores"
+
+
+@torch.no_grad()
+def test_the_short_cut_at_the_query_is_the_encoder_layer(judge: Judge) -> None:
+    tokens = torch.randn(2, 6, 16)
+    is_padding = torch.tensor([[False] * 6, [False] * 3 + [True] * 3])
+    whole = judge.enc0(tokens, src_key_padding_mask=is_padding)
+    torch.testing.assert_close(
+        _at_query(judge.enc0, tokens, is_padding), whole[:, 0], atol=1e-5, rtol=0
+    )
+
+
+def test_the_scale_of_states_does_not_matter(hidden: torch.Tensor, judge: Judge) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(
+            judge(hidden, LENGTHS), judge(100 * hidden, LENGTHS), atol=1e-3, rtol=1e-3
+        )
+
+
+def test_a_state_that_is_not_finite_is_refused_by_name_and_padding_is_not(
+    hidden: torch.Tensor,
+) -> None:
+    require_finite(spoiled(hidden), LENGTHS, ["a", "b", "c"], "states")
+    hidden[1, 2, 0] = torch.inf
+    hidden[1, 1, 3] = torch.nan
+    with pytest.raises(HeadError, match=r"b: .*2 NaN or infinite values, 1 of 3") as refused:
+        require_finite(hidden, LENGTHS, ["a", "b", "c"], "states")
+    assert refused.value.code == "E-HEAD-NONFINITE"
+
+
+def test_batches_hold_documents_of_like_length_and_their_states_do_not_depend_on_it(
+    backbone: Transformer, world: SimpleNamespace
+) -> None:
+    documents = [np.array(d, np.uint32) for d in world.random_documents(8, 13)]
+    names = [str(i) for i in range(13)]
+    seen: dict[int, torch.Tensor] = {}
+    longest = []
+    for batch in batches(documents, names, 4, torch.device("cpu")):
+        assert batch.names == [names[i] for i in batch.rows]
+        longest.append(batch.input_ids.shape[1])
+        states = pooled(tap_states(backbone, batch, 6), batch.lengths)
+        seen |= dict(zip(batch.rows, states))
+    assert sorted(seen) == list(range(13))
+    assert longest == sorted(longest)
+    for i, document in enumerate(documents):
+        (alone,) = batches([document], [""], 1, torch.device("cpu"))
+        states = pooled(tap_states(backbone, alone, 6), alone.lengths)
+        torch.testing.assert_close(states[0], seen[i], atol=1e-5, rtol=1e-5)
+
+
+def header_of(backbone: Transformer, **more: Any) -> dict[str, Any]:
+    return {"backbone": {"digest": backbone.digest}, "max_ctx": 24, "scorer_model": "fake"} | more
+
+
+def test_a_saved_head_loads_with_its_header_and_equal_heads_have_equal_bytes(
+    tmp_path: Path, judge: Judge, backbone: Transformer, hidden: torch.Tensor
+) -> None:
+    path = tmp_path / "hydra_judge.safetensors"
+    digest = save_head(path, judge, header_of(backbone, metrics={"n": 3}))
+    assert save_head(tmp_path / "b.safetensors", judge, header_of(backbone, metrics={"n": 3})) == (
+        digest
+    )
+    loaded, header = load_head(path, backbone, 24)
+    assert header["format"] == "hydra-head/1"
+    assert header["arch"]["mid_dim"] == 16
+    with safe_open(str(path), "pt") as file:
+        assert list(file.metadata()) == ["nmoe"]
+        assert json.loads(file.metadata()["nmoe"]) == header
+    with torch.no_grad():
+        assert torch.equal(loaded(hidden, LENGTHS), judge(hidden, LENGTHS))
+
+
+def test_heads_that_do_not_belong_are_refused_with_a_code_each(
+    tmp_path: Path, probe: Probe, judge: Judge, backbone: Transformer
+) -> None:
+    def code_of(path: Path, max_ctx: int = 24) -> str:
+        with pytest.raises(HeadError) as refused:
+            load_head(path, backbone, max_ctx)
+        return refused.value.code
+
+    path = tmp_path / "hydra_probe.safetensors"
+    assert code_of(path) == "E-HEAD-MISSING"
+    torch.save(probe.state_dict(), path.with_suffix(".pt"))
+    assert code_of(path) == "E-HEAD-PICKLE", "the missing file's pickle is named"
+    path.write_bytes(path.with_suffix(".pt").read_bytes())
+    assert code_of(path) == "E-HEAD-PICKLE", "a pickle under a safe name"
+    path.write_bytes(pickle.dumps(probe.state_dict()))
+    assert code_of(path) == "E-HEAD-PICKLE"
+    path.write_bytes(b"nonsense" * 10)
+    assert code_of(path) == "E-HEAD-FORMAT"
+    save_head(path, probe, header_of(backbone))
+    assert code_of(path, max_ctx=25) == "E-HEAD-CONTEXT"
+    save_head(path, probe, header_of(backbone) | {"backbone": {"digest": "other"}})
+    assert code_of(path) == "E-HEAD-BACKBONE"
+    wrong = {"arch": {"kind": "probe", "hidden_size": 64}}
+    save_head(path, probe, header_of(backbone) | wrong)
+    assert code_of(path) == "E-HEAD-FORMAT", "tensors of another shape than the header's"
+    save_head(path, judge, header_of(backbone))
+    save_head(tmp_path / "hydra_judge.safetensors", judge, header_of(backbone))
+    with pytest.raises(HeadError) as swapped:
+        load_heads(tmp_path, backbone, 24)
+    assert swapped.value.code == "E-HEAD-FORMAT"
+    with torch.no_grad():
+        probe.proj.bias[2] = torch.nan
+    save_head(path, probe, header_of(backbone))
+    assert code_of(path) == "E-HEAD-NONFINITE"
+
+
+def test_weights_of_the_first_published_form_come_in_unchanged(
+    tmp_path: Path, judge: Judge, probe: Probe, backbone: Transformer, hidden: torch.Tensor
+) -> None:
+    torch.save(judge.state_dict(), tmp_path / "hydra_judge.pt")
+    torch.save(probe.state_dict(), tmp_path / "hydra_probe.pt")
+    import_pickle(tmp_path / "hydra_judge.pt", tmp_path / "heads", backbone, 24, num_heads=4)
+    import_pickle(tmp_path / "hydra_probe.pt", tmp_path / "heads", backbone, 24)
+    heads = load_heads(tmp_path / "heads", backbone, 24)
+    with torch.no_grad():
+        assert torch.equal(heads.judge(hidden, LENGTHS), judge(hidden, LENGTHS))
+        assert torch.equal(heads.probe(hidden, LENGTHS), probe(hidden, LENGTHS))
+    assert read_header(tmp_path / "heads" / "hydra_judge.safetensors")["scorer_model"] == "unknown"
+
+
+def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
+    tmp_path: Path, backbone: Transformer
+) -> None:
+    class Code:
+        def __reduce__(self):
+            return (print, ("code ran",))
+
+    torch.save({"proj.weight": Code()}, tmp_path / "code.pt")
+    torch.save({"proj.weight": torch.zeros(5, 64)}, tmp_path / "part.pt")
+    torch.save(Probe(ProbeArch(64)).state_dict(), tmp_path / "wide.pt")
+    for name in ("code.pt", "part.pt", "wide.pt"):
+        with pytest.raises(HeadError) as refused:
+            import_pickle(tmp_path / name, tmp_path / "heads", backbone, 24)
+        assert refused.value.code == "E-HEAD-FORMAT"
+    assert not (tmp_path / "heads").exists()
+
+
+def test_slices_labels_and_thresholds_do_not_need_torch() -> None:
+    modules = "slices labels label_files heuristic rubric thresholds metrics decide"
+    code = (
+        "import sys, importlib\n"
+        f"for m in {modules.split()}: importlib.import_module('nmoe_core.hydra.' + m)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

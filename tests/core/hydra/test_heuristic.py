@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+import sysconfig
+from importlib.metadata import distributions
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmoe_core.hydra.heuristic import _DIMENSIONS, HeuristicOracle, grade
+from nmoe_core.hydra.metrics import spearman
+from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.hydra.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
+
+MAX_CHARS = 4000
+KINDS = ("source", "docstring", "metadata")
+
+
+def real_texts() -> dict[str, list[str]]:
+    """Library source, its docstrings, and package metadata: text found beside any Python."""
+    library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    sources = [path.read_text("utf-8", "replace") for path in library]
+    docstrings: list[str] = []
+    for text in sources[::3]:
+        owners = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef))
+        docstrings += [string for n in owners if (string := ast.get_docstring(n))]
+    metadata = sorted({d.read_text("METADATA") or "" for d in distributions()} - {""})
+    return dict(zip(KINDS, (sources, docstrings, metadata)))
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[tuple[str, str]]:
+    """(kind, text) pairs cut at random lengths."""
+    rng = random.Random(0)
+    return [
+        (kind, text[: rng.randint(200, MAX_CHARS)])
+        for kind, texts in real_texts().items()
+        for text in texts
+        if len(text) >= 200
+    ]
+
+
+@pytest.fixture(scope="module")
+def texts(corpus: list[tuple[str, str]]) -> list[str]:
+    return [text for _, text in corpus]
+
+
+@pytest.fixture(scope="module")
+def grades(texts: list[str]) -> np.ndarray:
+    results = list(HeuristicOracle().label(texts))
+    return np.array([list((r.scores or {}).values()) for r in results])
+
+
+def test_grades_of_real_text_spread_and_no_dimension_repeats_another(grades: np.ndarray) -> None:
+    assert len(grades) > 300
+    for column, name in zip(grades.T, DIMENSIONS):
+        shares = np.bincount(column, minlength=5) / len(column)
+        assert shares.max() <= 0.7, (name, shares)
+        assert (shares > 0.01).sum() >= 4, (name, shares)
+    for a, b in itertools.combinations(range(5), 2):
+        assert abs(np.corrcoef(grades[:, a], grades[:, b])[0, 1]) < 0.7, (a, b)
+
+
+def test_the_aggregate_of_real_text_does_not_follow_its_length(
+    corpus: list[tuple[str, str]], grades: np.ndarray
+) -> None:
+    """Within each kind, because docstrings are short by nature and source is not."""
+    lengths = np.array([len(text) for _, text in corpus])
+    for kind in KINDS:
+        member = np.array([k == kind for k, _ in corpus])
+        rho = spearman(grades[member].mean(1), lengths[member])
+        assert rho is not None
+        assert abs(rho) < 0.3, kind
+
+
+def test_a_text_said_twice_measures_the_same(texts: list[str]) -> None:
+    long = [text for text in texts if len(text) > 3000][:20]
+    for text in long:
+        once, twice = measure(text), measure(f"{text}\n{text}")
+        for name in ("guidance", "short_words", "variety", "compression", "symbols"):
+            assert twice[name] == pytest.approx(once[name], abs=0.12), name
+
+
+def test_shuffling_the_words_changes_the_statistics_of_order_alone(texts: list[str]) -> None:
+    prose = next(text for text in texts if "Metadata-Version" in text and len(text) > 2000)
+    rng = random.Random(0)
+    lines = [line.split(" ") for line in prose.split("\n")]
+    for line in lines:
+        rng.shuffle(line)
+    rng.shuffle(lines)
+    before, after = measure(prose), measure("\n".join(" ".join(line) for line in lines))
+    changed = {name for name in before if abs(before[name] - after.get(name, -1)) > 0.02}
+    assert len(changed & {"overlap", "repetition", "compression", "depth", "nesting"}) >= 2
+
+
+def test_repeated_lines_and_crossed_brackets_cost_grades() -> None:
+    good = "The reader opens a file (see [1]). The file must exist, because it is read at once.\n"
+    assert measure("[x (y] z) " * 20)["nesting"] < measure(good * 3)["nesting"] == 1.0
+    listing = "Classifier :: A\nClassifier :: B\nClassifier :: C\nClassifier :: D\n"
+    assert measure(listing)["repetition"] == 1.0
+    ragged = "if a:\n     b\n   c\n      d\n  e\nf\n"
+    assert (
+        measure(ragged)["indentation"] < measure("if a:\n    b\n    c\nd\n")["indentation"] == 1.0
+    )
+
+
+def test_each_curve_of_the_oracle_counts() -> None:
+    """Moving a statistic over its range moves the dimensions that name it, and no other."""
+    users: dict[str, set[str]] = {}
+    for name, dimension in _DIMENSIONS.items():
+        for curve in dimension.curves:
+            users.setdefault(curve.statistic, set()).add(name)
+    rng = np.random.default_rng(0)
+    for statistic, expected in users.items():
+        moved: set[str] = set()
+        for _ in range(20):
+            others = {name: float(rng.random()) for name in users}
+            seen = [grade(others | {statistic: float(v)}) for v in np.linspace(0, 12, 241)]
+            moved |= {name for name in DIMENSIONS if len({s[name] for s in seen}) > 1}
+        assert moved == expected, statistic
+
+
+def test_equal_texts_get_equal_scores_and_blank_ones_none() -> None:
+    oracle = HeuristicOracle()
+    first, second = oracle.label(["a b c.\n"] * 2)
+    assert first == second == next(oracle.label(["a b c.\n"]))
+    blank = next(oracle.label([" \n\t "]))
+    assert blank.scores is None
+    assert blank.finish_reason == "empty_text"
+    assert oracle.fingerprint == HeuristicOracle().fingerprint
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "\ufffd", "東京" * 300, "((((", "\n" * 50 + "a", "\x00\ud800"]
+)
+def test_odd_texts_get_scores(text: str) -> None:
+    result = next(HeuristicOracle().label([text]))
+    assert result.scores is not None
+
+
+def test_compression_is_that_of_one_block_whatever_the_text_and_its_indents(
+    texts: list[str],
+) -> None:
+    text = " ".join(texts[0].split())
+    one_block = measure(text[:256])["compression"]
+    assert measure(text[:400])["compression"] == one_block
+    assert (
+        measure("    " + text[:100].replace(" ", "\n    "))["compression"]
+        == (measure(text[:100])["compression"])
+    )
+
+
+def test_windows_cover_both_ends_and_stay_bounded() -> None:
+    text = "".join(chr(97 + i % 26) for i in range(50_000))
+    parts = windows(text)
+    assert len(parts) == MAX_WINDOWS
+    assert parts[0] == text[:WINDOW_CHARS]
+    assert parts[-1] == text[-WINDOW_CHARS:]
+    assert windows(text[:700]) == [text[:400], text[300:700]]
+    assert windows(text[:100]) == [text[:100]]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from nmoe_core.errors import ConfigError, LabelError
+from nmoe_core.hydra.decide import decide
+from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.hydra.scores import DIMENSIONS, aggregate, as_scores, parse_scores, stored
+
+GOOD = dict(zip(DIMENSIONS, (0, 1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        GOOD,
+        {name: float(grade) for name, grade in GOOD.items()},
+        '{"density": 4, "helpfulness": 0, "correctness": 1.0, "coherence": 2, "complexity": 3}',
+    ],
+)
+def test_five_integers_from_0_to_4_are_scores_in_the_order_of_the_rubric(value: object) -> None:
+    scores = parse_scores(value)  # pyright: ignore[reportArgumentType]
+    assert scores == GOOD
+    assert list(scores) == list(DIMENSIONS)
+    assert all(type(grade) is int for grade in scores.values())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {k: v for k, v in GOOD.items() if k != "density"},
+        GOOD | {"verbosity": 2},
+        *(GOOD | {"density": bad} for bad in (5, -1, 4.7, True, "4", None, math.nan, math.inf)),
+        GOOD | {"density": 10**400},
+        "",
+        "[]",
+        "3",
+        "```json\n{}\n```",
+        '{"helpfulness": 1, "helpfulness": 1, "correctness": 1, "coherence": 1, '
+        '"complexity": 1, "density": 1}',
+        '{"helpfulness": NaN, "correctness": 1, "coherence": 1, "complexity": 1, "density": 1}',
+        "[" * 100_000,
+    ],
+)
+def test_anything_else_is_not_a_set_of_scores(value: object) -> None:
+    with pytest.raises(LabelError) as refused:
+        parse_scores(value)  # pyright: ignore[reportArgumentType]
+    assert refused.value.code == "E-LABEL-SCORES"
+
+
+def test_the_aggregate_clamps_weighs_and_divides_by_the_weights() -> None:
+    assert aggregate(np.array([4, 4, 4, 4, 4])) == 1.0
+    assert aggregate(np.array([[-3, 0, 0, 0, 0], [9, 4, 4, 4, 4]])).tolist() == [0.0, 1.0]
+    weights = dict(zip(DIMENSIONS, (3.0, 1.0, 0.0, 0.0, 0.0)))
+    assert aggregate(np.array([4, 0, 4, 4, 4]), weights) == 0.75
+    doubled = {name: 2 * w for name, w in weights.items()}
+    assert aggregate(np.array([1, 2, 3, 4, 0]), weights) == aggregate(
+        np.array([1, 2, 3, 4, 0]), doubled
+    )
+
+
+def test_stored_scores_are_clamped_rounded_and_recomputable_from_their_file_form() -> None:
+    scores = stored(np.array([[-0.2, -0.0, 1.23456789, 4.5, 3.0]], np.float32))
+    assert scores.tolist() == [[0.0, 0.0, 1.234568, 4.0, 3.0]]
+    assert not np.signbit(scores).any()
+    written = as_scores(scores[0])
+    assert aggregate(np.array(list(written.values()))) == aggregate(scores)[0]
+
+
+def test_the_decision_keeps_from_tau_keep_on_and_drops_below_tau_drop() -> None:
+    assert [decide(x, 0.3, 0.6) for x in (0.29, 0.3, 0.59, 0.6)] == ["drop", "band", "band", "keep"]
+    assert [decide(x, 0.5, 0.5) for x in (0.49, 0.5)] == ["drop", "keep"]
+
+
+def test_the_shipped_rubric_has_five_dimensions_and_a_hash_of_every_word(
+    tmp_path, rubric: Rubric, world
+) -> None:
+    assert [d.name for d in rubric.dimensions] == list(DIMENSIONS)
+    assert all(len(d.grades) == 5 for d in rubric.dimensions)
+    assert all(name in rubric.text() for name in DIMENSIONS)
+    text = world.RUBRIC.read_text("utf-8")
+    changed = tmp_path / "rubric.toml"
+    changed.write_text(text.replace("Serious errors", "Grave errors"))
+    assert Rubric.load(changed).hash != rubric.hash
+    changed.write_text(text + "\n# a comment\n")
+    assert Rubric.load(changed).hash == rubric.hash
+    changed.write_text(text.replace("[dimensions.density]", "[dimensions.verbosity]"))
+    with pytest.raises(ConfigError):
+        Rubric.load(changed)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from loader.format import load_manifest
+from nmoe_core.atomic import write_json
+from nmoe_core.errors import FormatError
+from nmoe_core.hydra.slices import combine_slices, data_digest, read_slice, write_source_slices
+from nmoe_core.shards.manifest import build_manifest
+from nmoe_core.shards.writer import ShardWriter
+
+
+def reference_slices(root: Path) -> dict[str, list[str]]:
+    """The published rule, written again from its description."""
+    lines: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    for source in sorted(p for p in root.iterdir() if (p / "train").is_dir()):
+        for npy in sorted((source / "train").rglob("*.npy")):
+            raw = npy.with_suffix(".idx").read_bytes()
+            _, _, n, _ = struct.unpack("<8sQQQ", raw[:32])
+            for s, e in np.frombuffer(raw[32:], "<u8").reshape(n, 2).tolist():
+                doc_id = f"{source.name}//{npy.relative_to(root)}#s={s}:e={e}"
+                h = int(hashlib.md5(doc_id.encode()).hexdigest()[:8], 16) % 100
+                split = "train" if h < 80 else "val" if h < 90 else "test"
+                row = {"doc_id": doc_id, "source": source.name}
+                lines[split].append(json.dumps(row, ensure_ascii=False) + "\n")
+    return lines
+
+
+def test_slices_equal_an_independent_reading_of_the_rule(
+    tmp_path: Path, shared_data: Path, world: SimpleNamespace
+) -> None:
+    slices = world.slice_all(shared_data, tmp_path / "slices")
+    expected = reference_slices(shared_data)
+    for split, lines in expected.items():
+        assert (slices / f"docids_{split}.jsonl").read_text("utf-8") == "".join(lines)
+        assert lines, "every split of the fixture has documents"
+    for split in ("train", "val"):
+        for i in range(8):
+            shard = (slices / f"{split}_shard_{i:02d}").read_text("utf-8")
+            assert shard == "".join(expected[split][i::8])
+
+
+def test_files_are_ordered_by_path_component_and_unnamed_files_are_left_out(
+    tmp_path: Path, world: SimpleNamespace
+) -> None:
+    # As strings "s-b/x" sorts before "s/x", by component after it.
+    split = tmp_path / "data" / "web" / "train"
+    fmt = world.shard_format("web")
+    entries = []
+    for name in ("s-b", "s", "not-named"):
+        writer = ShardWriter(split / name, fmt)
+        for tokens in world.random_documents(len(name), 30):
+            writer.add_document(np.array(tokens, np.uint32), "id", "sha")
+        for entry in writer.finish({}, {})["shards"]:
+            named = {k: f"{name}/{entry[k]}" for k in ("path", "index_path", "ids_path")}
+            entries += [entry | named] * (name != "not-named")
+    write_json(split / "manifest.json", build_manifest(fmt, entries, {}, {}))
+    write_source_slices(tmp_path / "data", "web", tmp_path / "slices")
+    rows = read_slice(tmp_path / "slices" / "sources" / "web" / "docids_train.jsonl")
+    directories = [doc_id.split("/train/")[1].split("/")[0] for doc_id, _ in rows]
+    assert set(directories) == {"s", "s-b"}
+    assert directories == sorted(directories, key=["s", "s-b"].index)
+
+
+def test_a_second_call_does_no_work_until_data_or_files_change(
+    tmp_path: Path, data_root: Path, world: SimpleNamespace
+) -> None:
+    slices = tmp_path / "slices"
+    first = write_source_slices(data_root, "web", slices)
+    path = slices / "sources" / "web" / "docids_train.jsonl"
+    before = path.stat().st_mtime_ns
+    again = write_source_slices(data_root, "web", slices)
+    assert again.is_current
+    assert again.counts == first.counts
+    assert path.stat().st_mtime_ns == before
+    path.unlink()
+    assert not write_source_slices(data_root, "web", slices).is_current
+    digest = data_digest(data_root, ["web"])
+    world.write_source(data_root, "web", world.random_documents(9, 41))
+    assert data_digest(data_root, ["web"]) != digest
+    assert not write_source_slices(data_root, "web", slices).is_current
+
+
+def test_combined_slices_follow_their_parts_and_not_the_order_of_arguments(
+    tmp_path: Path, data_root: Path, world: SimpleNamespace
+) -> None:
+    slices = world.slice_all(data_root, tmp_path / "slices")
+    whole = (slices / "docids_train.jsonl").read_bytes()
+    assert combine_slices(slices, ["books", "web"]).is_current
+    (slices / "train_shard_03").unlink()
+    assert not combine_slices(slices, ["web", "books"]).is_current
+    assert (slices / "docids_train.jsonl").read_bytes() == whole
+    assert combine_slices(slices, ["books"]).counts["train"] < len(whole.splitlines())
+
+
+def test_an_index_that_is_not_the_manifests_is_refused_before_anything_is_written(
+    tmp_path: Path, data_root: Path
+) -> None:
+    manifest = load_manifest(data_root / "web" / "train" / "manifest.json")
+    index = manifest.index_path(manifest.shards[0])
+    raw = bytearray(index.read_bytes())
+    # Move one boundary: still contiguous, so only the checksum tells.
+    raw[40:48] = raw[48:56] = (int.from_bytes(raw[40:48], "little") - 1).to_bytes(8, "little")
+    index.write_bytes(raw)
+    with pytest.raises(FormatError) as refused:
+        write_source_slices(data_root, "web", tmp_path / "slices")
+    assert refused.value.code == "E-INDEX-CHECKSUM"
+    assert not list((tmp_path / "slices").rglob("docids*"))
+
+
+def test_a_source_without_manifest_or_slices_is_refused(tmp_path: Path, data_root: Path) -> None:
+    with pytest.raises(FormatError) as missing:
+        write_source_slices(data_root, "nowhere", tmp_path / "slices")
+    assert missing.value.code == "E-MANIFEST-MISSING"
+    with pytest.raises(FormatError) as unsliced:
+        combine_slices(tmp_path / "slices", ["web"])
+    assert unsliced.value.code == "E-MANIFEST-MISSING"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "nonsense",
+        '{"doc_id": "x", "source": "web"}',
+        '{"doc_id": "web//web/train/a.npy#s=0:e=5", "source": "books"}',
+    ],
+)
+def test_a_slice_row_that_is_not_one_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "docids_train.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(FormatError) as refused:
+        read_slice(path)
+    assert refused.value.code == "E-DOCID"

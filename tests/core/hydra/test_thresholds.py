@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.errors import CalibrationError
+from nmoe_core.hydra.calibrate import keep_curve, reliability, summarise
+from nmoe_core.hydra.metrics import agreement, baselines, spearman, within_groups
+from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.hydra.thresholds import (
+    fit_thresholds,
+    fit_weights,
+    largest_safe,
+    load_calibration,
+    midpoint_above,
+    top_share,
+)
+
+
+def scored(seed: int, count: int, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probe, judge and oracle aggregates that agree up to noise."""
+    rng = np.random.default_rng(seed)
+    truth = rng.random(count)
+    probe, judge = (
+        np.round(np.clip(0.5 + 0.4 * (truth - 0.5) + rng.normal(0, noise, count), 0, 1), 6)
+        for _ in range(2)
+    )
+    return probe, judge, np.round(truth * 20) / 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    count=st.integers(20, 400),
+    noise=st.sampled_from([0.0, 0.02, 0.2, 1.0]),
+    target_keep=st.floats(0.001, 0.999),
+    max_false_drop=st.sampled_from([0.0, 0.02, 0.3, 0.99]),
+)
+def test_thresholds_are_ordered_for_every_target(
+    seed: int, count: int, noise: float, target_keep: float, max_false_drop: float
+) -> None:
+    probe, judge, oracle = scored(seed, count, noise)
+    keeps = top_share(oracle, target_keep)
+    taus = fit_thresholds(probe, judge, keeps, target_keep, max_false_drop)
+    assert 0 <= taus.tau_drop <= taus.tau_keep <= 1
+    exits = probe < taus.tau_probe
+    drops = exits | (judge < taus.tau_drop)
+    assert keeps[exits].sum() <= max_false_drop * exits.sum()
+    assert keeps[drops].sum() <= max_false_drop * drops.sum()
+    kept = ~exits & (judge >= taus.tau_keep)
+    if len(np.unique(judge)) == len(np.unique(probe)) == count:
+        assert abs(kept.mean() - target_keep) <= 0.01 + 1 / count
+        assert abs((judge >= taus.tau_keep).mean() - target_keep) <= 1 / count
+
+
+def test_the_share_kept_is_the_target_although_heads_shrink() -> None:
+    probe, judge, oracle = scored(0, 2000, 0.05)
+    assert judge.std() < 0.6 * oracle.std()
+    for target in (0.1, 0.3, 0.5, 0.9):
+        summary = summarise(probe, judge, oracle, target, 0.02)
+        assert abs(summary["achieved_keep"] - target) <= 0.01 + 1e-9
+        assert summary["false_drop_rate"] is None or summary["false_drop_rate"] <= 0.02
+
+
+def test_the_largest_safe_threshold_is_the_largest() -> None:
+    scores = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    keeps = np.array([False, True, False, False, False, True])
+    # Shares of keepers below 0.15, .25, .35, .45, .55: 0, 1/2, 1/3, 1/4, 1/5.
+    assert largest_safe(scores, keeps, 0.0, 1.0) == pytest.approx(0.15)
+    assert largest_safe(scores, keeps, 0.26, 1.0) == pytest.approx(0.55)
+    assert largest_safe(scores, keeps, 0.26, 0.5) == pytest.approx(0.45)
+    assert largest_safe(scores, keeps, 0.0, 0.1) == 0.0
+    assert largest_safe(scores, ~keeps, 0.0, 1.0) == 0.0
+
+
+def test_thresholds_lie_between_scores_so_noise_does_not_move_documents() -> None:
+    rng = np.random.default_rng(0)
+    probe, judge, oracle = scored(1, 200, 0.1)
+    taus = fit_thresholds(probe, judge, top_share(oracle, 0.5), 0.5, 0.1)
+    for tau, scores in ((taus.tau_probe, probe), (taus.tau_drop, judge), (taus.tau_keep, judge)):
+        nearest = np.abs(scores - tau).min()
+        moved = scores + rng.uniform(-nearest / 2, nearest / 2, len(scores))
+        assert ((scores < tau) == (moved < tau)).all()
+        assert nearest > 0
+
+
+def test_ties_at_the_cut_go_to_the_nearer_side() -> None:
+    scores = np.array([0.9, 0.5, 0.5, 0.5, 0.1])
+    assert midpoint_above(scores, 1) == pytest.approx(0.7)
+    assert midpoint_above(scores, 2) == pytest.approx(0.7)
+    assert midpoint_above(scores, 3) == pytest.approx(0.3)
+    assert midpoint_above(scores, 5) == 0.0
+
+
+def test_the_early_exit_takes_hardly_any_of_what_the_judge_keeps() -> None:
+    rng = np.random.default_rng(0)
+    judge, probe = rng.permutation(1000) / 1000, rng.permutation(1000) / 1000
+    # The oracle would keep nothing, so every exit is safe by its word.
+    taus = fit_thresholds(probe, judge, np.zeros(1000, np.bool_), 0.5, 0.0)
+    lost = (judge >= taus.tau_keep) & (probe < taus.tau_probe)
+    assert lost.sum() == 10
+    assert (probe < taus.tau_probe).sum() > 10
+
+
+def test_weights_of_an_independent_target_are_recovered_and_never_negative() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 5, (400, 5))
+    planted = np.array([0.5, 0.3, 0.2, 0.0, 0.0])
+    weights = fit_weights(scores, scores / 4 @ planted + rng.normal(0, 0.01, 400))
+    assert np.allclose(list(weights.values()), planted, atol=0.02)
+    opposed = fit_weights(scores, scores / 4 @ np.array([1.5, -0.5, 0, 0, 0]))
+    assert min(opposed.values()) >= 0
+    assert sum(opposed.values()) == pytest.approx(1)
+    circular = fit_weights(scores, scores.mean(1) / 4)
+    assert np.allclose(list(circular.values()), 0.2)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_scores_without_spread_are_refused(which: int) -> None:
+    arrays = list(scored(0, 50, 0.1))
+    arrays[which] = np.full(50, 0.4)
+    with pytest.raises(CalibrationError) as refused:
+        summarise(*arrays, 0.5, 0.02)
+    assert refused.value.code == "E-CALIBRATION-CONSTANT"
+
+
+def test_reliability_bins_and_the_keep_curve_follow_the_scores() -> None:
+    _, judge, oracle = scored(2, 300, 0.02)
+    bins = reliability(judge, oracle, top_share(oracle, 0.5))
+    assert sum(b["count"] for b in bins) == 300
+    assert [b["judge_mean"] for b in bins] == sorted(b["judge_mean"] for b in bins)
+    assert bins[-1]["oracle_keep_rate"] > 0.9 > 0.1 > bins[0]["oracle_keep_rate"]
+    curve = keep_curve(judge)
+    assert len(curve) == 99
+    for share, tau in curve:
+        assert abs((judge >= tau).mean() - share) <= 0.005
+
+
+VALID = {
+    "weights": dict.fromkeys(DIMENSIONS, 1.0),
+    "tau_probe": 0.2,
+    "tau_drop": 0.3,
+    "tau_keep": 0.5,
+    "heads_digest": "h",
+}
+
+
+def test_a_calibration_file_is_checked_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "calibration_summary.json"
+    path.write_text(json.dumps(VALID))
+    calibration = load_calibration(tmp_path)
+    assert calibration.aggregate(np.array([4, 4, 4, 4, 0])) == 0.8
+    assert calibration.leaves_at_probe(np.array([[0.7] * 5, [0.8] * 5])).tolist() == [True, False]
+    with pytest.raises(CalibrationError, match=r"found heads g, expected h") as foreign:
+        calibration.require_heads("g")
+    assert foreign.value.code == "E-CALIBRATION-HEADS"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tau_drop": 0.6},
+        {"tau_keep": "0.5"},
+        {"tau_probe": None},
+        {"weights": {"density": 1.0}},
+        {"weights": dict.fromkeys(DIMENSIONS, 0.0)},
+        {"weights": dict.fromkeys(DIMENSIONS, 1.0) | {"density": -1.0}},
+    ],
+)
+def test_crossed_thresholds_and_odd_weights_are_refused(tmp_path: Path, change: dict) -> None:
+    (tmp_path / "calibration_summary.json").write_text(json.dumps(VALID | change))
+    with pytest.raises(CalibrationError) as refused:
+        load_calibration(tmp_path)
+    assert refused.value.code == "E-CALIBRATION-FORMAT"
+    with pytest.raises(CalibrationError) as missing:
+        load_calibration(tmp_path / "nowhere")
+    assert missing.value.code == "E-CALIBRATION-MISSING"
+
+
+def test_rank_correlation_shares_ranks_among_ties() -> None:
+    a, b = np.array([1, 2, 2, 3, 5]), np.array([1, 3, 2, 4, 4])
+    # Ranks 1 2.5 2.5 4 5 and 1 3 2 4.5 4.5; their correlation by hand: 9 / sqrt(9.5 * 9.5).
+    assert spearman(a, b) == pytest.approx(9 / 9.5)
+    assert spearman(a, np.ones(5)) is None
+    assert spearman(a, -a) == pytest.approx(-1)
+
+
+def test_baselines_show_what_source_and_length_alone_tell() -> None:
+    rng = np.random.default_rng(0)
+    sources = ["good" if i % 2 else "bad" for i in range(400)]
+    grades = np.repeat([[3 if s == "good" else 1] for s in sources], 5, axis=1)
+    grades = np.clip(grades + rng.integers(-1, 2, grades.shape), 0, 4)
+    lengths = rng.integers(10, 1000, 400)
+    train = (grades[:200], sources[:200], lengths[:200])
+    val = (grades[200:], sources[200:], lengths[200:])
+    found = baselines(train, val)
+    assert found["spearman_source_only"] > 0.7
+    assert abs(found["spearman_length_only"]) < 0.3
+    by_source = np.array([[3.0] * 5 if s == "good" else [1.0] * 5 for s in val[1]])
+    metrics = agreement(by_source, val[0], val[1])
+    assert metrics["spearman"] == found["spearman_source_only"]
+    assert metrics["spearman_within_source"] is None
+    assert within_groups(val[0].mean(1), val[0].mean(1), val[1]) == pytest.approx(1)
