@@ -21,7 +21,7 @@ from loader.format import Manifest, load_manifest, read_json_object
 from nmoe_core.atomic import atomic_file, output_lock, write_json
 from nmoe_core.docid import DocumentReader
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_json
-from nmoe_core.hydra.decide import GRADE_CODE, DECISIONS, decide
+from nmoe_core.hydra.decide import DECISIONS, GRADE_CODE, decide
 from nmoe_core.hydra.features import Backbone, buffers, one_thread, read_documents
 from nmoe_core.hydra.head_files import Heads, load_heads
 from nmoe_core.hydra.scores import as_scores
