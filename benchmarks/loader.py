@@ -10,7 +10,8 @@ import numpy as np
 
 from benchmarks.prep import Row
 from loader import build_loader
-from nmoe_core.shards.writer import ShardFormat, ShardWriter
+from nmoe_core.shards.manifest import ShardFormat
+from nmoe_core.shards.writer import ShardWriter
 
 SEQ_LEN, BATCH_SIZE, STEPS = 2048, 32, 300
 TOKENS = (SEQ_LEN * BATCH_SIZE * STEPS) // 2 + SEQ_LEN * BATCH_SIZE

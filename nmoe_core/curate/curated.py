@@ -33,8 +33,8 @@ from nmoe_core.curate.order import ORDERS, arrange
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import Fingerprints, is_current
 from nmoe_core.hydra.decide import DECISIONS
-from nmoe_core.shards.manifest import is_shard_current, shard_dir_name
-from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardFormat, ShardWriter
+from nmoe_core.shards.manifest import ShardFormat, is_shard_current, shard_dir_name
+from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardWriter
 
 CURATE_CODE = "curate/1"
 CURATION_NAME = "curation.json"

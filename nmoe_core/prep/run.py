@@ -28,12 +28,13 @@ from nmoe_core.prep.tokenize import (
 )
 from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER, Engine, load_tokenizer
 from nmoe_core.shards.manifest import (
+    ShardFormat,
     combine_shards,
     commit_manifest,
     is_shard_current,
     shard_dir_name,
 )
-from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardFormat, ShardWriter
+from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardWriter
 from nmoe_core.sources.records import OnError, Rows, Source
 
 PREP_CODE = "prep/1"

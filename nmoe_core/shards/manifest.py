@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loader.format import (
     MANIFEST_NAME,
@@ -23,11 +24,20 @@ from nmoe_core.atomic import write_json
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import Fingerprints, recorded
 
-if TYPE_CHECKING:
-    from nmoe_core.shards.writer import ShardFormat
-
 PIPELINE_VERSION = "nmoe-data/1"
 _FILE_KEYS = ("path", "index_path", "ids_path")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFormat:
+    """What every manifest of a source says about its tokens."""
+
+    dataset: str
+    version: str
+    tokenizer: str
+    vocab_size: int
+    eos_token_id: int
+    tokenizer_fingerprint: str
 
 
 def shard_dir_name(bucket: int) -> str:

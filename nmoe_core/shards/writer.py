@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,22 +22,10 @@ from nmoe_core.atomic import TMP_MARK, failpoint, fsync_dir, replace_dir, write_
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.shards.index import IndexWriter
-from nmoe_core.shards.manifest import build_manifest
+from nmoe_core.shards.manifest import ShardFormat, build_manifest
 
 NPY_HEADER_BYTES = 128
 DEFAULT_TOKENS_PER_SHARD = 500_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFormat:
-    """What every manifest of a source says about its tokens."""
-
-    dataset: str
-    version: str
-    tokenizer: str
-    vocab_size: int
-    eos_token_id: int
-    tokenizer_fingerprint: str
 
 
 def npy_header(num_tokens: int) -> bytes:

@@ -19,8 +19,8 @@ from nmoe_core.curate.embed import EmbeddingTable
 from nmoe_core.curate.topic_model import load_topic_model
 from nmoe_core.curate.topics import assign_topics, fit_topic_model
 from nmoe_core.docid import bucket_of
-from nmoe_core.shards.manifest import combine_shards, shard_dir_name
-from nmoe_core.shards.writer import ShardFormat, ShardWriter
+from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
+from nmoe_core.shards.writer import ShardWriter
 
 VOCAB_SIZE = 1201
 EOS = 1200

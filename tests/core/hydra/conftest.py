@@ -20,8 +20,8 @@ from nmoe_core.hydra.oracle import OracleResult
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.scores import DIMENSIONS
 from nmoe_core.hydra.slices import combine_slices, write_source_slices
-from nmoe_core.shards.manifest import combine_shards, shard_dir_name
-from nmoe_core.shards.writer import ShardFormat, ShardWriter
+from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
+from nmoe_core.shards.writer import ShardWriter
 
 VOCAB = 512
 EOS = 511

@@ -13,9 +13,9 @@ from nmoe_core.atomic import write_json
 from nmoe_core.errors import FormatError
 from nmoe_core.shards.index import IndexWriter, regenerate_index
 from nmoe_core.shards.inspect import files_of_manifest, inspect_file
-from nmoe_core.shards.manifest import combine_shards
+from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.verify import find_leak, verify_manifest
-from nmoe_core.shards.writer import ShardFormat, ShardWriter
+from nmoe_core.shards.writer import ShardWriter
 
 EOS = 99
 FORMAT = ShardFormat("web", "v1", "test", 100, EOS, "f")
