@@ -10,7 +10,8 @@ import numpy as np
 
 from benchmarks.prep import Row
 from loader import build_loader
-from nmoe_core.shards.manifest import ShardFormat
+from nmoe_core.atomic import write_json
+from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
 
 SEQ_LEN, BATCH_SIZE, STEPS = 2048, 32, 300
@@ -71,6 +72,4 @@ def _shards(directory: Path) -> None:
         for i in range(TOKENS // 50_000 + 1):
             writer.add_document(rng.integers(0, 199_000, 49_999, np.uint32), str(i), "")
         writer.finish({}, {})
-        manifest = (split / "shard_0000" / "manifest.json").read_text()
-        manifest = manifest.replace('path": "', 'path": "shard_0000/')
-        (split / "manifest.json").write_text(manifest)
+        write_json(split / "manifest.json", combine_shards(split, fmt, 1, {}))

@@ -7,7 +7,6 @@ is not known, the nearest one that is. Nothing here has a default that hides a m
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from loader.errors import ConfigError
 
+_LARGEST = 2**62
 MAX_TOML_BYTES = 16 * 2**20
 _PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
 
@@ -86,14 +86,14 @@ def number(
     positive: bool = False,
     whole: bool = False,
 ) -> int | float:
-    """Check that `value` is a finite number, >= 0 (`positive`: > 0), an int where `whole`.
+    """Check that `value` is a number of at most 2^62, >= 0 (`positive`: > 0), an int where `whole`.
 
     Raises:
         ConfigError: It is not; names `where` and the value.
     """
     kinds = (int,) if whole else (int, float)
-    good = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (positive and value == 0):
+    good = isinstance(value, kinds) and not isinstance(value, bool) and value <= _LARGEST
+    if not good or not value >= 0 or (positive and value == 0):
         noun = "whole number" if whole else "finite number"
         raise ConfigError(
             "value is out of range",

@@ -4,18 +4,22 @@ import warnings
 
 import dagster as dg
 
-# backfill_policy is marked beta; it is used as documented, and tested.
-warnings.filterwarnings("ignore", category=dg.BetaWarning)
-
-from nmoe_assets import curation, hydra, sources  # noqa: E402
-from nmoe_assets.jobs import named_jobs, stage_jobs  # noqa: E402
-from nmoe_assets.run import current_run  # noqa: E402
-from nmoe_core.config import Run  # noqa: E402
-from nmoe_core.mixture import SourcePlan, run_sources  # noqa: E402
+from nmoe_assets import curation, hydra, sources
+from nmoe_assets.jobs import named_jobs, stage_jobs
+from nmoe_assets.run import current_run
+from nmoe_core.config import Run
+from nmoe_core.mixture import SourcePlan, run_sources
 
 
 def build_definitions(run: Run) -> dg.Definitions:
     """All assets, checks and jobs of a run."""
+    with warnings.catch_warnings():
+        # backfill_policy is marked beta; it is used as documented, and tested.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return _definitions(run)
+
+
+def _definitions(run: Run) -> dg.Definitions:
     plans = run_sources(run)
     jobs = stage_jobs(run, plans)
     return dg.Definitions(

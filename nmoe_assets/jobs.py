@@ -48,11 +48,11 @@ def stage_jobs(run: Run, sources: list[SourcePlan]) -> dict[str, list[StageJob]]
     label = [StageJob("label_oracle", (("hydra", "oracle_labels"),), label_partitions)]
     names = ("backbone", "probe_head", "judge_head", "calibration")
     heads = [StageJob("train_and_calibrate", tuple(("hydra", name) for name in names))]
-    grade = [StageJob(f"grade_{_op(s)}", ((s.name, "quality_scores"),), shards) for s in sources]
+    grade = [StageJob(f"grade_{s.name}", ((s.name, "quality_scores"),), shards) for s in sources]
     curate = [StageJob("fit_topics", (("curation", "topic_model"),))]
     for s in sources:
         keys = tuple((s.name, name) for name in ("topics", "curated", "curated_manifest"))
-        curate.append(StageJob(f"curate_{_op(s)}", keys, shards))
+        curate.append(StageJob(f"curate_{s.name}", keys, shards))
     curate.append(StageJob("plan_loader", (("mixture", "loader_plan"),)))
     return {"prep": prep, "label": label, "train_heads": heads, "grade": grade, "curate": curate}
 
@@ -111,13 +111,9 @@ def _first_error(outcome: dg.ExecuteInProcessResult) -> str:
 
 def _prep_jobs(run: Run, source: SourcePlan) -> list[StageJob]:
     keys = tuple((source.name, name) for name in ("shards", "manifest", "docid_slices"))
-    jobs = [StageJob(f"prep_{_op(source)}", keys, shard_partitions(run.config.prep.num_shards))]
+    jobs = [StageJob(f"prep_{source.name}", keys, shard_partitions(run.config.prep.num_shards))]
     if source.has_valid:
         keys = tuple((source.name, name) for name in ("valid_shards", "valid_manifest"))
         partitions = shard_partitions(run.config.prep.num_valid_shards)
-        jobs.append(StageJob(f"prep_{_op(source)}_valid", keys, partitions))
+        jobs.append(StageJob(f"prep_valid__{source.name}", keys, partitions))
     return jobs
-
-
-def _op(source: SourcePlan) -> str:
-    return source.name.replace("-", "_").replace(".", "_")

@@ -42,11 +42,6 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     )
     def make_shards(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         made = prep.make_shards(run, source, split, buckets(context))
-        context.log_event(
-            dg.AssetObservation(
-                [source.name, "documents"], tags={"dagster/data_version": made.source_revision}
-            )
-        )
         parts = {
             f"{bucket:04d}": Made(
                 manifest.content_digest(),
@@ -62,6 +57,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         yield from partition_results(
             context,
             parts,
+            {dg.AssetKey([source.name, "documents"]): made.source_revision},
             documents_tokenized=made.report.documents_tokenized,
             shards_made=len(made.report.made),
             shards_current=len(made.report.skipped),

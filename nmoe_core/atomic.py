@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -27,6 +28,7 @@ from nmoe_core.errors import LockedError
 
 TMP_MARK = ".tmp."
 LOCK_NAME = ".lock"
+_LEFTOVER = re.compile(r".+\.tmp\.\d+|\..+\.tmp\.(?:new|old)")
 _steps: Counter[str] = Counter()
 
 
@@ -143,8 +145,10 @@ def output_lock(directory: Path) -> Iterator[None]:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete temporary files and staging directories of killed writers."""
+    """Delete temporary files and staging directories of killed writers, by the names they give."""
     for path in directory.rglob(f"*{TMP_MARK}*"):
+        if not _LEFTOVER.fullmatch(path.name):
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -6,11 +6,18 @@ Results come back in the order of the items whatever the number of workers, and 
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
+import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Literal, TypeVar
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Literal, TypeVar
+
+from nmoe_core.errors import NmoeError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -37,6 +44,7 @@ def map_shards(
         initargs: Arguments of `initializer`.
 
     Raises:
+        NmoeError: A worker was lost (E-WORKER-LOST).
         Whatever `fn` raises, at the place of its item.
     """
     if backend == "inline" or workers <= 1:
@@ -46,7 +54,8 @@ def map_shards(
         return
     # A fork of a process with threads (Dagster, torch) may deadlock; spawn starts clean.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer, initargs) as pool:
+    start = (os.getpid(), initializer, initargs)
+    with ProcessPoolExecutor(workers, context, _start_worker, start) as pool:
         pending: deque[Future[Result]] = deque()
         try:
             for item in items:
@@ -55,6 +64,26 @@ def map_shards(
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
+        except BrokenProcessPool as error:
+            raise NmoeError(
+                "a worker process was lost",
+                where=f"{workers} workers",
+                do="it may have run out of memory: use fewer workers and run again",
+                code="E-WORKER-LOST",
+            ) from error
         finally:
             # A consumer that stops early (a reached token budget) must not wait for the rest.
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker(parent: int, initializer: Callable[..., None] | None, initargs: tuple) -> None:
+    """Tie a worker's life to its parent's, then run the caller's own initializer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        libc: Any = ctypes.CDLL(None)
+        libc.prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+    if initializer is not None:
+        initializer(*initargs)

@@ -8,10 +8,11 @@ ancestor of the file that holds workspace.yaml, pyproject.toml or .git, else the
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from loader.settings import project_dir, read_toml
 from nmoe_core.errors import ConfigError
@@ -19,7 +20,12 @@ from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER
 from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.strict import StrictModel, validate
 
+_MAX_TOKENS = 10**15
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+VERSION_PATTERN = r"[A-Za-z0-9_.]+"
+PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 
 
 class PrepTable(StrictModel):
@@ -31,9 +37,9 @@ class PrepTable(StrictModel):
     min_doc_tokens: int = Field(default=10, ge=1)
     max_doc_tokens: int = Field(default=1_000_000, ge=1)
     max_tokens: str | int = "flow"
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=4096)
     engine: Literal["quicktok", "tiktoken"] = "quicktok"
-    version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_.]+$")
+    version: str = Field(default="v1", pattern=f"^{VERSION_PATTERN}$")
 
     @field_validator("max_tokens")
     @classmethod
@@ -44,22 +50,22 @@ class PrepTable(StrictModel):
 
 
 class OracleTable(StrictModel):
-    """`[oracle]`: who labels documents."""
+    """`[oracle]`: who labels documents; `replace` lets it start over another scorer's labels."""
 
     kind: Literal["heuristic"] = "heuristic"
-    rubric: str = "configs/rubrics/quality_v1.toml"
+    rubric: PathText = "configs/rubrics/quality_v1.toml"
     max_doc_tokens: int = Field(default=2048, ge=16)
+    replace: bool = False
 
 
 class BackboneTable(StrictModel):
     """`[backbone]`: the frozen model; `kind = "tiny"` makes a seeded stand-in of the same form."""
 
     kind: Literal["checkpoint", "tiny"] = "checkpoint"
-    checkpoint: str | None = None
+    checkpoint: PathText | None = None
     seed: int = 0
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    num_threads: int = Field(default=1, ge=1)
 
 
 class ProbeTable(StrictModel):
@@ -79,6 +85,12 @@ class JudgeTable(StrictModel):
     mid_dim: int = Field(default=512, ge=8)
     num_heads: int = Field(default=8, ge=1)
     ffn_dim: int = Field(default=2048, ge=8)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> JudgeTable:
+        if self.mid_dim % self.num_heads:
+            raise ValueError(f"num_heads {self.num_heads} does not divide mid_dim {self.mid_dim}")
+        return self
 
 
 class HeadsTable(StrictModel):
@@ -107,7 +119,7 @@ class GradingTable(StrictModel):
 class CurationTable(StrictModel):
     """`[curation]`: which documents are kept, and in which order."""
 
-    include: tuple[Literal["drop", "band", "keep"], ...] = ("keep",)
+    include: tuple[Literal["drop", "band", "keep"], ...] = Field(default=("keep",), min_length=1)
     order: Literal["golden", "count_stride", "stratified", "round_robin", "shuffle", "original"] = (
         "golden"
     )
@@ -118,11 +130,11 @@ class CurationTable(StrictModel):
 class RunConfig(StrictModel):
     """One run of the platform."""
 
-    root: str | None = None
-    data_root: str | None = None
-    data_path: str | None = None
-    mixture_toml: str | None = None
-    flow_profiles_toml: str | None = None
+    root: PathText | None = None
+    data_root: PathText | None = None
+    data_path: PathText | None = None
+    mixture_toml: PathText | None = None
+    flow_profiles_toml: PathText | None = None
     flow_mode: str | None = None
     active_params_b: float | None = Field(default=None, gt=0)
     tokenizer: str = DEFAULT_TOKENIZER
@@ -228,8 +240,10 @@ def parse_count(value: str | int) -> int:
     >>> parse_count("1.5T")
     1500000000000
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", str(value).strip().upper())
-    if match is None or float(match[1]) <= 0:
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMBT]?)", str(value).strip().upper())
+    if match is None:
         raise ConfigError("not a number of tokens", found=repr(value), expected="100M, 1B or 1.5T")
-    scaled = float(match[1]) * _SUFFIXES[match[2]]
-    return round(scaled)
+    tokens = round(Decimal(match[1]) * _SUFFIXES[match[2]])
+    if not 1 <= tokens <= _MAX_TOKENS:
+        raise ConfigError("number of tokens is out of range", found=value, expected="1 to 1000T")
+    return tokens

@@ -30,10 +30,13 @@ def sha256_json(value: Any) -> str:
 
 
 def recorded(summary: Path) -> Fingerprints | None:
-    """Fingerprints that a stage recorded in its committed JSON summary; None if there is none."""
+    """Fingerprints that a stage recorded in its committed JSON summary; None if there are none.
+
+    A file that is not JSON was not committed by a stage, so it has none.
+    """
     try:
         value = json.loads(summary.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return value.get("fingerprints") if isinstance(value, dict) else None
 

@@ -11,9 +11,9 @@ from nmoe_core.errors import ConfigError
 
 
 class StrictModel(BaseModel):
-    """A frozen table that refuses unknown keys."""
+    """A frozen table that refuses unknown keys, values of another type, and infinities."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 Model = TypeVar("Model", bound=StrictModel)
@@ -27,7 +27,7 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
             known one (E-CONFIG-KEY for unknown keys, E-CONFIG otherwise).
     """
     try:
-        return model.model_validate(value)
+        return model.model_validate(_with_tuples(value))
     except ValidationError as error:
         first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
@@ -42,6 +42,13 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
     message = first["msg"].removeprefix("Value error, ")
     what = f"{key}: {message}" if key else message
     raise ConfigError(what, where=where, found=found if key else None) from None
+
+
+def _with_tuples(value: Any) -> Any:
+    """Lists of TOML as tuples, which frozen tables hold."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:

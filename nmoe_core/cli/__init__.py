@@ -1,12 +1,14 @@
 """The `nmoe` command: verbs, exit codes and one line per error; no logic of its own.
 
 Exit 0 done, 1 refused or failed with `ERROR [E-CODE]: ...` on standard error, 2 wrong usage,
-130 interrupted. Nothing here imports torch; a verb imports what it needs when it runs.
+130 interrupted, 143 terminated. Nothing here imports torch; a verb imports what it needs when it
+runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = build_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _terminate)  # clean up as after Ctrl-C
     try:
         return arguments.run(arguments)
     except NmoeError as error:
@@ -45,3 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise SystemExit(128 + signum)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config import Run, parse_count
+from nmoe_core.config import VERSION_PATTERN, Run, RunConfig, parse_count
 from nmoe_core.errors import ConfigError, NmoeError
 from nmoe_core.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.run import Existing, PrepSettings, prep_shards, write_manifest
@@ -76,12 +77,12 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
     )
     splits = _splits(arguments.splits)
     jobs = [(s, split) for s in sources for split in splits if split == "train" or s.has_valid]
+    if not arguments.continue_on_error:
+        for source, split in jobs:  # every source must open before the first one writes
+            open_source(source.spec, run.base, split)[0].check()
     if arguments.dry_run:
         _print_plan(run, jobs, as_json=arguments.json)
         return 0
-    if not arguments.continue_on_error:
-        for source, split in jobs:  # every source must open before the first one writes
-            open_source(source.spec, run.base, split)
     results, failures = [], 0
     for source, split in jobs:
         try:
@@ -110,7 +111,10 @@ def prep(arguments: argparse.Namespace) -> int:
         table |= {"hf_split": arguments.split}
     else:
         table |= {"paths": tuple(arguments.paths), "split": arguments.split}
+    table = {key: value for key, value in table.items() if value is not None}
     spec = validate(SourceSpec, table, "nmoe prep")
+    if not re.fullmatch(VERSION_PATTERN, arguments.version):
+        raise ConfigError("--version is out of range", found=arguments.version, expected="like v1")
     settings = PrepSettings(
         name=spec.id,
         version=arguments.version,
@@ -119,7 +123,7 @@ def prep(arguments: argparse.Namespace) -> int:
         tokens_per_shard=_at_least_one("--tokens-per-shard", arguments.tokens_per_shard),
         min_doc_tokens=_at_least_one("--min-doc-tokens", arguments.min_doc_tokens),
         max_doc_tokens=_at_least_one("--max-doc-tokens", arguments.max_doc_tokens),
-        max_tokens=parse_count(arguments.max_tokens) if arguments.max_tokens else None,
+        max_tokens=None if arguments.max_tokens is None else parse_count(arguments.max_tokens),
         on_error=spec.on_error,
         reading_digest=spec.reading_digest("train"),
         vocab_size=arguments.vocab_size,
@@ -172,16 +176,17 @@ def _overridden(run: Run, arguments: argparse.Namespace) -> Run:
         if getattr(arguments, key) is not None:
             update[key] = getattr(arguments, key)
     table = {
-        key: _at_least_one(f"--{key.replace('_', '-')}", getattr(arguments, key))
+        key: getattr(arguments, key)
         for key in ("num_shards", "workers")
         if getattr(arguments, key) is not None
     }
-    update["prep"] = run.config.prep.model_copy(update=table)
-    return run.with_config(run.config.model_copy(update=update))
+    prep_table = run.config.prep.model_dump() | table
+    config = run.config.model_dump() | update | {"prep": prep_table}
+    return run.with_config(validate(RunConfig, config, "nmoe prep-mixture"))
 
 
 def _splits(text: str) -> list[str]:
-    splits = [part.strip() for part in text.split(",") if part.strip()]
+    splits = [part.strip() for part in text.split(",")]
     for split in splits:
         if split not in SPLITS:
             raise ConfigError("no such split", found=split, expected=" or ".join(SPLITS))

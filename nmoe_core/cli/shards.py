@@ -52,16 +52,23 @@ def register(verbs: Any) -> None:
     where.add_argument("--manifest", type=Path)
     where.add_argument("--data-dir", type=Path)
     inspect.add_argument("--eos-token-id", type=int, help="without a manifest; default 199999")
-    inspect.add_argument("--num-shards", type=int, default=1, help="files to look into")
+    inspect.add_argument("--num-shards", type=_count, default=1, help="files to look into")
     inspect.add_argument("--all", action="store_true", help="look into every file")
     inspect.add_argument("-v", "--verbose", action="store_true", help="show each issue")
     inspect.add_argument(
         "--sample", type=int, default=0, metavar="N", help="N random tokens a file"
     )
-    inspect.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    inspect.add_argument("--seed", type=_count, default=0, help="seed of the sample")
     inspect.add_argument("--stats", action="store_true", help="token distribution")
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(run=run_inspect)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is below 0")
+    return value
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
@@ -124,12 +131,14 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     if arguments.manifest is not None:
         manifest = load_manifest(arguments.manifest)
         files, vocab_size = files_of_manifest(manifest), manifest.vocab_size
-        eos_token_id = arguments.eos_token_id or manifest.eos_token_id
+        eos_token_id = manifest.eos_token_id
         tokenizer_name = manifest.tokenizer
     else:
         files, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
-        eos_token_id = arguments.eos_token_id or _DEFAULT_EOS_TOKEN_ID
+        eos_token_id = _DEFAULT_EOS_TOKEN_ID
         tokenizer_name = "o200k_harmony"
+    if arguments.eos_token_id is not None:
+        eos_token_id = arguments.eos_token_id
     if not arguments.all:
         files = files[: arguments.num_shards]
     counts = np.zeros(vocab_size, np.int64) if arguments.stats else None
@@ -140,7 +149,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     else:
         print_table(list(_row(seen[0])) if seen else (), [list(_row(s).values()) for s in seen])
         _print_details(seen, counts, arguments.verbose)
-        _print_samples(files, tokenizer_name, arguments.sample, arguments.seed)
+        _print_samples(files, tokenizer_name, vocab_size, arguments.sample, arguments.seed)
     return 1 if issues else 0
 
 
@@ -178,13 +187,15 @@ def _print_details(seen: list[ShardInspection], counts: np.ndarray | None, verbo
         print_table(("token", "count"), stats["most_frequent"])
 
 
-def _print_samples(files: list[InspectedFile], tokenizer_name: str, num: int, seed: int) -> None:
+def _print_samples(
+    files: list[InspectedFile], tokenizer_name: str, vocab_size: int, num: int, seed: int
+) -> None:
     if not num:
         return
     tokenizer = load_tokenizer(tokenizer_name)
     for file in files:
         rows = [
-            [position, token, repr(tokenizer.decode([token]))]
+            [position, token, repr(tokenizer.decode([token])) if token < vocab_size else "none"]
             for position, token in sample_tokens(file, num, seed)
         ]
         print(f"\n{file.path.name}")

@@ -41,9 +41,10 @@ class Recipe:
 
 
 @contextmanager
-def reproducible(seed: int) -> Iterator[None]:
-    """Seed torch and use one thread inside; the caller's generator and threads come back after."""
-    with torch.random.fork_rng(), one_thread():
+def reproducible(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch and use one thread inside; the caller's generators and threads come back after."""
+    place = torch.device(device)
+    with torch.random.fork_rng([place] if place.type == "cuda" else []), one_thread():
         torch.manual_seed(seed)
         yield
 

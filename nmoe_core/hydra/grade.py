@@ -185,7 +185,7 @@ def grade_shard(
     with output_lock(out_dir), one_thread():
         doc_ids = [str(document) for document in documents_of(manifest, data_root, source)]
         rows = grader.rows(DocumentReader(data_root), doc_ids, source, manifest.eos_token_id)
-        decisions, num_exits = _write_rows(path, rows, len(doc_ids), progress)
+        decisions, num_exits = _write_rows(out_dir, rows, len(doc_ids), progress)
         counts = _counts(decisions)
         taus = grader.calibration.thresholds
         facts = {
@@ -204,17 +204,19 @@ def grade_shard(
 
 
 def _write_rows(
-    path: Path, rows: Iterator[Row], num_documents: int, progress: Progress | None
+    out_dir: Path, rows: Iterator[Row], num_documents: int, progress: Progress | None
 ) -> tuple[Counter[str], int]:
     decisions: Counter[str] = Counter()
     num_exits = 0
-    with atomic_file(path) as file:
+    with atomic_file(out_dir / SCORES_NAME) as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
             decisions[row["decision"]] += 1
             num_exits += row["early_exit"]
             if progress is not None:
                 progress(decisions.total(), num_documents)
+        # Gone before its scores are replaced: a summary never speaks of another run's rows.
+        (out_dir / SUMMARY_NAME).unlink(missing_ok=True)
     return decisions, num_exits
 
 

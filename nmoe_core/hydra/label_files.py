@@ -124,6 +124,7 @@ def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> MergeRepo
     facts = dict(zip(("scorer_model", "scorer_version", "rubric_hash"), scorer))
     # Two splits share the directory, so the lock is one of the split's own.
     with output_lock(path.parent / f".{split}"):
+        summary.unlink(missing_ok=True)
         write_jsonl(path, merged)
         digest = {"labels_sha256": sha256_file(path), "fingerprints": fingerprints}
         counts = coverage(merged)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from nmoe_core.atomic import failpoint, output_lock, write_bytes, write_json
 from nmoe_core.docid import DocumentReader
 from nmoe_core.errors import LabelError
 from nmoe_core.fingerprint import Fingerprints, is_current, recorded, sha256_file
+from nmoe_core.hydra.document_texts import Decoder, DocumentTexts
 from nmoe_core.hydra.label_files import (
     SCORES_NAME,
     SUMMARY_NAME,
@@ -43,15 +44,6 @@ SNIPPET_CHARS = 256
 Progress = Callable[[int, int], None]
 
 
-class Decoder(Protocol):
-    """The part of a tokenizer that labelling needs."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def decode(self, ids: np.ndarray) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LabelReport:
     """Counts of one shard; `num_new` records were made now, `resumed_from` were there before."""
@@ -65,50 +57,6 @@ class LabelReport:
     def is_current(self) -> bool:
         """Whether this call found nothing to do."""
         return self.num_new == 0
-
-
-class DocumentTexts(Sequence[str]):
-    """The texts of documents, each decoded from its shard when it is read.
-
-    Args:
-        reader: Reads the token shards.
-        doc_ids: Which documents, in order.
-        tokenizer: Decodes token ids.
-        max_doc_tokens: Tokens of a document that are read, from its start; the EOS is left out.
-        eos_token_id: Token that ends every document.
-    """
-
-    def __init__(
-        self,
-        reader: DocumentReader,
-        doc_ids: Sequence[str],
-        tokenizer: Decoder,
-        max_doc_tokens: int,
-        eos_token_id: int,
-    ) -> None:
-        self._reader = reader
-        self._doc_ids = doc_ids
-        self._tokenizer = tokenizer
-        self._max_doc_tokens = max_doc_tokens
-        self._eos_token_id = eos_token_id
-
-    def __len__(self) -> int:
-        return len(self._doc_ids)
-
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[str]: ...
-    def __getitem__(self, i: int | slice) -> str | list[str]:
-        if isinstance(i, slice):
-            return [self._text(doc_id) for doc_id in self._doc_ids[i]]
-        return self._text(self._doc_ids[i])
-
-    def _text(self, doc_id: str) -> str:
-        tokens = self._reader.tokens(doc_id, self._eos_token_id)
-        text = self._tokenizer.decode(tokens[: self._max_doc_tokens])
-        # A cut between tokens may fall inside a character.
-        return text.rstrip("\ufffd") if len(tokens) > self._max_doc_tokens else text
 
 
 def label_shard(

@@ -17,7 +17,7 @@ from nmoe_core.strict import StrictModel, validate
 
 class _DimensionTable(StrictModel):
     question: str = Field(min_length=1)
-    grades: list[str] = Field(min_length=MAX_GRADE + 1, max_length=MAX_GRADE + 1)
+    grades: tuple[str, ...] = Field(min_length=MAX_GRADE + 1, max_length=MAX_GRADE + 1)
 
 
 class _RubricTable(StrictModel):

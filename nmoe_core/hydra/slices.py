@@ -30,6 +30,7 @@ from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 
 SLICE_CODE = "slices/1"
+SUMMARY_NAME = "slices.json"
 SPLITS = ("train", "val", "test")
 LABELLED_SPLITS = ("train", "val")
 NUM_LABEL_SHARDS = 8
@@ -98,7 +99,7 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Slice
     """
     manifest = source_manifest(data_root, source)
     out_dir = slices_dir / "sources" / source
-    summary = out_dir / "slices.json"
+    summary = out_dir / SUMMARY_NAME
     fingerprints = {"code": SLICE_CODE, "data": manifest.content_digest()}
     if _is_whole(summary, fingerprints):
         return SliceReport(read_json_object(summary)["counts"], True)
@@ -120,6 +121,8 @@ def _write_splits(out_dir: Path, documents: Iterator[DocId]) -> dict[str, int]:
             row = {"doc_id": doc_id, "source": document.source}
             files[split].write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             counts[split] += 1
+        # Gone before its files are replaced: a summary never speaks of another run's rows.
+        (out_dir / SUMMARY_NAME).unlink(missing_ok=True)
     return {split: counts[split] for split in SPLITS}
 
 
@@ -134,11 +137,12 @@ def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
         FormatError: A source has no slices yet (E-MANIFEST-MISSING).
     """
     names = sorted(set(sources))
-    parts = {s: read_json_object(slices_dir / "sources" / s / "slices.json") for s in names}
+    parts = {s: read_json_object(slices_dir / "sources" / s / SUMMARY_NAME) for s in names}
     fingerprints = {"code": SLICE_CODE, **{f"slices:{s}": sha256_json(parts[s]) for s in names}}
     summary = slices_dir / "slices_manifest.json"
     if _is_whole(summary, fingerprints):
         return SliceReport(read_json_object(summary)["counts"], True)
+    summary.unlink(missing_ok=True)
     counts = {split: _combine_split(slices_dir, names, split) for split in SPLITS}
     files = {name: sha256_file(slices_dir / name) for name in _combined_names()}
     value = {"counts": counts, "sources": names, "files": files, "fingerprints": fingerprints}

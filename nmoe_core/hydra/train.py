@@ -8,7 +8,7 @@ fingerprints are those of this call is left as it is; on failure nothing is writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from nmoe_core.atomic import output_lock
 from nmoe_core.docid import DocumentReader, parse_doc_id
 from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError, LabelError
 from nmoe_core.fingerprint import Fingerprints, sha256_file, sha256_json
-from nmoe_core.hydra.features import (
-    Backbone,
-    batches,
-    collate,
-    device_of,
-    pooled,
-    read_documents,
-    tap_states,
-)
+from nmoe_core.hydra.features import Backbone, device_of, read_documents
 from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, reproducible, thin_curve
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, Header, read_header, save_head
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe
@@ -40,10 +31,10 @@ from nmoe_core.hydra.metrics import agreement, baselines
 from nmoe_core.hydra.scores import aggregate
 from nmoe_core.hydra.scoring import predict
 from nmoe_core.hydra.slices import data_digest
+from nmoe_core.hydra.states import FEATURE_BATCH, TapStates, pooled_features
 
 TRAIN_CODE = "train-heads/1"
 MIN_LABELS = 10
-FEATURE_BATCH = 32
 DEFAULT_CACHE_BYTES = 512 * 2**20
 
 
@@ -106,7 +97,7 @@ def train_probe(
 
     def fit(labels: Labels) -> tuple[Probe, list[float], str]:
         documents = run.documents(labels)
-        features = _pooled_features(model, documents, labels.doc_ids)
+        features = pooled_features(model, documents, labels.doc_ids)
         probe, losses = fit_probe(features, run.targets(labels), recipe)
         return probe, losses, "pooled, in memory"
 
@@ -152,7 +143,7 @@ def train_judge(
     run = _Training("judge", labels_train, labels_val, model, data_root, eos_token_id, max_ctx)
 
     def fit(labels: Labels) -> tuple[Judge, list[float], str]:
-        states = _TapStates(model, run.documents(labels), labels.doc_ids, cache_bytes)
+        states = TapStates(model, run.documents(labels), labels.doc_ids, cache_bytes)
         judge, losses = fit_judge(arch, states.of, states.lengths, run.targets(labels), recipe)
         return judge, losses, "in memory" if states.is_cached else "computed for each batch"
 
@@ -192,7 +183,7 @@ class _Training:
         if path.is_file() and (header := _current_header(path, fingerprints)) is not None:
             return _report(path, sha256_file(path), header, is_current=True)
         tokens_before = self.model.tokens_processed
-        with output_lock(path.parent / f".{self.kind}"), reproducible(seed):
+        with output_lock(path.parent / f".{self.kind}"), reproducible(seed, device_of(self.model)):
             head, losses, states = fit(train)
             training = {
                 "num_documents": len(train.doc_ids),
@@ -306,51 +297,3 @@ def _report(path: Path, digest: str, header: Header, is_current: bool) -> TrainR
 def _document_lengths(labels: Labels) -> np.ndarray:
     spans = [parse_doc_id(doc_id) for doc_id in labels.doc_ids]
     return np.array([span.end - span.start for span in spans])
-
-
-def _pooled_features(
-    model: Backbone, documents: Sequence[np.ndarray], names: Sequence[str]
-) -> Tensor:
-    """Pooled states after the probe's tap: float32 `[N, H]` on the backbone's device."""
-    tap, _ = tap_layers(model.config.num_hidden_layers)
-    device = device_of(model)
-    features = torch.empty(len(documents), model.config.hidden_size, device=device)
-    for batch in batches(documents, names, FEATURE_BATCH, device):
-        features[batch.rows] = pooled(tap_states(model, batch, tap), batch.lengths)
-    return features
-
-
-class _TapStates:
-    """States after the judge's tap, for any rows of the training documents."""
-
-    def __init__(
-        self,
-        model: Backbone,
-        documents: Sequence[np.ndarray],
-        names: Sequence[str],
-        cache_bytes: int,
-    ) -> None:
-        self._model = model
-        self._documents = documents
-        self._names = names
-        _, self._tap = tap_layers(model.config.num_hidden_layers)
-        self.lengths = [len(document) for document in documents]
-        self.is_cached = 4 * model.config.hidden_size * sum(self.lengths) <= cache_bytes
-        self._kept: dict[int, Tensor] = self._compute_all() if self.is_cached else {}
-
-    def of(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """States `[B, T, H]`, padded with zeros, and lengths `[B]`."""
-        if not self.is_cached:
-            batch = collate(self._documents, self._names, rows, device_of(self._model))
-            return tap_states(self._model, batch, self._tap), batch.lengths
-        lengths = torch.tensor([self.lengths[i] for i in rows], device=self._kept[rows[0]].device)
-        return pad_sequence([self._kept[i] for i in rows], batch_first=True), lengths
-
-    def _compute_all(self) -> dict[int, Tensor]:
-        kept: dict[int, Tensor] = {}
-        device = device_of(self._model)
-        for batch in batches(self._documents, self._names, FEATURE_BATCH, device):
-            states = tap_states(self._model, batch, self._tap).float()
-            for row, i in enumerate(batch.rows):
-                kept[i] = states[row, : self.lengths[i]].clone()
-        return kept

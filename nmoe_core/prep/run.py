@@ -7,15 +7,19 @@ leaves the shards it had committed, and the next run makes the rest. Memory: `2 
 
 from __future__ import annotations
 
+import resource
+import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
 from loader.format import MANIFEST_NAME, load_manifest
-from nmoe_core.atomic import LOCK_NAME, output_lock
+from nmoe_core.atomic import LOCK_NAME, fsync_dir, output_lock
 from nmoe_core.compute import map_shards
 from nmoe_core.errors import ConfigError, FormatError, SourceError, TokenizerError
 from nmoe_core.fingerprint import Fingerprints, recorded, sha256_json
@@ -31,11 +35,12 @@ from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,
     commit_manifest,
+    created_at,
     is_shard_current,
     shard_dir_name,
 )
 from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardWriter
-from nmoe_core.sources.records import OnError, Rows, Source
+from nmoe_core.sources.records import Block, OnError, Rows, Source
 
 PREP_CODE = "prep/1"
 Existing = Literal["refuse", "update", "remake"]
@@ -65,11 +70,15 @@ class PrepSettings:
     engine: Engine = "quicktok"
 
     def digest(self) -> str:
-        """Digest of the settings that reach the bytes: not the workers, not the engine."""
+        """Digest of what reaches the bytes: settings, normaliser, Unicode tables.
+
+        Workers and engine do not; the two ids are checked against the tokenizer's.
+        """
         settings = asdict(self)
-        for key in ("workers", "engine"):
+        for key in ("workers", "engine", "vocab_size", "eos_token_id"):
             del settings[key]
-        return sha256_json(settings | {"normalizer": NORMALIZER})
+        versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
+        return sha256_json(settings | versions)
 
 
 @dataclass(slots=True)
@@ -135,7 +144,9 @@ def prep_shards(
 
     Raises:
         SourceError: A record cannot be read, or the split has no document (E-SOURCE-EMPTY).
+            It changed while it was read (E-SOURCE-CHANGED).
         FormatError: Shards of other inputs are there and `existing` is `refuse` (E-PREP-CHANGED).
+        ConfigError: More shards than this machine may have open files.
         LockedError: Another process is writing this split.
     """
     fmt = shard_format(settings)
@@ -151,23 +162,34 @@ def prep_shards(
     wanted = sorted(set(asked) - current)
     if not wanted:
         return report
+    created_at()  # refuses a bad SOURCE_DATE_EPOCH before the pass, not after it
+    _allow_open_files(2 * len(wanted))
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
-    try:
-        with output_lock(split_dir):
+    with output_lock(split_dir):
+        try:
             job = _Job(source, rows, settings, split_dir, wanted, fingerprints)
             job.run(fmt, report, progress)
-    except BaseException:
-        _remove_empty(new_dirs)
-        raise
+        except BaseException:
+            _remove_empty(new_dirs)
+            raise
     report.made = wanted
     return report
 
 
 def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, Any], bool]:
-    """Combine the shard manifests of a split; return the manifest and whether it changed."""
+    """Combine the shard manifests of a split; return the manifest and whether it changed.
+
+    Shards that an earlier run with more shards made are removed: no manifest names them any more.
+    """
     source_info = {"source": settings.name, "assignment": "md5"}
     manifest = combine_shards(split_dir, shard_format(settings), settings.num_shards, source_info)
-    return commit_manifest(split_dir / MANIFEST_NAME, manifest)
+    committed = commit_manifest(split_dir / MANIFEST_NAME, manifest)
+    for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):
+        number = shard_dir.name.removeprefix("shard_")
+        is_surplus = number.isdecimal() and int(number) >= settings.num_shards
+        if is_surplus and recorded(shard_dir / MANIFEST_NAME) is not None:
+            shutil.rmtree(shard_dir)
+    return committed
 
 
 def _fingerprints(source: Source, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
@@ -182,17 +204,39 @@ def _fingerprints(source: Source, settings: PrepSettings, fmt: ShardFormat) -> F
 def _refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> None:
     for shard_dir in shard_dirs:
         there = recorded(shard_dir / MANIFEST_NAME)
-        if there is None or there == fingerprints:
+        if there == fingerprints or not shard_dir.is_dir() or not any(shard_dir.iterdir()):
             continue
-        key = next(k for k in fingerprints if there.get(k) != fingerprints[k])
+        what, found, expected = "shard was not made by prep", None, None
+        if there is not None:
+            differing = (
+                k for k in {**fingerprints, **there} if there.get(k) != fingerprints.get(k)
+            )
+            key = next(differing)
+            what = f"shard was made from another {key}"
+            found, expected = there.get(key), fingerprints.get(key)
         raise FormatError(
-            f"shard was made from another {key}",
+            what,
             where=shard_dir,
-            found=there.get(key),
-            expected=fingerprints[key],
+            found=found,
+            expected=expected,
             do="use --force to replace it, or another output directory",
             code="E-PREP-CHANGED",
         )
+
+
+def _allow_open_files(num_files: int) -> None:
+    """Raise this process's limit of open files to what the shards need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num_files + 256
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    if hard not in (resource.RLIM_INFINITY, -1) and hard < needed:
+        raise ConfigError(
+            "too many shards for this machine's limit of open files",
+            found=f"{needed} files needed, {hard} allowed",
+            do="lower num_shards, or raise the limit (ulimit -n)",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _checked_buckets(buckets: Iterable[int] | None, num_shards: int) -> list[int]:
@@ -239,11 +283,27 @@ class _Job:
                     do="check text_field, the paths and min_doc_tokens",
                     code="E-SOURCE-EMPTY",
                 )
+            self._require_unchanged()
+            # No published manifest may name bytes that are being replaced.
+            (self.split_dir / MANIFEST_NAME).unlink(missing_ok=True)
+            fsync_dir(self.split_dir)
             for bucket, writer in writers.items():
                 writer.finish(self.fingerprints, self._source_info(bucket))
         finally:
             for writer in writers.values():
                 writer.abandon()
+
+    def _require_unchanged(self) -> None:
+        revision = self.source.revision()
+        if revision != self.fingerprints["source"]:
+            raise SourceError(
+                "source changed while it was read",
+                where=self.settings.name,
+                found=revision,
+                expected=self.fingerprints["source"],
+                do="run prep again when it is at rest",
+                code="E-SOURCE-CHANGED",
+            )
 
     def _fill(
         self, writers: dict[int, ShardWriter], report: PrepReport, progress: Progress | None
@@ -252,7 +312,7 @@ class _Job:
         backend = "pool" if self.settings.workers > 1 else "inline"
         blocks = map_shards(
             tokenize_block,
-            self.source.blocks(),
+            takewhile(self._is_needed, self.source.blocks()),
             backend=backend,
             workers=self.settings.workers,
             initializer=start_worker,
@@ -268,6 +328,9 @@ class _Job:
             if self.budget is not None and total_tokens >= self.budget:
                 blocks.close()
                 return
+
+    def _is_needed(self, block: Block) -> bool:
+        return self.rows.stop is None or block.first_row < self.rows.stop
 
     def _append(
         self,

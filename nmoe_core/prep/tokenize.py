@@ -118,4 +118,5 @@ def _fitted(record: TokenizedRecord, tokens: np.ndarray, text_sha256: str) -> To
 
 
 def _encodable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    """Ids stay distinct: a lone surrogate is spelled out, not replaced."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ class IndexWriter:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._ends: list[int] = []
+        self._ends = array("Q")
 
     def add_document(self, start: int, end: int) -> None:
         """Append a span; it must be non-empty and start where the last one ended."""
@@ -38,7 +39,7 @@ class IndexWriter:
 
     def finalize(self) -> int:
         """Commit the file; return the number of documents."""
-        ends = np.asarray(self._ends, "<u8")
+        ends = np.frombuffer(self._ends, "u8").astype("<u8")
         starts = np.concatenate([np.zeros(1, "<u8"), ends[:-1]]) if len(ends) else ends
         header = INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, len(ends), 0)
         write_bytes(self.path, header + np.stack([starts, ends], axis=1).astype("<u8").tobytes())

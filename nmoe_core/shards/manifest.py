@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from loader.format import (
+    INDEX_HEADER,
     MANIFEST_NAME,
     SCHEMA_VERSION,
     Manifest,
+    ShardEntry,
     content_hash,
     load_manifest,
     read_npy_header,
 )
 from nmoe_core.atomic import write_json
-from nmoe_core.errors import FormatError
+from nmoe_core.errors import ConfigError, FormatError
 from nmoe_core.fingerprint import Fingerprints, recorded
 
 PIPELINE_VERSION = "nmoe-data/1"
@@ -97,28 +99,40 @@ def combine_shards(
 
 def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """Write a manifest unless the committed one already has its content hash."""
-    if path.exists():
-        committed = load_manifest(path)
-        if committed.extra.get("content_hash") == manifest["content_hash"]:
-            return manifest, False
-    write_json(path, manifest)
-    return manifest, True
+    try:
+        unchanged = load_manifest(path).extra.get("content_hash") == manifest["content_hash"]
+    except FormatError:  # none there, or one that no reader would take
+        unchanged = False
+    if not unchanged:
+        write_json(path, manifest)
+    return manifest, not unchanged
 
 
 def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
-    """Whether a shard was made from these inputs and its files are there in full length."""
+    """Whether a shard was made from these inputs and its files are there in full length.
+
+    Damage that keeps the length is for `verify --checksums`, which reads every byte, to find.
+    """
     path = shard_dir / MANIFEST_NAME
     if recorded(path) != fingerprints:
         return False
-    manifest = load_manifest(path)
     try:
-        return all(
-            read_npy_header(manifest.shard_path(entry))[0] == entry.num_tokens
-            and manifest.index_path(entry).is_file()
-            for entry in manifest.shards
-        )
+        manifest = load_manifest(path)
+        return all(_is_whole(manifest, entry) for entry in manifest.shards)
     except FormatError:
         return False
+
+
+def _is_whole(manifest: Manifest, entry: ShardEntry) -> bool:
+    num_tokens, _ = read_npy_header(manifest.shard_path(entry))
+    index_bytes = INDEX_HEADER.size + 16 * entry.num_documents
+    names = [entry.extra[key] for key in ("ids_path",) if key in entry.extra]
+    return (
+        num_tokens == entry.num_tokens
+        and manifest.index_path(entry).is_file()
+        and manifest.index_path(entry).stat().st_size == index_bytes
+        and all((manifest.path.parent / name).is_file() for name in names)
+    )
 
 
 def _refuse_mixture(parts: list[Manifest]) -> None:
@@ -154,5 +168,7 @@ def _prefixed(part: Manifest, i: int) -> dict[str, Any]:
 
 def created_at() -> str:
     """Time of making, ISO 8601 UTC; `SOURCE_DATE_EPOCH` fixes it for reproducible trees."""
-    seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(int(time.time()))
+    if not epoch.isdecimal() or len(epoch) > 11:
+        raise ConfigError("SOURCE_DATE_EPOCH is not a time", found=epoch, expected="seconds")
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(epoch)))

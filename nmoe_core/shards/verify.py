@@ -97,7 +97,7 @@ def _digests(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:
                 where=path,
                 found=found,
                 expected=expected,
-                do="run prep for this shard again, or restore the file",
+                do="remove its shard directory and run prep again, or restore the file",
                 code="E-SHARD-CHECKSUM",
             )
             yield Problem("checksums", error)

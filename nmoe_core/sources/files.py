@@ -30,7 +30,7 @@ class FilesBlock:
                 text = payload.decode("utf-8", errors)
             except UnicodeDecodeError as error:
                 reason = f"not UTF-8 at byte {error.start}"
-                yield BadRecord(row, str(file.path), reason)
+                yield BadRecord(row, file.where, reason)
                 continue
             yield Record(row, f"{self.source}/{file.name}:0", text)
 
@@ -52,6 +52,9 @@ class FilesSource:
     def revision(self) -> str:
         """SHA-256 over names and contents."""
         return sha256_json([[file.name, sha256_file(file.path)] for file in self.files])
+
+    def check(self) -> None:
+        """Nothing to check: the files were found, and a file is text or a bad record."""
 
     def num_rows(self) -> int:
         """Number of files."""

@@ -1,19 +1,22 @@
 """Source kind `huggingface`: a `datasets` repository, or a local directory of the same shape.
 
 A local directory written by `save_to_disk` is memory-mapped; any other local directory or hub id
-is streamed, so nothing is copied into a cache. A hub id is pinned to the commit it resolves to.
+is streamed, so nothing is copied into a cache. A hub id is resolved to a commit once, and what is
+read is that commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.errors import SourceError
 from nmoe_core.fingerprint import sha256_file, sha256_json
-from nmoe_core.sources.records import BadRecord, Record
+from nmoe_core.sources.paths import path_text
+from nmoe_core.sources.records import BadRecord, Fields, Record, make_record
 
 _BLOCK_ROWS = 512
 
@@ -26,18 +29,13 @@ class RowsBlock:
     texts: list[Any]
     ids: list[Any]
     first_row: int
-    text_field: str
+    fields: Fields
 
     def records(self) -> Iterator[Record | BadRecord]:
-        """Check each row's text; an empty row holds no text and is counted as empty."""
-        for i, (text, id_) in enumerate(zip(self.texts, self.ids)):
-            row = self.first_row + i
-            if isinstance(text, str):
-                yield Record(row, f"{self.source}:{row}" if id_ in (None, "") else str(id_), text)
-            else:
-                found = "is missing" if text is None else f"is {type(text).__name__}, not text"
-                where = f"{self.source}: row {row}"
-                yield BadRecord(row, where, f"field {self.text_field!r} {found}")
+        """Check each row's text and id."""
+        for row, (text, id_) in enumerate(zip(self.texts, self.ids), self.first_row):
+            where = f"{self.source}: row {row}"
+            yield make_record(row, where, self.fields, text, id_, f"{self.source}:{row}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,60 +60,63 @@ class DatasetsSource:
         base: Directory that a relative local path starts at.
 
     Raises:
-        SourceError: The `hf` extra, the directory, the split or a field is missing.
+        SourceError: The `hf` extra, the directory, the split or a field is missing, the hub does
+            not answer (E-SOURCE-NETWORK), or rows cannot be read (E-SOURCE-TORN).
     """
 
     def __init__(self, name: str, options: DatasetsOptions, base: Path) -> None:
         self.name = name
         self.options = options
+        self.fields = Fields(options.text_field, options.id_field)
         local = base / options.dataset
         self.directory = local if local.is_dir() else None
         if self.directory is None and _looks_local(options.dataset):
             raise SourceError(
                 "no such directory", where=options.dataset, found=local, code="E-SOURCE-NOTFOUND"
             )
-        self._rows_cache: Any = None
 
     def revision(self) -> str:
         """SHA-256 over a local directory's files, or the commit that the hub id resolves to."""
-        if self.directory is not None:
-            files = sorted(p for p in self.directory.rglob("*") if p.is_file())
-            listing = [[p.relative_to(self.directory).as_posix(), sha256_file(p)] for p in files]
-            return sha256_json([listing, self.options.split, self.options.subset])
-        import huggingface_hub
+        if self.directory is None:
+            return sha256_json([self._commit, self.options.subset])
+        files = sorted(p for p in self.directory.rglob("*") if p.is_file())
+        listing = [[path_text(p.relative_to(self.directory)), sha256_file(p)] for p in files]
+        return sha256_json([listing, self.options.subset])
 
-        info = huggingface_hub.HfApi().dataset_info(
-            self.options.dataset, revision=self.options.revision
-        )
-        return sha256_json([info.sha, self.options.split, self.options.subset])
+    def check(self) -> None:
+        """Open the split and check the fields on its first rows."""
+        next(self.blocks(), None)
 
     def num_rows(self) -> int:
         """Number of rows: from the dataset's information where it has it, else by one pass."""
-        rows = self._rows()
-        if hasattr(rows, "__len__"):
-            return len(rows)
-        splits = rows.info.splits or {}
+        if hasattr(self._rows, "__len__"):
+            return len(self._rows)
+        splits = self._rows.info.splits or {}
         if self.options.split in splits and splits[self.options.split].num_examples:
             return splits[self.options.split].num_examples
-        return sum(1 for _ in rows)
+        return sum(len(block.texts) for block in self.blocks())
 
     def blocks(self) -> Iterator[RowsBlock]:
         """Blocks of 512 rows."""
+        subset = f"/{self.options.subset}" if self.options.subset else ""
+        id_prefix = f"{self.name}{subset}/{self.options.split}"
         first_row = 0
-        text_field, id_field = self.options.text_field, self.options.id_field
-        for batch in self._rows().iter(batch_size=_BLOCK_ROWS):
+        batches = self._rows.iter(batch_size=_BLOCK_ROWS)
+        while (batch := self._next(batches, first_row)) is not None:
             self._check_fields(batch)
-            texts = list(batch[text_field])
-            ids = list(batch[id_field]) if id_field else [None] * len(texts)
-            yield RowsBlock(self._id_prefix(), texts, ids, first_row, text_field)
+            texts = list(batch[self.fields.text])
+            ids = list(batch[self.fields.id]) if self.fields.id else [None] * len(texts)
+            yield RowsBlock(id_prefix, texts, ids, first_row, self.fields)
             first_row += len(texts)
 
-    def _id_prefix(self) -> str:
-        subset = f"/{self.options.subset}" if self.options.subset else ""
-        return f"{self.name}{subset}/{self.options.split}"
+    def _next(self, batches: Iterator[dict[str, Any]], row: int) -> dict[str, Any] | None:
+        try:
+            return next(batches, None)
+        except _errors() as error:
+            raise self._error(f"cannot read on from row {row}", error, "E-SOURCE-TORN") from error
 
     def _check_fields(self, batch: dict[str, Any]) -> None:
-        for field in (self.options.text_field, self.options.id_field):
+        for field in self.fields:
             if field is not None and field not in batch:
                 raise SourceError(
                     "field is missing",
@@ -126,12 +127,51 @@ class DatasetsSource:
                     code="E-SOURCE-FIELD",
                 )
 
-    def _rows(self) -> Any:
-        if self._rows_cache is None:
-            self._rows_cache = self._open()
-        return self._rows_cache
+    @cached_property
+    def _commit(self) -> str:
+        self._import()
+        import huggingface_hub
 
-    def _open(self) -> Any:
+        dataset, revision = self.options.dataset, self.options.revision
+        try:
+            sha = huggingface_hub.HfApi().dataset_info(dataset, revision=revision).sha
+        except _errors() as error:
+            raise self._error("cannot resolve the revision", error, "E-SOURCE-NOTFOUND") from error
+        if sha is None:
+            raise SourceError("hub names no commit", where=dataset, code="E-SOURCE-NOTFOUND")
+        return sha
+
+    @cached_property
+    def _rows(self) -> Any:
+        datasets, options = self._import(), self.options
+        try:
+            if self.directory is not None and _is_saved(self.directory):
+                return self._split_of(datasets.load_from_disk(str(self.directory)))
+            return datasets.load_dataset(
+                str(self.directory or options.dataset),
+                name=options.subset,
+                split=options.split,
+                data_files=_as_list(options.data_files),
+                revision=None if self.directory else self._commit,
+                streaming=True,
+            )
+        except _errors() as error:
+            what = f"cannot open split {options.split!r}"
+            raise self._error(what, error, "E-SOURCE-NOTFOUND") from error
+
+    def _split_of(self, saved: Any) -> Any:
+        # A dataset saved without a dictionary holds one split, which may have no name.
+        splits = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+        if self.options.split not in splits:
+            raise SourceError(
+                f"cannot open split {self.options.split!r}",
+                where=self.options.dataset,
+                found=", ".join(splits),
+                code="E-SOURCE-NOTFOUND",
+            )
+        return splits[self.options.split]
+
+    def _import(self) -> Any:
         try:
             import datasets
         except ImportError as error:
@@ -141,25 +181,17 @@ class DatasetsSource:
                 do="pip install 'nmoe-data[hf]'",
                 code="E-SOURCE-EXTRA",
             ) from error
-        options = self.options
-        try:
-            if self.directory is not None and _is_saved(self.directory):
-                saved = datasets.load_from_disk(str(self.directory))
-                return saved[options.split] if isinstance(saved, datasets.DatasetDict) else saved
-            return datasets.load_dataset(
-                str(self.directory or options.dataset),
-                name=options.subset,
-                split=options.split,
-                data_files=options.data_files,
-                revision=options.revision,
-                streaming=True,
-            )
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            raise SourceError(
-                f"cannot open split {options.split!r}: {' '.join(str(error).split())[:300]}",
-                where=options.dataset,
-                code="E-SOURCE-NOTFOUND",
-            ) from error
+        return datasets
+
+    def _error(self, what: str, error: Exception, code: str) -> SourceError:
+        """One error for what the libraries raise; `code` unless it is absence or the network."""
+        do = None
+        if isinstance(error, _absences()):
+            code = "E-SOURCE-NOTFOUND"
+        elif self.directory is None and isinstance(error, _network_errors()):
+            code, do = "E-SOURCE-NETWORK", "check the network and the hub's token, and run again"
+        cause = " ".join(str(error).split())[:300]
+        return SourceError(f"{what}: {cause}", where=self.options.dataset, do=do, code=code)
 
 
 def _is_saved(directory: Path) -> bool:
@@ -168,3 +200,28 @@ def _is_saved(directory: Path) -> bool:
 
 def _looks_local(dataset: str) -> bool:
     return dataset.startswith((".", "/", "~")) or dataset.count("/") != 1
+
+
+def _as_list(data_files: str | Sequence[str] | None) -> str | list[str] | None:
+    return data_files if data_files is None or isinstance(data_files, str) else list(data_files)
+
+
+def _absences() -> tuple[type[Exception], ...]:
+    from huggingface_hub import errors
+
+    return FileNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # The hub's client has changed its HTTP library; its error's bases hold that library's root.
+    return OSError, *HfHubHTTPError.__bases__
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What opening and reading raise; CastError and ArrowInvalid among others are ValueErrors."""
+    from datasets.exceptions import DatasetsError
+    from pyarrow.lib import ArrowException
+
+    return ValueError, EOFError, DatasetsError, ArrowException, *_network_errors()

@@ -2,10 +2,12 @@
 
 One reader decompresses and cuts blocks at line ends; workers parse. Blank lines are records that
 hold nothing. A last line without a newline counts; a torn stream is an error that names the file.
+Memory: about 2 MiB a block, or one line where a line is longer.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -20,9 +22,10 @@ import zstandard
 from nmoe_core.errors import SourceError
 from nmoe_core.fingerprint import sha256_file, sha256_json
 from nmoe_core.sources.paths import SourceFile
-from nmoe_core.sources.records import BadRecord, OnError, Record
+from nmoe_core.sources.records import BadRecord, Fields, OnError, Record, make_record
 
 _BLOCK_BYTES = 2 * 2**20
+_ZSTD_INPUT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,7 @@ class LinesBlock:
     first_row: int
     first_line: int
     payload: bytes
-    text_field: str
-    id_field: str | None
+    fields: Fields
     on_error: OnError
 
     def records(self) -> Iterator[Record | BadRecord]:
@@ -48,22 +50,22 @@ class LinesBlock:
                 yield self._parse(self.first_row + i, self.first_line + i, line)
 
     def _parse(self, row: int, line: int, payload: bytes) -> Record | BadRecord:
-        where = f"{self.file.path}:{line + 1}"
+        where = f"{self.file.where}:{line + 1}"
         try:
             value = _loads(payload, self.on_error)
         except ValueError as error:
             return BadRecord(row, where, f"not JSON: {error}")
+        except RecursionError:
+            return BadRecord(row, where, "JSON is nested too deep")
         if not isinstance(value, dict):
             return BadRecord(row, where, f"not a JSON object but {type(value).__name__}")
-        text = value.get(self.text_field)
-        if not isinstance(text, str):
-            found = "is missing" if text is None else f"is {type(text).__name__}, not text"
-            return BadRecord(row, where, f"field {self.text_field!r} {found}")
-        name = value.get(self.id_field or "id")
-        if name is None and self.id_field is not None:
-            return BadRecord(row, where, f"field {self.id_field!r} is missing")
-        default = f"{self.source}/{self.file.name}:{line}"
-        return Record(row, default if name in (None, "") else str(name), text)
+        if self.fields.text not in value:
+            return BadRecord(row, where, f"field {self.fields.text!r} is missing")
+        id_ = value.get(self.fields.id or "id")
+        if id_ is None and self.fields.id is not None:
+            return BadRecord(row, where, f"field {self.fields.id!r} is missing")
+        default_id = f"{self.source}/{self.file.name}:{line}"
+        return make_record(row, where, self.fields, value[self.fields.text], id_, default_id)
 
 
 def _loads(payload: bytes, on_error: OnError) -> Any:
@@ -96,13 +98,15 @@ class JsonlSource:
     ) -> None:
         self.name = name
         self.files = files
-        self.text_field = text_field
-        self.id_field = id_field
+        self.fields = Fields(text_field, id_field)
         self.on_error: OnError = on_error
 
     def revision(self) -> str:
         """SHA-256 over names and contents of the files."""
         return sha256_json([[file.name, sha256_file(file.path)] for file in self.files])
+
+    def check(self) -> None:
+        """Nothing to check: the files were found, and a line is a record or a bad record."""
 
     def num_rows(self) -> int:
         """Number of lines; costs one pass."""
@@ -114,16 +118,7 @@ class JsonlSource:
         for file in self.files:
             line = 0
             for payload in _chunks(file):
-                yield LinesBlock(
-                    self.name,
-                    file,
-                    row,
-                    line,
-                    payload,
-                    self.text_field,
-                    self.id_field,
-                    self.on_error,
-                )
+                yield LinesBlock(self.name, file, row, line, payload, self.fields, self.on_error)
                 row += _num_lines(payload)
                 line += _num_lines(payload)
 
@@ -133,38 +128,56 @@ def _num_lines(payload: bytes) -> int:
 
 
 def _chunks(file: SourceFile) -> Iterator[bytes]:
-    """Whole lines of a file, about 2 MiB at a time."""
-    rest = b""
+    """Whole lines of a file, about 2 MiB at a time, without a byte order mark."""
+    is_first = True
     try:
-        for chunk in _decompressed(file.path):
-            cut = chunk.rfind(b"\n") + 1
-            if cut:
-                yield rest + chunk[:cut]
-                rest = chunk[cut:]
-            else:
-                rest += chunk
+        for chunk in _whole_lines(_decompressed(file.path)):
+            payload = chunk.removeprefix(codecs.BOM_UTF8) if is_first else chunk
+            is_first = False
+            if payload:
+                yield payload
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         raise SourceError(
-            f"file cannot be read to its end: {error}", where=file.path, code="E-SOURCE-TORN"
+            f"file cannot be read to its end: {error}", where=file.where, code="E-SOURCE-TORN"
         ) from error
-    if rest:
+
+
+def _whole_lines(stream: Iterator[bytes]) -> Iterator[bytes]:
+    """Join and cut pieces at the last line end of the piece that fills a block."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    for piece in stream:
+        parts.append(piece)
+        size_bytes += len(piece)
+        if size_bytes < _BLOCK_BYTES:
+            continue
+        if cut := piece.rfind(b"\n") + 1:
+            parts[-1] = piece[:cut]
+            yield b"".join(parts)
+            parts = [piece[cut:]]
+            size_bytes = len(parts[0])
+    if rest := b"".join(parts):
         yield rest
 
 
 def _decompressed(path: Path) -> Iterator[bytes]:
+    """The bytes of a file in pieces of at most 2 MiB."""
     if path.suffix == ".zst":
-        yield from _zstd_frames(path)
+        for piece in _zstd_frames(path):
+            for start in range(0, len(piece), _BLOCK_BYTES):
+                yield piece[start : start + _BLOCK_BYTES]
         return
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as stream:
-        while chunk := stream.read(_BLOCK_BYTES):
-            yield chunk
+        while piece := stream.read(_BLOCK_BYTES):
+            yield piece
 
 
 def _zstd_frames(path: Path) -> Iterator[bytes]:
-    # The library's stream reader takes a cut frame for the end of the data; frame objects know.
+    # The library's stream reader takes a cut frame for the end of the data; frame objects know,
+    # but give all that an input holds at once. A small input bounds that: 128 KiB per 4 bytes.
     frame = None
     with open(path, "rb") as stream:
-        while chunk := stream.read(_BLOCK_BYTES // 8):
+        while chunk := stream.read(_ZSTD_INPUT_BYTES):
             while chunk:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(chunk)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from nmoe_core.errors import SourceError
 
@@ -40,8 +40,35 @@ class BadRecord(NamedTuple):
         )
 
 
+class Fields(NamedTuple):
+    """Fields that hold the text and the id; with no id field, a source has its own rule."""
+
+    text: str = "text"
+    id: str | None = None
+
+
+def make_record(
+    row: int, where: str, fields: Fields, text: Any, id_: Any, default_id: str
+) -> Record | BadRecord:
+    """A record of the values found; None is an empty text, and None or "" takes the default id.
+
+    Only text and whole numbers are ids: a float or a list has more than one spelling.
+    """
+    if text is not None and not isinstance(text, str):
+        return BadRecord(row, where, f"field {fields.text!r} is {type(text).__name__}, not text")
+    if isinstance(id_, bool) or not isinstance(id_, str | int | None):
+        reason = f"is {type(id_).__name__}, not text or a whole number"
+        return BadRecord(row, where, f"field {fields.id or 'id'!r} {reason}")
+    return Record(row, default_id if id_ in (None, "") else str(id_), text or "")
+
+
 class Block(Protocol):
     """A run of consecutive records, still raw."""
+
+    @property
+    def first_row(self) -> int:
+        """Row number of the block's first raw record."""
+        ...
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Parse the block."""
@@ -55,6 +82,10 @@ class Source(Protocol):
 
     def revision(self) -> str:
         """Digest of what the source holds now; changes when any record may have changed."""
+        ...
+
+    def check(self) -> None:
+        """Open the source and read its first records' shape; raises as `blocks()` would."""
         ...
 
     def num_rows(self) -> int:

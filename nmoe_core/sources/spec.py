@@ -23,13 +23,29 @@ from nmoe_core.sources.records import OnError, Rows, Source
 from nmoe_core.strict import StrictModel
 
 SourceKind = Literal["huggingface", "jsonl", "files"]
+_NOT_OF_DATASETS = {
+    "paths": "hf_dataset and hf_data_files",
+    "split": "hf_split",
+    "valid_split": "hf_valid_split",
+    "exclude": None,
+    "sample_mb": None,
+    "sample_seed": None,
+}
+_NOT_OF_FILES = {
+    "hf_dataset": "paths",
+    "hf_data_files": "paths",
+    "hf_split": "split",
+    "hf_valid_split": "valid_split",
+    "hf_subset": None,
+    "hf_revision": None,
+}
 _SPLIT = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<a>\d+%?)?:(?P<b>\d+%?)?\])?")
 
 
 class SourceSpec(StrictModel):
     """One `[[mixtures.<name>.sources]]` table."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    id: str = Field(pattern=r"^[A-Za-z0-9_]+$")
     tokens_b: float = Field(default=0.0, ge=0)
     percent: float | None = None
     kind: SourceKind = "huggingface"
@@ -43,11 +59,20 @@ class SourceSpec(StrictModel):
     exclude: tuple[str, ...] = ()
     split: str = "train"
     valid_split: str | None = None
-    sample_mb: float | None = Field(default=None, gt=0)
+    sample_mb: float | None = Field(default=None, gt=0, le=1e9)
     sample_seed: int = 42
-    text_field: str = "text"
-    id_field: str | None = None
+    text_field: str = Field(default="text", min_length=1)
+    id_field: str | None = Field(default=None, min_length=1)
     on_error: OnError = "fail"
+
+    @model_validator(mode="after")
+    def _has_keys_of_its_kind(self) -> SourceSpec:
+        foreign = _NOT_OF_DATASETS if self.kind == "huggingface" else _NOT_OF_FILES
+        for key, instead in foreign.items():
+            if key in self.model_fields_set:
+                takes = f"takes {instead}, not {key}" if instead else f"does not take {key}"
+                raise ValueError(f"source {self.id!r} of kind {self.kind} {takes}")
+        return self
 
     @model_validator(mode="after")
     def _has_input(self) -> SourceSpec:

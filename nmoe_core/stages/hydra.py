@@ -71,7 +71,7 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
             rubric,
             table.max_doc_tokens,
             tokenizer.eos_token_id,
-            replace=True,
+            replace=table.replace,
         )
         facts = {
             "documents": report.total,
@@ -220,15 +220,14 @@ def _model(run: Run) -> Transformer:
     from nmoe_core.engine.checkpoint import checkpoint_digest
 
     digest = checkpoint_digest(run.paths.checkpoint)
-    return _loaded(run.paths.checkpoint, digest, table.device, table.dtype, table.num_threads)
+    return _loaded(run.paths.checkpoint, digest, table.device, table.dtype)
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: Path, digest: str, device: str, dtype: str, num_threads: int) -> Transformer:
+def _loaded(path: Path, digest: str, device: str, dtype: str) -> Transformer:
     """The backbone, loaded once in a process; `digest` makes changed weights another one."""
     import torch
 
     from nmoe_core.engine import Transformer
 
-    torch.set_num_threads(num_threads)
     return Transformer.from_checkpoint(path, device=device, dtype=getattr(torch, dtype))

@@ -107,6 +107,30 @@ def test_the_blocking_checks_of_every_manifest_ran_and_passed(project: Path) -> 
     }
 
 
+def test_nothing_is_stale_after_a_run(project: Path) -> None:
+    from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+    from dagster._core.definitions.partitions.context import partition_loading_context
+    from dagster._core.loader import LoadingContextForTest
+
+    from nmoe_assets.definitions import build_definitions
+    from nmoe_core.config import Run
+
+    graph = build_definitions(Run(project / "run.toml")).resolve_asset_graph()
+    with (
+        DagsterInstance.from_config(str(project / "dagster")) as instance,
+        partition_loading_context(),
+    ):
+        resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+        stale = {}
+        for key in graph.materializable_asset_keys:
+            definition = graph.get(key).partitions_def
+            for partition in definition.get_partition_keys() if definition else [None]:
+                if resolver.get_status(key, partition) != StaleStatus.FRESH:
+                    causes = resolver.get_stale_causes(key, partition)
+                    stale[str(key), partition] = [cause.reason for cause in causes]
+    assert stale == {}
+
+
 def test_plots_are_inline_pictures(project: Path) -> None:
     pictures = set()
     for _, data in _events(project, "ASSET_MATERIALIZATION"):

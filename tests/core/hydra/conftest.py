@@ -15,11 +15,16 @@ import pytest
 import torch
 
 from nmoe_core.atomic import write_json
+from nmoe_core.docid import DocumentReader
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from nmoe_core.hydra.calibrate import CalibrationReport, calibrate
+from nmoe_core.hydra.grade import Grader, GradeReport, grade_shard
+from nmoe_core.hydra.head_files import save_head
+from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.hydra.oracle import OracleResult
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.hydra.slices import combine_slices, write_source_slices
+from nmoe_core.hydra.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
 
@@ -162,6 +167,90 @@ def write_labels(
     return path
 
 
+class Grading:
+    """Heads of random weights, a calibration with real exits, and shards to grade."""
+
+    def __init__(self, base: Path, data: Path, model: Transformer, world: SimpleNamespace) -> None:
+        self.base, self.data, self.model, self.world = base, data, model, world
+        self.heads, self.calibration = base / "heads", base / "calibration"
+        slices = world.slice_all(data, base / "slices")
+        self.rows = [r for s in ("train", "val") for r in read_slice(slices / f"docids_{s}.jsonl")]
+        self.make_heads(seed=0)
+        rng = np.random.default_rng(0)
+        grades = rng.integers(0, 5, (len(self.rows), 5))
+        self.labels = world.write_labels(base / "labels_val.jsonl", self.rows, grades)
+
+    def make_heads(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        header = {
+            "backbone": {"digest": self.model.digest},
+            "max_ctx": self.world.MAX_CTX,
+            "scorer_model": "fake",
+        }
+        probe, judge = Probe(ProbeArch(32)), Judge(JudgeArch(32, 16, 4, 32))
+        for head, layer in ((probe, probe.proj), (judge, judge.shared_head)):
+            # Around the middle of the scale, so that the clamp does not hide differences.
+            torch.nn.init.constant_(layer.bias, 2.0)
+            name = head.arch.as_dict()["kind"]
+            save_head(self.heads / f"hydra_{name}.safetensors", head, header)
+
+    def calibrate(self, **more: Any) -> CalibrationReport:
+        settings = {"max_ctx": self.world.MAX_CTX, "max_false_drop": 0.36, "target_keep": 0.4}
+        return calibrate(
+            self.labels,
+            self.heads,
+            self.model,
+            self.data,
+            self.calibration,
+            eos_token_id=self.world.EOS,
+            **settings | more,
+        )
+
+    def part_by_hand(self) -> None:
+        """Thresholds that send documents every way; random heads would let none leave early."""
+        grader = Grader.load(
+            self.model, self.heads, self.calibration, self.world.MAX_CTX, 32, early_exit=False
+        )
+        ids = [doc_id for doc_id, _ in self.rows]
+        rows = list(grader.rows(DocumentReader(self.data), ids, "all", self.world.EOS))
+        judged = [row["aggregated"] for row in rows]
+        path = self.calibration / "calibration_summary.json"
+        taus = {
+            "tau_probe": float(np.quantile([row["q_probe"] for row in rows], 0.3)),
+            "tau_drop": float(np.quantile(judged, 0.3)),
+            "tau_keep": float(np.quantile(judged, 0.6)),
+        }
+        path.write_text(json.dumps(json.loads(path.read_text()) | taus))
+
+    def manifest(self, source: str, shard: int) -> Path:
+        return self.data / source / "train" / f"shard_{shard:04d}" / "manifest.json"
+
+    def grade(self, source: str = "web", shard: int = 0, **more: Any) -> GradeReport:
+        settings: dict[str, Any] = {"max_ctx": self.world.MAX_CTX, "max_batch": 8} | more
+        return grade_shard(
+            self.data,
+            source,
+            self.manifest(source, shard),
+            self.base / "quality" / source / f"shard_{shard:04d}",
+            self.model,
+            self.heads,
+            self.calibration,
+            **settings,
+        )
+
+    def graded(self, report: GradeReport) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in report.path.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture
+def own(
+    tmp_path: Path, shared_data: Path, backbone: Transformer, world: SimpleNamespace
+) -> Grading:
+    made = Grading(tmp_path, shared_data, backbone, world)
+    made.calibrate()
+    return made
+
+
 @pytest.fixture(scope="session")
 def world() -> SimpleNamespace:
     """The builders above, for the test files."""
@@ -177,4 +266,5 @@ def world() -> SimpleNamespace:
         shard_format=shard_format,
         slice_all=slice_all,
         write_labels=write_labels,
+        Grading=Grading,
     )

@@ -18,7 +18,8 @@ from nmoe_core.hydra.heads import JudgeArch, layer_norm
 from nmoe_core.hydra.scores import stored
 from nmoe_core.hydra.scoring import predict, score_documents
 from nmoe_core.hydra.slices import read_slice
-from nmoe_core.hydra.train import _pooled_features, train_judge, train_probe
+from nmoe_core.hydra.states import pooled_features
+from nmoe_core.hydra.train import train_judge, train_probe
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def planted(
         ids = [doc_id for doc_id, _ in split_rows]
         reader = DocumentReader(shared_data)
         documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
-        signal = layer_norm(_pooled_features(backbone, documents, ids)) @ weight
+        signal = layer_norm(pooled_features(backbone, documents, ids)) @ weight
         means = means or (signal.mean(0), signal.std(0))
         grades = (2 + 1.2 * (signal - means[0]) / means[1]).round().clamp(0, 4).numpy()
         path = base / "labels" / "merged" / f"labels_{split}.jsonl"
@@ -67,7 +68,7 @@ def test_the_probe_recovers_a_planted_linear_signal() -> None:
     features = torch.randn(600, 32, generator=torch.Generator().manual_seed(1))
     features = features * torch.linspace(0.1, 4, 32) + 5
     weight = torch.randn(32, 5, generator=torch.Generator().manual_seed(2))
-    targets = 2 + (layer_norm(features) @ weight) / 20
+    targets = (2 + (layer_norm(features) @ weight) / 5).clamp(0, 4)
     with reproducible(0):
         probe, losses = fit_probe(features[:500], targets[:500], Recipe(50, 60, 1e-2))
     with torch.no_grad():
@@ -212,7 +213,7 @@ def test_training_and_grading_see_the_same_features(
     reader = DocumentReader(planted.data_root)
     documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
     with torch.no_grad():
-        trained_on = probe.from_pooled(_pooled_features(backbone, documents, ids))
+        trained_on = probe.from_pooled(pooled_features(backbone, documents, ids))
     trained_on = stored(trained_on.numpy())
     assert np.array_equal(predict(backbone, probe, documents, ids, 32), trained_on)
     graded = score_documents(backbone, probe, judge, documents, ids, 5)

@@ -54,8 +54,14 @@ def test_shards_hold_every_document_in_its_bucket_with_one_eos(
 
 
 def test_any_number_of_workers_writes_the_same_bytes(
-    source: JsonlSource, settings: PrepSettings, tmp_path: Path, tree_digest: Digest
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+    assert sum(1 for _ in source.blocks()) > 20
     digests = []
     for workers in (1, 2):
         out = tmp_path / f"w{workers}" / "train"
@@ -84,6 +90,8 @@ def test_one_shard_is_made_again_alone_and_equal(
     before = tree_digest(out)
     (out / "shard_0001" / "web-v1-shard-000000.npy").unlink()
     report = prep_shards(source, Rows(), settings, out, [1])
+    assert not (out / "manifest.json").exists()  # it named the bytes that were replaced
+    write_manifest(settings, out)
     in_shard = load_manifest(out / "shard_0001" / "manifest.json").total_documents
     assert (report.made, report.documents_tokenized) == ([1], in_shard)
     assert tree_digest(out) == before
@@ -101,6 +109,7 @@ def test_a_token_budget_stops_after_the_document_that_reaches_it(
     before = tree_digest(out)
     bucket = int(Path(manifest.shards[0].path).parent.name[-4:])
     prep_shards(source, Rows(), settings, out, [bucket], existing="remake")
+    write_manifest(settings, out)
     assert tree_digest(out) == before
 
 
@@ -219,3 +228,96 @@ def test_content_hash_does_not_depend_on_the_time(
         hashes.add(manifest.extra["content_hash"])
         assert manifest.extra["created_at"][:4] == ("1970" if epoch == "0" else "2023")
     assert len(hashes) == 1
+
+
+def test_fewer_shards_than_before_leave_none_behind(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path
+) -> None:
+    out = tmp_path / "train"
+    _prep(source, settings, out)
+    _prep(source, replace(settings, num_shards=2), out)
+    assert sorted(p.name for p in out.glob("shard_*")) == ["shard_0000", "shard_0001"]
+    manifest = load_manifest(out / "manifest.json")
+    assert manifest.total_documents == 300
+    assert verify_manifest(manifest, checksums=True, deep=True) == []
+
+
+def test_shards_of_another_tool_are_refused_on_request(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "train" / "shard_0002"
+    foreign.mkdir(parents=True)
+    np.save(foreign / "x.npy", np.arange(5, dtype=np.uint32))
+    with pytest.raises(FormatError) as caught:
+        prep_shards(source, Rows(), settings, tmp_path / "train", existing="refuse")
+    assert caught.value.code == "E-PREP-CHANGED"
+    assert [p.name for p in foreign.iterdir()] == ["x.npy"]
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path
+) -> None:
+    class Restless(JsonlSource):
+        def blocks(self):
+            path = self.files[0].path
+            path.write_bytes(path.read_bytes().replace(b"token", b"model"))
+            yield from super().blocks()
+
+    with pytest.raises(SourceError) as caught:
+        prep_shards(Restless("web", source.files), Rows(), settings, tmp_path / "train")
+    assert caught.value.code == "E-SOURCE-CHANGED"
+    assert not (tmp_path / "train").exists()
+
+
+def test_reading_stops_at_the_end_of_the_split(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+    taken = []
+
+    class Counted(JsonlSource):
+        def blocks(self):
+            for block in super().blocks():
+                taken.append(block.first_row)
+                yield block
+
+    counted = Counted("web", source.files)
+    report = prep_shards(counted, Rows(0, 10), settings, tmp_path / "train")
+    assert report.num_documents == 10
+    assert len(taken) <= 3
+
+
+def test_files_of_the_user_survive_whatever_their_names(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path
+) -> None:
+    out = tmp_path / "train"
+    (out / "sub").mkdir(parents=True)
+    for name in ("my.tmp.notes", "a.tmp.b", "x.tmp."):
+        (out / "sub" / name).write_text("mine")
+    (out / "left.tmp.123").write_text("a killed writer's")
+    _prep(source, settings, out)
+    assert len(list((out / "sub").iterdir())) == 3
+    assert not (out / "left.tmp.123").exists()
+
+
+def test_vocabulary_size_is_checked_but_is_no_part_of_the_identity(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path
+) -> None:
+    _prep(source, settings, tmp_path / "train")
+    again = _prep(source, replace(settings, vocab_size=201_088), tmp_path / "train")
+    assert again.made == []
+
+
+def test_a_manifest_that_is_not_one_is_made_again(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path
+) -> None:
+    out = tmp_path / "train"
+    _prep(source, settings, out)
+    (out / "manifest.json").write_text("{")
+    (out / "shard_0001" / "manifest.json").write_text("[[[")
+    report = _prep(source, settings, out)
+    assert report.made == [1]
+    assert load_manifest(out / "manifest.json").total_documents == 300

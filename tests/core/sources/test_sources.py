@@ -25,7 +25,7 @@ def _records(source: Source, rows: Rows | None = None) -> list[Record | BadRecor
 
 def _jsonl(tmp_path: Path, name: str, payload: bytes, **extra: object) -> tuple[Source, Rows]:
     (tmp_path / name).write_bytes(payload)
-    spec = SourceSpec.model_validate({"id": "web", "kind": "jsonl", "paths": [name], **extra})
+    spec = SourceSpec.model_validate({"id": "web", "kind": "jsonl", "paths": (name,), **extra})
     return open_source(spec, tmp_path, "train")
 
 
