@@ -196,7 +196,7 @@ class _LabelRun:
             where=self.scores,
             found="/".join(scorer_of(record)),
             expected="/".join(self._scorer()),
-            do="label into another directory, or pass --replace to drop them",
+            do="label into another directory, or set [oracle] replace = true to drop them",
             code="E-LABEL-MIXED",
         )
 
