@@ -1,8 +1,8 @@
 """Text normalisation `nfc-ctl-v1`: idempotent, versioned, the same on every machine.
 
-Order: lone surrogates become U+FFFD, NFC, line ends become LF, C0/C1 controls other than TAB and
-LF and every U+FEFF are removed, white space is stripped from both ends, NFC again. Joiners and
-direction marks stay: scripts need them. The name enters every shard's fingerprints.
+Order: lone surrogates become U+FFFD, line ends become LF, C0/C1 controls other than TAB and LF and
+every U+FEFF are removed, white space is stripped from both ends, NFC last, since a removed control
+may have kept two characters from composing. Joiners and direction marks stay: scripts need them. The name enters every shard's fingerprints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ def normalize_text(text: str) -> str:
     """
     if not text.isascii():
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        text = unicodedata.normalize("NFC", text)
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if _DROPPED.search(text):

@@ -167,3 +167,11 @@ def test_tokens_after_the_last_eos_are_refused_unless_allowed(tree: Path) -> Non
         regenerate_index(_npy(tree), EOS)
     assert caught.value.code == "E-SHARD-TAIL"
     assert regenerate_index(_npy(tree), EOS, allow_tail=True)[1] == 2
+
+
+def test_an_edited_manifest_is_refused(tree: Path) -> None:
+    path = tree / "manifest.json"
+    path.write_text(path.read_text().replace('"version": "v1"', '"version": "v2"'))
+    with pytest.raises(FormatError) as caught:
+        load_manifest(path)
+    assert caught.value.code == "E-MANIFEST-HASH"
