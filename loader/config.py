@@ -165,16 +165,7 @@ def _mixture_plan(config: dict[str, Any], chosen: PlanSettings, where: str) -> L
         plan_id=f"{mixture.stem}:{flow}",
         valid=_valid_manifests({name: data_root / name / "valid" for name in names}),
     )
-    num_steps = _num_steps(config, where)
-    if num_steps * plan.batch_size > plan.num_sequences and not plan.wraps:
-        raise PlanError(
-            "the flow is shorter than the run",
-            where=where,
-            found=f"{plan.num_sequences // plan.batch_size} whole steps",
-            expected=f"steps = {num_steps}",
-            do="lower steps, or choose a flow with more tokens",
-            code="E-PLAN-STEPS",
-        )
+    preflight.check_steps(plan, _num_steps(config, where), where)
     return plan
 
 

@@ -129,6 +129,24 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
     _check_need(plan)
 
 
+def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
+    """Refuse a run of more steps than the flow has.
+
+    Raises:
+        PlanError: It has fewer, and its sources may not wrap (E-PLAN-STEPS).
+    """
+    if num_steps * plan.batch_size <= plan.num_sequences or plan.wraps:
+        return
+    raise PlanError(
+        "the flow is shorter than the run",
+        where=where,
+        found=f"{plan.num_sequences // plan.batch_size} whole steps",
+        expected=f"steps = {num_steps}",
+        do="lower steps, or choose a flow with more tokens",
+        code="E-PLAN-STEPS",
+    )
+
+
 def _ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
     for key, low, high in (
         ("seq_len", 1, 2**24),

@@ -2,8 +2,8 @@
 
 Order: lone surrogates become U+FFFD, line ends become LF, C0/C1 controls other than TAB and LF and
 every U+FEFF are removed, white space is stripped from both ends, NFC last, since a removed control
-may have kept two characters from composing. Joiners and direction marks stay: scripts need them. The name
-enters every shard's fingerprints.
+may have kept two characters from composing. Joiners and direction marks stay: scripts need them.
+The name enters every shard's fingerprints.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from loader.format import MANIFEST_NAME
 from loader.plan import PlanSettings, build_plan
+from loader.preflight import check_steps
 from nmoe_core.atomic import write_bytes
 from nmoe_core.config import Run
-from nmoe_core.errors import PlanError
 from nmoe_core.mixture import run_stages
 from nmoe_core.stages.result import Output
 
@@ -41,16 +41,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         valid={name: paths.split(name, "valid") / MANIFEST_NAME for name in valid_sources},
         plan_dir=paths.plan.parent,
     )
-    num_steps = plan.num_sequences // plan.batch_size
-    if config.steps > num_steps and not plan.wraps:
-        raise PlanError(
-            "the flow is shorter than the run",
-            where=run.path,
-            found=f"{num_steps} whole steps",
-            expected=f"steps = {config.steps}",
-            do="lower steps, or choose a flow with more tokens",
-            code="E-PLAN-STEPS",
-        )
+    check_steps(plan, config.steps, run.path)
     payload = plan.to_json().encode()
     changed = not paths.plan.is_file() or paths.plan.read_bytes() != payload
     if changed:
@@ -60,5 +51,10 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         for stage in plan.stages
         for source in stage.sources
     }
-    facts = {"steps": num_steps, "sequences": plan.num_sequences, "changed": changed, **quotas}
+    facts = {
+        "steps": plan.num_sequences // plan.batch_size,
+        "sequences": plan.num_sequences,
+        "changed": changed,
+        **quotas,
+    }
     return Output(plan.plan_hash, facts | {"path": str(paths.plan)})
