@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli.output import print_json, print_table
@@ -34,6 +35,8 @@ def register(verbs: Any) -> None:
     heads = train.add_subparsers(dest="stage", required=True, metavar="HEAD")
     for kind in ("probe", "judge"):
         _add(heads, kind, train_head, f"train the {kind} on the merged labels")
+    convert = _add(heads, "import-pt", import_pt, "convert a pickled head of another tool")
+    convert.add_argument("head", type=Path, help="the .pt file")
 
 
 def _add(group: Any, name: str, stage: Stage, text: str) -> argparse.ArgumentParser:
@@ -88,6 +91,14 @@ def train_head(arguments: argparse.Namespace, run: Run) -> Outputs:
 
     hydra.make_backbone(run)
     return {arguments.stage: hydra.train_head(run, arguments.stage)}
+
+
+def import_pt(arguments: argparse.Namespace, run: Run) -> Outputs:
+    """The head file made from a pickle."""
+    from nmoe_core.stages import hydra
+
+    hydra.make_backbone(run)
+    return {arguments.head.name: hydra.import_head(run, arguments.head)}
 
 
 def calibrate(arguments: argparse.Namespace, run: Run) -> Outputs:

@@ -115,6 +115,15 @@ def train_head(run: Run, kind: HeadKind) -> Output:
     return Output(report.digest, _head_facts(report), picture)
 
 
+def import_head(run: Run, path: Path) -> Output:
+    """Convert a pickled head, read as tensors only, to the head file of its kind."""
+    from nmoe_core.hydra.convert import import_pickle
+
+    num_heads = run.config.heads.judge.num_heads
+    made = import_pickle(path, run.paths.heads, _model(run), run.config.heads.max_ctx, num_heads)
+    return Output(sha256_file(made), {"path": str(made)})
+
+
 def calibrate_heads(run: Run) -> Output:
     """Fit weights and thresholds on the heads' own scores of val documents."""
     from nmoe_core.hydra.calibrate import calibrate
