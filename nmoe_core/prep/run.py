@@ -181,14 +181,16 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
 
     Shards that an earlier run with more shards made are removed: no manifest names them any more.
     """
+    fmt = shard_format(settings)
     source_info = {"source": settings.name, "assignment": "md5"}
-    manifest = combine_shards(split_dir, shard_format(settings), settings.num_shards, source_info)
-    committed = commit_manifest(split_dir / MANIFEST_NAME, manifest)
-    for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):
-        number = shard_dir.name.removeprefix("shard_")
-        is_surplus = number.isdecimal() and int(number) >= settings.num_shards
-        if is_surplus and recorded(shard_dir / MANIFEST_NAME) is not None:
-            shutil.rmtree(shard_dir)
+    manifest = combine_shards(split_dir, fmt, settings.num_shards, source_info)
+    with output_lock(split_dir):  # which clears what a writer killed just here had left
+        committed = commit_manifest(split_dir / MANIFEST_NAME, manifest)
+        for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):
+            number = shard_dir.name.removeprefix("shard_")
+            is_surplus = number.isdecimal() and int(number) >= settings.num_shards
+            if is_surplus and recorded(shard_dir / MANIFEST_NAME) is not None:
+                shutil.rmtree(shard_dir)
     return committed
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-KILLS = [("write", 3), ("fsync", 2), ("fsync", 9), ("rename", 1), ("rename", 2)]
+KILLS = [("write", 3), ("fsync", 2), ("fsync", 9), ("rename", 1), ("rename", 13)]
 
 
 @pytest.fixture(scope="module")
