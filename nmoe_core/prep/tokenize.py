@@ -96,7 +96,8 @@ def _normalized(block: Block) -> Iterator[tuple[TokenizedRecord, bytes | None]]:
                 raise record.error()
             yield TokenizedRecord(record.row, "bad", -1, record.where, "", _NOTHING), None
             continue
-        bucket = bucket_of(_encodable(record.id), _settings.num_shards)
+        ingest_id = _encodable(record.id)
+        bucket = bucket_of(ingest_id, _settings.num_shards)
         outcome: Outcome = "kept"
         text = None
         if bucket in _settings.buckets or _settings.count_all:
@@ -104,7 +105,6 @@ def _normalized(block: Block) -> Iterator[tuple[TokenizedRecord, bytes | None]]:
             outcome = "kept" if text else "empty"
         else:
             outcome = "elsewhere"
-        ingest_id = _encodable(record.id)
         yield TokenizedRecord(record.row, outcome, bucket, ingest_id, "", _NOTHING), text
 
 

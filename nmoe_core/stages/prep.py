@@ -41,7 +41,9 @@ def make_shards(run: Run, source: SourcePlan, split: str, buckets: Iterable[int]
         bucket: load_manifest(split_dir / shard_dir_name(bucket) / MANIFEST_NAME)
         for bucket in asked
     }
-    return ShardsResult(report, manifests, opened.revision())
+    # Every shard of a pass has one source fingerprint; reading the source again would cost a pass.
+    revision = next(iter(manifests.values())).extra["fingerprints"]["source"]
+    return ShardsResult(report, manifests, revision)
 
 
 def make_manifest(run: Run, source: SourcePlan, split: str) -> tuple[Manifest, bool]:
