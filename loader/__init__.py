@@ -6,12 +6,16 @@ from loader.config import read_config, resolve_plan
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
 from loader.format import IndexReader, Manifest, load_manifest, open_shard
 from loader.loader import Batch, DeterministicLoader, build_loader
+from loader.metrics import SourceLosses, count_metrics, source_losses
 from loader.mixture import Stage, StageSource, resolve_stages
-from loader.plan import LoaderPlan, PlanSettings, build_plan, load_plan
+from loader.plan import LoaderPlan, load_plan
+from loader.planning import PlanSettings, build_plan
+from loader.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "IGNORE_INDEX",
     "Batch",
     "ConfigError",
     "DeterministicLoader",
@@ -22,16 +26,22 @@ __all__ = [
     "NmoeError",
     "PlanError",
     "PlanSettings",
+    "SourceLosses",
     "Stage",
     "StageSource",
     "StateError",
     "__version__",
     "build_loader",
     "build_plan",
+    "count_metrics",
+    "cu_seqlens",
+    "document_ids",
     "load_manifest",
     "load_plan",
     "open_shard",
+    "position_ids",
     "read_config",
     "resolve_plan",
     "resolve_stages",
+    "source_losses",
 ]

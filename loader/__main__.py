@@ -1,8 +1,9 @@
 """`python -m loader`: look at a plan, check its data, compare streams between machines.
 
-`peek` prints what each stage takes of each source, `fingerprint` a digest of the first batches that
-is equal wherever the stream is, `verify` reads every shard and compares checksums. PLAN is a plan's
-JSON file or a run's TOML file. Exit status: 0 done, 1 refused with one line, 2 usage.
+`peek` prints what each stage takes of each source and rows of a batch with their sources, as text
+where a vocabulary file is named; `fingerprint` a digest of the first batches that is equal wherever
+the stream is; `verify` reads every file and compares checksums. PLAN is a plan's JSON file, its URL
+with --cache-dir, or a run's TOML file. Exit status: 0 done, 1 refused with one line, 2 usage.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 
 from loader import preflight
 from loader.config import resolve_plan
-from loader.errors import FormatError, NmoeError
-from loader.format import IndexReader, Manifest, ShardEntry
+from loader.errors import NmoeError
+from loader.integrity import verify_shard
 from loader.loader import DeterministicLoader
 from loader.plan import LoaderPlan
 from loader.stream import Split
+from loader.text import decode, read_vocabulary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +57,7 @@ def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
 
 
 def _peek(arguments: argparse.Namespace) -> Iterator[str]:
-    plan = resolve_plan(arguments.plan)
+    plan = _plan(arguments)
     with DeterministicLoader(plan, backend="numpy") as loader:
         steps = min(arguments.steps, loader.num_steps)
         loader.seek_step(steps)
@@ -86,52 +89,61 @@ def _peek(arguments: argparse.Namespace) -> Iterator[str]:
             )
     yield from _aligned(rows)
     yield from (f"valid: {source.name}, {source.num_tokens} tokens" for source in plan.valid)
+    if arguments.rows:
+        yield from _batch(plan, arguments)
+
+
+def _batch(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
+    """Rows of the batch after `--steps`, their documents one below the other."""
+    vocabulary = None if arguments.vocab is None else read_vocabulary(arguments.vocab)
+    with DeterministicLoader(plan, backend="numpy") as loader:
+        if arguments.steps >= loader.num_steps:
+            return
+        loader.seek_step(arguments.steps)
+        batch = loader.next_with_meta()
+    yield f"step {arguments.steps}, lr_scale {batch.lr_scale:g}"
+    for row in range(min(arguments.rows, len(batch.inputs))):
+        name = batch.source_names[batch.source_index[row]]
+        yield f"sequence {batch.sequence_index[row]} of {name}"
+        spans = [(0, plan.seq_len)]
+        if batch.document_spans is not None:
+            spans = batch.document_spans[row].tolist()
+        for start, end in spans:
+            tokens = batch.inputs[row, start:end].tolist()
+            shown = tokens[: arguments.tokens]
+            text = " ".join(map(str, shown)) if vocabulary is None else decode(shown, vocabulary)
+            more = " ..." if len(shown) < len(tokens) else ""
+            yield (
+                f"  {start}-{end}: {text!r}{more}"
+                if vocabulary
+                else f"  {start}-{end}: {text}{more}"
+            )
 
 
 def _fingerprint(arguments: argparse.Namespace) -> Iterator[str]:
-    digest, done = fingerprint(resolve_plan(arguments.plan), arguments.steps)
+    digest, done = fingerprint(_plan(arguments), arguments.steps)
     yield f"{digest}  first {done} steps"
 
 
 def _verify(arguments: argparse.Namespace) -> Iterator[str]:
-    plan = resolve_plan(arguments.plan)
+    plan = _plan(arguments)
     splits: tuple[Split, ...] = ("train", "valid") if plan.valid else ("train",)
     for split in splits:
         DeterministicLoader(plan, split=split, backend="numpy").close()
         for source in plan.sources if split == "train" else plan.valid:
             manifest = preflight.open_data(plan, source)
             for entry in manifest.shards:
-                _verify_shard(manifest, entry)
+                verify_shard(manifest, entry)
             yield f"ok {split} {source.name}: {manifest.num_shards} shards"
     yield f"ok plan {plan.plan_hash}"
 
 
-def _verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
-    if not entry.checksum:
-        return  # a directory without a manifest records none
-    path = manifest.shard_path(entry)
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != entry.checksum:
-        raise FormatError(
-            "shard is not what its manifest says",
-            where=path,
-            found=f"sha256 {found}",
-            expected=entry.checksum,
-            do="run prep for this shard again, or restore the file",
-            code="E-SHARD-CHECKSUM",
-        )
-    index = IndexReader(manifest.index_path(entry))
-    end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
-    if (index.num_docs, end) != (entry.num_documents, entry.num_tokens):
-        raise FormatError(
-            "index is not of this shard",
-            where=index.path,
-            found=f"{index.num_docs} documents, {end} tokens",
-            expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
-            do="nmoe regenerate-index rebuilds it from the shard",
-            code="E-INDEX-FORMAT",
-        )
+def _plan(arguments: argparse.Namespace) -> LoaderPlan:
+    if "://" not in arguments.plan:
+        return resolve_plan(arguments.plan)
+    from loader.remote import fetch_plan
+
+    return resolve_plan(fetch_plan(arguments.plan, arguments.cache_dir))
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
@@ -146,15 +158,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loader", description="Look at a loader plan.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text, steps in (
-        ("peek", _peek, "what each stage takes of each source", 0),
+        ("peek", _peek, "what each stage takes of each source, and rows of a batch", 0),
         ("fingerprint", _fingerprint, "digest of the first batches", 10),
-        ("verify", _verify, "read every shard and compare checksums", None),
+        ("verify", _verify, "read every file and compare checksums", None),
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("plan", metavar="PLAN", help="plan JSON, or a run's TOML")
         if steps is not None:
             sub.add_argument("--steps", type=_count, default=steps, metavar="N")
+        sub.add_argument("--cache-dir", type=Path, metavar="DIR", help="copies of a URL's files")
         sub.set_defaults(command=command)
+        if name == "peek":
+            sub.add_argument(
+                "--rows", type=_count, default=4, metavar="N", help="of the next batch"
+            )
+            sub.add_argument("--tokens", type=_count, default=40, help="shown of each document")
+            sub.add_argument("--vocab", type=Path, metavar="FILE", help="a .tiktoken file")
     return parser
 
 

@@ -1,25 +1,48 @@
 """From a run's settings to a plan: an object, a mapping, a TOML file or a plan's JSON file.
 
 A mixture run names `mixture_toml`, `flow_profiles_toml`, `flow_mode` and `data_root` (or `root`,
-whose `data` directory it then is) and reads `{data_root}/{source}/{split}`. A run with `data_path`
-alone reads that one directory in order. Tables and keys that belong to the trainer or to other
-stages are left alone; a key that is one slip away from one of ours is refused.
+whose `data` directory it then is) and reads `{data_root}/{source}/{split}`. A run may list its
+sources itself, in `datasets` or in `configs` and `weights`; they come before `data_path`, which
+alone reads one directory in order. Keys may stand in a `data` table. Tables and keys of the trainer
+or of other stages are left alone; a key that is one slip away from one of ours is refused.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loader import preflight, settings
-from loader.errors import ConfigError, PlanError
+from loader.datasets import (
+    ListedSource,
+    datasets_plan,
+    locate,
+    read_mappings,
+    read_tables,
+    single_name,
+    split_dirs,
+    valid_manifests,
+)
+from loader.errors import ConfigError
 from loader.format import MANIFEST_NAME
 from loader.mixture import Stage, StageSource, resolve_stages
-from loader.plan import LoaderPlan, PlanSettings, build_plan, load_plan
+from loader.phases import Phase, check_names, read_phases
+from loader.plan import LoaderPlan, load_plan
+from loader.planning import PlanSettings, build_plan
+from loader.policies import POLICIES
 
-PATH_KEYS = ("root", "data_root", "data_path", "mixture_toml", "flow_profiles_toml")
+PATH_KEYS = (
+    "root",
+    "data_root",
+    "data_path",
+    "dataset_path",
+    "mixture_toml",
+    "flow_profiles_toml",
+    "cache_dir",
+)
+_LISTING_KEYS = ("datasets", "configs", "weights", "phases", "anneal_weights")
 CONFIG_KEYS = (
     *PATH_KEYS,
     "flow_mode",
@@ -34,13 +57,23 @@ CONFIG_KEYS = (
     "policy",
     "window_stride",
     "on_exhaust",
+    "packing",
+    "shuffle",
+    "max_epochs",
     "allow_unmanifested",
+    "tokenizer_path",
+    "hf_dataset_name",
+    "mix_temperature",
+    "anneal_start_step",
+    *_LISTING_KEYS,
 )
-_COUNTS = ("batch_size", "seq_len", "seed", "vocab_size", "eos_token_id")
+_COUNTS = ("batch_size", "seq_len", "seed", "vocab_size", "eos_token_id", "max_epochs")
+_SWITCHES = ("allow_unmanifested", "shuffle")
 _CHOICES = {
-    "policy": preflight.POLICIES,
+    "policy": POLICIES,
     "window_stride": preflight.WINDOW_STRIDES,
     "on_exhaust": preflight.ON_EXHAUST,
+    "packing": preflight.PACKINGS,
 }
 # Above the likeness of one slip in a short key (`step` for `steps` is 0.89).
 _SLIP = 0.85
@@ -64,29 +97,53 @@ def resolve_plan(cfg: object) -> LoaderPlan:
         path = Path(cfg)
         return load_plan(path) if path.suffix == ".json" else _plan(read_config(path), str(path))
     if isinstance(cfg, Mapping):
-        _refuse_slips(cfg, "cfg")
-        return _plan(_set_keys(cfg), "cfg")
-    found = {key: getattr(cfg, key, None) for key in CONFIG_KEYS}
-    return _plan(_set_keys(found), type(cfg).__name__)
+        return _plan(_flat(cfg, "cfg"), "cfg")
+    return _plan(_flat(_attributes(cfg), None), type(cfg).__name__)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The loader's own keys of a run's TOML file; paths are made absolute.
+    """The loader's own keys of a run's TOML or YAML file; paths are made absolute.
 
     Relative paths start from the nearest directory above that holds `workspace.yaml`,
     `pyproject.toml` or `.git`, else from the directory of the file.
 
     Raises:
-        ConfigError: The file is missing or not TOML, or a key is a slip of one of ours.
+        ConfigError: The file is missing or not valid, or a key is a slip of one of ours.
     """
     path = Path(path)
-    top = {k: v for k, v in settings.read_toml(path).items() if not isinstance(v, dict)}
-    _refuse_slips(top, path)
-    config, base = _set_keys(top), settings.project_dir(path)
+    is_yaml = path.suffix in (".yaml", ".yml")
+    read = settings.read_yaml if is_yaml else settings.read_toml
+    config, base = _flat(read(path), path), settings.project_dir(path)
     for key in PATH_KEYS:
         if key in config:
             config[key] = base / settings.text(config[key], f"{path}: {key}")
-    return config
+    if "tokenizer_path" in config:
+        tokenizer = settings.text(config["tokenizer_path"], f"{path}: tokenizer_path")
+        if (base / tokenizer).exists():
+            config["tokenizer_path"] = str(base / tokenizer)
+    return config | {"base": base}
+
+
+def _attributes(cfg: object) -> dict[str, Any]:
+    found = {key: getattr(cfg, key, None) for key in CONFIG_KEYS}
+    inner = getattr(cfg, "data", None)
+    if inner is not None and not isinstance(inner, Mapping):
+        inner = {key: getattr(inner, key, None) for key in CONFIG_KEYS}
+    return found | {"data": inner}
+
+
+def _flat(table: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The loader's keys of a table and of its `data` table, whose keys come first. Other tables
+    are the trainer's, and `where` None says that all keys are known."""
+    own = table.get("data")
+    inner = own if isinstance(own, Mapping) else {}
+    if where is not None:
+        if isinstance(where, Path):
+            # A file's other tables belong to other stages, whatever they hold.
+            table = {k: v for k, v in table.items() if not isinstance(v, dict) or k in CONFIG_KEYS}
+        _refuse_slips(table, where)
+        _refuse_slips(inner, f"{where}: data")
+    return _set_keys(table) | _set_keys(inner)
 
 
 def _set_keys(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,15 +158,27 @@ def _refuse_slips(table: Mapping[str, Any], where: object) -> None:
 
 
 def _plan(config: dict[str, Any], where: str) -> LoaderPlan:
-    plan_settings = _plan_settings(config, where)
+    chosen = _plan_settings(config, where)
+    phases = read_phases(config, where)
+    base = config.get("base", Path())
+    if "datasets" in config:
+        place = f"{where}: datasets"
+        return _listed_plan(read_tables(config["datasets"], place, base), config, chosen, where)
+    if "configs" in config or "weights" in config:
+        listed = read_mappings(config.get("configs"), config.get("weights"), where, base)
+        return _listed_plan(listed, config, chosen, where)
     if "flow_mode" in config:
-        return _mixture_plan(config, plan_settings, where)
-    if "data_path" in config:
-        return _single_plan(config, plan_settings, where)
+        return _mixture_plan(config, chosen, phases, where)
+    if "hf_dataset_name" in config:
+        listed = read_tables([{"hf_name": config["hf_dataset_name"]}], where)
+        return _listed_plan(listed, config, chosen, where)
+    if "data_path" in config or "dataset_path" in config:
+        return _single_plan(config, chosen, phases, where)
     raise ConfigError(
         "no data named",
         where=where,
-        expected="flow_mode with mixture_toml, flow_profiles_toml and data_root, or data_path",
+        expected="datasets, configs and weights, data_path,"
+        " or flow_mode with mixture_toml, flow_profiles_toml and data_root",
     )
 
 
@@ -119,7 +188,7 @@ def _plan_settings(config: Mapping[str, Any], where: str) -> PlanSettings:
     chosen: dict[str, Any] = {}
     for key in _COUNTS:
         if key in config:
-            positive = key not in ("seed", "eos_token_id")
+            positive = key not in ("seed", "eos_token_id", "max_epochs")
             chosen[key] = settings.number(
                 config[key], f"{where}: {key}", positive=positive, whole=True
             )
@@ -130,10 +199,10 @@ def _plan_settings(config: Mapping[str, Any], where: str) -> PlanSettings:
             if config[key] not in choices:
                 raise settings.unknown_name(key, str(config[key]), choices, where)
             chosen[key] = config[key]
-    if not isinstance(config.get("allow_unmanifested", False), bool):
-        found = repr(config["allow_unmanifested"])
-        raise ConfigError("not a switch", where=f"{where}: allow_unmanifested", found=found)
-    return PlanSettings(**chosen)
+    for key in _SWITCHES:
+        if not isinstance(config.get(key, False), bool):
+            raise ConfigError("not a switch", where=f"{where}: {key}", found=repr(config[key]))
+    return PlanSettings(**chosen, shuffle=config.get("shuffle", False))
 
 
 def _require(config: Mapping[str, Any], key: str, where: str) -> Any:
@@ -146,7 +215,9 @@ def _num_steps(config: Mapping[str, Any], where: str) -> int:
     return int(settings.number(config.get("steps", 0), f"{where}: steps", whole=True))
 
 
-def _mixture_plan(config: dict[str, Any], chosen: PlanSettings, where: str) -> LoaderPlan:
+def _mixture_plan(
+    config: dict[str, Any], chosen: PlanSettings, phases: Sequence[Phase], where: str
+) -> LoaderPlan:
     mixture = Path(_require(config, "mixture_toml", where))
     flow = settings.text(config["flow_mode"], f"{where}: flow_mode")
     stages = resolve_stages(
@@ -156,67 +227,61 @@ def _mixture_plan(config: dict[str, Any], chosen: PlanSettings, where: str) -> L
         config.setdefault("data_root", Path(config["root"]) / "data")
     data_root = Path(_require(config, "data_root", where))
     allowed = config.get("allow_unmanifested", False)
-    names = dict.fromkeys(s.name for stage in stages for s in stage.sources if s.weight)
+    weighed = {name for phase in phases for name, weight in phase.weights.items() if weight}
+    names = dict.fromkeys(
+        s.name for stage in stages for s in stage.sources if s.weight or s.name in weighed
+    )
     plan = build_plan(
         stages,
-        {name: _locate(data_root / name / "train", allowed) for name in names},
+        {name: locate(data_root / name / "train", allowed) for name in names},
         chosen,
         root=data_root,
         plan_id=f"{mixture.stem}:{flow}",
-        valid=_valid_manifests({name: data_root / name / "valid" for name in names}),
+        valid=valid_manifests({name: data_root / name / "valid" for name in names}),
+        phases=phases,
     )
     preflight.check_steps(plan, _num_steps(config, where), where)
     return plan
 
 
-def _single_plan(config: dict[str, Any], chosen: PlanSettings, where: str) -> LoaderPlan:
-    directory = Path(config["data_path"])
+def _single_plan(
+    config: dict[str, Any], chosen: PlanSettings, phases: Sequence[Phase], where: str
+) -> LoaderPlan:
+    directory = Path(config["data_path"] if "data_path" in config else config["dataset_path"])
     if directory.name == MANIFEST_NAME:
         directory = directory.parent
-    has_splits = not (directory / MANIFEST_NAME).exists() and (directory / "train").is_dir()
-    train = directory / "train" if has_splits else directory
-    path = _locate(train, config.get("allow_unmanifested", False))
-    given = preflight.Vocabulary(chosen.tokenizer, chosen.vocab_size, chosen.eos_token_id)
-    manifest = preflight.read_data(path, given)
-    stride = chosen.seq_len + (chosen.window_stride == "seq_len+1")
-    num_sequences = _num_steps(config, where) * chosen.batch_size or preflight.num_windows(
-        manifest.total_tokens, chosen.seq_len, stride
-    )
-    name = manifest.dataset or directory.name
-    stage = Stage("all", name, num_sequences * chosen.seq_len, (StageSource(name, 1.0),))
+    train, valid = split_dirs(directory)
+    path = locate(train, config.get("allow_unmanifested", False))
+    name = single_name(directory, path, chosen)
+    num_tokens = _num_steps(config, where) * chosen.batch_size * chosen.seq_len
     return build_plan(
-        [stage],
+        [Stage("all", name, num_tokens, (StageSource(name, 1.0),))],
         {name: path},
         chosen,
         root=directory,
         plan_id=f"{name}:data_path",
-        valid=_valid_manifests({name: directory / "valid"} if has_splits else {}),
+        valid=valid_manifests({name: valid} if valid else {}),
+        phases=phases,
     )
 
 
-def _valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
-    """Those sources that have a valid split; unlike train, it is nobody's duty to have one."""
-    manifests = {name: directory / MANIFEST_NAME for name, directory in directories.items()}
-    return {name: path for name, path in manifests.items() if path.exists()}
-
-
-def _locate(directory: Path, allow_unmanifested: bool) -> Path:
-    """The directory's manifest; the directory itself where that is allowed."""
-    if (directory / MANIFEST_NAME).exists():
-        return directory / MANIFEST_NAME
-    if not directory.is_dir():
-        raise PlanError(
-            "source has no data",
-            where=directory,
-            expected="a directory with manifest.json",
-            do="run prep for this source",
-            code="E-PLAN-SOURCE",
-        )
-    if allow_unmanifested:
-        return directory
-    raise PlanError(
-        "directory has no manifest.json",
-        where=directory,
-        do="finish prep, or set allow_unmanifested = true to read its files in sorted order",
-        code="E-PLAN-UNMANIFESTED",
+def _listed_plan(
+    listed: Sequence[ListedSource], config: Mapping[str, Any], chosen: PlanSettings, where: str
+) -> LoaderPlan:
+    temperature = settings.number(
+        config.get("mix_temperature", 1.0), f"{where}: mix_temperature", positive=True
+    )
+    phases = read_phases(config, where)
+    check_names(phases, [source.name for source in listed], where)
+    cache_dir = config.get("cache_dir")
+    return datasets_plan(
+        listed,
+        chosen,
+        plan_id=f"{Path(where).stem}:datasets",
+        num_steps=_num_steps(config, where),
+        temperature=float(temperature),
+        phases=phases,
+        tokenizer_path=config.get("tokenizer_path", chosen.tokenizer),
+        cache_dir=None if cache_dir is None else Path(cache_dir),
+        allow_unmanifested=config.get("allow_unmanifested", False),
     )

@@ -12,6 +12,7 @@ import ast
 import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -99,11 +100,20 @@ def resolve_inside(root: Path, relative: str) -> Path:
     if ".." in pure.parts:
         raise _escape(root, relative)
     path = root / pure
+    real = None
     try:
-        real = Path(os.path.realpath(path))
+        # Only a link below the root can lead out; looking for one is cheaper than resolving all.
+        at = os.fspath(root)
+        for part in pure.parts:
+            at = os.path.join(at, part)
+            if stat.S_ISLNK(os.lstat(at).st_mode):
+                real = Path(os.path.realpath(path))
+                break
+    except (FileNotFoundError, NotADirectoryError):
+        return path  # opening it says what is missing
     except (OSError, UnicodeEncodeError):  # a name that no file can have
         raise _escape(root, relative) from None
-    if not real.is_relative_to(os.path.realpath(root)):
+    if real is not None and not real.is_relative_to(os.path.realpath(root)):
         raise _escape(root, relative)
     return path
 

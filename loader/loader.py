@@ -2,46 +2,62 @@
 
 The stream is a pure function of the plan; a batch is `batch_size` consecutive sequences and a rank
 owns a contiguous run of them, so any world size reads the same stream and the position is one
-number. Nothing is prefetched and nothing is random. Train stops before a batch that would not be
-whole; valid gives its last rows as a short batch, since each is to be seen exactly once.
+number: that of the last batch returned, also where a thread reads ahead. Train stops before a batch
+that would not be whole; valid gives its last rows as a short batch, since each is to be seen once.
+A batch's memory is used again only when nobody holds the batch or a view of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from loader.buffers import HeldBuffers, check_pinning, pinned_tensor
 from loader.config import resolve_plan
 from loader.errors import ConfigError, PlanError, StateError
 from loader.plan import LoaderPlan
+from loader.prefetch import Prefetcher, weak_method
 from loader.settings import unknown_name
-from loader.state import make_state, read_state
-from loader.stream import Split, Stream
+from loader.state import make_state, resume
+from loader.stream import RankRows, Split, Stream
 
 BACKENDS = ("auto", "numpy", "torch")
+DTYPES = ("int64", "int32", "uint32")
 
 
 class Batch(NamedTuple):
     """A batch and what it is made of.
 
-    inputs, targets: int64 [local_batch, seq_len]. source_index: int64 [local_batch], an index of
+    inputs, targets: `[local_batch, seq_len]`. source_index: int64 [local_batch], an index of
     `source_names`. document_spans: for each row, int64 [num_documents, 2], start and end in
     `inputs` of the documents in it, end exclusive and past the EOS; the first and last may be parts
-    of documents. sequence_index: int64 [local_batch], each row's number in the global stream.
-    global_sequence_index: number of the global batch's first sequence, equal on all ranks.
+    of documents. They come from the index files; None where a source has none. lr_scale: factor of
+    the learning rate at this step. sequence_index: int64 [local_batch], each row's number in the
+    global stream. global_sequence_index: number of the global batch's first sequence, equal on all
+    ranks.
     """
 
     inputs: Any
     targets: Any
     source_index: np.ndarray
     source_names: tuple[str, ...]
-    document_spans: tuple[np.ndarray, ...]
+    document_spans: tuple[np.ndarray, ...] | None
     lr_scale: float
     sequence_index: np.ndarray
     global_sequence_index: int
+
+
+class _Rows(NamedTuple):
+    """Rows of a batch: filled memory as the caller's kind of array, source and window of each."""
+
+    memory: Any
+    sources: np.ndarray
+    windows: np.ndarray
 
 
 class DeterministicLoader:
@@ -53,6 +69,10 @@ class DeterministicLoader:
         world_size: Number of ranks that share each batch; at most `batch_size`.
         split: `train` or `valid`.
         backend: `torch` or `numpy` arrays; `auto` is torch where it is installed.
+        dtype: Type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets hold -100,
+            so they cannot be `uint32`.
+        prefetch: Batches that a thread reads ahead; 0 reads in `next`.
+        pin_memory: Page-locked tensors, from torch's own pool.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -66,30 +86,37 @@ class DeterministicLoader:
         world_size: int = 1,
         split: Split = "train",
         backend: str = "auto",
+        *,
+        dtype: str = "int64",
+        prefetch: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         if split not in ("train", "valid"):
             raise unknown_name("split", str(split), ("train", "valid"), "loader")
         _check_ranks(rank, world_size, plan.batch_size)
-        self._split = _splitter(backend)
-        self.plan, self.rank, self.world_size, self.split = plan, rank, world_size, split
-        self._stream: Stream | None = Stream(plan, split)
-        self.source_names = self._stream.source_names
-        whole = self._stream.num_sequences // plan.batch_size
-        self._end = whole * plan.batch_size if split == "train" else self._stream.num_sequences
-        if not self._end:
-            raise PlanError(
-                "the plan ends within its first step",
-                where=plan.plan_id,
-                found=f"{self._stream.num_sequences} sequences",
-                expected=f"at least batch_size = {plan.batch_size}",
-                code="E-PLAN-SHORT",
-            )
-        self._next = 0
+        _check_memory(plan, backend, dtype, prefetch, pin_memory)
+        self._backend, self._wrap = backend, _wrapper(backend)
+        self.rank, self.world_size = rank, world_size
+        self.split: Split = split
+        stream = Stream(plan, split)
+        self._read_from(plan, stream)
+        first, last = rank_rows(plan.batch_size, rank, world_size)
+        self._rank_rows = RankRows(plan.batch_size, first, last)
+        self._is_packed = stream.is_packed
+        shape = stream.shape(last - first)
+        self._pin_memory, self._dtype = pin_memory, np.dtype(dtype)
+        self._buffers = HeldBuffers(partial(np.empty, shape, self._dtype))
+        self._prefetch = Prefetcher(weak_method(self._fill), prefetch) if prefetch else None
 
     @property
     def num_steps(self) -> int:
         """Batches from the start of the stream to its end."""
         return -(-self._end // self.plan.batch_size)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences from the start of the stream to its end, over all ranks."""
+        return self._end
 
     @property
     def step(self) -> int:
@@ -99,29 +126,40 @@ class DeterministicLoader:
     def next(self) -> tuple[Any, Any]:
         """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each.
 
-        Targets are inputs shifted by one token. Both are views of one array, so copy one before
-        writing to it in place; they are not contiguous (`reshape(-1)`, not `view(-1)`).
+        Targets are inputs shifted by one token. Both are views of one array: copy one before
+        writing to it in place, move `inputs` and `targets` to a device before they are made
+        contiguous, and flatten with `reshape(-1)`, not `view(-1)`. Under best-fit packing they are
+        arrays of their own, and targets hold -100 where there is nothing to predict.
 
         Raises:
             StopIteration: The plan has come to its end.
         """
-        rows, _ = self._read()
-        return self._split(rows)
+        return self._split(self._read().memory)
 
     def next_with_meta(self) -> Batch:
-        """The next batch and what it is made of. Raises as `next` does."""
+        """The next batch and what it is made of. Raises as `next` does.
+
+        Raises:
+            FormatError: An index is missing or not of its file (E-INDEX-...); the loader stays
+                where it was.
+        """
         first = self._next
-        rows, start = self._read()
-        stop = start + len(rows)
-        inputs, targets = self._split(rows)
+        rows = self._read()
+        try:
+            spans = self._open_stream().spans(rows.sources, rows.windows)
+        except BaseException:
+            self._next = first
+            raise
+        inputs, targets = self._split(rows.memory)
+        offset, _ = rank_rows(self._size(first), self.rank, self.world_size)
         return Batch(
             inputs=inputs,
             targets=targets,
-            source_index=self._open_stream().source_index(start, stop),
+            source_index=rows.sources.copy(),
             source_names=self.source_names,
-            document_spans=_spans(rows[:, :-1], self.plan.eos_token_id),
-            lr_scale=1.0,
-            sequence_index=np.arange(start, stop),
+            document_spans=spans,
+            lr_scale=self._open_stream().lr_scale(first),
+            sequence_index=first + offset + np.arange(len(rows.sources)),
             global_sequence_index=first,
         )
 
@@ -156,6 +194,12 @@ class DeterministicLoader:
             )
         self._next = int(n)
 
+    def skip(self) -> None:
+        """Pass over the next batch without reading it. Raises StopIteration at the end."""
+        if self._next >= self._end:
+            raise StopIteration
+        self._next += self._size(self._next)
+
     def seek_step(self, step: int) -> None:
         """`seek(step * batch_size)`."""
         self.seek(step * self.plan.batch_size)
@@ -167,24 +211,67 @@ class DeterministicLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved, on any rank of any world size.
 
+        A state that counts what another run read of each source (`loader.offsets`) makes a plan of
+        its own, which begins there with step 0; `plan` is then that one.
+
         Raises:
             StateError: The state is malformed, of another plan or split, or its position does not
                 exist; the loader stays where it was.
         """
-        self.seek(read_state(state, self.plan, self.split))
+        before, stream, place = self.plan, self._open_stream(), self._next
+        plan, n = resume(state, before, self.split, stream)
+        if plan is before:
+            self.seek(n)
+            return
+        if self._prefetch is not None:
+            self._prefetch.close()
+        self._read_from(plan, Stream(plan, self.split))
+        try:
+            self.seek(n)
+        except StateError:
+            self._read_from(before, stream)
+            self._next = place
+            raise
+        stream.close()
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Read so far over all ranks, by source: sequences, tokens (targets), epochs."""
-        stream = self._open_stream()
-        counts = stream.counts_before(self._next)
-        epochs = counts * self.plan.stride / stream.num_tokens
+        stream, n = self._open_stream(), self._next
+        counts, epochs = stream.counts_before(n).tolist(), stream.epochs_before(n).tolist()
         return {
             name: {"sequences": count, "tokens": count * self.plan.seq_len, "epochs": epoch}
-            for name, count, epoch in zip(self.source_names, counts.tolist(), epochs.tolist())
+            for name, count, epoch in zip(self.source_names, counts, epochs)
         }
+
+    def lr_scale(self, step: int | None = None) -> float:
+        """The learning rate's factor at a step; the next one when left out."""
+        n = self._next if step is None else step * self.plan.batch_size
+        return self._open_stream().lr_scale(n)
+
+    def per_source(self) -> dict[str, DeterministicLoader]:
+        """A loader of each valid source alone: unmixed, finite, from its first window to its last.
+
+        Raises:
+            ConfigError: The loader reads `train`, which is mixed.
+        """
+        if self.split != "valid":
+            raise ConfigError("only valid is read by source", where="split", found=self.split)
+        make = partial(
+            DeterministicLoader,
+            rank=self.rank,
+            world_size=self.world_size,
+            split="valid",
+            backend=self._backend,
+            dtype=self._dtype.name,
+            pin_memory=self._pin_memory,
+        )
+        plans = [replace(self.plan, valid=(source,)) for source in self.plan.valid]
+        return {name: make(plan) for name, plan in zip(self.source_names, plans)}
 
     def close(self) -> None:
         """Unmap all files; the loader cannot be read afterwards. May be called again."""
+        if self._prefetch is not None:
+            self._prefetch.close()
         if self._stream is not None:
             self._stream.close()
         self._stream = None
@@ -197,24 +284,67 @@ class DeterministicLoader:
         """Close."""
         self.close()
 
+    def _read_from(self, plan: LoaderPlan, stream: Stream) -> None:
+        """Take a plan's stream, from its start; nothing changes where it has no whole step."""
+        whole = stream.num_sequences // plan.batch_size
+        end = whole * plan.batch_size if self.split == "train" else stream.num_sequences
+        if not end:
+            raise PlanError(
+                "the plan ends within its first step",
+                where=plan.plan_id,
+                found=f"{stream.num_sequences} sequences",
+                expected=f"at least batch_size = {plan.batch_size}",
+                code="E-PLAN-SHORT",
+            )
+        self.plan, self.source_names = plan, stream.source_names
+        self._stream: Stream | None = stream
+        self._end, self._next = end, 0
+
     def _open_stream(self) -> Stream:
         if self._stream is None:
             raise StateError("the loader is closed", code="E-STATE-CLOSED")
         return self._stream
 
-    def _read(self) -> tuple[np.ndarray, int]:
-        """This rank's rows of the next batch, int64 `[local_batch, seq_len + 1]`, and the number of
-        the first. The position moves on once they are read."""
-        stream = self._open_stream()
-        size = min(self.plan.batch_size, self._end - self._next)
+    def _read(self) -> _Rows:
+        """This rank's rows of the next batch; the position moves on once they are read."""
+        self._open_stream()
+        if self._next >= self._end:
+            raise StopIteration
+        step = self._next // self.plan.batch_size
+        rows = self._fill(step) if self._prefetch is None else self._prefetch.get(step)
+        self._next += self._size(self._next)
+        return rows
+
+    def _size(self, n: int) -> int:
+        return min(self.plan.batch_size, self._end - n)
+
+    def _fill(self, step: int) -> _Rows:
+        """Read a step's rows. With prefetch on, called from its thread alone."""
+        n, stream, rows = step * self.plan.batch_size, self._open_stream(), self._rank_rows
+        if n + rows.size > self._end:
+            rows = self._last_rows(self._end - n)
+        elif not self._pin_memory:
+            memory = self._buffers.take()
+            return _Rows(self._wrap(memory), *stream.read(n, rows, memory))
+        shape = stream.shape(rows.last - rows.first)
+        if self._pin_memory:
+            pinned = pinned_tensor(shape, self._dtype)
+            return _Rows(pinned, *stream.read(n, rows, pinned.numpy()))
+        memory = np.empty(shape, self._dtype)
+        return _Rows(self._wrap(memory), *stream.read(n, rows, memory))
+
+    def _last_rows(self, size: int) -> RankRows:
         if size <= 0:
             raise StopIteration
-        first, last = rank_rows(size, self.rank, self.world_size)
-        rows = np.empty((last - first, self.plan.seq_len + 1), np.int64)
-        stream.read(self._next + first, self._next + last, rows)
-        start = self._next + first
-        self._next += size
-        return rows, start
+        return RankRows(size, *rank_rows(size, self.rank, self.world_size))
+
+    def _split(self, memory: Any) -> tuple[Any, Any]:
+        if self._is_packed:
+            return memory[0], memory[1]
+        if isinstance(memory, np.ndarray):
+            return memory[:, :-1], memory[:, 1:]
+        seq_len = self.plan.seq_len
+        return memory.narrow(1, 0, seq_len), memory.narrow(1, 1, seq_len)
 
 
 def build_loader(
@@ -224,20 +354,39 @@ def build_loader(
     split: Split = "train",
     print_fn: Callable[[str], None] | None = None,
     backend: str = "auto",
+    *,
+    dtype: str = "int64",
+    prefetch: int = 0,
+    pin_memory: bool = False,
+    cache_dir: str | Path | None = None,
 ) -> tuple[DeterministicLoader, LoaderPlan]:
     """Open a plan, or plan a run from its settings, and open its loader.
 
     Args:
         cfg: A plan, a path to one (`.json`) or to a TOML file, a mapping, or an object with the
-            settings as attributes; see `loader.config`.
-        rank, world_size, split, backend: See `DeterministicLoader`.
+            settings as attributes; see `loader.config`. Or the URL of a plan, see `loader.remote`.
+        rank, world_size, split, backend, dtype, prefetch, pin_memory: See `DeterministicLoader`.
         print_fn: Called on rank 0 with one line that says what was opened.
+        cache_dir: Where files of a URL are kept.
 
     Raises:
         ConfigError, PlanError, FormatError: Before anything is read from a shard.
     """
+    if isinstance(cfg, str) and "://" in cfg:
+        from loader.remote import fetch_plan
+
+        cfg = fetch_plan(cfg, cache_dir)
     plan = resolve_plan(cfg)
-    loader = DeterministicLoader(plan, rank, world_size, split, backend)
+    loader = DeterministicLoader(
+        plan,
+        rank,
+        world_size,
+        split,
+        backend,
+        dtype=dtype,
+        prefetch=prefetch,
+        pin_memory=pin_memory,
+    )
     if print_fn is not None and rank == 0:
         print_fn(
             f"loader {split}: plan {plan.plan_id} {plan.plan_hash[:12]}, "
@@ -268,39 +417,37 @@ def _check_ranks(rank: int, world_size: int, batch_size: int) -> None:
         )
 
 
-def _splitter(backend: str) -> Callable[[np.ndarray], tuple[Any, Any]]:
-    """What turns rows into inputs and targets of the caller's kind of array, without a copy."""
+def _check_memory(
+    plan: LoaderPlan, backend: str, dtype: str, prefetch: int, pin_memory: bool
+) -> None:
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", str(dtype), DTYPES, "loader")
+    if dtype == "uint32" and plan.packing == "best_fit":
+        raise ConfigError("packed targets hold -100", where="dtype", found=dtype, expected="int64")
+    if plan.vocab_size - 1 > np.iinfo(dtype).max:
+        raise ConfigError("too small for the vocabulary", where="dtype", found=dtype)
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        raise ConfigError("not a number of batches", where="prefetch", found=repr(prefetch))
+    if pin_memory and backend == "numpy":
+        raise ConfigError("pinned memory is torch's", where="pin_memory", found="backend numpy")
+    if pin_memory:
+        check_pinning()
+
+
+def _wrapper(backend: str) -> Callable[[np.ndarray], Any]:
+    """What turns an array into the caller's kind, without a copy."""
     if backend not in BACKENDS:
         raise unknown_name("backend", str(backend), BACKENDS, "loader")
     if backend == "numpy":
-        return _split_rows
+        return np.asarray
     try:
         import torch
     except ImportError:
         if backend == "auto":
-            return _split_rows
+            return np.asarray
         raise ConfigError(
-            "torch is not installed", where="backend", do="pip install torch, or use numpy"
+            "torch is not installed",
+            where="backend",
+            do='install torch, or set backend = "numpy"',
         ) from None
-
-    def split(rows: np.ndarray) -> tuple[Any, Any]:
-        tensor, seq_len = torch.from_numpy(rows), rows.shape[1] - 1
-        return tensor.narrow(1, 0, seq_len), tensor.narrow(1, 1, seq_len)
-
-    return split
-
-
-def _split_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return rows[:, :-1], rows[:, 1:]
-
-
-def _spans(inputs: np.ndarray, eos_token_id: int) -> tuple[np.ndarray, ...]:
-    """Document spans of each row of inputs: int64 `[num_documents, 2]`; each EOS ends one."""
-    num_rows, seq_len = inputs.shape
-    is_edge = np.zeros(num_rows * seq_len + 1, np.bool_)
-    is_edge[1:] = (inputs == eos_token_id).ravel()
-    is_edge[::seq_len] = True
-    edges = np.flatnonzero(is_edge)
-    spans = np.stack([edges[:-1], edges[1:]], axis=1)
-    first = np.searchsorted(edges, np.arange(0, len(is_edge), seq_len)).tolist()
-    return tuple(spans[a:b] - row * seq_len for row, (a, b) in enumerate(pairwise(first)))
+    return torch.from_numpy

@@ -69,20 +69,29 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """A source of a stage and its relative weight, temperature applied; weights need not sum."""
+    """A source of a stage and its relative weight, temperature applied; weights need not sum.
+    `listed` is the weight before temperature, where it differs."""
 
     name: str
     weight: float
+    listed: float | None = None
+
+    @property
+    def untempered(self) -> float:
+        """The weight before temperature."""
+        return self.weight if self.listed is None else self.listed
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of training with one set of weights, `num_tokens` long."""
+    """A stretch of training with one set of weights, `num_tokens` long. `num_tokens` 0 reads every
+    source to its end, as far as the plan's epochs allow."""
 
     name: str
     mixture: str
     num_tokens: int
     sources: tuple[StageSource, ...]
+    temperature: float = 1.0
 
 
 def read_mixtures(path: str | Path) -> dict[str, Mixture]:
@@ -157,11 +166,11 @@ def temper(weights: Sequence[float], temperature: float) -> list[float]:
     return tempered
 
 
-def weights_fixed_point(weights: Sequence[float]) -> list[int]:
-    """Each weight in millionths of their sum, at least 1 for a positive weight, 0 for zero."""
+def weights_fixed_point(weights: Sequence[float], one: int = FIXED_POINT_ONE) -> list[int]:
+    """Each weight in `one`ths of their sum, at least 1 for a positive weight, 0 for zero."""
     exact = [_exact(w) for w in weights]
     total = sum(exact)
-    return [max(1, round(w / total * FIXED_POINT_ONE)) if w else 0 for w in exact]
+    return [max(1, round(w / total * one)) if w else 0 for w in exact]
 
 
 def quotas(num_sequences: int, weights: Sequence[float]) -> list[int]:
@@ -213,8 +222,11 @@ def _stage(flow: Flow, name: str, mixture: Mixture, scale: Fraction, where: str)
         raise ConfigError("stage has no tokens", where=f"{where}, stage {name}", found=num_tokens)
     temperature = flow.sample_temperature or mixture.sample_temperature
     weights = temper([source.tokens_b for source in mixture.sources], temperature)
-    sources = tuple(StageSource(s.id, w) for s, w in zip(mixture.sources, weights))
-    return Stage(name, mixture.name, num_tokens, sources)
+    sources = tuple(
+        StageSource(s.id, w, None if temperature == 1 else s.tokens_b)
+        for s, w in zip(mixture.sources, weights)
+    )
+    return Stage(name, mixture.name, num_tokens, sources, temperature)
 
 
 def _read_mixture(name: str, value: Any, path: str | Path) -> Mixture:

@@ -11,69 +11,78 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from loader import preflight
 from loader.errors import FormatError, PlanError
-from loader.format import Manifest, read_json_object
-from loader.mixture import Stage, quotas, weights_fixed_point
+from loader.format import read_json_object
 from loader.settings import nearest
 
 PLAN_FORMAT = "nmoe-loader-plan/1"
 MAX_PLAN_BYTES = 64 * 2**20
-_TYPES = {"str": str, "int": int}
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSettings:
-    """What a caller chooses beside the sources; None takes the manifests' own value.
-
-    batch_size: sequences a step over all ranks. window_stride: tokens between the starts of
-    consecutive windows of a source, `seq_len` (each token predicted once) or `seq_len+1`.
-    on_exhaust: end a stage when `all_exhausted` (every quota met) or `first_exhausted`; `wrap` is
-    the former and lets a source with too few tokens start again.
-    """
-
-    seq_len: int
-    batch_size: int
-    seed: int = 42
-    policy: str = "swrr"
-    window_stride: str = "seq_len"
-    on_exhaust: str = "all_exhausted"
-    tokenizer: str | None = None
-    vocab_size: int | None = None
-    eos_token_id: int | None = None
+_TYPES = {"str": str, "int": int, "bool": bool, "float": float}
+# Written only where they are chosen, so that plans made before they existed keep their hash.
+_OPTIONAL: dict[str, Any] = {
+    "packing": "concat",
+    "shuffle": False,
+    "max_epochs": 0,
+    "consumed": (),
+    "spec": "",
+    "lr_scale": 1.0,
+    "start_step": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceData:
     """The data of a source. `manifest` is a POSIX path relative to the plan's root; a directory
-    there has no manifest and was let in by `allow_unmanifested`."""
+    there has no manifest and was let in by `allow_unmanifested`. `spec` says where the data came
+    from, such as `hf:bigcode/the-stack-v2`; blank means the name."""
 
     name: str
     manifest: str
     content_hash: str
     num_tokens: int
+    spec: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSource(SourceData):
-    """A source in a stage: its weight in millionths, and how many sequences the stage takes."""
+    """A source in a stage: how many sequences the stage takes, and its weight as a part of
+    `loader.policies.weight_unit`."""
 
     weight: int
     quota_sequences: int
 
 
 @dataclass(frozen=True, slots=True)
+class Consumed:
+    """What was read of a source before the plan began, as another run's state says.
+
+    source: Its spec or name; sources that are not in the plan are kept. sequences: windows to pass
+    over. rows, tokens: the true counts. credit: tokens that count as read, beside the true
+    ones, for `least_consumed`, so that a source that is new does not crowd out the others.
+    """
+
+    source: str
+    sequences: int
+    rows: int
+    tokens: int
+    credit: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanStage:
-    """A stretch of the stream with one set of weights."""
+    """A stretch of the stream with one set of weights. `start_step` is set where a phase begins,
+    `lr_scale` is the phase's factor on the learning rate."""
 
     name: str
     mixture: str
     sources: tuple[PlanSource, ...]
+    start_step: int = 0
+    lr_scale: float = 1.0
 
     @property
     def num_sequences(self) -> int:
@@ -98,6 +107,10 @@ class LoaderPlan:
     on_exhaust: str
     stages: tuple[PlanStage, ...]
     valid: tuple[SourceData, ...] = ()
+    packing: str = "concat"
+    shuffle: bool = False
+    max_epochs: int = 0
+    consumed: tuple[Consumed, ...] = ()
     root: str = "."
     base: Path = field(default=Path(), compare=False)
 
@@ -109,7 +122,24 @@ class LoaderPlan:
     @property
     def wraps(self) -> bool:
         """Whether a source with too few tokens starts again."""
-        return self.on_exhaust == "wrap"
+        return self.epoch_limit != 1
+
+    @property
+    def epoch_limit(self) -> int:
+        """How often a source may be read; 0 is without end."""
+        endless = self.on_exhaust == "wrap" or self.policy == "epoch_weighted"
+        return self.max_epochs or (0 if endless else 1)
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch of a source has its own random order of windows."""
+        return self.shuffle or self.policy == "epoch_weighted"
+
+    @property
+    def wraps_tokens(self) -> bool:
+        """Whether a source starts again in the middle of a window: its files are one endless text,
+        token positions modulo its tokens. Else whole windows come again."""
+        return self.wraps and self.packing == "concat" and not self.shuffles
 
     @property
     def num_sequences(self) -> int:
@@ -140,67 +170,13 @@ class LoaderPlan:
             del stage["mixture"]
         for source in [s for stage in value["stages"] for s in stage["sources"]] + value["valid"]:
             del source["manifest"]
+            source.pop("spec", None)
         return value
 
     def to_json(self) -> str:
         """Text of the plan's file: the same for the same plan."""
         value = {"format": PLAN_FORMAT, "plan_hash": self.plan_hash} | _json_value(self)
         return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-
-
-def build_plan(
-    stages: Sequence[Stage],
-    manifests: Mapping[str, Path],
-    settings: PlanSettings,
-    *,
-    root: Path,
-    plan_id: str,
-    valid: Mapping[str, Path] | None = None,
-    plan_dir: Path | None = None,
-) -> LoaderPlan:
-    """Make a plan and check that its data can serve it to the end. Writes nothing.
-
-    Args:
-        stages: From `loader.mixture.resolve_stages`. A source of weight zero is left out.
-        manifests: Path of each source's train manifest, or of a directory without one.
-        settings: Batch shape and policy.
-        root: Directory that holds all of them; the plan's paths are relative to it.
-        plan_id: Name of the plan for people; not part of its hash.
-        valid: The same for the valid split, in the order in which it is to be read.
-        plan_dir: Where the plan's file will lie; `root` when left out.
-
-    Raises:
-        PlanError: A source has no manifest (E-PLAN-SOURCE), too few tokens (E-PLAN-SHORT), a
-            share of no sequence though the stage has one for each source (E-PLAN-ZERO), or
-            another tokenizer (E-PLAN-TOKENIZER); a setting is out of range (E-PLAN-FORMAT).
-        FormatError: A manifest is not valid.
-    """
-    given = preflight.Vocabulary(settings.tokenizer, settings.vocab_size, settings.eos_token_id)
-    names = dict.fromkeys(s.name for stage in stages for s in stage.sources if s.weight)
-    if not names:
-        raise PlanError("no source with a weight", where=plan_id, code="E-PLAN-SOURCE")
-    train = {name: _opened(name, manifests, given) for name in names}
-    held_out = {name: preflight.read_data(path, given) for name, path in (valid or {}).items()}
-    vocabulary = preflight.agreed_vocabulary([*train.items(), *held_out.items()], given)
-    data = {name: _source_data(name, root, manifests[name], train[name]) for name in names}
-    plan = LoaderPlan(
-        plan_id=plan_id,
-        **vocabulary._asdict(),
-        seq_len=settings.seq_len,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        policy=settings.policy,
-        window_stride=settings.window_stride,
-        on_exhaust=settings.on_exhaust,
-        stages=tuple(_plan_stage(stage, data, settings.seq_len) for stage in stages),
-        valid=tuple(
-            _source_data(name, root, path, held_out[name]) for name, path in (valid or {}).items()
-        ),
-        root=Path(os.path.relpath(root, plan_dir or root)).as_posix(),
-        base=Path(os.path.abspath(root)),
-    )
-    preflight.check_plan(plan)
-    return plan
 
 
 def load_plan(path: str | Path) -> LoaderPlan:
@@ -235,77 +211,33 @@ def load_plan(path: str | Path) -> LoaderPlan:
     return plan
 
 
-def _opened(name: str, manifests: Mapping[str, Path], vocabulary: preflight.Vocabulary) -> Manifest:
-    if name not in manifests:
-        hint = nearest(name, manifests)
-        raise PlanError(
-            "source has no manifest",
-            where=f"source {name!r}",
-            expected=f"one of {', '.join(manifests) or '(there are none)'}",
-            do=None if hint is None else f"did you mean {hint!r}?",
-            code="E-PLAN-SOURCE",
-        )
-    return preflight.read_data(manifests[name], vocabulary)
-
-
-def _source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:
-    relative = Path(os.path.relpath(path, root)).as_posix()
-    if relative.startswith("../"):
-        raise PlanError(
-            "manifest lies outside the plan's root",
-            where=f"source {name!r}",
-            found=path,
-            expected=f"a path inside {root}",
-            code="E-PATH-ESCAPE",
-        )
-    return SourceData(name, relative, manifest.content_digest(), manifest.total_tokens)
-
-
-def _plan_stage(stage: Stage, data: Mapping[str, SourceData], seq_len: int) -> PlanStage:
-    sources = [source for source in stage.sources if source.weight]
-    weights = [source.weight for source in sources]
-    num_sequences = stage.num_tokens // max(1, seq_len)
-    if num_sequences < 1:
-        raise PlanError(
-            f"stage {stage.name!r} is shorter than one sequence",
-            found=f"{stage.num_tokens} tokens",
-            expected=f"at least seq_len = {seq_len}",
-            code="E-PLAN-ZERO",
-        )
-    shares = quotas(num_sequences, weights)
-    # With fewer sequences than sources somebody must go without; else a source that is asked for
-    # and gets nothing is a mistake in the mixture or the budget.
-    if 0 in shares and num_sequences >= len(sources):
-        raise PlanError(
-            "source gets no sequence",
-            where=f"stage {stage.name!r}, source {sources[shares.index(0)].name!r}",
-            found=f"weight {weights[shares.index(0)]} of {sum(weights)}, {num_sequences} sequences",
-            do="give the stage more tokens, or leave the source out of the mixture",
-            code="E-PLAN-ZERO",
-        )
-    rows = zip(sources, weights_fixed_point(weights), shares)
-    return PlanStage(
-        stage.name,
-        stage.mixture,
-        tuple(
-            PlanSource(**asdict(data[s.name]), weight=weight, quota_sequences=quota)
-            for s, weight, quota in rows
-        ),
-    )
-
-
 def _json_value(plan: LoaderPlan) -> dict[str, Any]:
     value = asdict(plan)
     del value["base"]
+    _drop_defaults(value)
     value["stages"] = [stage | {"sources": list(stage["sources"])} for stage in value["stages"]]
     value["valid"] = list(value["valid"])
+    if "consumed" in value:
+        value["consumed"] = list(value["consumed"])
+    for record in value["stages"] + value["valid"]:
+        _drop_defaults(record)
+        for source in record.get("sources", ()):
+            _drop_defaults(source)
     return value
+
+
+def _drop_defaults(record: dict[str, Any]) -> None:
+    for key, default in _OPTIONAL.items():
+        if key in record and record[key] == default:
+            del record[key]
 
 
 def _parse(value: dict[str, Any], path: Path) -> LoaderPlan:
     scalars = dict(value)
     stages, valid = scalars.pop("stages", None), scalars.pop("valid", None)
-    scalars = _typed(scalars, LoaderPlan, path, "plan", skip=("stages", "valid", "base"))
+    consumed = _rows(scalars.pop("consumed", []), path, "consumed")
+    skip = ("stages", "valid", "base", "consumed")
+    scalars = _typed(scalars, LoaderPlan, path, "plan", skip=skip)
     root = PurePosixPath(scalars["root"])
     if root.is_absolute():
         raise _malformed(path, f"root {scalars['root']!r}", "a relative path")
@@ -315,6 +247,9 @@ def _parse(value: dict[str, Any], path: Path) -> LoaderPlan:
         valid=tuple(
             SourceData(**_typed(s, SourceData, path, f"valid[{i}]"))
             for i, s in enumerate(_rows(valid, path, "valid"))
+        ),
+        consumed=tuple(
+            Consumed(**_typed(c, Consumed, path, f"consumed[{i}]")) for i, c in enumerate(consumed)
         ),
         base=Path(os.path.abspath(path.parent / root)),
     )
@@ -348,14 +283,16 @@ def _typed(
         if key not in expected:
             raise _malformed(path, f"{where}: unknown key {key!r}", f"{nearest(key, expected)!r}")
     for key, kind in expected.items():
+        if key in _OPTIONAL and key not in value:
+            continue
         if type(value.get(key)) is not kind or not _is_clean(value[key]):
             raise _malformed(path, f"{where}.{key} = {value.get(key)!r}"[:120], kind.__name__)
     return value
 
 
-def _is_clean(value: str | int) -> bool:
+def _is_clean(value: str | float) -> bool:
     """Whether a text can be part of a path: JSON may hold NUL and halves of surrogate pairs."""
-    if isinstance(value, int):
+    if not isinstance(value, str):
         return True
     return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
 

@@ -1,44 +1,69 @@
 """Which source each sequence of a stage comes from, as a pure function of its number.
 
 A schedule answers two questions for any position without replaying the stage: how many sequences
-of each source lie before it, and which sources follow. `Swrr` is smooth weighted round-robin: every
-pick adds each weight to its accumulator, takes the largest (ties: the earlier source) and charges
-it the sum of weights. Its accumulators return to zero after W / gcd picks, so one period is a table
-and any position costs a lookup. A source that has met its quota leaves; the others start again from
-zero accumulators with their own table, so no source starves. While no quota is met the sequence is
-the classical one. A table of 10^6 picks takes about half a second, once per set of sources.
+of each source lie before it, and which sources follow. Every policy is a stream that goes on for
+ever; a stage reads it until a source has met its quota, then lets that source go and reads a new
+stream of the others, so that each quota is met and none starves. Opening a stretch costs what the
+policy says; stretches before a position are opened once, at most one per source.
 """
 
 from __future__ import annotations
 
-import math
-from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 
+from loader.blocks import BLOCK_SIZE, paced_until_met
 from loader.errors import PlanError
+from loader.least_consumed import least_consumed_until_met
+from loader.shuffle import key_of
+from loader.swrr import swrr_until_met
 
-_MARK_EVERY = 4096
+POLICIES = ("swrr", "block", "least_consumed", "weighted_random", "epoch_weighted")
 
 
-class Schedule(Protocol):
-    """Order of sources in one stage."""
+def weight_unit(policy: str) -> int:
+    """What the integer weights of a stage sum to, but for rounding. `swrr` makes a table of that
+    size; the others lose no weight above 10^-18 of the sum."""
+    return 10**6 if policy == "swrr" else 10**18
 
-    num_sequences: int
+
+class Picks(Protocol):
+    """An order of sources."""
 
     def counts_before(self, n: int) -> np.ndarray:
         """Sequences of each source among the first `n`: int64 `[num_sources]`."""
         ...
 
     def sources(self, start: int, stop: int) -> np.ndarray:
-        """Source of each sequence in `[start, stop)`: intp `[stop - start]`."""
+        """Source of each sequence in `[start, stop)`: an unsigned or intp array."""
         ...
+
+
+class Schedule(Picks, Protocol):
+    """Order of sources in one stage."""
+
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What a policy is asked for: the sources that have not met their quota.
+
+    weights, quotas: of each source, what is left of the quota. drawn: sequences of each before this
+    stretch, in this stage. credits: tokens that count as read of each before the stage. key: seed
+    of this stretch. to_first: whether the stage ends with it.
+    """
+
+    weights: list[int]
+    quotas: list[int]
+    drawn: list[int]
+    credits: list[int]
+    key: int
+    to_first: bool
 
 
 class Sequential:
@@ -50,20 +75,24 @@ class Sequential:
         self.num_sequences = int(self._ends[-1])
 
     def counts_before(self, n: int) -> np.ndarray:
-        """See `Schedule`."""
+        """See `Picks`."""
         return np.clip(n - (self._ends - self._quotas), 0, self._quotas)
 
     def sources(self, start: int, stop: int) -> np.ndarray:
-        """See `Schedule`."""
+        """See `Picks`."""
         return np.searchsorted(self._ends, np.arange(start, stop), side="right")
 
 
-class Swrr:
-    """Smooth weighted round-robin until quotas are met.
+class UntilMet:
+    """A policy's streams until quotas are met.
 
     Args:
-        weights: Fixed-point weights, one per source.
+        open_stretch: Makes the stream of some sources; says for how many sequences it is good:
+            until a source has had its quota, or longer where it exceeds none.
+        weights: Integer weights, one per source.
         quotas: Sequences of each source; the stage ends when all are met.
+        key: Seed of the stage.
+        credits: Tokens that count as read of each source before the stage.
         stop_at_first: End the stage when the first quota is met instead.
 
     Raises:
@@ -71,12 +100,21 @@ class Swrr:
     """
 
     def __init__(
-        self, weights: Sequence[int], quotas: Sequence[int], *, stop_at_first: bool = False
+        self,
+        open_stretch: Callable[[Stretch], tuple[Picks, int]],
+        weights: Sequence[int],
+        quotas: Sequence[int],
+        key: int,
+        *,
+        credits: Sequence[int] | None = None,
+        stop_at_first: bool = False,
     ) -> None:
         for i, (weight, quota) in enumerate(zip(weights, quotas, strict=True)):
             if quota > 0 and weight <= 0:
                 raise PlanError("a quota without weight", where=f"source {i}", found=quota)
-        self._weights = np.array(weights, np.int64)
+        self._open_stretch, self._key, self._to_first = open_stretch, key, stop_at_first
+        self._weights = list(weights)
+        self._credits = list(credits) if credits is not None else [0] * len(self._weights)
         self._quotas = np.array(quotas, np.int64)
         self._segments: list[_Segment] = []
         self.num_sequences = int(self._quotas.sum())
@@ -84,25 +122,24 @@ class Swrr:
             self.num_sequences = self._segment_at(0).stop
 
     def counts_before(self, n: int) -> np.ndarray:
-        """See `Schedule`."""
+        """See `Picks`."""
         if n == 0:
             return np.zeros(len(self._quotas), np.int64)
-        segment = self._segment_at(n - 1)
-        return segment.counts_before(n)
+        return self._segment_at(n - 1).counts_before(n)
 
     def sources(self, start: int, stop: int) -> np.ndarray:
-        """See `Schedule`."""
+        """See `Picks`."""
         parts = [np.empty(0, np.intp)]
         while start < stop:
             segment = self._segment_at(start)
             end = min(stop, segment.stop)
-            picks = segment.table.picks_between(start - segment.start, end - segment.start)
+            picks = segment.picks.sources(start - segment.start, end - segment.start)
             parts.append(segment.active[picks])
             start = end
         return np.concatenate(parts)
 
     def _segment_at(self, n: int) -> _Segment:
-        """The segment that holds pick `n`; earlier ones are made on the way."""
+        """The segment that holds sequence `n`; earlier ones are made on the way."""
         if not 0 <= n < self.num_sequences:
             raise IndexError(f"sequence {n} of {self.num_sequences}")
         while not self._segments or self._segments[-1].stop <= n:
@@ -116,96 +153,78 @@ class Swrr:
             base = self._segments[-1].counts_before(start)
         left = self._quotas - base
         active = np.flatnonzero(left > 0)
-        weights = self._weights[active]
-        weights //= np.gcd.reduce(weights)
-        period = int(weights.sum())
-        table = _period_table(tuple(weights.tolist()), min(period, int(left.sum())))
-        # The pick that meets a quota is the last of its segment.
-        last = min(table.nth_pick(i, int(left[source]) - 1) for i, source in enumerate(active))
-        return _Segment(start, start + int(last) + 1, base, active, table)
+        stretch = Stretch(
+            weights=[self._weights[i] for i in active],
+            quotas=left[active].tolist(),
+            drawn=base[active].tolist(),
+            credits=[self._credits[i] for i in active],
+            key=key_of(self._key, len(self._segments)),
+            to_first=self._to_first,
+        )
+        picks, length = self._open_stretch(stretch)
+        return _Segment(start, start + length, base, active, picks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Picks `[start, stop)`: one set of active sources, from zero accumulators.
+    """Sequences `[start, stop)`: one set of active sources.
 
-    base: int64 [num_sources], picks of each source before `start`. active: intp [k], its sources.
+    base: int64 [num_sources], sequences of each source before `start`. active: intp [k].
     """
 
     start: int
     stop: int
     base: np.ndarray
     active: np.ndarray
-    table: _PeriodTable
+    picks: Picks
 
     def counts_before(self, n: int) -> np.ndarray:
         counts = self.base.copy()
-        counts[self.active] += self.table.counts_before(n - self.start)
+        counts[self.active] += self.picks.counts_before(n - self.start)
         return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _PeriodTable:
-    """The first picks of one period: all of it, or as many as the stage can use.
+def make_schedule(
+    policy: str,
+    weights: Sequence[int],
+    quotas: Sequence[int],
+    *,
+    key: int = 0,
+    seq_len: int = 1,
+    credits: Sequence[int] | None = None,
+    pass_sequences: int = 1,
+    stop_at_first: bool = False,
+) -> Schedule:
+    """The order of sources in a stage.
 
-    weights: int64 [k], picks of each source in a period. picks: uint8 or uint16 [length].
-    marks: int64 [length // 4096 + 1, k], counts before every 4,096th pick.
+    Args:
+        policy: One of `POLICIES`.
+        weights: Integer weights, one per source.
+        quotas: Sequences of each source.
+        key: Seed of the stage.
+        seq_len: Tokens of a sequence; `least_consumed` counts them.
+        credits: Tokens that count as read of each source before the stage, for `least_consumed`.
+        pass_sequences: Sequences in one pass over all data: an epoch of `epoch_weighted`.
+        stop_at_first: End the stage when the first quota is met.
+
+    Raises:
+        PlanError: A source has a quota and no weight.
     """
+    num_sequences = sum(quotas)
 
-    period: int
-    weights: np.ndarray
-    picks: np.ndarray
-    marks: np.ndarray
+    def open_stretch(stretch: Stretch) -> tuple[Picks, int]:
+        if policy == "swrr":
+            return swrr_until_met(stretch.weights, stretch.quotas)
+        if policy == "least_consumed":
+            tokens = [c + seq_len * n for c, n in zip(stretch.credits, stretch.drawn)]
+            return least_consumed_until_met(
+                stretch.weights, stretch.quotas, tokens, seq_len, stretch.key
+            )
+        size = {"block": BLOCK_SIZE, "epoch_weighted": pass_sequences}.get(policy, num_sequences)
+        return paced_until_met(
+            stretch.weights, stretch.quotas, size, stretch.key, to_first=stretch.to_first
+        )
 
-    def counts_before(self, n: int) -> np.ndarray:
-        full, rest = divmod(n, self.period)
-        mark = rest // _MARK_EVERY
-        tail = np.bincount(self.picks[mark * _MARK_EVERY : rest], minlength=len(self.weights))
-        return full * self.weights + self.marks[mark] + tail
-
-    def picks_between(self, start: int, stop: int) -> np.ndarray:
-        first = start % self.period
-        if first + stop - start <= len(self.picks):
-            return self.picks[first : first + stop - start]
-        return self.picks[np.arange(start, stop) % self.period]
-
-    def nth_pick(self, source: int, n: int) -> float:
-        """Number of the pick that takes `source` for the n-th time (from 0).
-
-        Where the table is only a part of the period and does not reach that pick, some number past
-        its end.
-        """
-        full, rest = divmod(n, int(self.weights[source]))
-        inside = np.flatnonzero(self.picks == source)
-        if rest >= len(inside):
-            return math.inf
-        return full * self.period + int(inside[rest])
-
-
-@lru_cache(maxsize=32)
-def _period_table(weights: tuple[int, ...], length: int) -> _PeriodTable:
-    """Make a table of `length` picks. Cached: ranks in one process and equal stages share it."""
-    period = sum(weights)
-    picks = np.frombuffer(_swrr_picks(weights, length), np.uint8 if len(weights) <= 256 else "u2")
-    blocks = [
-        np.bincount(picks[i : i + _MARK_EVERY], minlength=len(weights))
-        for i in range(0, length, _MARK_EVERY)
-    ]
-    marks = np.array(list(accumulate(blocks, initial=np.zeros(len(weights), np.int64))))
-    return _PeriodTable(period, np.array(weights, np.int64), picks, marks)
-
-
-def _swrr_picks(weights: tuple[int, ...], length: int) -> array[int]:
-    num_sources, period = len(weights), sum(weights)
-    # Row k is what the accumulators gain after k was picked: one addition per pick.
-    gains = np.tile(np.array(weights, np.int64), (num_sources, 1))
-    gains[np.diag_indices(num_sources)] -= period
-    rows = list(gains)
-    charged = np.array(weights, np.int64)
-    largest, add = charged.argmax, np.add
-    picks = array("B" if num_sources <= 256 else "H", bytes(length * (1 + (num_sources > 256))))
-    for i in range(length):
-        k = largest()
-        picks[i] = k  # pyright: ignore[reportArgumentType,reportCallIssue]
-        add(charged, rows[k], charged)
-    return picks
+    return UntilMet(
+        open_stretch, weights, quotas, key, credits=credits, stop_at_first=stop_at_first
+    )

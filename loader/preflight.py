@@ -7,6 +7,7 @@ would run dry. Directories without a manifest are read only where a plan names t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,16 +21,15 @@ from loader.format import (
     read_npy_header,
     resolve_inside,
 )
+from loader.policies import POLICIES, weight_unit
 
 if TYPE_CHECKING:
     from loader.plan import LoaderPlan, PlanStage, SourceData
 
-POLICIES = ("swrr",)
 WINDOW_STRIDES = ("seq_len", "seq_len+1")
+PACKINGS = ("concat", "best_fit")
 ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
 _FINGERPRINT = "tokenizer_fingerprint"
-# A period table holds one entry per millionth; rounding up tiny weights may add a little.
-_MAX_WEIGHT_SUM = 2_000_000
 _MAX_STAGE_SOURCES = 4096
 
 
@@ -126,6 +126,7 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
                 code="E-PLAN-FORMAT",
             )
     _check_stages(plan, where)
+    _check_phases(plan, where)
     _check_need(plan)
 
 
@@ -154,6 +155,7 @@ def _ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
         ("vocab_size", 1, 2**32),
         ("eos_token_id", 0, plan.vocab_size - 1),
         ("seed", 0, 2**63 - 1),
+        ("max_epochs", 0, 2**31),
     ):
         value = getattr(plan, key)
         yield f"{key} = {value}", f"{low} to {high}", low <= value <= high
@@ -161,6 +163,7 @@ def _ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
         ("policy", POLICIES),
         ("window_stride", WINDOW_STRIDES),
         ("on_exhaust", ON_EXHAUST),
+        ("packing", PACKINGS),
     ):
         value = getattr(plan, key)
         yield f"{key} = {value!r}", f"one of {', '.join(choices)}", value in choices
@@ -182,7 +185,7 @@ def _ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
 def _check_stages(plan: LoaderPlan, where: object) -> None:
     known: dict[str, tuple[str, str, int]] = {}
     for stage in plan.stages:
-        for found, expected, good in _stage_ranges(stage):
+        for found, expected, good in _stage_ranges(stage, plan.policy):
             if not good:
                 raise PlanError(
                     f"stage {stage.name!r} is out of range",
@@ -203,12 +206,17 @@ def _check_stages(plan: LoaderPlan, where: object) -> None:
                 )
 
 
-def _stage_ranges(stage: PlanStage) -> Iterable[tuple[str, str, bool]]:
+def _stage_ranges(stage: PlanStage, policy: str) -> Iterable[tuple[str, str, bool]]:
     yield "a source name twice", "each once", _are_unique(s.name for s in stage.sources)
     found = f"{len(stage.sources)} sources"
     yield found, f"at most {_MAX_STAGE_SOURCES}", len(stage.sources) <= _MAX_STAGE_SOURCES
     total = sum(source.weight for source in stage.sources)
-    yield f"weights that sum to {total}", f"at most {_MAX_WEIGHT_SUM}", total <= _MAX_WEIGHT_SUM
+    # A table of swrr holds one entry per part; rounding up tiny weights may add a little.
+    most = 2 * weight_unit(policy)
+    yield f"weights that sum to {total}", f"at most {most}", total <= most
+    scale = stage.lr_scale
+    yield f"lr_scale = {scale}", "a finite number above 0", 0 < scale < math.inf
+    yield f"start_step = {stage.start_step}", "at least 0", stage.start_step >= 0
     for source in stage.sources:
         found = f"source {source.name!r} with weight {source.weight}"
         yield found, "a weight of at least 1", source.weight >= 1
@@ -217,25 +225,61 @@ def _stage_ranges(stage: PlanStage) -> Iterable[tuple[str, str, bool]]:
     yield "no sequence", "at least one", stage.num_sequences > 0
 
 
+def _check_phases(plan: LoaderPlan, where: object) -> None:
+    """A phase begins exactly at its step: what comes before must fill whole steps for certain."""
+    if plan.consumed:
+        return  # quotas are what another run left, and steps are counted from there
+    before = 0
+    for i, stage in enumerate(plan.stages):
+        begin = stage.start_step * plan.batch_size
+        uncertain = plan.on_exhaust == "first_exhausted" and any(
+            not later.start_step for later in plan.stages[1 : i + 1]
+        )
+        if stage.start_step and (begin != before or uncertain):
+            raise PlanError(
+                f"stage {stage.name!r} does not begin at its phase's step",
+                where=where,
+                found=f"start_step = {stage.start_step}",
+                expected=f"{before} sequences of {plan.batch_size} before it"
+                if not uncertain
+                else "no stage before it that may end early, as under first_exhausted",
+                code="E-PLAN-FORMAT",
+            )
+        before += stage.num_sequences
+
+
 def _check_need(plan: LoaderPlan) -> None:
-    if plan.wraps:
+    limit = plan.epoch_limit
+    if plan.packing != "concat" or (limit == 0 and plan.wraps_tokens):
         for source in plan.sources:
             if source.num_tokens < 1:
-                raise _short(source.name, plan.stages[0].name, 0, 1)
+                raise _short(source.name, plan.stages[0].name, 0, 1, limit)
         return
-    taken: dict[str, int] = {}
+    taken = {c.source: c.sequences for c in plan.consumed}
     for stage in plan.stages:
         for source in stage.sources:
             taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
-            need = (taken[source.name] - 1) * plan.stride + plan.seq_len + 1
-            if taken[source.name] and need > source.num_tokens:
-                raise _short(source.name, stage.name, source.num_tokens, need)
+            need = _need(plan, taken[source.name], source.num_tokens)
+            have = source.num_tokens * max(1, limit)
+            if taken[source.name] and need > have:
+                raise _short(source.name, stage.name, have, need, limit)
 
 
-def _short(source: str, stage: str, have: int, need: int) -> PlanError:
+def _need(plan: LoaderPlan, taken: int, num_tokens: int) -> int:
+    """Tokens without which `taken` windows of a source cannot be read."""
+    if plan.wraps and not plan.wraps_tokens:
+        capacity = num_windows(num_tokens, plan.seq_len, plan.stride)
+        passes = -(-taken // capacity) if capacity else 1
+        # Whole windows come again, so what counts is how many a pass has.
+        return max(plan.seq_len + 1, (passes if plan.epoch_limit else 1) * num_tokens)
+    return (taken - 1) * plan.stride + plan.seq_len + 1
+
+
+def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanError:
+    times = f" in max_epochs = {limit}" if limit > 1 else ""
     return PlanError(
         f"source {source!r} is too short for stage {stage!r}",
-        found=f"{have} tokens",
+        found=f"{have} tokens{times}",
         expected=f"at least {need} by the end of the stage",
         do='prepare more of it, lower the budget, or set on_exhaust = "wrap" to repeat it',
         code="E-PLAN-SHORT",

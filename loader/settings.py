@@ -25,17 +25,43 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: Missing (E-CONFIG-MISSING), or not valid TOML (E-CONFIG).
     """
-    path = Path(path)
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_TOML_BYTES + 1)
-        if len(text) > MAX_TOML_BYTES:
-            raise ConfigError("file is too large", where=path, expected="at most 16 MiB")
-        return tomllib.loads(text.decode())
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise ConfigError("no such file", where=path, code="E-CONFIG-MISSING") from None
+        return tomllib.loads(_read_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("not valid TOML", where=path, found=str(error)) from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Parse a YAML file of at most 16 MiB; needs the extra `yaml`.
+
+    Raises:
+        ConfigError: PyYAML is not installed, the file is missing (E-CONFIG-MISSING), or it is not a
+            YAML mapping (E-CONFIG).
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(
+            "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
+        ) from None
+    try:
+        value = yaml.safe_load(_read_text(path))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError("not valid YAML", where=path, found=str(error)) from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ConfigError("not a table", where=path, found=type(value).__name__)
+    return value
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_TOML_BYTES + 1)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise ConfigError("no such file", where=path, code="E-CONFIG-MISSING") from None
+    if len(content) > MAX_TOML_BYTES:
+        raise ConfigError("file is too large", where=path, expected="at most 16 MiB")
+    return content.decode()
 
 
 def project_dir(path: Path) -> Path:

@@ -1,17 +1,28 @@
 """A saved loader position: small, equal on all ranks, and bound to its plan.
 
 The position is one number, the global sequence index. Beside it a state carries the identity of the
-plan, so that a refusal can name what differs, and per-source counts for people. States of version 1
-(other loaders of this layout) are taken by their index alone.
+plan, so that a refusal can name what differs, and counts per source. States of version 1 (other
+loaders of this layout) are taken by their index alone; a state that is only counts per source is
+taken by those, see `loader.offsets`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from loader.errors import StateError
-from loader.plan import LoaderPlan
+from loader.offsets import (
+    continuation,
+    offset_rows,
+    plan_counts,
+    read_offsets,
+    windows_read,
+    without_consumed,
+)
+from loader.plan import Consumed, LoaderPlan
 
 STATE_VERSION = 2
 
@@ -20,7 +31,7 @@ def make_state(
     plan: LoaderPlan, split: str, n: int, metrics: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The state at global sequence `n`; JSON values only."""
-    return {
+    state = {
         "version": STATE_VERSION,
         "split": split,
         "global_sequence_index": n,
@@ -28,6 +39,72 @@ def make_state(
         "plan": plan.identity(),
         "sources": {name: dict(counts) for name, counts in metrics.items()},
     }
+    return state | {"datasets": offset_rows(plan, metrics)} if split == "train" else state
+
+
+class Counted(Protocol):
+    """A stream whose position is known by counts: `loader.stream.Stream`."""
+
+    num_sequences: int
+
+    def counts_before(self, n: int) -> np.ndarray:
+        """Sequences of each source among the first `n`."""
+        ...
+
+
+def resume(state: object, plan: LoaderPlan, split: str, stream: Counted) -> tuple[LoaderPlan, int]:
+    """The plan to go on with and the global sequence index in it.
+
+    That is `plan` itself unless the state counts what another run read; then it is the plan that
+    goes on from there, whose index starts at 0.
+
+    Raises:
+        StateError: As `read_state`; counts that name a source twice (E-STATE-SPEC) or leave nothing
+            to read (E-STATE-END).
+    """
+    if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
+        if split != "train":
+            raise StateError("counts of train", expected=repr(split), code="E-STATE-SPLIT")
+        return _resume_counts(state["datasets"], plan, stream)
+    if isinstance(state, Mapping) and isinstance(state.get("plan"), Mapping):
+        plan = _with_consumed(plan, state["plan"].get("consumed", []))
+    return plan, read_state(state, plan, split)
+
+
+def _resume_counts(value: object, plan: LoaderPlan, stream: Counted) -> tuple[LoaderPlan, int]:
+    if plan.consumed:
+        raise StateError(
+            "the plan goes on from another run's counts already",
+            where=plan.plan_id,
+            do="load the counts into the plan that it was made of",
+            code="E-STATE-PLAN",
+        )
+    offsets = read_offsets(value)
+    own = plan_counts(plan, offsets)
+    counts = [windows_read(plan, own[s.name]) if s.name in own else 0 for s in plan.sources]
+    n = sum(counts)
+    is_place = (
+        len(own) == len(offsets) == len(plan.sources)
+        and n <= stream.num_sequences
+        and n % plan.batch_size == 0
+        and stream.counts_before(n).tolist() == counts
+    )
+    if is_place:  # a place in this very stream needs no other plan
+        return plan, n
+    return continuation(plan, offsets), 0
+
+
+def _with_consumed(plan: LoaderPlan, value: object) -> LoaderPlan:
+    """The plan that goes on from a state's own `consumed`, where `plan` starts from nothing."""
+    if not value or plan.consumed or not isinstance(value, list):
+        return plan
+    try:
+        consumed = tuple(Consumed(**row) for row in value)
+        if all(type(c.sequences) is int for c in consumed):
+            return without_consumed(plan, consumed)
+    except TypeError:
+        pass
+    raise _malformed("plan.consumed", "the sources that were read before the plan")
 
 
 def read_state(state: object, plan: LoaderPlan, split: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loader.format import MANIFEST_NAME
-from loader.plan import PlanSettings, build_plan
+from loader.planning import PlanSettings, build_plan
 from loader.preflight import check_steps
 from nmoe_core.atomic import write_bytes
 from nmoe_core.config import Run
@@ -28,6 +28,9 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         policy=config.policy,
         window_stride=config.window_stride,
         on_exhaust=config.on_exhaust,
+        packing=config.packing,
+        shuffle=config.shuffle,
+        max_epochs=config.max_epochs,
         tokenizer=config.tokenizer,
         vocab_size=config.vocab_size,
         eos_token_id=config.eos_token_id,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import subprocess
@@ -137,6 +138,41 @@ def test_command_exits_1_with_one_line_on_a_refusal(plan_file, tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("ERROR [E-PLAN-HASH]: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_peek_shows_rows_of_a_batch_with_their_sources_and_documents(plan_file, two_stages, capsys):
+    assert main(["peek", str(plan_file), "--steps", "3", "--rows", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    batch = open_at(two_stages.cfg, 3)
+    start = lines.index("step 3, lr_scale 1")
+    expected = []
+    for row in range(2):
+        name = batch.source_names[batch.source_index[row]]
+        expected.append(f"sequence {36 + row} of {name}")
+        for a, b in batch.document_spans[row].tolist():
+            expected.append(f"  {a}-{b}: {' '.join(map(str, batch.inputs[row, a:b]))}")
+    assert lines[start + 1 :] == expected
+
+
+def test_peek_decodes_a_batch_with_a_vocabulary_file(plan_file, two_stages, tmp_path, capsys):
+    vocabulary = tmp_path / "v.tiktoken"
+    vocabulary.write_bytes(
+        b"".join(base64.b64encode(b"<%d>" % i) + b" %d\n" % i for i in range(999))
+    )
+    command = ["peek", str(plan_file), "--rows", "1", "--vocab", str(vocabulary), "--tokens", "3"]
+    assert main(command) == 0
+    batch = open_at(two_stages.cfg, 0)
+    a, b = batch.document_spans[0][0].tolist()
+    shown = batch.inputs[0, a : min(b, a + 3)].tolist()
+    text = "".join(f"<{t}>" if t < 999 else "<|999|>" for t in shown)
+    more = " ..." if b - a > 3 else ""
+    assert f"  {a}-{b}: {text!r}{more}" in capsys.readouterr().out.splitlines()
+
+
+def open_at(cfg, step):
+    loader = build_loader(cfg, backend="numpy")[0]
+    loader.seek_step(step)
+    return loader.next_with_meta()
 
 
 def test_usage_error_exits_2(plan_file):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import pickle
 import time
 
@@ -22,7 +21,6 @@ from loader import (
     build_plan,
 )
 from loader.loader import rank_rows
-from loader.stream import Stream
 
 
 def all_rows(loader) -> np.ndarray:
@@ -193,16 +191,6 @@ def test_a_billion_sequences_away_is_under_a_second_and_the_same_stream(tree, li
     assert batch.source_index.tolist() == picks[:50]
 
 
-def test_one_file_of_a_source_is_open_at_a_time(tree):
-    tree.add("web", 20_000, num_files=60)
-    before = len(os.listdir("/proc/self/fd"))
-    loader = open_loader({"data_path": tree.root / "web", "batch_size": 4, "seq_len": 16})
-    for _ in loader:
-        assert len(os.listdir("/proc/self/fd")) <= before + 2
-    loader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 names = st.sampled_from(["web", "code", "math"])
 mixtures = st.lists(
     st.tuples(st.integers(80, 3000), st.dictionaries(names, st.floats(0.5, 5), min_size=1)),
@@ -243,15 +231,23 @@ def test_seek_goes_back_as_well_as_forward(two_stages):
         np.testing.assert_array_equal(loader.next()[0], alone[step, :, :-1])
 
 
-@pytest.mark.parametrize("split", ["train", "valid"])
-def test_reading_past_the_end_of_a_source_is_an_error_not_a_repeat(two_stages, split):
-    plan = build_loader(two_stages.cfg, backend="numpy")[1]
-    stream = Stream(plan, split)
-    files = stream._files[0]
-    files.copy(int(stream.num_tokens[0]) - 17, np.empty(17, np.int64))
-    with pytest.raises(PlanError) as caught:
-        files.copy(int(stream.num_tokens[0]) - 16, np.empty(17, np.int64))
-    assert caught.value.code == "E-PLAN-SHORT"
+def test_valid_by_source_is_unmixed_finite_and_whole(two_stages):
+    loader = open_loader(two_stages.cfg, split="valid")
+    together = loader.per_source()
+    assert list(together) == ["web", "code", "math"]
+    for name, alone in together.items():
+        rows = all_rows(alone)
+        tokens = two_stages.tree.tokens[name, "valid"]
+        expected = np.lib.stride_tricks.sliding_window_view(tokens, 17)[::16]
+        np.testing.assert_array_equal(rows, expected)
+        assert set(alone.metrics()) == {name}
+    with pytest.raises(ValueError, match="only valid"):
+        open_loader(two_stages.cfg).per_source()
+
+
+def test_valid_never_wraps_though_train_does(two_stages):
+    loader = open_loader(two_stages.cfg | {"on_exhaust": "wrap"}, split="valid")
+    assert len(all_rows(loader)) == 93
 
 
 def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):
@@ -349,14 +345,6 @@ def test_valid_ranks_share_the_short_last_batch(two_stages):
     np.testing.assert_array_equal(np.concatenate(got), alone)
 
 
-def test_batches_stay_as_they_were_when_the_next_is_read(two_stages):
-    loader = open_loader(two_stages.cfg)
-    first = loader.next()[0]
-    copy = first.copy()
-    loader.next()
-    np.testing.assert_array_equal(first, copy)
-
-
 def test_torch_batches_hold_the_same_tokens(two_stages):
     torch = pytest.importorskip("torch")
     loader, _ = build_loader(two_stages.cfg)
@@ -391,7 +379,17 @@ def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
         open_loader(two_stages.cfg, rank, world_size)
 
 
-@pytest.mark.parametrize("argument", [{"split": "test"}, {"backend": "jax"}])
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [({"prefetch": -1}, "prefetch"), ({"pin_memory": True, "backend": "numpy"}, "torch's")],
+)
+def test_arguments_out_of_range_are_refused(two_stages, argument, text):
+    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    with pytest.raises(ValueError, match=text):
+        DeterministicLoader(plan, **argument)
+
+
+@pytest.mark.parametrize("argument", [{"split": "test"}, {"backend": "jax"}, {"dtype": "int46"}])
 def test_unknown_split_or_backend_is_refused(two_stages, argument):
     plan = build_loader(two_stages.cfg, backend="numpy")[1]
     with pytest.raises(ValueError, match="did you mean"):

@@ -26,6 +26,7 @@ def test_state_is_small_json_with_the_published_fields(state):
         "plan_hash",
         "plan",
         "sources",
+        "datasets",
     ]
     assert (state["version"], state["global_sequence_index"]) == (2, 360)
     text = json.dumps(state)
@@ -123,4 +124,178 @@ def test_what_is_no_mapping_is_no_state(two_stages, state):
 def test_train_state_does_not_load_into_valid(two_stages, state):
     with pytest.raises(StateError) as caught:
         open_loader(two_stages.cfg, split="valid").load_state_dict(state)
+    assert caught.value.code == "E-STATE-SPLIT"
+
+
+# Counts per source, as the token-balance document saves them
+
+
+def counts_state(*rows) -> dict:
+    return {
+        "datasets": [
+            {"spec": spec, "row_offset": n, "token_offset": tokens} for spec, n, tokens in rows
+        ]
+    }
+
+
+@pytest.fixture
+def balanced(tree) -> dict:
+    """Three sources under least_consumed, weights 1, no shuffle."""
+    for name in ("web", "code", "math"):
+        tree.add(name, 9000)
+    return {
+        "datasets": [{"path": str(tree.root / name)} for name in ("web", "code", "math")],
+        "policy": "least_consumed",
+        "batch_size": 6,
+        "seq_len": 16,
+        "steps": 50,
+    }
+
+
+def test_state_reports_rows_and_tokens_of_each_spec(two_stages, state):
+    assert [row["spec"] for row in state["datasets"]] == ["web", "code", "math"]
+    for row in state["datasets"]:
+        counts = state["sources"][row["spec"]]
+        assert row["row_offset"] == counts["sequences"]
+        assert row["token_offset"] == counts["tokens"] == 16 * counts["sequences"]
+    valid = open_loader(two_stages.cfg, split="valid")
+    assert "datasets" not in valid.state_dict()
+
+
+@pytest.mark.parametrize("policy", ["swrr", "block", "least_consumed", "weighted_random"])
+def test_own_counts_are_a_place_in_the_same_stream(balanced, policy):
+    cfg = balanced | {"policy": policy}
+    loader = open_loader(cfg)
+    loader.seek_step(21)
+    state = {"datasets": loader.state_dict()["datasets"]}
+    again = open_loader(cfg)
+    again.load_state_dict(json.loads(json.dumps(state)))
+    assert again.step == 21
+    assert again.plan.plan_hash == loader.plan.plan_hash
+    assert again.next()[0].tobytes() == loader.next()[0].tobytes()
+
+
+def continued(cfg, state):
+    """The loader that goes on from counts, and its plan."""
+    loader = open_loader(cfg)
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_counts_of_another_run_pass_over_what_was_read(balanced, tree):
+    state = counts_state(
+        ("web", 40, 640), ("txt:/data/code", 10, 160), ("hf:org/math:train", 25, 400)
+    )
+    loader = continued(balanced, state)
+    drawn: dict[str, list] = {"web": [], "code": [], "math": []}
+    while loader.step < loader.num_steps:
+        batch = loader.next_with_meta()
+        for row, source in zip(batch.inputs, batch.source_index):
+            drawn[batch.source_names[source]].append(row)
+    for name, windows in (("web", 40), ("code", 10), ("math", 25)):
+        rows = drawn[name]
+        assert len(rows) in (100 - windows, 100 - windows - 1, 100 - windows - 2, 100 - windows - 3)
+        tokens = tree.tokens[name, "train"]
+        assert rows[0].tolist() == tokens[windows * 16 : windows * 16 + 16].tolist()
+    assert loader.state_dict()["datasets"][1]["row_offset"] == 10 + len(drawn["code"])
+
+
+def sources_of(loader, num_steps: int) -> list[str]:
+    batches = [loader.next_with_meta() for _ in range(num_steps)]
+    return [batch.source_names[i] for batch in batches for i in batch.source_index]
+
+
+def test_lowest_counter_is_read_until_it_has_caught_up(balanced):
+    state = counts_state(("web", 12, 192), ("code", 30, 480), ("math", 30, 480))
+    names = sources_of(continued(balanced, state), 6)
+    assert set(names[:18]) == {"web"}
+    assert {names[18:].count(name) for name in ("web", "code", "math")} == {6}
+
+
+def test_new_source_starts_level_and_its_true_count_is_kept(balanced):
+    loader = continued(balanced, counts_state(("web", 50, 800), ("code", 50, 800)))
+    names = sources_of(loader, 3)
+    assert {names.count(name) for name in ("web", "code", "math")} == {6}  # math does not dominate
+    rows = {row["spec"]: row for row in loader.state_dict()["datasets"]}
+    assert (rows["math"]["row_offset"], rows["math"]["token_offset"]) == (6, 96)
+    assert rows["math"]["token_credit"] == 800
+    assert rows["web"]["token_offset"] == 896
+
+
+def test_spec_that_is_not_in_the_run_is_preserved_and_comes_back_level(balanced):
+    gone = ("hf:org/old:en:train:body", 7, 112)
+    loader = continued(
+        balanced, counts_state(gone, *[(n, 30, 480) for n in ("web", "code")], ("math", 30, 480))
+    )
+    kept = loader.state_dict()["datasets"]
+    assert [row["spec"] for row in kept] == ["web", "code", "math", gone[0]]
+    assert kept[3] == {"spec": gone[0], "row_offset": 7, "token_offset": 112, "active": False}
+    # `math` leaves the run, the others go on, and it comes back without repaying its deficit.
+    fewer = balanced | {"datasets": balanced["datasets"][:2]}
+    second = continued(fewer, {"datasets": kept})
+    second.seek_step(5)
+    third = continued(balanced, {"datasets": second.state_dict()["datasets"]})
+    names = sources_of(third, 3)
+    assert {names.count(name) for name in ("web", "code", "math")} == {6}
+    rows = {row["spec"]: row for row in third.state_dict()["datasets"]}
+    assert (rows["math"]["row_offset"], rows["math"]["token_offset"]) == (36, 576)
+    assert rows[gone[0]] == kept[3]
+
+
+def test_missing_token_offset_is_zero(balanced):
+    rows_read = {"web": 6, "code": 7, "math": 9}
+    state = {"datasets": [{"spec": name, "row_offset": n} for name, n in rows_read.items()]}
+    rows = continued(balanced, state).state_dict()["datasets"]
+    assert [(row["row_offset"], row["token_offset"]) for row in rows] == [(6, 0), (7, 0), (9, 0)]
+
+
+def test_run_that_goes_on_from_counts_resumes_exactly_again_and_again(balanced):
+    start = counts_state(("web", 40, 640), ("code", 10, 160))
+    alone = [batch[0].tobytes() for batch in continued(balanced, start)]
+    got, state = [], start
+    for stop in (7, 20, 31, len(alone)):
+        loader = continued(balanced, state)
+        while loader.step < stop:
+            got.append(loader.next()[0].tobytes())
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert got == alone
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        ({"datasets": {}}, "E-STATE-FORMAT", ["dict"]),
+        ({"datasets": [5]}, "E-STATE-FORMAT", ["datasets[0]", "int"]),
+        ({"datasets": [{"spec": 5, "row_offset": 1}]}, "E-STATE-FORMAT", ["spec = 5"]),
+        ({"datasets": [{"spec": "hf:", "row_offset": 1}]}, "E-STATE-FORMAT", ["'hf:'"]),
+        ({"datasets": [{"spec": "web"}]}, "E-STATE-FORMAT", ["row_offset = None"]),
+        (counts_state(("web", -1, 0)), "E-STATE-FORMAT", ["row_offset = -1"]),
+        (counts_state(("web", True, 0)), "E-STATE-FORMAT", ["True"]),
+        (counts_state(("web", 1, 2.5)), "E-STATE-FORMAT", ["token_offset = 2.5"]),
+        (counts_state(("web", 10**30, 0)), "E-STATE-FORMAT", ["row_offset"]),
+        (counts_state(("web", 1, 16), ("web", 2, 32)), "E-STATE-FORMAT", ["'web' twice"]),
+        (counts_state(("web", 1, 16), ("txt:/x/web", 2, 32)), "E-STATE-SPEC", ["'txt:/x/web'"]),
+        (
+            counts_state(*[(name, 200, 3200) for name in ("web", "code", "math")]),
+            "E-STATE-END",
+            ["600", "300"],
+        ),
+    ],
+)
+def test_counts_that_cannot_be_are_refused_and_leave_the_loader_in_place(
+    balanced, state, code, words
+):
+    loader = open_loader(balanced)
+    loader.seek_step(2)
+    with pytest.raises(StateError) as caught:
+        loader.load_state_dict(state)
+    assert caught.value.code == code
+    for word in words:
+        assert word in str(caught.value)
+    assert loader.step == 2
+
+
+def test_counts_do_not_load_into_valid(two_stages):
+    with pytest.raises(StateError) as caught:
+        open_loader(two_stages.cfg, split="valid").load_state_dict(counts_state(("web", 1, 16)))
     assert caught.value.code == "E-STATE-SPLIT"

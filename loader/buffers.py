@@ -1,0 +1,79 @@
+"""Memory of batches: hot buffers that are used again once nobody holds them.
+
+A fresh array for each batch costs a page fault per 4 KiB when it is filled. `HeldBuffers` gives a
+buffer out again only when the caller has let go of the batch and of every view of it, which the
+reference count tells; so a batch is valid for as long as it is held and no rule needs to be kept.
+Pinned memory comes from torch's own pool, which also waits for copies that are under way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from loader.errors import ConfigError
+
+# A list that holds an array, and getrefcount's own argument.
+_UNHELD = 2
+MAX_BUFFERS = 16
+
+
+class HeldBuffers:
+    """Buffers of one shape and type.
+
+    Args:
+        make: Makes one.
+    """
+
+    def __init__(self, make: Callable[[], np.ndarray]) -> None:
+        self._make = make
+        self._buffers: list[np.ndarray] = []
+
+    def take(self) -> np.ndarray:
+        """A buffer that nobody holds; its content is undefined."""
+        buffers, count = self._buffers, sys.getrefcount
+        for i in range(len(buffers)):
+            if count(buffers[i]) == _UNHELD:
+                return buffers[i]
+        made = self._make()
+        # Beyond that many held at once the caller collects batches, and fresh ones cost no more.
+        if len(buffers) < MAX_BUFFERS and _COUNTS_ARE_EXACT:
+            buffers.append(made)
+        return made
+
+
+def pinned_tensor(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """A page-locked tensor, for copies to a device that need not be waited for."""
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, dtype.name), pin_memory=True)
+
+
+def check_pinning() -> None:
+    """Refuse page-locked memory where torch has no device to copy it to. Raises ConfigError."""
+    try:
+        pinned_tensor((1,), np.dtype(np.int64))
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            "memory cannot be pinned",
+            where="pin_memory",
+            found=str(error).splitlines()[0],
+            do="set pin_memory to false where there is no accelerator",
+        ) from None
+
+
+def _is_counted() -> bool:
+    """Whether reference counts say who holds an array: on CPython with its global lock."""
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    probe = [np.empty(1)]
+    view = probe[0][:0]
+    held = sys.getrefcount(probe[0])
+    del view
+    return held == _UNHELD + 1 and sys.getrefcount(probe[0]) == _UNHELD
+
+
+_COUNTS_ARE_EXACT = _is_counted()

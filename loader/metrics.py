@@ -1,0 +1,120 @@
+"""Per-source losses from per-row or per-token losses, token-weighted and summed over ranks.
+
+A source's loss is the sum of its tokens' losses over the number of its predicted tokens, on all
+ranks together: neither a mean of means nor one rank's share. Numpy arrays and torch tensors are
+taken; nothing is imported that the caller has not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from loader.errors import ConfigError
+
+
+class SourceLosses:
+    """Sums of losses and of predicted tokens by source, from the last reading on.
+
+    Args:
+        source_names: The loader's; positions are what `source_index` holds.
+    """
+
+    def __init__(self, source_names: Sequence[str]) -> None:
+        self.source_names = tuple(source_names)
+        self._sums = np.zeros((2, len(self.source_names)))
+
+    def add(self, source_index: Any, row_losses: Any, row_tokens: Any = None) -> None:
+        """Add rows.
+
+        Args:
+            source_index: `[num_rows]`, source of each row.
+            row_losses: `[num_rows]`, mean loss over the row's predicted tokens; or
+                `[num_rows, seq_len]`, loss of each token, 0 where there is none to predict.
+            row_tokens: `[num_rows]`, predicted tokens of each row. Left out: `seq_len`, or 1 for
+                mean losses, which is right where all rows predict the same number.
+
+        Raises:
+            ConfigError: Shapes do not agree, or a source is not known.
+        """
+        index, losses = _array(source_index, np.int64), _array(row_losses, np.float64)
+        if index.ndim != 1 or losses.ndim not in (1, 2) or len(losses) != len(index):
+            raise _shape(f"{losses.shape} for {index.shape} rows", "[num_rows] or [num_rows, L]")
+        width = losses.shape[1] if losses.ndim == 2 else 1
+        counts = np.full(len(index), width, np.float64)
+        if row_tokens is not None:
+            counts = _array(row_tokens, np.float64)
+            if counts.shape != index.shape:
+                raise _shape(f"row_tokens {counts.shape}", str(index.shape))
+        if len(index) and not 0 <= index.min() <= index.max() < len(self.source_names):
+            raise _shape(f"source {index.max()}", f"below {len(self.source_names)}")
+        sums = losses.sum(axis=1) if losses.ndim == 2 else losses * counts
+        np.add.at(self._sums[0], index, sums)
+        np.add.at(self._sums[1], index, counts)
+
+    def read(self, reset: bool = True) -> dict[str, float]:
+        """`loss/NAME` of each source that had tokens, and `loss/total`.
+
+        With torch.distributed up this is a collective call: all ranks make it, and all get the sum
+        over ranks.
+
+        Args:
+            reset: Start again from zero.
+        """
+        losses, tokens = all_reduce(self._sums)
+        if reset:
+            self._sums = np.zeros_like(self._sums)
+        found = {
+            f"loss/{name}": float(loss / count)
+            for name, loss, count in zip(self.source_names, losses, tokens)
+            if count
+        }
+        if tokens.sum():
+            found["loss/total"] = float(losses.sum() / tokens.sum())
+        return found
+
+
+def source_losses(
+    source_names: Sequence[str], source_index: Any, row_losses: Any, row_tokens: Any = None
+) -> dict[str, float]:
+    """`loss/NAME` and `loss/total` of one batch; see `SourceLosses`."""
+    sums = SourceLosses(source_names)
+    sums.add(source_index, row_losses, row_tokens)
+    return sums.read()
+
+
+def count_metrics(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """`loader.metrics()` as one flat mapping: `data/NAME/tokens`, `/sequences`, `/epochs`."""
+    return {
+        f"data/{name}/{key}": value for name, row in metrics.items() for key, value in row.items()
+    }
+
+
+def all_reduce(values: np.ndarray) -> np.ndarray:
+    """Sum over ranks where the process has initialised torch.distributed, else `values`."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return values
+    if not torch.distributed.is_initialized():
+        return values
+    device = "cpu"
+    if torch.distributed.get_backend() == "nccl":
+        device = f"cuda:{torch.cuda.current_device()}"
+    tensor = torch.from_numpy(values.copy()).to(device)
+    torch.distributed.all_reduce(tensor)
+    return tensor.cpu().numpy()
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray:
+    if hasattr(values, "detach"):
+        values = values.detach()
+        values = values.double() if values.is_floating_point() else values
+        values = values.cpu().numpy()
+    return np.asarray(values, dtype)
+
+
+def _shape(found: str, expected: str) -> ConfigError:
+    return ConfigError("losses do not fit", where="losses", found=found, expected=expected)

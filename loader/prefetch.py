@@ -1,0 +1,106 @@
+"""Read ahead in a thread, exactly: the position is the consumer's, never the producer's.
+
+Items are numbered, so what was read ahead and not taken is read again after a resume. An error is
+raised where the item would have been returned. The thread ends with the reader: when it is closed,
+moved or collected.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+
+
+class _Result(NamedTuple):
+    value: object
+    error: BaseException | None
+
+
+class Prefetcher(Generic[Item]):
+    """Calls `read(n)`, `read(n + 1)`, ... ahead of the consumer.
+
+    Args:
+        read: What makes item n. Called from one thread at a time.
+        depth: How many items may wait.
+    """
+
+    def __init__(self, read: Callable[[int], Item], depth: int) -> None:
+        self._read, self._depth = read, depth
+        self._next = -1
+        self._stop: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._queue: queue.Queue[_Result] = queue.Queue(depth)
+
+    def get(self, n: int) -> Item:
+        """Item `n`; items that follow one another are already on their way.
+
+        Raises:
+            Whatever `read(n)` raises; reading starts anew with the next call.
+        """
+        if n != self._next or self._thread is None:
+            self.close()
+            self._start(n)
+        result = self._queue.get()
+        if result.error is not None:
+            self.close()
+            raise result.error
+        self._next = n + 1
+        return result.value  # pyright: ignore[reportReturnType]
+
+    def close(self) -> None:
+        """End the thread and forget what was read ahead. May be called again."""
+        if self._thread is not None and self._stop is not None:
+            self._stop.set()
+            # The producer may wait for room: take what is there until it sees the stop.
+            while self._thread.is_alive():
+                while not self._queue.empty():
+                    self._queue.get_nowait()
+                self._thread.join(0.005)
+        self._thread = self._stop = None
+        self._next = -1
+
+    def _start(self, n: int) -> None:
+        self._stop, self._queue = threading.Event(), queue.Queue(self._depth)
+        arguments = (self._read, n, self._queue, self._stop)
+        # What is not closed but forgotten ends too: the thread holds neither this nor the loader.
+        weakref.finalize(self, self._stop.set)
+        self._thread = threading.Thread(target=_produce, args=arguments, daemon=True)
+        self._thread.start()
+
+
+def weak_method(method: Callable[[int], Item]) -> Callable[[int], Item]:
+    """A bound method that does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(n: int) -> Item:
+        bound = reference()
+        if bound is None:
+            raise ReferenceError("the object is gone")
+        return bound(n)
+
+    return call
+
+
+def _produce(
+    read: Callable[[int], object], n: int, results: queue.Queue[_Result], stop: threading.Event
+) -> None:
+    while not stop.is_set():
+        try:
+            result = _Result(read(n), None)
+        except BaseException as error:  # noqa: BLE001 - raised again in `get`, where it belongs
+            result = _Result(None, error)
+        while not stop.is_set():
+            try:
+                results.put(result, timeout=0.05)
+                break
+            except queue.Full:
+                continue
+        if result.error is not None:
+            return
+        n += 1
+        del result  # the queue alone holds what waits

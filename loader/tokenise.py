@@ -1,0 +1,357 @@
+"""Text that is tokenised when a plan is made: a hub's dataset, or JSON lines and text files.
+
+The tokens go to shards with a manifest in `cache_dir`, under the digest of the source's name and
+the tokenizer, and are read from there ever after, also when the text has changed since; a directory
+appears there whole or not at all. Every
+source of a run has the run's tokenizer. Needs the extra `hf` (`datasets`, `tokenizers`) for hubs
+and tokenizer files, `tiktoken` for its encodings, `fsspec` for remote files. One process; `nmoe
+prep` is for more than a few gigabytes.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import re
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from loader.errors import ConfigError, PlanError
+from loader.format import MANIFEST_NAME
+from loader.planning import PlanSettings
+
+SHARD_TOKENS = 2**26
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """Where text is. Either `repo`, a dataset's name on the hub or its local directory, with
+    `config` and `split`; or `urls` of files, with `*` and `{1..9}` or `{a,b}`."""
+
+    repo: str = ""
+    config: str = ""
+    split: str = "train"
+    text_key: str = "text"
+    urls: tuple[str, ...] = ()
+    valid_urls: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> str:
+        """The source in one line, as the token-balance document writes it."""
+        head = f"hf:{self.repo}" if self.repo else f"txt:{','.join(self.urls)}"
+        parts = [head]
+        if self.config:
+            parts.append(self.config)
+        if self.repo and (self.config or self.split != "train" or self.text_key != "text"):
+            parts.append(self.split)
+        return ":".join(parts + ([self.text_key] if self.text_key != "text" else []))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenizer:
+    """encode: text to ids without special tokens."""
+
+    name: str
+    fingerprint: str | None
+    vocab_size: int
+    eos_token_id: int
+    encode: Callable[[str], list[int]]
+
+
+def tokenised(
+    source: TextSource,
+    name: str,
+    tokenizer_path: str | None,
+    chosen: PlanSettings,
+    cache_dir: Path | None,
+) -> Path:
+    """The directory of a source's shards, with `train/` and, of files for validation, `valid/`.
+
+    Args:
+        source: Where the text is.
+        name: Name of the source.
+        tokenizer_path: A tokenizer file or its directory, a tokenizer on the hub, or the name of an
+            encoding of tiktoken.
+        chosen: The run's settings; `tokenizer`, if set, is what manifests call the tokenizer.
+        cache_dir: Where the shards go.
+
+    Raises:
+        ConfigError: `cache_dir`, the tokenizer or its EOS id is missing, or a package is.
+        PlanError: A file is missing or the source has no text (E-PLAN-SOURCE).
+    """
+    if cache_dir is None:
+        raise ConfigError(
+            "cache_dir is missing", where=f"source {name!r}", do="set cache_dir for its tokens"
+        )
+    tokenizer = _tokenizer(tokenizer_path, chosen, name)
+    made_by = [tokenizer.name, tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eos_token_id]
+    identity = json.dumps([_VERSION, source.spec, source.valid_urls, *made_by])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    target = cache_dir / f"{re.sub('[^A-Za-z0-9._-]', '_', name)}-{digest}"
+    if target.is_dir():
+        return target
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".tokenising-", dir=cache_dir))
+    try:
+        _write_split(aside / "train", name, tokenizer, _texts(source, source.urls))
+        if source.valid_urls:
+            _write_split(aside / "valid", name, tokenizer, _texts(source, source.valid_urls))
+        try:
+            os.rename(aside, target)
+        except OSError:
+            if not target.is_dir():  # else another process was first, with the same tokens
+                raise
+        _sync(cache_dir)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def _tokenizer(tokenizer_path: str | None, chosen: PlanSettings, name: str) -> _Tokenizer:
+    where = f"source {name!r}"
+    if tokenizer_path is None:
+        raise ConfigError("tokenizer is missing", where=where, do="set tokenizer or tokenizer_path")
+    if "/" in tokenizer_path or Path(tokenizer_path).exists():
+        return _hub_tokenizer(tokenizer_path, chosen, where)
+    tiktoken = _import("tiktoken", "hf", where)
+    try:
+        encoding = tiktoken.get_encoding(tokenizer_path)
+    except ValueError as error:
+        raise ConfigError(
+            "unknown tokenizer", where=where, found=repr(tokenizer_path), do=str(error)
+        ) from None
+    eos = encoding.eot_token if chosen.eos_token_id is None else chosen.eos_token_id
+    return _Tokenizer(
+        name=chosen.tokenizer or encoding.name,
+        fingerprint=None,
+        vocab_size=chosen.vocab_size or encoding.n_vocab,
+        eos_token_id=eos,
+        encode=encoding.encode_ordinary,
+    )
+
+
+def _hub_tokenizer(tokenizer_path: str, chosen: PlanSettings, where: str) -> _Tokenizer:
+    tokenizers = _import("tokenizers", "hf", where)
+    path = Path(tokenizer_path)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_file():
+        loaded = tokenizers.Tokenizer.from_file(str(path))
+    else:
+        loaded = tokenizers.Tokenizer.from_pretrained(tokenizer_path)
+    if chosen.eos_token_id is None:
+        raise ConfigError(
+            "eos_token_id is missing",
+            where=where,
+            do="set it: a tokenizer file does not say which token ends a document",
+        )
+    fingerprint = hashlib.sha256(loaded.to_str().encode()).hexdigest()
+    own_name = f"tokenizer-{fingerprint[:16]}" if path.is_file() else tokenizer_path
+
+    def encode(text: str) -> list[int]:
+        return loaded.encode(text, add_special_tokens=False).ids
+
+    return _Tokenizer(
+        name=chosen.tokenizer or own_name,
+        fingerprint=fingerprint,
+        vocab_size=chosen.vocab_size or loaded.get_vocab_size(),
+        eos_token_id=chosen.eos_token_id,
+        encode=encode,
+    )
+
+
+def _texts(source: TextSource, urls: tuple[str, ...]) -> Iterator[str]:
+    rows = (_file_rows(url) for url in _expand(urls)) if urls else iter([_hub_rows(source)])
+    for row in itertools.chain.from_iterable(rows):
+        text = row if isinstance(row, str) else row.get(source.text_key)
+        if text is not None and not isinstance(text, str):
+            raise PlanError(
+                f"{source.text_key} is no text",
+                where=source.spec,
+                found=type(text).__name__,
+                code="E-PLAN-SOURCE",
+            )
+        if text:
+            yield text
+
+
+def _hub_rows(source: TextSource) -> Iterator[dict[str, Any]]:
+    datasets = _import("datasets", "hf", source.spec)
+    directory = Path(source.repo)
+    saved = any((directory / n).exists() for n in ("dataset_info.json", "dataset_dict.json"))
+    try:
+        if saved:
+            found = datasets.load_from_disk(str(directory))
+            rows = found[source.split] if isinstance(found, dict) else found
+        else:
+            rows = datasets.load_dataset(source.repo, source.config or None, split=source.split)
+        if source.text_key not in rows.column_names:
+            raise KeyError(f"no column {source.text_key!r}, only {', '.join(rows.column_names)}")
+    except (OSError, ValueError, KeyError) as error:
+        raise PlanError(
+            "dataset cannot be read", where=source.spec, found=str(error), code="E-PLAN-SOURCE"
+        ) from error
+    yield from rows
+
+
+def _file_rows(url: str) -> Iterator[str | dict[str, Any]]:
+    name = url.removesuffix(".gz")
+    with _open(url) as file:
+        if not name.endswith((".jsonl", ".json")):
+            yield file.read().decode("utf-8", "replace")
+            return
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                found = str(error)
+                row = None
+            else:
+                found = type(row).__name__
+            if not isinstance(row, dict):
+                raise PlanError(
+                    "not a JSON object",
+                    where=f"{url}:{number}",
+                    found=found,
+                    code="E-PLAN-SOURCE",
+                )
+            yield row
+
+
+def _open(url: str) -> IO[bytes]:
+    path = url.removeprefix("file://")
+    try:
+        if "://" in path:
+            return _import("fsspec", "remote", url).open(path, "rb", compression="infer").open()
+        return cast(IO[bytes], gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
+    except OSError as error:
+        raise PlanError(
+            "file cannot be read", where=url, found=str(error), code="E-PLAN-SOURCE"
+        ) from None
+
+
+def _expand(urls: tuple[str, ...]) -> Iterator[str]:
+    for url in urls:
+        for one in expand_braces(url):
+            if "://" in one.removeprefix("file://") or not glob.has_magic(one):
+                yield one
+                continue
+            found = sorted(glob.glob(one.removeprefix("file://"), recursive=True))
+            if not found:
+                raise PlanError("no file matches", where=one, code="E-PLAN-SOURCE")
+            yield from found
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`a{1..3}b` and `a{x,y}b` written out; braces may repeat. Leading zeros set the width."""
+    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
+    if match is None:
+        return [pattern]
+    first, last, listed = match.groups()
+    if listed is not None:
+        middle = listed.split(",")
+    else:
+        width = len(first) if first.startswith("0") else 0
+        middle = [str(i).zfill(width) for i in range(int(first), int(last) + 1)]
+    head, tail = pattern[: match.start()], pattern[match.end() :]
+    return [head + part + rest for part in middle for rest in expand_braces(tail)]
+
+
+def _write_split(directory: Path, name: str, tokenizer: _Tokenizer, texts: Iterator[str]) -> None:
+    directory.mkdir(parents=True)
+    shards: list[dict[str, Any]] = []
+    tokens, ends = array("I"), array("Q")
+    for text in texts:
+        ids = tokenizer.encode(text)
+        if tokenizer.eos_token_id in ids:
+            raise PlanError(
+                "the EOS token stands inside a document",
+                where=f"source {name!r}",
+                found=text[:80],
+                code="E-PLAN-SOURCE",
+            )
+        tokens.extend(ids)
+        tokens.append(tokenizer.eos_token_id)
+        ends.append(len(tokens))
+        if len(tokens) >= SHARD_TOKENS:
+            shards.append(_write_shard(directory, len(shards), tokens, ends))
+            tokens, ends = array("I"), array("Q")
+    if ends or not shards:
+        if not ends:
+            raise PlanError("no text", where=f"source {name!r}", code="E-PLAN-SOURCE")
+        shards.append(_write_shard(directory, len(shards), tokens, ends))
+    manifest = {
+        "dataset": name,
+        "version": f"v{_VERSION}",
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_token_id": tokenizer.eos_token_id,
+        "dtype": "uint32",
+        "total_tokens": sum(shard["num_tokens"] for shard in shards),
+        "total_documents": sum(shard["num_documents"] for shard in shards),
+        "num_shards": len(shards),
+        "shards": shards,
+    }
+    if tokenizer.fingerprint is not None:
+        manifest["tokenizer_fingerprint"] = tokenizer.fingerprint
+    _write(directory / MANIFEST_NAME, json.dumps(manifest, indent=2).encode())
+    _sync(directory)
+
+
+def _write_shard(directory: Path, i: int, tokens: array[int], ends: array[int]) -> dict[str, Any]:
+    path = directory / f"shard-{i:06d}.npy"
+    with open(path, "wb") as file:
+        np.save(file, np.frombuffer(tokens, np.uint32).astype("<u4", copy=False))
+        file.flush()
+        os.fsync(file.fileno())
+    stops = np.frombuffer(ends, np.uint64)
+    spans = np.stack([np.concatenate([[0], stops[:-1]]), stops], axis=1).astype("<u8")
+    head = b"NMOEIDX\0" + np.array([1, len(stops), 0], "<u8").tobytes()
+    _write(path.with_suffix(".idx"), head + spans.tobytes())
+    with open(path, "rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "path": path.name,
+        "index_path": path.with_suffix(".idx").name,
+        "num_tokens": len(tokens),
+        "num_documents": len(ends),
+        "checksum": checksum,
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _import(module: str, extra: str, where: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"{module} is not installed", where=where, do=f"pip install 'nmoe-loader[{extra}]'"
+        ) from None

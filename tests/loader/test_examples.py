@@ -1,0 +1,120 @@
+"""The example trainers, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loader import resolve_plan
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def plan(two_stages) -> Path:
+    path = two_stages.tree.root / "plan.json"
+    path.write_text(resolve_plan(two_stages.cfg).to_json())
+    return path
+
+
+def command(example: str, plan: Path, checkpoint: Path, *arguments: object) -> list[str]:
+    parts = [sys.executable, EXAMPLES / example, plan, "--checkpoint", checkpoint, *arguments]
+    return [str(part) for part in parts]
+
+
+def run(*arguments) -> list[str]:
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def losses(lines: list[str]) -> dict[int, str]:
+    """Step -> its line of losses with every digit."""
+    found = (re.fullmatch(r"step (\d+)  (loss/.*)", line) for line in lines)
+    return {int(m[1]): m[2] for m in found if m}
+
+
+def test_numpy_example_reads_the_same_stream_in_one_go_or_two(plan, tmp_path):
+    whole = run("train.py", plan, tmp_path / "a", "--steps", 12)[-1]
+    run("train.py", plan, tmp_path / "b", "--steps", 5)
+    assert run("train.py", plan, tmp_path / "b", "--steps", 12)[-1] == whole
+    assert re.fullmatch(r"step 12, batches [0-9a-f]{16}", whole)
+
+
+def test_decoder_killed_and_resumed_has_the_losses_of_an_uninterrupted_run(plan, tmp_path):
+    pytest.importorskip("torch")
+    # Over the stage boundary at step 25, with a thread that reads ahead.
+    whole = losses(run("train_decoder.py", plan, tmp_path / "a.pt", "--steps", 30))
+    assert sorted(whole) == list(range(30))
+    assert all("loss/total" in line for line in whole.values())
+    part = ("--steps", 10**6, "--save-every", 4)
+    killed = subprocess.Popen(
+        command("train_decoder.py", plan, tmp_path / "b.pt", *part),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert killed.stdout is not None
+    lines = []
+    for line in killed.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith("step 14 "):
+            killed.send_signal(signal.SIGKILL)
+            break
+    killed.wait()
+    killed.stdout.close()
+    before = losses(lines)
+    after = losses(run("train_decoder.py", plan, tmp_path / "b.pt", "--steps", 30))
+    assert min(after) in (8, 12, 16)  # the last checkpoint
+    assert sorted({*before, *after}) == list(range(30))
+    for step, line in [*before.items(), *after.items()]:
+        assert line == whole[step]
+
+
+def test_losses_fall_and_every_source_has_one(plan, tmp_path):
+    pytest.importorskip("torch")
+    lines = run("train_decoder.py", plan, tmp_path / "a.pt", "--steps", 33)
+    found = losses(lines)
+    totals = [float(line.split("loss/total ")[1]) for line in found.values()]
+    assert sum(totals[-5:]) < sum(totals[:5])
+    assert {name for line in found.values() for name in re.findall(r"loss/(\w+)", line)} == {
+        "web",
+        "code",
+        "math",
+        "total",
+    }
+    assert "data/web/tokens" in lines[-1]
+
+
+@pytest.mark.slow
+def test_four_ranks_continued_by_three_read_the_stream_of_one(plan, tmp_path):
+    pytest.importorskip("torch")
+    whole = run("train_elastic.py", plan, tmp_path / "a.pt", "--ranks", 1, "--steps", 12)[-1]
+    run("train_elastic.py", plan, tmp_path / "b.pt", "--ranks", 4, "--steps", 7)
+    elastic = run("train_elastic.py", plan, tmp_path / "b.pt", "--ranks", 3, "--steps", 12)[-1]
+    stream = re.compile(r"step 12, (\d) ranks, stream ([0-9a-f]{16}), .*loss/total ([\d.]+)")
+    one, three = stream.fullmatch(whole), stream.fullmatch(elastic)
+    assert one
+    assert three
+    assert (one[1], three[1]) == ("1", "3")
+    assert one[2] == three[2]
+
+
+def test_two_ranks_read_the_stream_of_one(plan, tmp_path):
+    pytest.importorskip("torch")
+    lines = [
+        run("train_elastic.py", plan, tmp_path / f"{ranks}.pt", "--ranks", ranks, "--steps", 3)[-1]
+        for ranks in (1, 2)
+    ]
+    one, two = (re.search(r"stream (\w+), .*loss/total ([\d.]+)", line) for line in lines)
+    assert one[1] == two[1]
+    assert float(one[2]) == pytest.approx(float(two[2]), abs=1e-5)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader import SourceLosses, build_loader, count_metrics, source_losses
+
+rows = st.lists(
+    st.tuples(st.integers(0, 2), st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30
+)
+
+
+@given(rows, st.integers(1, 4))
+def test_losses_are_weighted_by_tokens_however_rows_are_split(rows, parts):
+    names = ("web", "code", "math")
+    sums = SourceLosses(names)
+    for part in range(parts):
+        mine = rows[part::parts]
+        sums.add([r[0] for r in mine], [r[1] for r in mine], [r[2] for r in mine])
+    got = sums.read()
+    for i, name in enumerate(names):
+        tokens = sum(n for s, _, n in rows if s == i)
+        if not tokens:
+            assert f"loss/{name}" not in got
+            continue
+        expected = sum(loss * n for s, loss, n in rows if s == i) / tokens
+        assert got[f"loss/{name}"] == pytest.approx(expected)
+    total = sum(loss * n for _, loss, n in rows) / sum(n for *_, n in rows)
+    assert got["loss/total"] == pytest.approx(total)
+    assert sums.read() == {}
+
+
+def test_token_losses_of_torch_are_summed_by_row():
+    torch = pytest.importorskip("torch")
+    losses = torch.arange(8.0).reshape(2, 4).requires_grad_()
+    got = source_losses(("a", "b"), torch.tensor([1, 0]), losses)
+    assert got == {"loss/a": 5.5, "loss/b": 1.5, "loss/total": 3.5}
+    got = source_losses(("a", "b"), torch.tensor([1, 0]), losses, torch.tensor([2, 4]))
+    assert got == {"loss/a": 5.5, "loss/b": 3.0, "loss/total": 28 / 6}
+
+
+@pytest.mark.parametrize(
+    ("index", "losses", "tokens"),
+    [([0], [1.0, 2.0], None), ([2], [1.0], None), ([-1], [1.0], None), ([0], [1.0], [1, 2])],
+)
+def test_losses_that_do_not_fit_are_refused(index, losses, tokens):
+    with pytest.raises(ValueError, match="losses do not fit"):
+        SourceLosses(("a", "b")).add(index, losses, tokens)
+
+
+def test_counts_of_all_sources_sum_to_the_tokens_of_all_ranks(two_stages):
+    loader, plan = build_loader(two_stages.cfg, 1, 3, backend="numpy")
+    for _ in range(7):
+        loader.next()
+    flat = count_metrics(loader.metrics())
+    assert sum(v for k, v in flat.items() if k.endswith("/tokens")) == 7 * 12 * 16
+    assert set(flat) == {
+        f"data/{s.name}/{key}" for s in plan.sources for key in ("tokens", "sequences", "epochs")
+    }
+
+
+RANK = """
+import json, sys
+import numpy as np
+import torch.distributed as dist
+from loader import SourceLosses
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+sums = SourceLosses(("a", "b"))
+sums.add([rank, 0], np.array([1.0 + rank, 4.0]), [10, 30])
+print(json.dumps(sums.read()))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_torch_distributed_all_get_the_sum_over_ranks(tmp_path):
+    pytest.importorskip("torch")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    found = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+    expected = {
+        "loss/a": (10 + 30 * 4 + 30 * 4) / 70,
+        "loss/b": 2.0,
+        "loss/total": (10 + 20 + 240) / 80,
+    }
+    assert found == [pytest.approx(expected)] * 2

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import loader.packed
+from loader import (
+    IGNORE_INDEX,
+    DeterministicLoader,
+    FormatError,
+    PlanSettings,
+    Stage,
+    StageSource,
+    build_plan,
+)
+
+
+def packed_plan(tree, names=("web", "code"), seq_len=64, num_tokens=12_800, batch_size=8, **chosen):
+    stages = [Stage("all", "m", num_tokens, tuple(StageSource(n, 1.0) for n in names))]
+    settings = PlanSettings(seq_len=seq_len, batch_size=batch_size, packing="best_fit", **chosen)
+    manifests = {n: tree.root / n / "train" / "manifest.json" for n in names}
+    valid = {n: tree.root / n / "valid" / "manifest.json" for n in names}
+    valid = {n: p for n, p in valid.items() if p.exists()}
+    return build_plan(stages, manifests, settings, root=tree.root, plan_id="x", valid=valid)
+
+
+@pytest.fixture
+def packed_tree(tree):
+    for name in ("web", "code"):
+        tree.add(name, 9000, num_files=5)
+        tree.add(name, 700, split="valid", num_files=2)
+    return tree
+
+
+def documents_of(tokens: np.ndarray, eos: int) -> list[tuple[int, ...]]:
+    ends = np.flatnonzero(tokens == eos) + 1
+    return [tuple(tokens[a:b].tolist()) for a, b in zip([0, *ends[:-1]], ends)]
+
+
+def test_an_epoch_holds_every_document_whole_and_once(packed_tree, lib):
+    loader = DeterministicLoader(packed_plan(packed_tree), split="valid", backend="numpy")
+    seen = {name: [] for name in loader.source_names}
+    for _ in range(loader.num_steps):
+        batch = loader.next_with_meta()
+        for i, spans in enumerate(batch.document_spans):
+            for start, end in spans.tolist():
+                name = batch.source_names[batch.source_index[i]]
+                seen[name].append(tuple(batch.inputs[i, start:end].tolist()))
+    for name, documents in seen.items():
+        expected = documents_of(packed_tree.tokens[name, "valid"], lib.EOS)
+        assert sorted(documents) == sorted(expected)
+
+
+def test_targets_are_the_next_token_of_the_same_document_or_ignored(packed_tree, lib):
+    loader = DeterministicLoader(packed_plan(packed_tree), backend="numpy")
+    for _ in range(loader.num_steps):
+        batch = loader.next_with_meta()
+        for inputs, targets, spans in zip(batch.inputs, batch.targets, batch.document_spans):
+            expected = np.full(64, IGNORE_INDEX)
+            for start, end in spans.tolist():
+                expected[start : end - 1] = inputs[start + 1 : end]
+                assert inputs[end - 1] == lib.EOS
+            np.testing.assert_array_equal(targets, expected)
+            assert (inputs[spans[-1, 1] :] == lib.EOS).all()
+
+
+def test_a_document_longer_than_a_row_is_predicted_over_its_rows(tree, lib):
+    directory = tree.root / "web" / "train"
+    tokens = np.arange(1, 151, dtype=np.uint32)
+    tokens[[99, 149]] = lib.EOS
+    entry = lib.write_shard(directory, "web", 0, tokens)
+    lib.write_manifest(directory, "web", [entry])
+    plan = packed_plan(tree, ["web"], 40, 160, batch_size=4)
+    batch = DeterministicLoader(plan, backend="numpy").next_with_meta()
+    predicted = np.concatenate([row[row != IGNORE_INDEX] for row in batch.targets])
+    # All but the first token of each document, each once.
+    assert sorted(predicted.tolist()) == sorted([*tokens[1:100].tolist(), *tokens[101:].tolist()])
+    assert batch.targets[0, -1] == tokens[40]
+
+
+def test_packed_stream_resumes_and_is_elastic(packed_tree):
+    plan = packed_plan(packed_tree)
+    alone = [(i.copy(), t.copy()) for i, t in DeterministicLoader(plan, backend="numpy")]
+    ranks = [DeterministicLoader(plan, r, 3, backend="numpy", prefetch=r) for r in range(3)]
+    for rank in ranks:
+        rank.load_state_dict(json.loads(json.dumps(make_state(plan, 5))))
+    for step in range(5, len(alone)):
+        got = [rank.next() for rank in ranks]
+        for part in (0, 1):
+            together = np.concatenate([g[part] for g in got])
+            np.testing.assert_array_equal(together, alone[step][part])
+    for rank in ranks:
+        rank.close()
+
+
+def make_state(plan, step):
+    loader = DeterministicLoader(plan, backend="numpy")
+    loader.seek_step(step)
+    return loader.state_dict()
+
+
+def test_a_block_packed_again_is_the_block_packed_before(packed_tree, monkeypatch):
+    monkeypatch.setattr(loader.packed, "BLOCK_DOCUMENTS", 16)
+    plan = packed_plan(packed_tree)
+    kept = [i.copy() for i, _ in DeterministicLoader(plan, backend="numpy")]
+    monkeypatch.setattr(loader.packed, "MAX_KEPT_BLOCKS", 1)
+    again = [i.copy() for i, _ in DeterministicLoader(plan, backend="numpy")]
+    for a, b in itertools.zip_longest(kept, again):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_packing_without_an_index_is_refused(tmp_path):
+    (tmp_path / "web").mkdir()
+    np.save(tmp_path / "web" / "a.npy", np.arange(5000, dtype=np.uint32))
+    stages = [Stage("all", "m", 640, (StageSource("web", 1.0),))]
+    settings = PlanSettings(seq_len=64, batch_size=2, packing="best_fit")
+    plan = build_plan(
+        stages, {"web": tmp_path / "web"}, settings, root=tmp_path, plan_id="x", valid={}
+    )
+    with pytest.raises(FormatError) as caught:
+        DeterministicLoader(plan)
+    assert caught.value.code == "E-INDEX-MISSING"
+
+
+def test_packed_rows_cannot_be_unsigned(packed_tree):
+    with pytest.raises(ValueError, match="-100"):
+        DeterministicLoader(packed_plan(packed_tree), dtype="uint32")
+    inputs, targets = DeterministicLoader(
+        packed_plan(packed_tree), dtype="int32", backend="numpy"
+    ).next()
+    assert inputs.dtype == targets.dtype == np.int32
+    assert targets.min() == IGNORE_INDEX

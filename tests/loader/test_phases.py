@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loader import ConfigError, PlanError, build_loader, load_plan, resolve_plan
+from loader.phases import read_phases
+
+
+@pytest.fixture
+def cfg(tree) -> dict[str, object]:
+    """Three datasets of the mixing document: web 1.0, code 0.3, books 0.5."""
+    for name in ("web", "code", "books"):
+        tree.add(name, 9000)
+    rows = [("web", 1.0), ("code", 0.3), ("books", 0.5)]
+    return {
+        "datasets": [{"path": str(tree.root / name), "weight": weight} for name, weight in rows],
+        "batch_size": 10,
+        "seq_len": 16,
+        "steps": 60,
+    }
+
+
+def phase(start_step, lr_scale=1.0, **weights):
+    return {"start_step": start_step, "dataset_weights": weights, "lr_scale": lr_scale}
+
+
+def shares(cfg) -> tuple[list[dict[str, int]], list[float]]:
+    """Sequences of each source in every step, and the step's learning-rate scale."""
+    loader, _ = build_loader(cfg, backend="numpy")
+    names, steps, scales = loader.source_names, [], []
+    for _ in range(loader.num_steps):
+        batch = loader.next_with_meta()
+        counts = np.bincount(batch.source_index, minlength=len(names)).tolist()
+        steps.append(dict(zip(names, counts)))
+        scales.append(batch.lr_scale)
+    return steps, scales
+
+
+def total(steps: list[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(step[name] for step in steps) for name in steps[0]}
+
+
+def test_weights_and_lr_scale_change_exactly_at_the_step(cfg):
+    phases = [phase(20, web=0.4, code=0.3, books=0.3), phase(45, 0.3, web=0.1, code=0.2, books=0.7)]
+    steps, scales = shares(cfg | {"phases": phases})
+    assert scales == [1.0] * 45 + [0.3] * 15
+    assert total(steps[:20]) == {"web": 111, "code": 33, "books": 56}
+    assert total(steps[20:45]) == {"web": 100, "code": 75, "books": 75}
+    assert total(steps[45:]) == {"web": 15, "code": 30, "books": 105}
+    assert steps[45]["books"] == 7
+
+
+def test_unlisted_source_keeps_its_original_weight_or_has_none(cfg):
+    kept, _ = shares(cfg | {"anneal_start_step": 30, "anneal_weights": {"books": 1.0}})
+    assert total(kept[30:]) == {"web": 131, "code": 39, "books": 130}  # 1.0, 0.3, 1.0 of 300
+    # A later phase goes back to the original, not to the phase before it.
+    twice, _ = shares(cfg | {"phases": [phase(20, web=0.0), phase(40, code=0.3)]})
+    assert total(twice[20:40])["web"] == 0
+    assert total(twice[40:]) == {"web": 111, "code": 33, "books": 56}
+    zero, _ = shares(cfg | {"phases": [phase(30, books=1.0) | {"inherit": "zero"}]})
+    assert total(zero[30:]) == {"web": 0, "code": 0, "books": 300}
+
+
+def test_short_form_is_a_single_phase(cfg):
+    sugar = resolve_plan(cfg | {"anneal_start_step": 30, "anneal_weights": {"books": 1.0}})
+    assert sugar.plan_hash == resolve_plan(cfg | {"phases": [phase(30, books=1.0)]}).plan_hash
+
+
+def test_temperature_is_applied_to_the_weights_of_phases_too(cfg):
+    cfg |= {"mix_temperature": 2.0, "phases": [phase(30, web=4.0, code=1.0, books=1.0)]}
+    steps, _ = shares(cfg)
+    assert total(steps[30:]) == {"web": 150, "code": 75, "books": 75}
+    root = np.sqrt([1.0, 0.3, 0.5])
+    np.testing.assert_allclose(list(total(steps[:30]).values()), 300 * root / root.sum(), atol=1)
+    # An unlisted source's weight is the original one, and the temperature is applied once.
+    steps, _ = shares(cfg | {"phases": [phase(30, books=1.0)]})
+    root = np.sqrt([1.0, 0.3, 1.0])
+    np.testing.assert_allclose(list(total(steps[30:]).values()), 300 * root / root.sum(), atol=1)
+
+
+def test_phase_at_step_0_replaces_the_weights_and_one_past_the_end_changes_nothing(cfg):
+    first, scales = shares(cfg | {"phases": [phase(0, 0.5, web=1, code=1, books=1)]})
+    assert total(first) == {"web": 200, "code": 200, "books": 200}
+    assert set(scales) == {0.5}
+    plain = resolve_plan(cfg)
+    assert resolve_plan(cfg | {"phases": [phase(60, web=5)]}).plan_hash == plain.plan_hash
+
+
+def test_source_of_weight_zero_may_come_in_with_a_phase(two_stages, lib, tmp_path):
+    mixture, flows = lib.mixture_toml(tmp_path, {"pretrain": (1600, {"web": 1.0, "math": 0.0})})
+    flow = two_stages.cfg | {"mixture_toml": mixture, "flow_profiles_toml": flows, "batch_size": 10}
+    steps, _ = shares(flow | {"phases": [phase(5, math=1.0)]})
+    assert total(steps[:5])["math"] == 0
+    assert total(steps[5:])["math"] == 25
+
+
+def test_phases_run_on_over_the_stages_of_a_flow(two_stages):
+    # 300 sequences of pretrain, then 101 of mid: step 20 lies in the first, step 25 begins mid.
+    phases = [phase(20, 0.5, web=1.0, code=1.0, math=1.0)]
+    plan = resolve_plan(two_stages.cfg | {"phases": phases})
+    assert [(s.name, s.start_step, s.lr_scale) for s in plan.stages] == [
+        ("pretrain", 0, 1.0),
+        ("pretrain@20", 20, 0.5),
+        ("mid", 0, 0.5),
+    ]
+    assert [s.num_sequences for s in plan.stages] == [240, 60, 101]
+    assert [s.quota_sequences for s in plan.stages[1].sources] == [20, 20, 20]
+    assert max(s.quota_sequences for s in plan.stages[2].sources) == 34
+
+
+@pytest.mark.parametrize("policy", ["swrr", "block", "least_consumed", "weighted_random"])
+def test_resuming_around_a_phase_continues_byte_for_byte(cfg, policy):
+    cfg |= {"policy": policy, "phases": [phase(20, 0.5, web=0.2), phase(45, 0.1, books=3)]}
+    alone = [batch[0].tobytes() for batch in build_loader(cfg, backend="numpy")[0]]
+    got, state = [], None
+    for stop in (19, 20, 21, 46, 60):  # a resume just before, at and after the start of a phase
+        loader, _ = build_loader(cfg, backend="numpy")
+        if state is not None:
+            loader.load_state_dict(state)
+        while loader.step < stop:
+            got.append(loader.next()[0].tobytes())
+        state = loader.state_dict()
+    assert got == alone
+
+
+def test_plan_file_with_phases_is_the_same_plan(cfg, tmp_path):
+    plan = resolve_plan(cfg | {"phases": [phase(20, 0.25, web=0.4)]})
+    path = plan.base / "plan.json"
+    path.write_text(plan.to_json())
+    assert load_plan(path) == plan
+    assert '"start_step": 20' in path.read_text()
+    edited = path.read_text().replace('"start_step": 20', '"start_step": 21')
+    path.write_text(edited)
+    with pytest.raises(PlanError, match="does not begin at its phase's step"):
+        load_plan(path)
+
+
+def test_stage_that_may_end_early_cannot_lie_before_a_phase(two_stages):
+    cfg = two_stages.cfg | {"on_exhaust": "first_exhausted", "batch_size": 1}
+    with pytest.raises(PlanError, match="first_exhausted"):
+        resolve_plan(cfg | {"phases": [phase(310, web=1)]})
+    steps, _ = shares(cfg | {"phases": [phase(100, web=1.0, code=1.0, math=1.0)]})
+    assert total(steps[:100]) == {"web": 63, "code": 26, "math": 11}
+    assert len(steps) <= 401
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"phases": [phase(5, web=1), phase(5, web=2)]}, ["phases[1]: start_step", "found 5"]),
+        ({"phases": [phase(9, web=1), phase(4, web=2)]}, ["found 4", "above 9"]),
+        ({"phases": [phase(5, 0.0, web=1)]}, ["lr_scale", "0.0"]),
+        ({"phases": [phase(5, -1.0, web=1)]}, ["lr_scale", "-1.0"]),
+        ({"phases": [phase(5, float("nan"), web=1)]}, ["lr_scale", "nan"]),
+        ({"phases": [phase(5, float("inf"), web=1)]}, ["lr_scale", "inf"]),
+        ({"phases": [phase(-1, web=1)]}, ["start_step", "-1"]),
+        ({"phases": [phase(1.5, web=1)]}, ["start_step", "1.5"]),
+        ({"phases": [phase(5, web=-0.1)]}, ["dataset_weights.web", "-0.1"]),
+        ({"phases": [phase(5, wbe=1)]}, ["'wbe'", "did you mean 'web'"]),
+        ({"phases": [phase(5, web=0, code=0, books=0)]}, ["step 5", "without any weight"]),
+        ({"phases": [phase(5, web=1) | {"lr_scal": 1}]}, ["'lr_scal'", "did you mean 'lr_scale'"]),
+        ({"phases": [phase(5, web=1) | {"inherit": "none"}]}, ["'none'", "zero"]),
+        ({"phases": [{"start_step": 5}]}, ["dataset_weights is missing"]),
+        ({"phases": {"start_step": 5}}, ["phases", "dict"]),
+        ({"phases": [5]}, ["phases[0]", "int"]),
+        (
+            {"phases": [phase(5, web=1)], "anneal_start_step": 7, "anneal_weights": {"web": 1}},
+            ["both", "anneal_start_step = 7"],
+        ),
+        ({"anneal_start_step": 7}, ["anneal_weights is missing", "7"]),
+        ({"anneal_weights": {"web": 1.0}}, ["anneal_start_step is missing"]),
+    ],
+)
+def test_wrong_phases_are_refused_by_place_and_value(cfg, change, words):
+    with pytest.raises(ConfigError) as caught:
+        resolve_plan(cfg | change)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30),
+            st.dictionaries(st.sampled_from(["web", "code", "math"]), st.integers(1, 4)),
+            st.sampled_from([0.1, 1.0, 2.5]),
+        ),
+        max_size=4,
+        unique_by=lambda row: row[0],
+    ),
+    st.sampled_from(["swrr", "block", "least_consumed", "weighted_random", "epoch_weighted"]),
+)
+def test_every_step_has_the_phase_that_holds_there(two_stages, rows, policy):
+    rows = sorted(rows, key=lambda row: row[0])
+    phases = [phase(start, scale, **weights) for start, weights, scale in rows]
+    cfg = {
+        "datasets": [{"path": str(two_stages.tree.root / n)} for n in ("web", "code", "math")],
+        "batch_size": 12,
+        "seq_len": 16,
+        "steps": 33,
+        "policy": policy,
+        "on_exhaust": "wrap",
+        "phases": phases,
+    }
+    steps, scales = shares(cfg)
+    edges = [0, *(start for start, _, _ in rows if start), 33]
+    for first, stop in pairwise(edges):
+        held = [row for row in rows if row[0] <= first]
+        weights = {"web": 1, "code": 1, "math": 1} | (held[-1][1] if held else {})
+        assert set(scales[first:stop]) <= {held[-1][2] if held else 1.0}
+        for name, count in total(steps[first:stop]).items() if stop > first else ():
+            share = 12 * (stop - first) * weights[name] / sum(weights.values())
+            assert abs(count - share) <= 1
+
+
+def test_settings_without_phases_have_none():
+    assert read_phases({}, "cfg") == ()

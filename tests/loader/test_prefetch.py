@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from loader import build_loader
+from loader.prefetch import Prefetcher
+
+
+def test_items_come_in_order_and_no_more_than_depth_are_ahead():
+    made = []
+    reader = Prefetcher(lambda n: made.append(n) or n, 3)
+    assert [reader.get(n) for n in range(10)] == list(range(10))
+    time.sleep(0.2)
+    assert made == list(range(len(made)))
+    assert len(made) <= 10 + 3 + 1  # the queue, and one in the producer's hand
+    reader.close()
+
+
+def test_error_is_raised_at_its_item_and_reading_can_go_on():
+    broken = {3}
+
+    def read(n: int) -> int:
+        if n in broken:
+            raise ValueError(f"item {n}")
+        return n
+
+    reader = Prefetcher(read, 8)
+    assert [reader.get(n) for n in range(3)] == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="item 3"):
+            reader.get(3)
+    broken.clear()
+    assert [reader.get(n) for n in (3, 4)] == [3, 4]
+    reader.close()
+
+
+def test_a_jump_forgets_what_was_read_ahead_and_close_ends_the_thread():
+    before = threading.active_count()
+    reader = Prefetcher(lambda n: n, 4)
+    assert [reader.get(n) for n in (0, 1, 7, 8, 2)] == [0, 1, 7, 8, 2]
+    assert threading.active_count() == before + 1
+    reader.close()
+    reader.close()
+    assert threading.active_count() == before
+
+
+def test_thread_of_a_forgotten_loader_ends(two_stages):
+    before = threading.active_count()
+    loader = build_loader(two_stages.cfg, backend="numpy", prefetch=2)[0]
+    loader.next()
+    assert threading.active_count() == before + 1
+    del loader
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_reading_is_hidden_behind_the_consumers_work():
+    def read(n: int) -> int:
+        time.sleep(0.02)
+        return n
+
+    reader = Prefetcher(read, 2)
+    reader.get(0)
+    waited = 0.0
+    for n in range(1, 15):
+        time.sleep(0.04)  # the step's compute
+        start = time.perf_counter()
+        reader.get(n)
+        waited += time.perf_counter() - start
+    reader.close()
+    assert waited < 0.14  # 0.28 s without the thread

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import time
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loader import PlanError, build_loader, resolve_plan
+from loader.mixture import quotas, weights_fixed_point
+from loader.plan import LoaderPlan, PlanSource, PlanStage
+from loader.policies import POLICIES, weight_unit
+from loader.schedule import build_schedule
+
+
+def plan_of(weights, num_sequences, **fields) -> LoaderPlan:
+    """A plan without data, of one stage."""
+    policy = fields.get("policy", "swrr")
+    fixed = weights_fixed_point(weights, weight_unit(policy))
+    sources = tuple(
+        PlanSource(f"s{i}", f"s{i}/manifest.json", "0", 10**12, weight=w, quota_sequences=q)
+        for i, (w, q) in enumerate(zip(fixed, quotas(num_sequences, weights)))
+    )
+    values = {
+        "plan_id": "x",
+        "tokenizer": "toy",
+        "vocab_size": 1000,
+        "eos_token_id": 999,
+        "seq_len": 2048,
+        "batch_size": 32,
+        "seed": 42,
+        "policy": policy,
+        "window_stride": "seq_len",
+        "on_exhaust": "wrap",
+        "stages": (PlanStage("train", "m", sources),),
+    }
+    return LoaderPlan(**(values | fields))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_any_range_is_part_of_one_stream(policy, shuffle):
+    plan = plan_of([5, 3, 1], 900, policy=policy, shuffle=shuffle)
+    capacities = [200, 77, 1000]
+    sources, windows = build_schedule(plan, "train", capacities).locate(0, 900)
+    for start, stop in ((0, 1), (449, 460), (880, 900), (17, 800), (5, 5)):
+        schedule = build_schedule(plan, "train", capacities)
+        found = schedule.locate(start, stop)
+        np.testing.assert_array_equal(found, (sources[start:stop], windows[start:stop]))
+        before = np.bincount(sources[:start], minlength=3)
+        assert schedule.counts_before(start).tolist() == before.tolist()
+    # A source's windows without shuffle are its own order, wrapped by tokens: counting on.
+    for source in range(3):
+        own = windows[sources == source]
+        if not (shuffle or policy == "epoch_weighted"):
+            assert own.tolist() == list(range(len(own)))
+        else:
+            assert (own < capacities[source]).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_epoch_is_a_permutation_and_no_two_are_equal(policy):
+    plan = plan_of([1, 1], 1000, policy=policy, shuffle=True)
+    sources, windows = build_schedule(plan, "train", [100, 60]).locate(0, 1000)
+    for source, capacity in ((0, 100), (1, 60)):
+        own = windows[sources == source]
+        epochs = own[: len(own) // capacity * capacity].reshape(-1, capacity)
+        assert len(epochs) >= 5
+        for epoch in epochs:
+            assert sorted(epoch.tolist()) == list(range(capacity))
+        assert len({epoch.tobytes() for epoch in epochs}) == len(epochs)
+
+
+def test_order_of_a_source_depends_on_the_seed_and_not_on_the_other_sources():
+    def order(plan, source):
+        schedule = build_schedule(plan, "train", [90] * 3)
+        sources, windows = schedule.locate(0, schedule.num_sequences)
+        return windows[sources == source][:60].tolist()
+
+    plan = plan_of([1, 1, 1], 300, shuffle=True)
+    stage = plan.stages[0]
+    fewer = replace(plan, stages=(replace(stage, sources=stage.sources[1:]),))
+    assert order(fewer, 0) == order(plan, 1)
+    assert order(replace(plan, seed=43), 1) != order(plan, 1)
+
+
+def test_positions_outside_the_stream_are_refused():
+    schedule = build_schedule(plan_of([1, 1], 10), "train", [9, 9])
+    for start, stop in ((0, 11), (-1, 3), (5, 4), (11, 11)):
+        with pytest.raises(IndexError):
+            schedule.locate(start, stop)
+
+
+def test_epochs_count_windows_where_windows_wrap_and_tokens_where_tokens_do():
+    plan = plan_of([1, 1], 1000, shuffle=True)
+    schedule = build_schedule(plan, "train", [100, 250])
+    np.testing.assert_allclose(schedule.epochs_before(1000), [5, 2])
+    schedule = build_schedule(replace(plan, shuffle=False), "train", [100, 250])
+    np.testing.assert_allclose(schedule.epochs_before(1000), 500 * 2048 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("change", "capacities", "found"),
+    [
+        ({"on_exhaust": "all_exhausted"}, [499, 500], "499 windows"),
+        ({"on_exhaust": "all_exhausted", "max_epochs": 2}, [249, 250], "249 windows in each of 2"),
+        ({"on_exhaust": "wrap", "max_epochs": 3, "shuffle": True}, [166, 167], "166 windows"),
+        ({"on_exhaust": "wrap", "shuffle": True}, [0, 500], "0 windows"),
+    ],
+)
+def test_source_with_too_few_windows_is_refused_by_name(change, capacities, found):
+    plan = plan_of([1, 1], 1000, packing="best_fit", **change)
+    with pytest.raises(PlanError, match="source 's0'") as caught:
+        build_schedule(plan, "train", capacities)
+    assert caught.value.code == "E-PLAN-SHORT"
+    assert found in str(caught.value)
+    enough = [max(1, capacity + 1) for capacity in capacities]
+    assert build_schedule(plan, "train", enough).num_sequences == 1000
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_sources"),
+    [
+        *((policy, 2) for policy in POLICIES),
+        ("block", 500),
+        pytest.param("weighted_random", 500, marks=pytest.mark.slow),
+        pytest.param("least_consumed", 500, marks=pytest.mark.slow),
+        pytest.param("swrr", 500, marks=pytest.mark.slow),  # a table of 10^6 picks, traced
+    ],
+)
+def test_memory_is_flat_in_run_length_and_small(policy, num_sources):
+    weights = [7.0, 3.0] if num_sources == 2 else [1.0 + i % 7 for i in range(num_sources)]
+    peaks = []
+    for num_tokens in (10**10, 10**12):
+        tracemalloc.start()
+        plan = plan_of(weights, num_tokens // 2048, policy=policy, shuffle=True)
+        schedule = build_schedule(plan, "train", [10**6] * num_sources)
+        for position in (0.1, 0.5, 0.3):
+            n = int(schedule.num_sequences * position)
+            schedule.locate(n, n + 4096)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 50e6
+    assert peaks[1] < 1.3 * peaks[0] + 2e5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_opening_and_seeking_to_1e9_costs_milliseconds(policy):
+    plan = plan_of([0.7, 0.3], 2 * 10**9, policy=policy, shuffle=True)
+
+    def once() -> float:
+        start = time.process_time()
+        schedule = build_schedule(plan, "train", [10**6, 10**6])
+        schedule.locate(10**9, 10**9 + 32)
+        return time.process_time() - start
+
+    assert min(once() for _ in range(3)) < 0.02
+
+
+def test_max_epochs_limits_how_often_a_source_is_read(tree):
+    tree.add("web", 1601)
+    cfg = {"data_path": tree.root / "web", "batch_size": 10, "seq_len": 16}
+    assert build_loader(cfg | {"max_epochs": 3})[0].num_steps == 30
+    wrapping = cfg | {"on_exhaust": "wrap", "steps": 25}
+    assert resolve_plan(wrapping | {"max_epochs": 3})
+    with pytest.raises(PlanError, match="in max_epochs = 2") as caught:
+        resolve_plan(wrapping | {"max_epochs": 2})
+    assert caught.value.code == "E-PLAN-SHORT"
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"policy": "epoch_weighted"}])
+def test_shuffled_epochs_read_every_window_once_and_survive_the_plan_file(tree, options):
+    tree.add("web", 1601)
+    cfg = {"data_path": tree.root / "web", "batch_size": 10, "seq_len": 16, "max_epochs": 2}
+    loader, plan = build_loader(cfg | options, backend="numpy")
+    rows = np.concatenate([inputs for inputs, _ in loader])
+    ordered = tree.tokens["web", "train"][:1600].reshape(100, 16)
+    for epoch in (rows[:100], rows[100:]):
+        np.testing.assert_array_equal(sorted(epoch.tolist()), sorted(ordered.tolist()))
+        assert epoch.tolist() != ordered.tolist()
+    assert rows[:100].tolist() != rows[100:].tolist()
+    path = plan.base / "plan.json"
+    path.write_text(plan.to_json())
+    again, _ = build_loader(path, backend="numpy")
+    again.seek(100)
+    np.testing.assert_array_equal(again.next()[0], rows[100:110])

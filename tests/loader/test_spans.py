@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader import FormatError, build_loader, cu_seqlens, document_ids, position_ids
+
+SEQ_LEN = 12
+
+
+@st.composite
+def row_spans(draw) -> np.ndarray:
+    """Documents from 0 on, with or without padding after them."""
+    cuts = draw(st.lists(st.integers(1, SEQ_LEN), min_size=1, unique=True))
+    edges = [0, *sorted(cuts)]
+    return np.stack([edges[:-1], edges[1:]], axis=1)
+
+
+@given(st.lists(row_spans(), min_size=1, max_size=4))
+def test_masks_of_any_rows_are_those_of_a_loop_over_tokens(rows):
+    lengths, positions, numbers = [], [], []
+    for spans in rows:
+        owner = [-1] * SEQ_LEN
+        for i, (start, end) in enumerate(spans.tolist()):
+            owner[start:end] = [i] * (end - start)
+        numbers.append(owner)
+        lengths += [end - start for start, end in spans.tolist()]
+        if spans[-1, 1] < SEQ_LEN:
+            lengths.append(SEQ_LEN - int(spans[-1, 1]))
+        seen: dict[int, int] = {}
+        row = []
+        for o in owner:
+            row.append(seen.get(o, 0))
+            seen[o] = seen.get(o, 0) + 1
+        positions.append(row)
+    cumulative = cu_seqlens(rows, SEQ_LEN)
+    assert cumulative.dtype == np.int32
+    assert np.diff(cumulative).tolist() == lengths
+    assert cumulative[-1] == len(rows) * SEQ_LEN
+    assert position_ids(rows, SEQ_LEN).tolist() == positions
+    assert document_ids(rows, SEQ_LEN).tolist() == numbers
+
+
+def open_loader(cfg, *args, **kwargs):
+    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+
+
+def test_document_spans_come_from_the_index_not_from_token_values(tree, lib):
+    """A document that holds the EOS id inside is one document."""
+    directory = tree.root / "web" / "train"
+    tokens = np.arange(1, 401, dtype=np.uint32)
+    tokens[199] = tokens[399] = lib.EOS
+    tokens[[20, 21, 300]] = lib.EOS
+    entry = lib.write_shard(directory, "web", 0, tokens)
+    ends = np.array([200, 400], "<u8")
+    body = np.stack([ends - 200, ends], axis=1).tobytes()
+    head = b"NMOEIDX\0" + np.array([1, 2, 0], "<u8").tobytes()
+    (directory / str(entry["index_path"])).write_bytes(head + body)
+    lib.write_manifest(directory, "web", [entry | {"num_documents": 2}])
+    loader = open_loader({"data_path": tree.root / "web", "batch_size": 1, "seq_len": 150})
+    spans = [loader.next_with_meta().document_spans[0].tolist() for _ in range(2)]
+    assert spans == [[[0, 150]], [[0, 50], [50, 150]]]
+
+
+def test_spans_are_those_of_a_brute_force_over_files_and_wraps(tree, lib, tmp_path):
+    tree.add("tiny", 70, num_files=3)
+    tree.add("web", 4000, num_files=9)
+    mixture, flows = lib.mixture_toml(tmp_path, {"pretrain": (3200, {"tiny": 1, "web": 1})})
+    cfg = {
+        "data_root": tree.root,
+        "mixture_toml": mixture,
+        "flow_profiles_toml": flows,
+        "flow_mode": "test",
+        "batch_size": 4,
+        "seq_len": 100,
+        "on_exhaust": "wrap",
+    }
+    loader = open_loader(cfg)
+    for _ in range(loader.num_steps):
+        batch = loader.next_with_meta()
+        for row, spans in zip(batch.inputs, batch.document_spans):
+            ends = [i + 1 for i, token in enumerate(row) if token == lib.EOS]
+            edges = sorted({0, 100, *ends})
+            assert spans.tolist() == [list(pair) for pair in itertools.pairwise(edges)]
+
+
+def test_spans_are_none_where_there_is_no_index(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint32))
+    cfg = {"data_path": tmp_path, "seq_len": 8, "batch_size": 2, "allow_unmanifested": True}
+    batch = open_loader(cfg).next_with_meta()
+    assert batch.document_spans is None
+    assert batch.source_index.tolist() == [0, 0]
+
+
+def test_missing_index_leaves_the_loader_where_it_was(tree):
+    directory = tree.add("web", 2000).parent
+    loader = open_loader({"data_path": tree.root / "web", "batch_size": 2, "seq_len": 16})
+    for path in directory.rglob("*.idx"):
+        path.unlink()
+    with pytest.raises(FormatError) as caught:
+        loader.next_with_meta()
+    assert caught.value.code == "E-INDEX-MISSING"
+    assert loader.step == 0
+    assert len(loader.next()[0]) == 2

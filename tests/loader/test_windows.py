@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loader import (
+    FormatError,
+    PlanError,
+    build_loader,
+    load_manifest,
+)
+from loader.stream import Stream
+from loader.tokens import TokenFiles
+from loader.windows import WindowReader
+
+
+def all_rows(loader) -> np.ndarray:
+    """What is left of a loader as rows of seq_len + 1."""
+    parts = [np.concatenate([i, t[:, -1:]], axis=1) for i, t in loader]
+    return np.concatenate(parts) if parts else np.empty((0, loader.plan.seq_len + 1), np.int64)
+
+
+def open_loader(cfg, *args, **kwargs):
+    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+
+
+def test_open_files_stay_below_a_quarter_of_the_limit_and_are_closed(tree, monkeypatch):
+    tree.add("web", 20_000, num_files=60)
+    monkeypatch.setattr("loader.tokens.max_mapped", lambda: 7)
+    before = len(os.listdir("/proc/self/fd"))
+    loader = open_loader({"data_path": tree.root / "web", "batch_size": 4, "seq_len": 16})
+    most = max(len(os.listdir("/proc/self/fd")) - before for _ in loader)
+    assert most == 7
+    loader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_reading_past_the_end_of_a_source_is_an_error_not_a_repeat(two_stages, split):
+    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    stream = Stream(plan, split)
+    end = int(stream._files.source_starts[1])
+    stream._files.copy(end - 17, np.empty(17, np.int64))
+    windows = stream._windows.capacities[0]
+    for read in (
+        lambda: stream._files.copy(end - 16, np.empty(17, np.int64)),
+        lambda: stream._windows.plan(np.array([[0]]), np.array([[windows]])),
+    ):
+        with pytest.raises(PlanError) as caught:
+            read()
+        assert caught.value.code == "E-PLAN-SHORT"
+
+
+def test_shard_that_changes_while_in_use_is_refused(tree):
+    path = tree.add("web", 4000, num_files=3).parent
+    loader = open_loader({"data_path": path, "batch_size": 4, "seq_len": 16})
+    loader.next()
+    last = sorted(path.rglob("*.npy"))[-1]
+    os.utime(last, ns=(0, 0))
+    with pytest.raises(FormatError) as caught:
+        list(loader)
+    assert caught.value.code == "E-SHARD-CHANGED"
+    assert str(last) in str(caught.value)
+    last.unlink()
+    with pytest.raises(FormatError, match="no file"):
+        list(loader)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
+def test_every_dtype_holds_the_same_tokens(two_stages, dtype):
+    loader = open_loader(two_stages.cfg, dtype=dtype)
+    for (inputs, targets), (i, t) in zip(loader, open_loader(two_stages.cfg), strict=True):
+        assert inputs.dtype == targets.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(inputs, i)
+        np.testing.assert_array_equal(targets, t)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_batches_that_are_held_are_never_written_to_again(two_stages, backend, prefetch):
+    if backend == "torch":
+        pytest.importorskip("torch")
+    expected = [t.copy() for _, t in open_loader(two_stages.cfg)]
+    loader = build_loader(two_stages.cfg, backend=backend, prefetch=prefetch)[0]
+    held = [targets[1:] for _, targets in loader]  # views of views
+    for got, row in zip(held, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), row[1:])
+
+
+def test_memory_of_a_batch_that_was_let_go_is_used_again(two_stages):
+    loader = open_loader(two_stages.cfg)
+    first = loader.next()[0].ctypes.data
+    assert {loader.next()[0].ctypes.data for _ in range(20)} <= {first}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.booleans(), st.sampled_from([16, 17]))
+def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
+    two_stages, data, wraps, stride
+):
+    names = ["web", "code"]
+    manifests = [
+        load_manifest(two_stages.tree.root / name / "train" / "manifest.json") for name in names
+    ]
+    reader = WindowReader(TokenFiles(manifests, wraps), 16, stride)
+    limit = [2 * capacity if wraps else capacity - 1 for capacity in reader.capacities]
+    # Runs, repeats and jumps, backwards too.
+    pick = st.integers(0, 1).flatmap(lambda s: st.tuples(st.just(s), st.integers(0, limit[s])))
+    starts = data.draw(st.lists(pick, min_size=4, max_size=4))
+    rows = [(s, min(w + i, limit[s])) for s, w in starts for i in range(3)]
+    shape = data.draw(st.sampled_from([(1, 12), (3, 4), (12, 1)]))
+    sources, windows = (np.array(part).reshape(shape) for part in zip(*rows))
+    plan, out = reader.plan(sources, windows), np.empty((*shape, 17), np.int64)
+    for batch in range(shape[0]):
+        reader.read(plan, batch, out[batch])
+    for (source, window), row in zip(rows, out.reshape(-1, 17)):
+        tokens = two_stages.tree.tokens[names[source], "train"]
+        at = window * stride + np.arange(17)
+        np.testing.assert_array_equal(row, tokens[at % len(tokens)] if wraps else tokens[at])
+
+
+@settings(max_examples=15, deadline=None)
+@given(stops=st.lists(st.integers(0, 33), min_size=1, max_size=4), depth=st.integers(1, 5))
+def test_resume_with_prefetch_is_exact_wherever_the_thread_was(two_stages, stops, depth):
+    alone = all_rows(open_loader(two_stages.cfg))
+    got, loader = [], open_loader(two_stages.cfg, prefetch=depth)
+    for stop in sorted(stops):
+        got += [
+            np.concatenate([i, t[:, -1:]], axis=1)
+            for i, t in itertools.islice(loader, max(0, stop - loader.step))
+        ]
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["global_sequence_index"] == loader.step * 12
+        loader.close()
+        loader = open_loader(two_stages.cfg, prefetch=depth)
+        loader.load_state_dict(state)
+    got.append(all_rows(loader))
+    loader.close()
+    assert np.concatenate(got).tobytes() == alone.tobytes()
+
+
+def test_prefetch_gives_the_meta_of_each_row(two_stages):
+    plain, ahead = open_loader(two_stages.cfg, 1, 3), open_loader(two_stages.cfg, 1, 3, prefetch=4)
+    for _ in range(plain.num_steps):
+        a, b = plain.next_with_meta(), ahead.next_with_meta()
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_equal(x, y)
+    with pytest.raises(StopIteration):
+        ahead.next()
+
+
+def test_prefetch_of_valid_ends_with_the_short_batch(two_stages):
+    loader = open_loader(two_stages.cfg, split="valid", prefetch=2)
+    assert [len(inputs) for inputs, _ in loader] == [12] * 7 + [9]
+
+
+def test_a_rank_reads_no_rows_but_its_own(two_stages, monkeypatch):
+    copied = []
+    read = WindowReader.read
+
+    def counted(self, plan, batch, out):
+        copied.append(len(out))
+        return read(self, plan, batch, out)
+
+    monkeypatch.setattr(WindowReader, "read", counted)
+    list(open_loader(two_stages.cfg, 1, 4))
+    assert copied == [3] * 33
+
+
+def test_a_thousand_shards_open_in_half_a_second(tree):
+    tree.add("web", 60_000, num_files=1000)
+    path = tree.root / "web" / "plan.json"
+    plan = build_loader(
+        {"data_path": tree.root / "web", "batch_size": 4, "seq_len": 16}, backend="numpy"
+    )[1]
+    path.write_text(plan.to_json())
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        open_loader(path).next()
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.5
+
+
+def test_batches_stay_as_they_were_when_the_next_is_read(two_stages):
+    loader = open_loader(two_stages.cfg)
+    first = loader.next()[0]
+    copy = first.copy()
+    loader.next()
+    np.testing.assert_array_equal(first, copy)
