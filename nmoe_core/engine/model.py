@@ -3,8 +3,9 @@
 Results are those of the published model computed in the dtype asked for; norms, softmaxes and the
 router are float32 always. Matrix products are shaped so that the rounding of a document's rows
 does not depend on the rest of the batch: with MKL on x86 its result is the same to the last bit,
-elsewhere to float32 rounding. No cache: a call computes whole documents. Blocks can be run in
-parts, so that documents a first head has rejected cost nothing further.
+elsewhere to float32 rounding. A call of the model computes whole documents and keeps nothing;
+`extend` runs new tokens of sequences that a cache keeps, through the same blocks. Blocks can be
+run in parts, so that documents a first head has rejected cost nothing further.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmoe_core.engine.attention import Attention
+from nmoe_core.engine.attention import Attention, Context, PackedDocuments
+from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.checkpoint import LayerTensors, checkpoint_digest, open_checkpoint
 from nmoe_core.engine.config import ModelConfig
+from nmoe_core.engine.experts import ExpertForm
 from nmoe_core.engine.moe import MixtureOfExperts
-from nmoe_core.engine.packing import Packing, linear
+from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
 from nmoe_core.engine.rope import rotation_table
+from nmoe_core.engine.step import Chunk, StepBatch
 from nmoe_core.errors import ConfigError, TokenizerError
 
 
@@ -48,10 +52,10 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(tensors.mlp_norm, config.rms_norm_eps)
         self.mlp = MixtureOfExperts(config, tensors)
 
-    def forward(self, x: Tensor, packing: Packing, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
         """Residual [N, hidden] before the block to the one after it."""
-        x = x + self.attn(self.attn_norm(x), packing, rotation)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.attn(self.attn_norm(x), context, rotation)
+        return x + self.mlp(self.mlp_norm(x), min_rows=context.min_rows)
 
 
 class Transformer(nn.Module):
@@ -88,18 +92,22 @@ class Transformer(nn.Module):
         config: ModelConfig | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        experts: ExpertForm = "decoded",
     ) -> Transformer:
-        """Load a checkpoint; experts are decoded to `dtype`, one block at a time.
+        """Load a checkpoint, expert by expert.
 
         Args:
             path: Directory of the checkpoint, or the one above its `original/`.
             config: Stands in for the checkpoint's own.
             device: Where the weights lie and the work is done.
             dtype: torch.float32 or torch.bfloat16.
+            experts: "packed" keeps MXFP4 experts as they are stored and decodes what a batch needs:
+                the same numbers in a third of the memory of bfloat16, for more time.
 
         Raises:
             CheckpointError: As `open_checkpoint`.
-            ConfigError: Another dtype (E-CONFIG-DTYPE).
+            ConfigError: Another dtype (E-CONFIG-DTYPE), or experts that are not MXFP4 cannot stay
+                packed (E-CONFIG-EXPERTS).
         """
         if dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(
@@ -108,20 +116,16 @@ class Transformer(nn.Module):
                 expected="torch.float32 or torch.bfloat16",
                 code="E-CONFIG-DTYPE",
             )
-        with open_checkpoint(path, config) as checkpoint:
+        with open_checkpoint(path, config, device) as checkpoint:
             config = checkpoint.config
+            # The tables first: what is read of a mapping counts, and they are the largest tensors.
+            tables = checkpoint.embedding(dtype), checkpoint.unembedding(dtype)
             blocks = [
-                Block(config, layer, checkpoint.layer(layer, dtype)).to(device)
+                Block(config, layer, checkpoint.layer(layer, dtype, experts))
                 for layer in range(config.num_hidden_layers)
             ]
-            return cls(
-                config,
-                blocks,
-                checkpoint.embedding(dtype),
-                checkpoint.final_norm(),
-                checkpoint.unembedding(dtype),
-                checkpoint_digest(path),
-            ).to(device)
+            final_norm = checkpoint.final_norm()
+        return cls(config, blocks, tables[0], final_norm, tables[1], checkpoint_digest(path))
 
     @torch.inference_mode()
     def forward(
@@ -161,18 +165,50 @@ class Transformer(nn.Module):
         taps = tuple(return_hidden_states)
         last = self._last_block(taps, up_to_layer, no_logits, from_layer)
         x, packing = self._start(input_ids, lengths, from_layer, hidden)
+        context = self.documents(packing)
         rotation = rotation_table(self.config, packing.length, x.device)[packing.positions]
         self.tokens_processed += packing.num_tokens
         states: dict[int, Tensor] = {}
         for number, block in enumerate(self.blocks[from_layer:last], from_layer + 1):
-            x = block(x, packing, rotation)
+            x = block(x, context, rotation)
             if number in taps:
                 states[number] = packing.unpack_ordinary(x)
         logits = None if no_logits else packing.unpack_ordinary(self._logits(x))
         return (logits, states) if taps or logits is None else logits
 
-    def _logits(self, x: Tensor) -> Tensor:
-        return linear(self.norm(x), self.unembedding).float()
+    def documents(self, packing: Packing) -> Context:
+        """Context of whole documents, on the model's device."""
+        return PackedDocuments(self.config, packing)
+
+    def step(
+        self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
+    ) -> Context:
+        """Context of new tokens of sequences that `cache` keeps, on the model's device."""
+        return StepBatch(cache, chunks, batch_invariant)
+
+    @torch.inference_mode()
+    def extend(
+        self, input_ids: Tensor, context: Context, rotation: Tensor, wanted: Tensor
+    ) -> Tensor:
+        """Run new tokens of sequences that a cache keeps.
+
+        Args:
+            input_ids: int64 [N], within the vocabulary.
+            context: What the rows are, see `step`.
+            rotation: complex64 [N, head_dim / 2], of the rows' positions.
+            wanted: int64 [M], rows whose logits are asked for.
+
+        Returns:
+            float32 [M, vocab].
+        """
+        self.tokens_processed += len(input_ids)
+        x = F.embedding(input_ids, self.embedding)
+        for block in self.blocks:
+            x = block(x, context, rotation)
+        return self._logits(x[wanted], context.min_rows)
+
+    def _logits(self, x: Tensor, min_rows: int = MIN_ROWS) -> Tensor:
+        return linear(self.norm(x), self.unembedding, min_rows=min_rows).float()
 
     def _last_block(
         self, taps: tuple[int, ...], up_to_layer: int | None, no_logits: bool, from_layer: int

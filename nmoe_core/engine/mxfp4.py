@@ -8,6 +8,8 @@ infinity, as the product does. Encoding rounds to nearest, ties to the even code
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -16,39 +18,49 @@ from nmoe_core.engine.config import GROUP_SIZE
 SCALE_BIAS = 127
 NAN_SCALE = 255
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_PIECE_BYTES = 1 << 15
 
 
 def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values of packed weights.
 
-    Works one leading slice (an expert) at a time, so that no more than one is held in float32.
-
     Args:
         blocks: uint8 [..., rows, groups, 16].
         scales: uint8 [..., rows, groups].
-        dtype: Of the result.
+        dtype: torch.float32 or torch.bfloat16.
 
     Returns:
         [..., rows, groups * 32].
 
     Raises:
-        ValueError: The two shapes do not belong together.
+        ValueError: The two shapes do not belong together, or another dtype.
+    """
+    *rows, groups = scales.shape
+    values = torch.empty(*rows, groups * GROUP_SIZE, dtype=dtype, device=blocks.device)
+    decode_into(values, blocks, scales)
+    return values
+
+
+def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
+    """Write what `decode` returns to `values`, contiguous, whose dtype decides.
+
+    A byte's two values are looked up as one integer of twice the dtype's width, a piece of the
+    rows at a time so that the work stays in the cache.
     """
     if blocks.shape != (*scales.shape, GROUP_SIZE // 2):
         raise ValueError(f"{tuple(blocks.shape)=} does not match {tuple(scales.shape)=}")
-    *leading, rows, groups = scales.shape
-    values = torch.empty(*leading, rows, groups * GROUP_SIZE, dtype=dtype, device=blocks.device)
-    slices = zip(
-        values.view(-1, rows, groups * GROUP_SIZE),
-        blocks.reshape(-1, rows, groups, GROUP_SIZE // 2),
-        scales.reshape(-1, rows, groups),
-        strict=True,
-    )
-    pairs, powers = _byte_pairs(blocks.device), _powers_of_two(blocks.device)
-    for out, block, scale in slices:
-        decoded = pairs[block.int()] * powers[scale.int()][..., None, None]
-        out.copy_(decoded.view(rows, groups * GROUP_SIZE))
-    return values
+    pairs, powers = _tables(values.dtype, values.device)
+    groups = scales.shape[-1]
+    all_blocks, all_scales = blocks.flatten(0, -3), scales.flatten(0, -2)
+    all_values = values.view(-1, groups, GROUP_SIZE)
+    is_cpu = values.device.type == "cpu"
+    num_rows = max(1, _PIECE_BYTES // (groups * GROUP_SIZE // 2)) if is_cpu else len(all_values)
+    for start in range(0, len(all_values), num_rows):
+        piece = slice(start, start + num_rows)
+        codes, exponents = all_blocks[piece].int().flatten(), all_scales[piece].int()
+        decoded = pairs.index_select(0, codes).view(values.dtype).view(*exponents.shape, -1)
+        power = powers.index_select(0, exponents.flatten()).view(*exponents.shape, 1)
+        torch.mul(decoded, power, out=all_values[piece])
 
 
 def encode(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,18 +91,28 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
     return blocks, (exponents + SCALE_BIAS).to(torch.uint8)
 
 
-def _byte_pairs(device: torch.device) -> Tensor:
+@functools.cache
+@torch.inference_mode(False)
+def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[256] a byte's low and high value, side by side in one integer; [256] the powers of two."""
+    integers = {torch.float32: torch.int64, torch.bfloat16: torch.int32}
+    if dtype not in integers:
+        raise ValueError(f"{dtype} is neither torch.float32 nor torch.bfloat16")
+    pairs, powers = _byte_pairs().to(dtype), _powers_of_two().to(dtype)
+    return pairs.view(integers[dtype]).flatten().to(device), powers.to(device)
+
+
+def _byte_pairs() -> Tensor:
     """float32 [256, 2]: the values of a byte's low and high nibble."""
-    positive = torch.tensor(_MAGNITUDES, device=device)
+    positive = torch.tensor(_MAGNITUDES)
     codes = torch.cat([positive, -positive])
-    byte = torch.arange(256, device=device)
+    byte = torch.arange(256)
     return torch.stack([codes[byte & 15], codes[byte >> 4]], dim=-1)
 
 
-def _powers_of_two(device: torch.device) -> Tensor:
+def _powers_of_two() -> Tensor:
     """float32 [256]: what each scale byte stands for."""
-    exponents = torch.arange(256, device=device, dtype=torch.float64) - SCALE_BIAS
-    powers = torch.exp2(exponents).float()
+    powers = torch.exp2(torch.arange(256, dtype=torch.float64) - SCALE_BIAS).float()
     powers[NAN_SCALE] = torch.nan
     return powers
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from nmoe_core.errors import ConfigError
 
 MIN_ROWS = 16
+THIN_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +86,52 @@ class Packing:
         return result
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    min_rows: int = MIN_ROWS,
+    out: Tensor | None = None,
+) -> Tensor:
     """x [N, inputs] times weight [outputs, inputs] transposed, plus bias [outputs].
 
-    A row's result does not depend on how many rows there are: below 16, MKL takes kernels that
-    sum in another order, so fewer are filled up with zeros.
+    Fewer than `min_rows` rows are filled up with zeros. With 16 a row's result does not depend on
+    how many rows there are: below that, MKL takes kernels that sum in another order. With `out`
+    the result is written there.
     """
     num_rows = len(x)
-    if num_rows < MIN_ROWS:
-        x = F.pad(x, (0, 0, 0, MIN_ROWS - num_rows))
-    return F.linear(x, weight, bias)[:num_rows]
+    if num_rows < min_rows:
+        x = F.pad(x, (0, 0, 0, min_rows - num_rows))
+        result = F.linear(x, weight, bias)[:num_rows]
+        return result if out is None else out.copy_(result)
+    if _is_thin(x):
+        return _thin_product(x, weight, bias, out)
+    if out is None:
+        return F.linear(x, weight, bias)
+    columns = weight.t()
+    return torch.mm(x, columns, out=out) if bias is None else torch.addmm(bias, x, columns, out=out)
+
+
+def _is_thin(x: Tensor) -> bool:
+    """Whether `_thin_product` is faster, as measured with MKL on an AMD core, weights uncached."""
+    num_rows, width = x.shape
+    is_small = 0 < num_rows <= 8 and num_rows * width <= THIN_SIZE
+    return is_small and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """As F.linear, the weight to the left: about twice as fast for two to eight short rows.
+
+    A single row is taken twice, as a matrix and a vector are slower than a matrix and two.
+    """
+    num_rows = x.shape[0]
+    if num_rows == 1:
+        result = torch.mm(weight, torch.cat((x, x)).t())[:, :1].t()
+    else:
+        result = torch.mm(weight, x.t()).t()
+    if out is None:
+        out = x.new_empty(num_rows, weight.shape[0])
+    return out.copy_(result) if bias is None else torch.add(result, bias, out=out)
 
 
 def _check_lengths(lengths: Tensor, batch_size: int, length: int) -> None:

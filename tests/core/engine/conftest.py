@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from nmoe_core.engine.layout import HUGGING_FACE, stored_tensors
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 MakeCheckpoint = Callable[..., Path]
+GOLDEN = Path(__file__).parents[2] / "golden" / "engine"
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,24 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`golden_checkpoint(name)`: the stored one, or the one written by recipe, once a session."""
+    root = tmp_path_factory.mktemp("golden")
+    recipe = runpy.run_path(str(GOLDEN / "recipe.py"))
+
+    def directory(name: str) -> Path:
+        if (GOLDEN / name).is_dir():
+            return GOLDEN / name
+        if not (root / name).is_dir():
+            recipe["write"](name, root / name)
+            digest = recipe["content_digest"](root / name)
+            assert digest == recipe["CONTENT_DIGESTS"][name], f"{name} is not what it was"
+        return root / name
+
+    return directory
 
 
 @pytest.fixture(scope="session")

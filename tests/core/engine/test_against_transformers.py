@@ -70,12 +70,13 @@ def test_unquantised_shapes_equal_transformers(small_config: ModelConfig, make_c
     _assert_equal_to_transformers(make_checkpoint(dataclasses.replace(small_config, **change)))
 
 
-@pytest.mark.parametrize("length", [6, 7, 8])
+@pytest.mark.parametrize("window", [7, 128])
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_lengths_around_the_window_equal_transformers(
-    small_config: ModelConfig, make_checkpoint, length: int
+    small_config: ModelConfig, make_checkpoint, window: int, beyond: int
 ):
-    assert small_config.sliding_window == 7
-    _assert_equal_to_transformers(make_checkpoint(small_config), length)
+    config = dataclasses.replace(small_config, sliding_window=window)
+    _assert_equal_to_transformers(make_checkpoint(config), window + beyond)
 
 
 @pytest.mark.parametrize("truncate", [False, True])

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table
-from nmoe_core.engine.checkpoint import find_checkpoint, open_checkpoint
+from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table, mxfp4
+from nmoe_core.engine.checkpoint import find_checkpoint
 from nmoe_core.errors import CheckpointError
 
 ORIGINAL_NAMES = {
@@ -97,15 +97,11 @@ def test_unquantised_experts_of_the_original_layout_are_output_major(
     tiny_dir: Path, tiny_model: Transformer, tmp_path: Path
 ):
     _write_original(tiny_dir, tmp_path / "root")
-    with open_checkpoint(tiny_dir) as checkpoint:
-        layers = [checkpoint.layer(i, torch.bfloat16) for i in range(4)]
 
     def unpack(tensors: dict[str, torch.Tensor]) -> None:
-        for i, layer in enumerate(layers):
-            for stem, stack in (("1", layer.gate_up_weight), ("2", layer.down_weight)):
-                name = f"block.{i}.mlp.mlp{stem}_weight"
-                del tensors[f"{name}.blocks"], tensors[f"{name}.scales"]
-                tensors[name] = stack
+        for name in [f"block.{i}.mlp.mlp{n}_weight" for i in range(4) for n in (1, 2)]:
+            blocks, scales = tensors.pop(f"{name}.blocks"), tensors.pop(f"{name}.scales")
+            tensors[name] = mxfp4.decode(blocks, scales, torch.bfloat16)
 
     _edit(tmp_path / "root", unpack)
     assert torch.equal(Transformer.from_checkpoint(tmp_path / "root")(IDS), tiny_model(IDS))

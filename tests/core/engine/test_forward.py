@@ -60,16 +60,16 @@ def test_products_have_shapes_that_do_not_depend_on_the_batch(tiny_model, monkey
         return torch_linear(x, *rest)
 
     def attend_block(q: Tensor, k: Tensor, *rest: Tensor) -> Tensor:
-        query_blocks.append((q.shape[3], k.shape[2]))
+        query_blocks.append((q.shape[2], k.shape[2]))
         return attention_block(q, k, *rest)
 
     torch_linear, attention_block = packing.F.linear, attention._attend_block
     monkeypatch.setattr(packing.F, "linear", linear)
     monkeypatch.setattr(attention, "_attend_block", attend_block)
-    tiny_model(_ids(1, 33), return_hidden_states=(2,), no_logits=True)
+    tiny_model(_ids(1, 65), return_hidden_states=(2,), no_logits=True)
     assert min(num_rows) == 16
-    # Window 16, then all: 15 positions before a block of 32 are seen, or every one.
-    assert query_blocks == [(32, 32), (32, 47), (32, 32), (32, 64)]
+    # Window 16, then all: 15 positions before a block of 64 are seen, or every one.
+    assert query_blocks == [(64, 64), (64, 79), (64, 64), (64, 128)]
 
 
 def test_padding_is_neither_read_nor_computed_nor_returned(fresh_model: Transformer):

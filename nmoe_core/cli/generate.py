@@ -1,0 +1,125 @@
+"""`nmoe generate`: complete a file of prompts, for synthetic data and rephrasing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmoe_core.cli.output import print_json
+from nmoe_core.completions import Report, Settings, complete_file
+
+if TYPE_CHECKING:
+    from nmoe_core.engine.devices import Shard
+
+
+def register(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser("generate", help="complete prompts with a model")
+    parser.add_argument("prompts", type=Path, help="JSON lines with id, and text or tokens")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines, appended to")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th prompt, from I")
+    parser.add_argument("--max-tokens", type=int, default=256, help="new tokens of a prompt")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--stop-ids", type=int, nargs="*", metavar="ID", help="default: the model's EOS"
+    )
+    parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt and new tokens")
+    parser.add_argument("--max-batch", type=int, default=32)
+    parser.add_argument("--device", default="cpu", help="cuda: the device of the shard's number")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--experts", choices=("decoded", "packed"), default="decoded", help="packed: less memory"
+    )
+    parser.add_argument("--threads", type=int, help="default: those torch chooses")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="the same bits in any batch; slower"
+    )
+    parser.add_argument("--tokenizer", default="o200k_harmony", help="for prompts that are text")
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Complete what has no completion yet."""
+    from nmoe_core.engine.devices import Shard
+
+    shard = Shard.parse(arguments.shard)
+    generator, settings = _generator(arguments, shard)
+    started = time.perf_counter()
+    report = complete_file(
+        arguments.prompts,
+        arguments.output,
+        generator,
+        settings,
+        lambda: _tokenizer(arguments.tokenizer),
+        shard,
+        None if arguments.quiet else _show_progress,
+    )
+    _print(report, time.perf_counter() - started, arguments.json)
+    return 0
+
+
+def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settings]:
+    """The model in its generator, and the settings with the model's own stop id if none is named.
+
+    Sampling settings are checked first: a model may take minutes to load.
+    """
+    import torch
+
+    from nmoe_core.engine import BatchedGenerator, Sampling, Transformer
+
+    sampling = (arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed)
+    Sampling(*sampling)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    model = Transformer.from_checkpoint(
+        arguments.checkpoint,
+        device=shard.device(arguments.device),
+        dtype=getattr(torch, arguments.dtype),
+        experts=arguments.experts,
+    )
+    invariant = arguments.batch_invariant
+    generator = BatchedGenerator(
+        model, arguments.max_seq_len, arguments.max_batch, batch_invariant=invariant
+    )
+    eos = model.config.eos_token_id
+    stop_ids = arguments.stop_ids
+    if stop_ids is None:
+        stop_ids = [] if eos is None else [eos]
+    return generator, Settings(arguments.max_tokens, *sampling, tuple(sorted(stop_ids)))
+
+
+def _tokenizer(name: str) -> Any:
+    from nmoe_core.prep.tokenizer import load_tokenizer
+
+    return load_tokenizer(name)
+
+
+def _show_progress(num_records: int) -> None:
+    if num_records % 100 == 0:
+        print(f"{num_records:,} completions", file=sys.stderr)
+
+
+def _print(report: Report, elapsed_s: float, as_json: bool) -> None:
+    facts = {
+        "output": str(report.path),
+        "completions": report.num_records,
+        "new": report.num_new,
+        "new_tokens": report.num_new_tokens,
+        "tokens_per_s": round(report.num_new_tokens / max(elapsed_s, 1e-9), 1),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    print(
+        f"{facts['output']}: {report.num_records:,} completions, {report.num_new:,} new, "
+        f"{report.num_new_tokens:,} new tokens ({facts['tokens_per_s']:,} a second)"
+    )

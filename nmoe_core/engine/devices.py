@@ -1,0 +1,149 @@
+"""Data parallelism: one process for each device, every n-th item for each process.
+
+`--shard i/n` (i from 0) names the part of one process: items i, i + n, i + 2n, ... and device i of
+the machine. `map_devices` starts the n processes itself and returns results in the items' order,
+the same whatever n is. Nothing is shared between the processes; each loads the model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from nmoe_core.compute import Backend, map_shards
+from nmoe_core.engine.experts import ExpertForm
+from nmoe_core.engine.model import Transformer
+from nmoe_core.errors import ConfigError, NmoeError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Work = Callable[[Transformer, Sequence[Item]], Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `index` of `count` equal parts of the items."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise _bad_shard(f"{self.index}/{self.count}")
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read `i/n`.
+
+        Raises:
+            ConfigError: It is not, or i is not one of 0 .. n - 1 (E-CONFIG-SHARD).
+        """
+        if not re.fullmatch(r"\d+/\d+", text):
+            raise _bad_shard(text)
+        index, count = text.split("/")
+        return cls(int(index), int(count))
+
+    def of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """This part's items, in their order."""
+        return items[self.index :: self.count]
+
+    def device(self, kind: str) -> torch.device:
+        """The CPU, or one of the accelerators this process sees: number `index`, counted round."""
+        device = torch.device(kind)
+        if device.type == "cpu" or device.index is not None:
+            return device
+        num_devices = torch.get_device_module(device).device_count()
+        return torch.device(device.type, self.index % max(1, num_devices))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a process needs to load the model: arguments of `Transformer.from_checkpoint`.
+
+    `device` is "cpu" or a kind of accelerator such as "cuda", of which each shard takes its own.
+    """
+
+    path: str
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    experts: ExpertForm = "decoded"
+
+    def load(self, shard: Shard) -> Transformer:
+        """The model on the shard's device."""
+        device = shard.device(self.device)
+        return Transformer.from_checkpoint(
+            self.path, device=device, dtype=self.dtype, experts=self.experts
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(Generic[Item]):
+    """One process's share."""
+
+    work: Work[Item, Any]
+    items: Sequence[Item]
+    source: ModelSource
+    shard: Shard
+
+
+def map_devices(
+    work: Work[Item, Result],
+    items: Sequence[Item],
+    source: ModelSource,
+    num_shards: int,
+    backend: Backend = "pool",
+) -> list[Result]:
+    """Results of `work` for all items, in their order.
+
+    Args:
+        work: A module-level function of a model and one shard's items, which returns one result for
+            each; with `pool` it, the items and the results are pickled.
+        items: All of them.
+        source: Where each process loads its model from.
+        num_shards: Processes, one for each device.
+        backend: See `map_shards`.
+
+    Raises:
+        NmoeError: `work` returned another number of results (E-WORKER-RESULTS), or a worker was
+            lost (E-WORKER-LOST).
+    """
+    shards = [Shard(index, num_shards) for index in range(num_shards)]
+    parts = [_Part(work, shard.of(items), source, shard) for shard in shards]
+    results: list[Any] = [None] * len(items)
+    found = map_shards(_run_part, parts, backend=backend, workers=num_shards)
+    for shard, found_part in zip(shards, found, strict=True):
+        results[shard.index :: shard.count] = found_part
+    return results
+
+
+def _run_part(part: _Part[Any]) -> Sequence[Any]:
+    """Load the model and do one share; processes on CPUs divide the cores among them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, (os.cpu_count() or 1) // part.shard.count)))
+    try:
+        results = part.work(part.source.load(part.shard), part.items) if part.items else []
+    finally:
+        torch.set_num_threads(before)
+    if len(results) != len(part.items):
+        raise NmoeError(
+            "the work on a shard did not give one result for each item",
+            where=f"shard {part.shard.index}/{part.shard.count}",
+            found=len(results),
+            expected=len(part.items),
+            code="E-WORKER-RESULTS",
+        )
+    return results
+
+
+def _bad_shard(found: str) -> ConfigError:
+    return ConfigError(
+        "not a shard",
+        found=found,
+        expected="i/n with i from 0 to n - 1, such as 0/8",
+        code="E-CONFIG-SHARD",
+    )

@@ -1,0 +1,241 @@
+"""The grouped product: sorted rows times the weights of their experts, in one launch.
+
+A program computes one tile of rows of one expert by one block of output columns. Activations are
+gathered by sorted choice in the prologue; the epilogue adds the bias and either applies SwiGLU (the
+first projection) or weighs the rows and puts them back in token order (the second). Weights are
+dense or MXFP4: codes are shifted into bfloat16 bits and multiplied by their group's scale, which is
+exact. Sums are float32. Two tile shapes: `PREFILL` for many rows per expert, `DECODE` for a few,
+where reading the weights is all that costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nmoe_core.engine.kernels.expert_weights import TILE_K, ExpertWeights, TiledExperts
+from nmoe_core.engine.kernels.mode import cdiv, dot, round_to, widen
+from nmoe_core.engine.kernels.routing import Routing
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """Rows and columns of a program's tile, and how the compiler is to run it.
+
+    The first projection takes half the columns of gates and as many of ups: two sums per program.
+    """
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+PREFILL = TileShape(rows=128, columns=128, num_warps=8, num_stages=3)
+DECODE = TileShape(rows=16, columns=128, num_warps=4, num_stages=4)
+
+
+def tile_shape(num_choices: int, num_experts: int) -> TileShape:
+    """The shape for that many rows over that many experts."""
+    return DECODE if num_choices <= 32 * num_experts else PREFILL
+
+
+def swiglu_product(
+    x: Tensor,
+    weights: ExpertWeights,
+    routing: Routing,
+    shape: TileShape,
+    limit: float,
+    alpha: float,
+) -> Tensor:
+    """First projection with SwiGLU.
+
+    Args:
+        x: [T, K].
+        weights: N = 2 * I outputs, all gates before all ups.
+        routing: Where the rows go, in tiles of `shape.rows`.
+        shape: Of a program's tile.
+        limit: Gates are clamped above, ups on both sides.
+        alpha: Factor inside the gate's sigmoid.
+
+    Returns:
+        [T * k, I] of x's type, in sorted order.
+    """
+    columns = weights.out_features // 2
+    out = torch.empty(routing.experts.numel(), columns, dtype=x.dtype, device=x.device)
+    _launch(x, weights, routing, shape, out, columns, (limit, alpha))
+    return out
+
+
+def weighted_product(
+    x: Tensor, weights: ExpertWeights, routing: Routing, shape: TileShape
+) -> Tensor:
+    """Second projection, each row times its routing weight.
+
+    Args:
+        x: [T * k, I] in sorted order.
+        weights: N outputs.
+        routing: As for the first projection.
+        shape: As for the first projection.
+
+    Returns:
+        float32 [T * k, N] in token order: row t * k + j is the token's j-th expert.
+    """
+    columns = weights.out_features
+    out = torch.empty(routing.experts.numel(), columns, dtype=torch.float32, device=x.device)
+    _launch(x, weights, routing, shape, out, columns, None)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    weights: ExpertWeights,
+    routing: Routing,
+    shape: TileShape,
+    out: Tensor,
+    columns: int,
+    swiglu: tuple[float, float] | None,
+) -> None:
+    if x.shape[1] != weights.in_features or shape.rows != routing.tile_rows:
+        raise ValueError(f"{x.shape[1]=} and {shape.rows=} do not fit the weights and the routing")
+    if not len(routing.tile_experts):
+        return
+    is_packed = isinstance(weights, TiledExperts)
+    limit, alpha = swiglu or (0.0, 0.0)
+    block_columns = shape.columns // (1 if swiglu is None else 2)
+    _product_kernel[(len(routing.tile_experts) * cdiv(columns, block_columns),)](
+        x.contiguous(),
+        weights.codes if is_packed else weights.weight,
+        weights.scales if is_packed else weights.weight,
+        weights.bias,
+        out,
+        routing.weights,
+        routing.sorted_choices,
+        routing.expert_starts,
+        routing.tile_experts,
+        routing.tile_starts,
+        len(routing.tile_experts),
+        weights.in_features,
+        columns,
+        weights.out_features,
+        limit,
+        alpha,
+        TOP_K=routing.experts.shape[1],
+        IS_PACKED=is_packed,
+        IS_SWIGLU=swiglu is not None,
+        BLOCK_M=shape.rows,
+        BLOCK_N=block_columns,
+        BLOCK_K=TILE_K,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+
+
+@triton.jit
+def _product_kernel(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    routing_ptr,
+    sorted_ptr,
+    expert_starts_ptr,
+    tile_experts_ptr,
+    tile_starts_ptr,
+    num_tiles,
+    num_inputs,
+    num_columns,
+    num_outputs,
+    limit,
+    alpha,
+    TOP_K: tl.constexpr,
+    IS_PACKED: tl.constexpr,
+    IS_SWIGLU: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # Tiles of one expert are neighbours in the grid, so they share its weights in the cache.
+    tile = tl.program_id(0) % num_tiles
+    column_block = tl.program_id(0) // num_tiles
+    expert = tl.load(tile_experts_ptr + tile)
+    if expert < 0:
+        return
+    places = tl.load(tile_starts_ptr + tile) + tl.arange(0, BLOCK_M)
+    is_row = places < tl.load(expert_starts_ptr + expert + 1)
+    choices = tl.load(sorted_ptr + places, mask=is_row, other=0)
+    columns = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_column = columns < num_columns
+    expert = expert.to(tl.int64)
+    rows = choices // TOP_K if IS_SWIGLU else places
+    x_rows = x_ptr + rows.to(tl.int64)[:, None] * num_inputs
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    other = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k_tile in range(tl.cdiv(num_inputs, BLOCK_K)):
+        if IS_PACKED:
+            stored = expert * tl.cdiv(num_inputs, BLOCK_K) + k_tile
+            codes = _codes(weight_ptr, stored, columns, is_column, num_outputs, BLOCK_K)
+            if IS_SWIGLU:
+                up_columns = columns + num_columns
+                up_codes = _codes(weight_ptr, stored, up_columns, is_column, num_outputs, BLOCK_K)
+            for half in tl.static_range(2):
+                ks = k_tile * BLOCK_K + half * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
+                is_there = is_row[:, None] & (ks < num_inputs)[None, :]
+                x = tl.load(x_rows + ks[None, :], mask=is_there, other=0.0)
+                scales = scale_ptr + (stored * 2 + half) * num_outputs
+                w = _decoded(codes >> (4 * half), scales + columns, is_column, x.dtype)
+                acc = dot(x, tl.trans(w), acc)
+                if IS_SWIGLU:
+                    w = _decoded(up_codes >> (4 * half), scales + up_columns, is_column, x.dtype)
+                    other = dot(x, tl.trans(w), other)
+        else:
+            ks = k_tile * BLOCK_K + tl.arange(0, BLOCK_K)
+            is_input = (ks < num_inputs)[None, :]
+            x = tl.load(x_rows + ks[None, :], mask=is_row[:, None] & is_input, other=0.0)
+            pointers = (expert * num_outputs + columns)[:, None] * num_inputs + ks[None, :]
+            is_there = is_column[:, None] & is_input
+            w = tl.load(weight_ptr + pointers, mask=is_there, other=0.0)
+            acc = dot(x, tl.trans(w), acc)
+            if IS_SWIGLU:
+                up = weight_ptr + num_columns * num_inputs
+                w = tl.load(up + pointers, mask=is_there, other=0.0)
+                other = dot(x, tl.trans(w), other)
+    bias_row = bias_ptr + expert * num_outputs
+    acc += tl.load(bias_row + columns, mask=is_column, other=0.0)[None, :]
+    if IS_SWIGLU:
+        other += tl.load(bias_row + num_columns + columns, mask=is_column, other=0.0)[None, :]
+        gate = tl.minimum(acc, limit)
+        up = tl.minimum(tl.maximum(other, -limit), limit)
+        acc = (up + 1.0) * (gate / (1.0 + tl.exp(-alpha * gate)))
+        out_rows = places
+    else:
+        acc *= tl.load(routing_ptr + choices, mask=is_row, other=0.0)[:, None]
+        out_rows = choices
+    out = out_ptr + out_rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+    acc = round_to(acc, out_ptr.dtype.element_ty)
+    tl.store(out, acc, mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _codes(codes_ptr, tile, columns, is_column, num_outputs, BLOCK_K: tl.constexpr):
+    """Code bytes of a tile, uint16 [columns, BLOCK_K / 2], one contiguous run."""
+    bytes_of_row: tl.constexpr = BLOCK_K // 2
+    places = (tile * num_outputs + columns)[:, None] * bytes_of_row
+    places += tl.arange(0, bytes_of_row)[None, :]
+    return tl.load(codes_ptr + places, mask=is_column[:, None], other=0).to(tl.uint16)
+
+
+@triton.jit
+def _decoded(codes, scale_pointers, is_column, dtype: tl.constexpr):
+    """Weights of the low nibbles of `codes` [columns, inputs], whose rows have one scale each."""
+    scales = tl.load(scale_pointers, mask=is_column, other=1).to(tl.uint16)
+    # The sign in bit 15, exponent and mantissa bits at 6..8: the value times 2^-126.
+    values = (((codes & 7) << 6) | ((codes & 8) << 12)).to(tl.bfloat16, bitcast=True)
+    # 2^(scale - 127 + 126), exact in bfloat16 for every scale that packing lets through.
+    powers = ((scales + 126) << 7).to(tl.bfloat16, bitcast=True)
+    return round_to(widen(values) * widen(powers)[:, None], dtype)

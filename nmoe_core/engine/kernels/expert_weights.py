@@ -1,0 +1,111 @@
+"""Expert weights as the grouped product reads them: tiled along K, MXFP4 codes kept packed.
+
+A tile is 64 inputs of all output rows, contiguous, so that a program's loads are whole lines:
+`codes[expert, tile, row, j]` holds the code of input `64 * tile + j` in its low nibble and that of
+input `64 * tile + 32 + j` in its high one. Each half of a tile is one MXFP4 group, so it meets one
+scale a row, and the activations it multiplies are 32 neighbours: nothing is shuffled in registers.
+The checkpoint's order (nibbles of neighbouring inputs, groups along a row) is turned into this once
+at load. Costs 4.25 bits a weight, as on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nmoe_core.engine.config import GROUP_SIZE
+from nmoe_core.errors import CheckpointError
+
+TILE_K = 2 * GROUP_SIZE
+# 2^(s - 1), which undoes the bias of a code read as bfloat16 bits, must itself be a bfloat16.
+LARGEST_SCALE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class TiledExperts:
+    """MXFP4 weights of one projection of all experts.
+
+    codes: uint8 [E, K / 64, N, 32]. scales: uint8 [E, K / 32, N]; K is rounded up to whole tiles
+    with zero codes. in_features: K before rounding. bias: float32 [E, N].
+    """
+
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor
+    in_features: int
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.codes.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseExperts:
+    """Weights of one projection of all experts in the activations' type.
+
+    weight: [E, N, K], K contiguous. bias: float32 [E, N].
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return self.weight.shape[2]
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.weight.shape[1]
+
+
+ExpertWeights = TiledExperts | DenseExperts
+
+
+def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
+    """Tile MXFP4 weights of a checkpoint.
+
+    Args:
+        blocks: uint8 [E, N, K / 32, 16], low nibble the even input.
+        scales: uint8 [E, N, K / 32].
+        bias: [E, N].
+
+    Raises:
+        CheckpointError: A scale stands for weights of 2^2 and more, or for NaN
+            (E-CHECKPOINT-SCALE): keep such experts decoded.
+    """
+    largest = int(scales.max())
+    if largest > LARGEST_SCALE:
+        raise CheckpointError(
+            "an MXFP4 scale is beyond what the packed kernels take",
+            found=f"scale byte {largest}",
+            expected=f"at most {LARGEST_SCALE}",
+            do="load the experts decoded",
+            code="E-CHECKPOINT-SCALE",
+        )
+    num_experts, rows, groups, _ = blocks.shape
+    padding = groups % 2
+    codes = blocks.new_zeros(num_experts, (groups + padding) // 2, rows, GROUP_SIZE)
+    turned = scales.new_zeros(num_experts, groups + padding, rows)
+    # One expert at a time: the unpacked nibbles of all of them would be twice the weights.
+    for expert in range(num_experts):
+        nibbles = torch.stack([blocks[expert] & 15, blocks[expert] >> 4], -1).flatten(-2)
+        if padding:
+            nibbles = torch.cat([nibbles, nibbles.new_zeros(rows, 1, GROUP_SIZE)], 1)
+        low, high = nibbles.view(rows, -1, 2, GROUP_SIZE).unbind(2)
+        codes[expert] = (low | (high << 4)).transpose(0, 1)
+        turned[expert, :groups] = scales[expert].T
+    return TiledExperts(codes, turned, bias.float().contiguous(), groups * GROUP_SIZE)
+
+
+def gate_then_up(rows: Tensor) -> Tensor:
+    """Reorder dimension 1 from interleaved gate and up rows to all gates, then all ups.
+
+    For [E, 2I, ...] weights, codes, scales or biases: a program then finds the gate and the up of
+    its columns at one distance from each other.
+    """
+    return torch.cat([rows[:, 0::2], rows[:, 1::2]], 1)

@@ -1,0 +1,107 @@
+"""Rotation of queries and keys, and the write of keys and values to their cache slots, in one pass.
+
+Heads hold neighbouring pairs (see `rope.pair_halves`), so a pair is one complex number, turned in
+float32. A row whose slot is negative writes no key: the empty places of a fixed-size batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nmoe_core.engine.kernels.mode import cdiv, next_power_of_2, round_to, widen
+
+_HEADS_BLOCK = 16
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    rotation: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+) -> Tensor:
+    """Rotate, store keys and values, and return the queries.
+
+    Args:
+        qkv: [N, (heads + 2 * kv_heads) * D], queries, then keys, then values.
+        rotation: complex64 [length, D / 2], of positions 0 .. length - 1.
+        positions: int32 [N].
+        slots: int32 or int64 [N], page * page_size + offset of each row, negative for none.
+        k_pages: [num_pages, page_size, kv_heads, D], written; [N, 1, kv_heads, D] with slots
+            0 .. N - 1 where there is no cache.
+        v_pages: As k_pages.
+
+    Returns:
+        [N, heads, D].
+    """
+    num_rows = len(qkv)
+    kv_heads, head_dim = k_pages.shape[2:]
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    q = qkv.new_empty(num_rows, heads, head_dim)
+    if num_rows:
+        _rotate_kernel[(num_rows, cdiv(heads + 2 * kv_heads, _HEADS_BLOCK))](
+            qkv.contiguous(),
+            torch.view_as_real(rotation),
+            positions,
+            slots,
+            q,
+            k_pages,
+            v_pages,
+            heads,
+            kv_heads,
+            HALF_DIM=head_dim // 2,
+            PADDED_HALF=next_power_of_2(head_dim // 2),
+            BLOCK=_HEADS_BLOCK,
+        )
+    return q
+
+
+@triton.jit
+def _rotate_kernel(
+    qkv_ptr,
+    rotation_ptr,
+    positions_ptr,
+    slots_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    heads,
+    kv_heads,
+    HALF_DIM: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    pairs = tl.arange(0, PADDED_HALF)
+    is_pair = pairs < HALF_DIM
+    is_there = (head < heads + 2 * kv_heads)[:, None] & is_pair[None, :]
+    head_dim = 2 * HALF_DIM
+    source = (row * (heads + 2 * kv_heads) + head)[:, None] * head_dim + 2 * pairs[None, :]
+    even = widen(tl.load(qkv_ptr + source, mask=is_there, other=0.0))
+    odd = widen(tl.load(qkv_ptr + source + 1, mask=is_there, other=0.0))
+    turn = rotation_ptr + tl.load(positions_ptr + row).to(tl.int64) * head_dim + 2 * pairs
+    # Values are not turned: a rotation by nothing.
+    is_turned = (head < heads + kv_heads)[:, None]
+    cos = tl.where(is_turned, tl.load(turn, mask=is_pair, other=1.0)[None, :], 1.0)
+    sin = tl.where(is_turned, tl.load(turn + 1, mask=is_pair, other=0.0)[None, :], 0.0)
+    new_even = round_to(even * cos - odd * sin, q_ptr.dtype.element_ty)
+    new_odd = round_to(even * sin + odd * cos, q_ptr.dtype.element_ty)
+    to_q = (row * heads + head)[:, None] * head_dim + 2 * pairs[None, :]
+    is_query = is_there & (head < heads)[:, None]
+    tl.store(q_ptr + to_q, new_even, mask=is_query)
+    tl.store(q_ptr + to_q + 1, new_odd, mask=is_query)
+    slots = tl.load(slots_ptr + row).to(tl.int64) + tl.zeros((BLOCK,), dtype=tl.int64)
+    is_stored = is_there & (slots >= 0)[:, None]
+    to_k = (slots * kv_heads + head - heads)[:, None] * head_dim + 2 * pairs[None, :]
+    is_key = is_stored & ((head >= heads) & (head < heads + kv_heads))[:, None]
+    tl.store(k_ptr + to_k, new_even, mask=is_key)
+    tl.store(k_ptr + to_k + 1, new_odd, mask=is_key)
+    to_v = to_k - kv_heads * head_dim
+    is_value = is_stored & (head >= heads + kv_heads)[:, None]
+    tl.store(v_ptr + to_v, new_even, mask=is_value)
+    tl.store(v_ptr + to_v + 1, new_odd, mask=is_value)

@@ -1,0 +1,103 @@
+"""Compiles every kernel for Hopper (sm_90) on a machine without one, through the launchers.
+
+Prints one JSON line a compilation: kernel, bytes of shared memory, bytes of stack (spilled
+registers), and whether tensor-core products are in it. Run by test_compiles.py in a process of its
+own, since the interpreter and the compiler exclude each other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from nmoe_core.engine import mxfp4
+from nmoe_core.engine.kernels.decode_attention import decode_attention
+from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
+from nmoe_core.engine.kernels.expert_weights import DenseExperts, pack_experts
+from nmoe_core.engine.kernels.mixture import FusedExperts
+from nmoe_core.engine.kernels.norm import add_rms_norm
+from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
+from nmoe_core.engine.kernels.rope_cache import rotate_and_store
+
+HIDDEN, HEADS, KV_HEADS, DIM, EXPERTS = 2880, 64, 8, 64, 2
+
+
+class Hopper:
+    """The part of a driver that compiling asks for."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    compiled = _run(kernel, *args, grid=grid, warmup=True, **kwargs)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        usage = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    [stack] = re.findall(r"STACK:(\d+)", usage)
+    record = {
+        "kernel": kernel.__name__,
+        "shared_bytes": compiled.metadata.shared,
+        "stack_bytes": int(stack),
+        "has_products": any(op in compiled.asm["ptx"] for op in ("wgmma", "mma.sync")),
+    }
+    print(json.dumps(record), flush=True)
+
+
+def mixtures() -> None:
+    bias = [torch.zeros(EXPERTS, n) for n in (2 * HIDDEN, HIDDEN)]
+    sizes = [(EXPERTS, 2 * HIDDEN, HIDDEN), (EXPERTS, HIDDEN, HIDDEN)]
+    dense = [DenseExperts(torch.zeros(s, dtype=torch.bfloat16), b) for s, b in zip(sizes, bias)]
+    packed = [pack_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
+    for up, down in (dense, packed):
+        for rows in (1, 32 * EXPERTS + 1):  # one choice a token: both tile shapes
+            x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16)
+            FusedExperts(up, down, 1, 7.0, 1.702)(x, torch.zeros(rows, EXPERTS), x)
+
+
+def attention() -> None:
+    q = torch.zeros(40, HEADS, DIM, dtype=torch.bfloat16)
+    k = torch.zeros(40, KV_HEADS, DIM, dtype=torch.bfloat16)
+    starts, sinks = torch.tensor([0, 40]).int(), torch.zeros(HEADS)
+    pages = torch.zeros(4, 32, KV_HEADS, DIM, dtype=torch.bfloat16)
+    table = torch.zeros(40, 4).int()
+    lengths = torch.ones(40).int()
+    for window in (None, 128):
+        prefill_attention(q, k, k, sinks, query_blocks(starts, 40), window)
+        for max_length in (128, 4096):
+            decode_attention(q, pages, pages, table, lengths, sinks, window, max_length)
+    qkv = torch.zeros(40, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.bfloat16)
+    rotation = torch.ones(64, DIM // 2, dtype=torch.complex64)
+    rotate_and_store(qkv, rotation, lengths, lengths, pages, pages)
+
+
+if __name__ == "__main__":
+    _run = JITFunction.run
+    JITFunction.run = compile_only
+    driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    assert DECODE.rows != PREFILL.rows
+    mixtures()
+    attention()
+    rows = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
+    for delta in (None, rows):
+        add_rms_norm(rows, delta, torch.ones(HIDDEN), 1e-5)

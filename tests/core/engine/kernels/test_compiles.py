@@ -1,0 +1,44 @@
+"""The compiler for the H200 takes every kernel: what the interpreter cannot know."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# What a program may use of a multiprocessor's 228 KiB.
+LARGEST_SHARED_BYTES = 227 * 1024
+
+
+def test_every_kernel_compiles_for_hopper_without_spilling(tmp_path):
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {record["kernel"] for record in records} == {
+        "_add_rms_norm_kernel",
+        "_choose_kernel",
+        "_combine_kernel",
+        "_count_kernel",
+        "_decode_kernel",
+        "_merge_kernel",
+        "_offsets_kernel",
+        "_place_kernel",
+        "_prefill_kernel",
+        "_product_kernel",
+        "_rotate_kernel",
+    }
+    for record in records:
+        assert record["stack_bytes"] == 0, record
+        assert record["shared_bytes"] <= LARGEST_SHARED_BYTES, record
+        multiplies = record["kernel"] in ("_product_kernel", "_prefill_kernel", "_decode_kernel")
+        assert record["has_products"] == multiplies, record

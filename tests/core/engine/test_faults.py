@@ -1,0 +1,114 @@
+"""Deliberate faults in a copy of the engine's source: the goldens must fail for every one.
+
+A fault is an edit of the source text. It is applied to a copy of the packages, in which a fresh
+interpreter runs the golden tests on tiny4; without an edit they pass there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+GOLDENS = "tests/core/engine/test_goldens.py"
+SWIGLU_CLAMPS = "gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)"
+ROUTE = "return logits.topk("
+WEIGHTS = "    weights = torch.softmax(logits, dim=-1)"
+GATES_FIRST = 'torch.cat([rows[0::2], rows[1::2]]) if part == "gate_up_weight" else rows'
+
+# Module, text there, text instead.
+Edit = tuple[str, str, str]
+FAULTS: dict[str, list[Edit]] = {
+    "no sink": [("attention", "mixed.mul_(torch.sigmoid(log_sum - sinks).unsqueeze(-1))", "mixed")],
+    "window off by one": [("attention", "(distance >= window)", "(distance > window)")],
+    "kinds of layers swapped": [
+        ("config", "self.layer_types[layer] == SLIDING", "self.layer_types[layer] == FULL")
+    ],
+    "no yarn": [
+        ("rope", "if config.rope_scaling is None:\n        return", "if True:\n        return")
+    ],
+    "no yarn concentration": [
+        ("rope", "return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0", "return 1.0")
+    ],
+    "yarn truncated": [("rope", "if scaling.truncate:", "if not scaling.truncate:")],
+    "interleaved rope": [
+        ("rope", "return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)", "return heads")
+    ],
+    "gate and up concatenated": [
+        ("checkpoint", GATES_FIRST, "rows"),
+        (
+            "checkpoint",
+            "torch.cat([gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]], dim=1)",
+            "gate_up_bias",
+        ),
+    ],
+    "gate and up swapped": [("moe", "gate, up = gate_up.chunk(", "up, gate = gate_up.chunk(")],
+    "no limit": [("moe", SWIGLU_CLAMPS, "gate, up = gate.clone(), up.clone()")],
+    "alpha 1": [("moe", "torch.mul(gate, alpha)", "torch.mul(gate, 1.0)")],
+    "no +1": [("moe", "up.add_(1).mul_(", "up.mul_(")],
+    "softmax over all experts": [
+        ("moe", ROUTE, "return logits.log_softmax(-1).topk("),
+        ("moe", WEIGHTS, "    weights = logits.exp()"),
+    ],
+    "nibbles swapped": [
+        ("mxfp4", "codes[byte & 15], codes[byte >> 4]", "codes[byte >> 4], codes[byte & 15]")
+    ],
+    "gate clamped below": [("moe", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)")],
+}
+ALWAYS = {"window off by one", "gate clamped below"}
+
+
+def _run_goldens(directory: Path, edits: list[Edit]) -> subprocess.CompletedProcess[str]:
+    """The tests of tiny4, in a copy with `edits`."""
+    for package in ("loader", "nmoe_core"):
+        shutil.copytree(
+            ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for path in ("tests/core/engine/conftest.py", GOLDENS):
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, directory / path)
+    golden = "tests/golden/engine"
+    (directory / golden).mkdir(parents=True)
+    shutil.copytree(ROOT / golden / "tiny4", directory / golden / "tiny4")
+    for name in ("tiny4.expected.npz", "recipe.py"):
+        shutil.copy(ROOT / golden / name, directory / golden)
+    (directory / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    for module, text, instead in edits:
+        file = directory / "nmoe_core" / "engine" / f"{module}.py"
+        source = file.read_text()
+        assert source.count(text) == 1, f"{module}.py has {text!r} {source.count(text)} times"
+        file.write_text(source.replace(text, instead))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-k", "tiny4", GOLDENS]
+    environment = {**os.environ, "PYTHONPATH": str(directory), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_an_unchanged_copy_passes_the_goldens(tmp_path: Path):
+    run = _run_goldens(tmp_path, [])
+    assert run.returncode == 0, run.stdout
+    assert re.search(r"\b7 passed", run.stdout)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in FAULTS],
+)
+def test_the_goldens_fail_for_a_fault(tmp_path: Path, fault: str):
+    run = _run_goldens(tmp_path, FAULTS[fault])
+    # One failed comparison, not an error on the way to it.
+    assert run.returncode == 1, run.stdout
+    assert re.search(r"^E +(AssertionError: )?assert ", run.stdout, re.MULTILINE), run.stdout
+    assert "1 failed" in run.stdout
+
+
+def test_all_fifteen_faults_are_there():
+    assert len(FAULTS) == 15

@@ -1,0 +1,52 @@
+"""The engine stands on torch, numpy and safetensors: every other import fails here and it works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# What torch itself declares or may load stays allowed; torch imports some of it late.
+SCRIPT = """
+import importlib, importlib.metadata, pkgutil, re, sys, tempfile
+import torch, numpy, safetensors.torch
+
+declared = importlib.metadata.requires("torch") or []
+allowed = {re.match(r"[A-Za-z0-9_.-]+", line)[0].lower().replace("-", "_") for line in declared}
+allowed |= {"torch", "torchgen", "functorch", "numpy", "safetensors", "triton"}
+allowed |= {"mpmath", "markupsafe", "nmoe_core", "loader", "_distutils_hack"}
+allowed |= set(sys.stdlib_module_names)
+blocked = []
+
+class OnlyAllowed:
+    def find_spec(self, name, path=None, target=None):
+        root = name.partition(".")[0]
+        if root in allowed or root.startswith("__editable__"):
+            return None
+        blocked.append(name)
+        raise ModuleNotFoundError(f"blocked: {name}", name=name)
+
+for name in [name for name in sys.modules if name.partition(".")[0] not in allowed]:
+    if hasattr(sys.modules[name], "__spec__") and not name.startswith("_"):
+        del sys.modules[name]
+sys.meta_path.insert(0, OnlyAllowed())
+
+import nmoe_core.engine as engine
+for module in pkgutil.iter_modules(engine.__path__):
+    if not module.ispkg:
+        importlib.import_module(f"nmoe_core.engine.{module.name}")
+with tempfile.TemporaryDirectory() as directory:
+    path = engine.make_tiny_checkpoint(directory + "/c", vocab_size=300, num_layers=2)
+    model = engine.Transformer.from_checkpoint(path)
+    logits, hidden = model(torch.arange(20)[None], return_hidden_states=(1,))
+    assert logits.shape == (1, 20, 300)
+assert not {"pydantic", "orjson", "tiktoken", "transformers", "dagster"} & set(sys.modules)
+print("blocked:", *blocked)
+"""
+
+
+def test_the_engine_needs_torch_numpy_and_safetensors_alone():
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("blocked:")

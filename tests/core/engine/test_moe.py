@@ -1,0 +1,95 @@
+"""The mixture of experts against its definition, and what it may not depend on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmoe_core.engine import ModelConfig, Transformer, mxfp4
+from nmoe_core.engine.checkpoint import open_checkpoint
+from nmoe_core.engine.experts import PackedExperts
+from nmoe_core.engine.moe import RUN_ROWS, MixtureOfExperts
+from nmoe_core.errors import ConfigError
+
+
+@pytest.fixture
+def mixture(small_config: ModelConfig, make_checkpoint) -> MixtureOfExperts:
+    """Six experts, two a token, hidden 32, intermediate 64."""
+    with open_checkpoint(make_checkpoint(small_config)) as checkpoint:
+        return MixtureOfExperts(small_config, checkpoint.layer(0, torch.float32))
+
+
+def _rows(num_rows: int, hidden: int = 32) -> Tensor:
+    return torch.randn(num_rows, hidden, generator=torch.Generator().manual_seed(num_rows))
+
+
+def _by_definition(mixture: MixtureOfExperts, x: Tensor) -> Tensor:
+    """Every expert on every row in float64, then the sum over the two largest logits."""
+    x = x.double()
+    logits = x @ mixture.router_weight.double().T + mixture.router_bias.double()
+    result = torch.zeros_like(x)
+    for row, (values, experts) in enumerate(zip(*logits.topk(2, dim=-1), strict=True)):
+        for weight, expert in zip(torch.softmax(values, 0), experts.tolist(), strict=True):
+            both = mixture.gate_up.matrix(expert).double() @ x[row]
+            gate, up = (both + mixture.gate_up_bias[expert].double()).chunk(2)
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            inner = (up + 1) * gate / (1 + torch.exp(-1.702 * gate))
+            out = mixture.down.matrix(expert).double() @ inner + mixture.down_bias[expert].double()
+            result[row] += weight * out
+    return result
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 40, 4 * RUN_ROWS])
+@pytest.mark.parametrize("min_rows", [1, 16])
+def test_rows_are_the_weighted_sum_of_their_experts(mixture, num_rows: int, min_rows: int):
+    x = _rows(num_rows)
+    with torch.inference_mode():
+        found = mixture(x, min_rows=min_rows)
+    torch.testing.assert_close(found.double(), _by_definition(mixture, x), atol=2e-5, rtol=1e-5)
+
+
+def test_no_rows_give_no_rows(mixture):
+    with torch.inference_mode():
+        assert mixture(_rows(3)[:0]).shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_whatever_is_beside_it(tiny_dir, dtype: torch.dtype):
+    layer = Transformer.from_checkpoint(tiny_dir, dtype=dtype).blocks[0].get_submodule("mlp")
+    x = _rows(300, 64).to(dtype)
+    with torch.inference_mode():
+        together = layer(x)
+        for rows in (slice(0, 1), slice(7, 12), slice(100, 117), slice(50, 250)):
+            assert torch.equal(layer(x[rows]), together[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_experts_give_the_same_bits_in_less_memory(tiny_dir, dtype: torch.dtype):
+    ids = torch.arange(60).view(2, 30)
+    decoded = Transformer.from_checkpoint(tiny_dir, dtype=dtype)
+    packed = Transformer.from_checkpoint(tiny_dir, dtype=dtype, experts="packed")
+    assert torch.equal(packed(ids), decoded(ids))
+    stack = packed.blocks[0].get_submodule("mlp").gate_up
+    assert isinstance(stack, PackedExperts)
+    stored = sum(parameter.nbytes for parameter in stack.parameters())
+    assert stored * 8 == 4.25 * 8 * 128 * 64
+
+
+def test_only_the_experts_of_a_batch_are_decoded(tiny_dir, monkeypatch: pytest.MonkeyPatch):
+    packed = Transformer.from_checkpoint(tiny_dir, experts="packed")
+    decoded: list[tuple[int, ...]] = []
+    decode = mxfp4.decode
+    monkeypatch.setattr(
+        mxfp4, "decode", lambda blocks, *rest: decoded.append(blocks.shape) or decode(blocks, *rest)
+    )
+    packed(torch.tensor([[5]]))
+    # Four blocks, two experts a token, two matrices each.
+    assert len(decoded) == 4 * 2 * 2
+
+
+def test_experts_that_are_not_mxfp4_cannot_stay_packed(small_config, make_checkpoint):
+    directory = make_checkpoint(small_config)
+    with pytest.raises(ConfigError, match=r"layers\.0\.mlp\.experts.*only MXFP4") as caught:
+        Transformer.from_checkpoint(directory, experts="packed")
+    assert caught.value.code == "E-CONFIG-EXPERTS"

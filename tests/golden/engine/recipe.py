@@ -1,0 +1,205 @@
+"""Writes the golden checkpoints that are not stored: `python recipe.py deep24|vocab201k DIR`.
+
+Their weights are sums of four hashed integers, so that any machine and any version of numpy writes
+the same ones; `CONTENT_DIGESTS` names what must come out. The two differ from tiny4 in depth (taps
+at 18 and 24, three files) and in vocabulary (the published one, with its special ids).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nmoe_core.engine import mxfp4
+
+_COMMON = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "initial_context_length": 4096,
+    "max_position_embeddings": 131_072,
+    "model_type": "gpt_oss",
+    "num_experts_per_tok": 4,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150_000,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "deep24": _COMMON
+    | {
+        "eos_token_id": 1023,
+        "head_dim": 64,
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 1,
+        "num_local_experts": 16,
+        "pad_token_id": 1022,
+        "sliding_window": 32,
+        "vocab_size": 1024,
+    },
+    "vocab201k": _COMMON
+    | {
+        "eos_token_id": 200_002,
+        "head_dim": 32,
+        "hidden_size": 96,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 8,
+        "pad_token_id": 199_999,
+        "sliding_window": 128,
+        "vocab_size": 201_088,
+    },
+}
+# Seed, files, and gains: undamped branches would make 24 random blocks chaotic.
+_RECIPES = {
+    "deep24": {"seed": 23, "num_files": 3, "branch_gain": 0.1, "router_gain": 4.0},
+    "vocab201k": {"seed": 37, "num_files": 2, "branch_gain": 1.0, "router_gain": 2.0},
+}
+CONTENT_DIGESTS = {
+    "deep24": "06d89d4afc57fc6631bd010ede3530a81d23a8ce74054f8984112dd6fc145651",
+    "vocab201k": "f248b973b94ec2fd0f0460fadf628837dcac380db20fd5492454199d696755bb",
+}
+_CHUNK = 1 << 20
+
+Draw = Callable[..., Tensor]
+
+
+def write(name: str, directory: Path) -> Path:
+    """Write checkpoint `name` to `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config, recipe = CONFIGS[name], _RECIPES[name]
+    tensors = dict(_tensors(config, recipe))
+    names, num_files = sorted(tensors), recipe["num_files"]
+    per_file = math.ceil(len(names) / num_files)
+    places = {}
+    for i in range(num_files):
+        file = f"model-{i:05d}-of-{num_files - 1:05d}.safetensors"
+        part = {key: tensors[key] for key in names[i * per_file : (i + 1) * per_file]}
+        save_file(part, directory / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, file)
+    index = {"metadata": {}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    return directory
+
+
+def content_digest(directory: Path) -> str:
+    """SHA-256 over the name, type, shape and bytes of every tensor, in order of name."""
+    digest = hashlib.sha256()
+    files = sorted(directory.glob("*.safetensors"))
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _tensors(config: dict[str, Any], recipe: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Every stored tensor. The order of the draws is part of the recipe."""
+    draw = _draws(recipe["seed"])
+    hidden, table = config["hidden_size"], (config["vocab_size"], config["hidden_size"])
+    yield "model.embed_tokens.weight", draw(table).bfloat16()
+    for layer in range(config["num_hidden_layers"]):
+        for name, tensor in _block(config, recipe, draw):
+            yield f"model.layers.{layer}.{name}", tensor
+    yield "model.norm.weight", draw((hidden,), 0.1, 1.0).bfloat16()
+    yield "lm_head.weight", draw(table, 2.5 / hidden**0.5).bfloat16()
+
+
+def _block(
+    config: dict[str, Any], recipe: dict[str, Any], draw: Draw
+) -> Iterator[tuple[str, Tensor]]:
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    num_heads, num_kv = config["num_attention_heads"], config["num_key_value_heads"]
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{norm}.weight", draw((hidden,), 0.1, 1.0).bfloat16()
+    for part, heads, gain in (("q", num_heads, 1.2), ("k", num_kv, 1.2), ("v", num_kv, 1.0)):
+        rows = heads * head_dim
+        yield f"self_attn.{part}_proj.weight", draw((rows, hidden), gain / hidden**0.5).bfloat16()
+        yield f"self_attn.{part}_proj.bias", draw((rows,), 0.3).bfloat16()
+    width = num_heads * head_dim
+    out = draw((hidden, width), recipe["branch_gain"] / width**0.5)
+    yield "self_attn.o_proj.weight", out.bfloat16()
+    yield "self_attn.o_proj.bias", draw((hidden,), 0.1).bfloat16()
+    yield "self_attn.sinks", draw((num_heads,), 1.5).bfloat16()
+    yield from _experts(config, recipe, draw)
+
+
+def _experts(
+    config: dict[str, Any], recipe: dict[str, Any], draw: Draw
+) -> Iterator[tuple[str, Tensor]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    experts = config["num_local_experts"]
+    router = draw((experts, hidden), recipe["router_gain"] / hidden**0.5)
+    yield "mlp.router.weight", router.bfloat16()
+    yield "mlp.router.bias", draw((experts,), 0.3).bfloat16()
+    gate_up = draw((experts, 2 * inner, hidden), 1.4 / hidden**0.5)
+    gate_up[:, ::7] *= 6.0  # some rows reach the limit of SwiGLU
+    down = draw((experts, hidden, inner), 0.7 * recipe["branch_gain"] / inner**0.5)
+    down[:, ::5] *= 0.125  # scales of groups differ
+    for name, stack in (("gate_up_proj", gate_up), ("down_proj", down)):
+        blocks, scales = mxfp4.encode(stack)
+        yield f"mlp.experts.{name}_blocks", blocks
+        yield f"mlp.experts.{name}_scales", scales
+    yield "mlp.experts.gate_up_proj_bias", draw((experts, 2 * inner), 0.2).bfloat16()
+    yield "mlp.experts.down_proj_bias", draw((experts, hidden), 0.1).bfloat16()
+
+
+def _draws(seed: int) -> Draw:
+    """float32 tensors of a deviation and a mean; the n-th call has a stream of its own."""
+    calls = 0
+
+    def draw(shape: tuple[int, ...], deviation: float = 1.0, mean: float = 0.0) -> Tensor:
+        nonlocal calls
+        calls += 1
+        values = np.empty(math.prod(shape), np.float32)
+        for start in range(0, len(values), _CHUNK):
+            stop = min(start + _CHUNK, len(values))
+            values[start:stop] = _sums(start, stop, seed * 1_000_003 + calls)
+        return torch.from_numpy(values).reshape(shape) * deviation + mean
+
+    return draw
+
+
+def _sums(start: int, stop: int, stream: int) -> np.ndarray:
+    """float64 [stop - start]: sums of four uniform numbers, centred, of variance one."""
+    lanes = _hashed(np.arange(4 * start, 4 * stop, dtype=np.uint64), stream) >> np.uint64(40)
+    parts = (lanes.astype(np.float64) / 2**24).reshape(-1, 4)
+    total = parts[:, 0] + parts[:, 1] + parts[:, 2] + parts[:, 3]
+    return (total - 2.0) * math.sqrt(3.0)
+
+
+def _hashed(values: np.ndarray, stream: int) -> np.ndarray:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014) of uint64 counters."""
+    z = values + np.uint64(stream * 0x9E3779B97F4A7C15 % 2**64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]))
