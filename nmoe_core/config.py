@@ -38,7 +38,7 @@ class PrepTable(StrictModel):
     max_doc_tokens: int = Field(default=1_000_000, ge=1)
     max_tokens: str | int = "flow"
     workers: int = Field(default=1, ge=1, le=4096)
-    engine: Literal["quicktok", "tiktoken"] = "quicktok"
+    engine: Literal["quicktok", "tiktoken", "gigatoken"] = "quicktok"
     version: str = Field(default="v1", pattern=f"^{VERSION_PATTERN}$")
 
     @field_validator("max_tokens")
@@ -117,14 +117,45 @@ class GradingTable(StrictModel):
 
 
 class CurationTable(StrictModel):
-    """`[curation]`: which documents are kept, and in which order."""
+    """`[curation]`: which documents are kept, and in which order.
+
+    `seq_len` is the window that orders fill, by default that of the run's loader. `stability` is
+    what an order owes to the one before: nothing (`replan`), that old documents keep their order
+    (`insert_only`), or that those consumed stay in place (`resume`): `resume_from_token` says how
+    many tokens of each source training has read.
+    """
 
     include: tuple[Literal["drop", "band", "keep"], ...] = Field(default=("keep",), min_length=1)
-    order: Literal["golden", "count_stride", "stratified", "round_robin", "shuffle", "original"] = (
-        "golden"
-    )
+    order: Literal[
+        "auto",
+        "golden",
+        "window_fill",
+        "count_stride",
+        "balance_tokens",
+        "insert_only",
+        "bin_packing",
+        "stratified",
+        "round_robin",
+        "shuffle",
+        "original",
+    ] = "auto"
+    seq_len: int | None = Field(default=None, ge=1)
+    loader: Literal["concat", "flush"] = "concat"
+    by: Literal["source", "length", "quality"] = "source"
+    descending: bool = False
+    epoch: int = Field(default=0, ge=0, lt=2**32)
+    stability: Literal["replan", "insert_only", "resume"] = "replan"
+    resume_from_token: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     num_topics: int = Field(default=30, ge=2)
     sample_documents: int = Field(default=100_000, ge=1)
+
+    @model_validator(mode="after")
+    def _order_is_stable(self) -> CurationTable:
+        if self.stability == "insert_only" and self.order not in ("auto", "insert_only"):
+            raise ValueError(f'order "{self.order}" moves documents: leave it out, or "replan"')
+        if (self.stability == "resume") != bool(self.resume_from_token):
+            raise ValueError('stability = "resume" and resume_from_token belong together')
+        return self
 
 
 class RunConfig(StrictModel):
@@ -144,9 +175,12 @@ class RunConfig(StrictModel):
     batch_size: int = Field(default=8, ge=1)
     steps: int = Field(default=0, ge=0)
     seed: int = 42
-    policy: Literal["swrr"] = "swrr"
+    policy: Literal["swrr", "block", "least_consumed", "weighted_random", "epoch_weighted"] = "swrr"
     on_exhaust: Literal["first_exhausted", "all_exhausted", "wrap"] = "all_exhausted"
     window_stride: Literal["seq_len", "seq_len+1"] = "seq_len"
+    packing: Literal["concat", "best_fit"] = "concat"
+    shuffle: bool = False
+    max_epochs: int = Field(default=0, ge=0)
     allow_unmanifested: bool = False
     prep: PrepTable = PrepTable()
     oracle: OracleTable = OracleTable()

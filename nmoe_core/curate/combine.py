@@ -6,13 +6,15 @@ left untouched when its content would be the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loader.format import MANIFEST_NAME, load_manifest, read_json_object
 from nmoe_core.atomic import write_json
-from nmoe_core.curate.curated import CURATION_NAME, shard_format
+from nmoe_core.curate.consumed import CURATION_NAME
+from nmoe_core.curate.curated import shard_format
 from nmoe_core.curate.diversity import compare_orders
 from nmoe_core.curate.documents import shard_manifest
 from nmoe_core.curate.lineage import arranged_documents
@@ -27,7 +29,9 @@ _SHARED_INFO = ("source", "assignment", "order", "include", "seed")
 class CombineReport:
     """The curated manifest of a source; `is_current` when the same content was there already.
 
-    `diversity` is what `compare_orders` returns for all shards, one after another.
+    `diversity` is what `compare_orders` returns for all shards, one after another. `orders` counts
+    shards by the order taken. `num_misaligned` counts those whose windows were filled for another
+    place in the stream than theirs, because a shard before them changed: curate them again.
     """
 
     path: Path
@@ -36,6 +40,9 @@ class CombineReport:
     num_documents: int
     num_tokens: int
     diversity: dict[str, Any]
+    orders: dict[str, int]
+    num_misaligned: int
+    num_deferred: int
 
 
 def combine_curated(
@@ -66,6 +73,7 @@ def combine_curated(
     before = documents.topics[documents.source_order], documents.tokens[documents.source_order]
     after_order = documents.source_order.argsort()
     diversity = compare_orders(*before, after_order, seq_len)
+    plans = _plans(curated_root, source, num_buckets)
     path = train_dir / CURATION_NAME
     with replacing(train_dir / MANIFEST_NAME), replacing(path):
         facts = {
@@ -75,6 +83,7 @@ def combine_curated(
             "num_kept": manifest["total_documents"],
             "num_kept_tokens": manifest["total_tokens"],
             "diversity": diversity,
+            **plans,
         }
         if not path.exists() or read_json_object(path) != facts:
             write_json(path, facts)
@@ -86,7 +95,28 @@ def combine_curated(
         num_documents=manifest["total_documents"],
         num_tokens=manifest["total_tokens"],
         diversity=diversity,
+        **plans,
     )
+
+
+def _plans(curated_root: Path, source: str, num_buckets: int) -> dict[str, Any]:
+    """How the shards were ordered, and how many begin elsewhere in a window than planned."""
+    orders: Counter[str] = Counter()
+    start = num_misaligned = num_deferred = 0
+    for bucket in range(num_buckets):
+        manifest = shard_manifest(curated_root, source, bucket)
+        facts = read_json_object(manifest.path.parent / CURATION_NAME)
+        orders[facts["order"]] += 1
+        num_deferred += facts["num_deferred"]
+        if facts["order"] == "window_fill" and manifest.total_documents:
+            planned = int(facts["fingerprints"]["seq_len"])
+            num_misaligned += facts["offset"] != start % planned
+        start += manifest.total_tokens
+    return {
+        "orders": dict(sorted(orders.items())),
+        "num_misaligned": num_misaligned,
+        "num_deferred": num_deferred,
+    }
 
 
 def _source_info(data_root: Path, curated_root: Path, source: str, bucket: int) -> dict[str, Any]:

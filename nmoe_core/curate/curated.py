@@ -3,12 +3,14 @@
 Shards are immutable, so curation writes new ones: documents whose decision is asked for, token by
 token what they were, with their ingest ids and text hashes, and a line of lineage each. The shard,
 its lineage and `curation.json` (counts, diversity before and after, fingerprints) appear together.
-A shard of which nothing is kept succeeds with no file. Unchanged inputs mean no work.
+A shard of which nothing is kept succeeds with no file. Unchanged inputs mean no work. Documents
+that training has consumed stay where they are when a run resumes.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,13 @@ from typing import Any
 import numpy as np
 
 from loader.format import Manifest, read_json_object
+from nmoe_core.curate.consumed import (
+    CURATION_NAME,
+    Front,
+    consumed_front,
+    kept_tokens_before,
+    no_front,
+)
 from nmoe_core.curate.diversity import compare_orders
 from nmoe_core.curate.documents import shard_files, shard_manifest
 from nmoe_core.curate.inputs import (
@@ -29,57 +38,12 @@ from nmoe_core.curate.inputs import (
 )
 from nmoe_core.curate.lineage import LINEAGE_NAME, lineage_line
 from nmoe_core.curate.locks import replacing
-from nmoe_core.curate.order import ORDERS, arrange
-from nmoe_core.errors import CurationError
+from nmoe_core.curate.planning import CurateSettings, plan_order
 from nmoe_core.fingerprint import Fingerprints, is_current
-from nmoe_core.hydra.decide import DECISIONS
 from nmoe_core.shards.manifest import ShardFormat, is_shard_current, shard_dir_name
-from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardWriter
+from nmoe_core.shards.writer import ShardWriter
 
-CURATE_CODE = "curate/1"
-CURATION_NAME = "curation.json"
-
-
-@dataclass(frozen=True, slots=True)
-class CurateSettings:
-    """What decides the documents and their order; `seq_len` only measures windows.
-
-    Raises:
-        CurationError: An unknown decision or order, or no decision (E-CURATION-SETTINGS).
-    """
-
-    include: tuple[str, ...] = ("keep",)
-    order: str = "golden"
-    seed: int = 0
-    seq_len: int = 4096
-    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
-
-    def __post_init__(self) -> None:
-        for what, found, known in (
-            ("include", self.include, DECISIONS),
-            ("order", (self.order,), tuple(ORDERS)),
-        ):
-            if not found or not set(found) <= set(known):
-                raise CurationError(
-                    f"{what} is not known",
-                    found=found,
-                    expected=f"of {', '.join(known)}",
-                    code="E-CURATION-SETTINGS",
-                )
-
-    def decisions(self) -> list[str]:
-        """`include` without repeats, in one order."""
-        return [decision for decision in DECISIONS if decision in self.include]
-
-    def fingerprints(self) -> Fingerprints:
-        """What all shards of a curated source have in common."""
-        return {
-            "code": CURATE_CODE,
-            "include": ",".join(self.decisions()),
-            "order": self.order,
-            "seed": str(self.seed),
-            "tokens_per_shard": str(self.tokens_per_shard),
-        }
+__all__ = ["CURATION_NAME", "CurateSettings", "CurationReport", "curate_shard", "shard_format"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +51,10 @@ class CurationReport:
     """One curated shard; `is_current` when it was there already.
 
     `num_documents` and `num_tokens` are those of the parent. `diversity` is what `compare_orders`
-    returns for the kept documents: in the parent's order, and as written.
+    returns for the kept documents: in the parent's order, and as written. `order` is the one taken,
+    `offset` the place in a window where the shard was taken to begin (None where it does not
+    matter). Of the written documents the first `num_frozen` were consumed before; `num_deferred`
+    kept ones found no place, since training is past the shard.
     """
 
     source: str
@@ -100,6 +67,10 @@ class CurationReport:
     num_kept_tokens: int
     decisions: dict[str, int]
     diversity: dict[str, Any]
+    order: str
+    offset: int | None
+    num_frozen: int
+    num_deferred: int
 
 
 def curate_shard(
@@ -124,7 +95,9 @@ def curate_shard(
 
     Raises:
         CurationError: Scores or topics are missing (E-CURATION-MISSING) or describe other
-            documents, the first of which is named (E-CURATION-MISMATCH).
+            documents, the first of which is named (E-CURATION-MISMATCH); an order that fills
+            windows needs those of the shards before it too. Or a shard that training has consumed
+            is not there (E-CURATION-RESUME).
         FormatError: The parent is missing or broken, or a document is longer than
             `tokens_per_shard`.
         LockedError: Another process is curating this shard.
@@ -136,30 +109,37 @@ def curate_shard(
         "topic_model": topics.topic_model,
         "grader": quality.grader,
     }
-    fingerprints = shared | {
-        "parent": manifest.content_digest(),
-        "quality": quality.checksum,
-        "topics": topics.checksum,
-        "seq_len": str(settings.seq_len),
-    }
     directory = curated_root / source / "train" / shard_dir_name(bucket)
     with replacing(directory):
+        front = no_front()
+        if settings.resume_from_token:
+            front = consumed_front(curated_root, source, bucket, settings.resume_from_token)
+        elif settings.fills_windows():
+            roots = data_root, curated_root, quality_root
+            front = no_front(kept_tokens_before(*roots, source, bucket, settings.decisions()))
+        fingerprints = shared | {
+            "parent": manifest.content_digest(),
+            "quality": quality.checksum,
+            "topics": topics.checksum,
+            "seq_len": str(settings.seq_len),
+        }
+        if settings.fills_windows():
+            fingerprints["offset"] = str(front.start % settings.seq_len)
         unchanged = is_current(directory / CURATION_NAME, fingerprints)
         if not (unchanged and is_shard_current(directory, shared)):
             unchanged = False
-            job = _ShardCuration(data_root, manifest, topics, quality, settings)
+            job = _ShardCuration(data_root, manifest, topics, quality, settings, front)
             job.write(directory, shared, fingerprints)
         facts = read_json_object(directory / CURATION_NAME)
         content_hash = shard_manifest(curated_root, source, bucket).content_digest()
-    counts = ("num_documents", "num_tokens", "num_kept", "num_kept_tokens")
+    names = ("num_documents", "num_tokens", "num_kept", "num_kept_tokens", "num_frozen")
+    names += ("num_deferred", "decisions", "diversity", "order", "offset")
     return CurationReport(
         source=source,
         bucket=bucket,
         is_current=unchanged,
         content_hash=content_hash,
-        decisions=facts["decisions"],
-        diversity=facts["diversity"],
-        **{name: facts[name] for name in counts},
+        **{name: facts[name] for name in names},
     )
 
 
@@ -185,17 +165,40 @@ class _ShardCuration:
         topics: ShardTopics,
         quality: ShardQuality,
         settings: CurateSettings,
+        front: Front,
     ) -> None:
-        self.manifest, self.settings = manifest, settings
+        self.manifest, self.settings, self.front = manifest, settings, front
         self.files = shard_files(data_root, manifest)
         self.source = manifest.path.relative_to(data_root).parts[0]
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
         self.chosen: Selection = select_documents(quality.path, doc_ids, settings.include)
-        kept = self.chosen.indices
+        self.ids = [pair for file in self.files for pair in file.ids()]
+        fresh = self._not_in_front()
+        self.num_deferred = len(fresh) if front.is_whole else 0
+        self.fresh = fresh[: len(fresh) - self.num_deferred]
+        kept = self.chosen.indices[self.fresh]
         lengths = [np.empty(0, np.int64), *(file.lengths() for file in self.files)]
-        self.topics = topics.topics[kept].astype(np.int64)
-        self.tokens = np.concatenate(lengths)[kept]
-        self.order = arrange(settings.order, self.topics, self.tokens, seed=settings.seed)
+        new_topics = topics.topics[kept].astype(np.int64)
+        new_tokens = np.concatenate(lengths)[kept]
+        rows = [self.chosen.rows[k] for k in self.fresh.tolist()]
+        begin = front.start + int(front.lengths.sum())
+        self.order_name, self.new_order = plan_order(
+            settings, new_topics, new_tokens, rows, begin % settings.seq_len
+        )
+        self.topics = np.concatenate([front.topics(), new_topics])
+        self.tokens = np.concatenate([front.lengths, new_tokens])
+        self.order = np.concatenate([np.arange(front.count), front.count + self.new_order])
+
+    def _not_in_front(self) -> np.ndarray:
+        """Which of the chosen documents the front does not hold, by ingest id and text hash."""
+        held = Counter(ids for _, ids in self.front.documents())
+        fresh: list[int] = []
+        for k, number in enumerate(self.chosen.indices.tolist()):
+            if held[self.ids[number]]:
+                held[self.ids[number]] -= 1
+            else:
+                fresh.append(k)
+        return np.asarray(fresh, np.int64)
 
     def write(self, directory: Path, shared: Fingerprints, fingerprints: Fingerprints) -> None:
         writer = ShardWriter(directory, shard_format(self.manifest), self.settings.tokens_per_shard)
@@ -209,18 +212,22 @@ class _ShardCuration:
             writer.abandon()
 
     def _documents(self) -> Iterator[tuple[np.ndarray, str, str]]:
-        """Tokens, ingest id and text hash of the kept documents, in the new order."""
+        """Tokens, ingest id and text hash of the front, then of the others in the new order."""
+        for tokens, ids in self.front.documents():
+            yield tokens, *ids
         first = np.cumsum([0, *(len(file.spans) for file in self.files)])
-        ids = [pair for file in self.files for pair in file.ids()]
-        for number in self.chosen.indices[self.order].tolist():
+        for number in self.chosen.indices[self.fresh[self.new_order]].tolist():
             k = int(np.searchsorted(first, number, side="right")) - 1
             start, end = self.files[k].spans[number - first[k]]
-            yield self.files[k].tokens[start:end], *ids[number]
+            yield self.files[k].tokens[start:end], *self.ids[number]
 
     def _lineage(self) -> Iterator[bytes]:
-        for kept in self.order.tolist():
-            number, topic = int(self.chosen.indices[kept]), int(self.topics[kept])
-            yield lineage_line(self.chosen.rows[kept], number, topic)
+        yield from self.front.lineage()
+        topics = self.topics[self.front.count :]
+        for i in self.new_order.tolist():
+            kept = int(self.fresh[i])
+            number = int(self.chosen.indices[kept])
+            yield lineage_line(self.chosen.rows[kept], number, int(topics[i]))
 
     def _facts(self, fingerprints: Fingerprints) -> bytes:
         facts = {
@@ -230,7 +237,13 @@ class _ShardCuration:
             "num_tokens": self.manifest.total_tokens,
             "num_kept": len(self.order),
             "num_kept_tokens": int(self.tokens.sum()),
+            "num_frozen": self.front.count,
+            "num_deferred": self.num_deferred,
             "decisions": self.chosen.decisions,
+            "order": self.order_name,
+            "offset": (
+                self.front.start % self.settings.seq_len if self.settings.fills_windows() else None
+            ),
             "diversity": compare_orders(
                 self.topics, self.tokens, self.order, self.settings.seq_len
             ),
@@ -246,6 +259,8 @@ class _ShardCuration:
             "order": self.settings.order,
             "include": self.settings.decisions(),
             "seed": self.settings.seed,
+            "frozen_documents": self.front.count,
+            "deferred_documents": self.num_deferred,
             "lineage_path": LINEAGE_NAME,
             "lineage_checksum": lineage_checksum,
         }

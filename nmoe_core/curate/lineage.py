@@ -54,6 +54,11 @@ def read_lineage(manifest: Manifest) -> Iterator[dict[str, Any]]:
     Raises:
         CurationError: The file is not the one that the manifest names (E-CURATION-LINEAGE).
     """
+    return map(orjson.loads, lineage_lines(manifest))
+
+
+def lineage_lines(manifest: Manifest) -> Iterator[bytes]:
+    """Rows of a curated shard as lines; raises as `read_lineage` does."""
     path = manifest.path.parent / LINEAGE_NAME
     expected = manifest.extra.get("source_info", {}).get("lineage_checksum")
     found = sha256_file(path) if path.is_file() else "no file"
@@ -67,7 +72,7 @@ def read_lineage(manifest: Manifest) -> Iterator[dict[str, Any]]:
             code="E-CURATION-LINEAGE",
         )
     with open(path, "rb") as file:
-        yield from map(orjson.loads, file)
+        yield from file
 
 
 def trace(curated_root: Path, doc_id: str) -> dict[str, Any]:

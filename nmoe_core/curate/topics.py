@@ -17,9 +17,9 @@ import numpy as np
 from loader.format import MANIFEST_NAME, Manifest, load_manifest, read_json_object
 from nmoe_core.atomic import atomic_file, fsync_dir, output_lock, write_json
 from nmoe_core.curate.documents import open_entry, shard_files, shard_manifest
-from nmoe_core.curate.embed import EMBEDDING, EmbeddingTable, embed_documents
+from nmoe_core.curate.embed import EmbeddingTable, embed_documents
 from nmoe_core.curate.locks import replacing
-from nmoe_core.curate.order import PLASTIC
+from nmoe_core.curate.order.spacing import PLASTIC
 from nmoe_core.curate.topic_model import (
     MAX_TOPICS,
     MODEL_FORMAT,
@@ -97,7 +97,7 @@ def fit_topic_model(
     manifests = [load_manifest(data_root / name / "train" / MANIFEST_NAME) for name in sources]
     fingerprints = {
         "format": MODEL_FORMAT,
-        "embedding": EMBEDDING,
+        "embedding": table.method,
         "backbone": table.backbone,
         "documents": sha256_json([[s, m.content_digest()] for s, m in zip(sources, manifests)]),
         "num_topics": str(num_topics),
@@ -113,7 +113,7 @@ def fit_topic_model(
             header = {
                 "format": MODEL_FORMAT,
                 "seed": seed,
-                "embedding": EMBEDDING,
+                "embedding": table.method,
                 "backbone": table.backbone,
                 "sources": sources,
                 "num_documents": sum(m.total_documents for m in manifests),

@@ -18,7 +18,8 @@ def verify_curated_shard(
     """Check that a curated shard holds exactly the kept documents of its parent.
 
     Tokens, ingest id and text hash of each document are compared with those of the parent document
-    that its lineage names. Both shards are read whole.
+    that its lineage names; documents that training had consumed, with the parent document of the
+    same id and text, if it is still kept. Both shards are read whole.
 
     Returns:
         Number of documents compared.
@@ -36,13 +37,21 @@ def verify_curated_shard(
         for file in shard_files(data_root, parent)
         for doc_id, tokens, ids in file.documents()
     }
-    include = curated.extra["source_info"]["include"]
+    info = curated.extra["source_info"]
+    include, num_frozen = info["include"], info["frozen_documents"]
     names = list(originals)
     chosen = select_documents(quality.path, names, include).indices
     missing = dict.fromkeys(names[k] for k in chosen)
+    places = {originals[name][1]: name for name in missing}
     copies = (row for file in shard_files(curated_root, curated) for row in file.documents())
-    for (doc_id, tokens, ids), row in zip(copies, read_lineage(curated), strict=True):
+    rows = zip(copies, read_lineage(curated), strict=True)
+    for number, ((doc_id, tokens, ids), row) in enumerate(rows):
         parent_doc_id = row["parent_doc_id"]
+        if number < num_frozen:
+            # Consumed before the parent was what it is now: it may not be kept, or lie elsewhere.
+            parent_doc_id = places.get(ids)
+            if parent_doc_id is None:
+                continue
         if parent_doc_id not in missing:
             raise _refuse(doc_id, f"{parent_doc_id}: not kept, or there twice")
         del missing[parent_doc_id]
@@ -50,7 +59,7 @@ def verify_curated_shard(
             raise _refuse(doc_id, f"other tokens than {parent_doc_id}")
         if ids != originals[parent_doc_id][1]:
             raise _refuse(doc_id, f"other id or text hash than {parent_doc_id}: {ids}")
-    if missing:
+    if len(missing) != info["deferred_documents"]:
         raise _refuse(curated.path, f"{len(missing)} kept documents missing: {next(iter(missing))}")
     return len(chosen)
 

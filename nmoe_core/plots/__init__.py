@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from nmoe_core.plots.calibration import calibration_plot
+from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.curation import curated_plot
 from nmoe_core.plots.heads import loss_plot
+from nmoe_core.plots.ordering import ordering_plot
 from nmoe_core.plots.png import png_markdown
 from nmoe_core.plots.shards import manifest_plot
 
-__all__ = ["calibration_plot", "curated_plot", "loss_plot", "manifest_plot", "png_markdown"]
+__all__ = [
+    "calibration_plot",
+    "cloud_plot",
+    "compared_plot",
+    "curated_plot",
+    "head_tail_plot",
+    "k_plot",
+    "loss_plot",
+    "manifest_plot",
+    "ordering_plot",
+    "png_markdown",
+    "share_plot",
+]

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nmoe_core.config import Run
+from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.stages.result import Output
 
 if TYPE_CHECKING:
     from nmoe_core.curate.embed import EmbeddingTable
+    from nmoe_core.curate.planning import CurateSettings
+
+# An order passes when it reaches these, or does as well as a shuffle of the same documents: few or
+# short sources cannot reach them by any order.
+MIN_PERCENT_OF_CEILING = 95.0
+MAX_WRAP_TV_8 = 0.15
+CHECKS = ("permutation", "alignment", "diversity", "boundary")
 
 
 def fit_topics(run: Run, sources: Sequence[str]) -> Output:
-    """Fit the topic model over all sources; a current one is left alone."""
-    from nmoe_core.curate.topics import fit_topic_model
+    """Fit the topic model over all sources; a current one is left alone.
 
-    table = run.config.curation
+    One that an order depends on (stability other than `replan`) is kept although documents came.
+    """
+    from nmoe_core.curate.topic_model import load_topic_model
+    from nmoe_core.curate.topics import MODEL_NAME, fit_topic_model
+
+    table, path = run.config.curation, run.paths.topics / MODEL_NAME
+    if table.stability != "replan" and path.is_file():
+        # New topics would move old documents: an order that keeps its past keeps its model.
+        model = load_topic_model(path)
+        return Output(model.digest, {"topics": len(model.centroids), "path": str(path)})
     report = fit_topic_model(
         run.paths.data,
         list(sources),
@@ -58,27 +74,26 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
 
 def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Output]:
     """Filter and order the documents of shards; current ones are left alone."""
-    from nmoe_core.curate.curated import CurateSettings, curate_shard
+    from nmoe_core.curate.curated import curate_shard
 
-    paths, table = run.paths, run.config.curation
-    settings = CurateSettings(
-        include=table.include,
-        order=table.order,
-        seed=run.config.seed,
-        seq_len=run.config.seq_len,
-        tokens_per_shard=run.config.prep.tokens_per_shard,
-    )
+    paths, settings = run.paths, curate_settings(run, source)
     outputs = {}
-    for bucket in buckets:
+    for bucket in sorted(buckets):
         report = curate_shard(
             paths.data, paths.curated, paths.quality, paths.topics, source, bucket, settings
         )
         facts = {
             "documents": report.num_kept,
             "documents_read": report.num_documents,
+            **{f"decided_{name}": count for name, count in report.decisions.items()},
             "tokens": report.num_kept_tokens,
+            "order_taken": report.order,
             "changed": not report.is_current,
+            **_composition(report.diversity, settings.loader),
         }
+        if settings.resume_from_token is not None:
+            facts["documents_frozen"] = report.num_frozen
+            facts["documents_deferred"] = report.num_deferred
         picture = _order_picture(run, source, [bucket])
         outputs[bucket] = Output(report.content_hash, facts, picture)
     return outputs
@@ -88,22 +103,93 @@ def combine(run: Run, source: str) -> Output:
     """Write the curated manifest of a source, with the window diversity of all its shards."""
     from nmoe_core.curate.combine import combine_curated
 
-    num_shards = run.config.prep.num_shards
+    num_shards, settings = run.config.prep.num_shards, curate_settings(run, source)
     report = combine_curated(
-        run.paths.data, run.paths.curated, source, num_shards, run.config.seq_len
+        run.paths.data, run.paths.curated, source, num_shards, settings.seq_len
     )
-    windows = report.diversity["concat"]
     facts = {
         "documents": report.num_documents,
         "tokens": report.num_tokens,
+        "orders_taken": ", ".join(f"{name} ({count})" for name, count in report.orders.items()),
+        "misaligned_shards": report.num_misaligned,
         "changed": not report.is_current,
         "path": str(report.path),
+        **_composition(report.diversity, settings.loader),
     }
-    for when in ("before", "after"):
+    if settings.resume_from_token is not None:
+        facts["documents_deferred"] = report.num_deferred
+    return Output(report.content_hash, facts, _order_picture(run, source, range(num_shards)))
+
+
+def check_curated(run: Run, source: str, buckets: Iterable[int]) -> dict[str, tuple[bool, str]]:
+    """What the curated shards of a source are held to: check -> (passed, what was found).
+
+    `permutation` reads every token: each kept document is there once and unchanged. The others
+    read what `combine` recorded.
+    """
+    from loader.format import read_json_object
+    from nmoe_core.curate.consumed import CURATION_NAME
+    from nmoe_core.curate.verify import verify_curated_shard
+
+    paths, settings = run.paths, curate_settings(run, source)
+    roots = paths.data, paths.curated, paths.quality
+    try:
+        documents = sum(verify_curated_shard(*roots, source, bucket) for bucket in buckets)
+        found = {"permutation": (True, f"{documents} documents, each once and unchanged")}
+    except CurationError as error:
+        found = {"permutation": (False, str(error))}
+    facts = read_json_object(paths.curated / source / "train" / CURATION_NAME)
+    windows = facts["diversity"][settings.loader]
+    misaligned = facts["num_misaligned"]
+    found["alignment"] = (misaligned == 0, f"{misaligned} shards planned for another place")
+    if windows["after"] is None:
+        return found | dict.fromkeys(("diversity", "boundary"), (True, "no documents were kept"))
+    after, shuffled = windows["after"], windows["shuffle"]
+    found["diversity"] = (
+        after["percent_of_ceiling"] >= min(MIN_PERCENT_OF_CEILING, shuffled["percent_of_ceiling"]),
+        f"{after['percent_of_ceiling']:.2f} % of the ceiling, "
+        f"a shuffle {shuffled['percent_of_ceiling']:.2f} %",
+    )
+    found["boundary"] = (
+        after["wrap_tv_8"] <= max(MAX_WRAP_TV_8, shuffled["wrap_tv_8"]),
+        f"topics of the first and last 8 windows differ by {after['wrap_tv_8']:.3f}, "
+        f"of a shuffle by {shuffled['wrap_tv_8']:.3f}",
+    )
+    return found
+
+
+def curate_settings(run: Run, source: str) -> CurateSettings:
+    """What the run's `[curation]` asks for; windows are those its loader reads by default."""
+    from nmoe_core.curate.planning import CurateSettings
+
+    config, table = run.config, run.config.curation
+    stride = config.seq_len + (config.window_stride == "seq_len+1")
+    insert_only, resumes = (table.stability == name for name in ("insert_only", "resume"))
+    return CurateSettings(
+        include=table.include,
+        order="insert_only" if insert_only else table.order,
+        seed=config.seed,
+        epoch=table.epoch,
+        seq_len=table.seq_len or stride,
+        loader=table.loader,
+        by=table.by,
+        descending=table.descending,
+        resume_from_token=table.resume_from_token.get(source, 0) if resumes else None,
+        tokens_per_shard=config.prep.tokens_per_shard,
+    )
+
+
+def _composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
+    """The figures people look at, of the order beside the source order and a shuffle."""
+    windows = diversity[loader]
+    facts: dict[str, Any] = {}
+    for when in ("before", "after", "shuffle"):
         if windows[when] is not None:
             facts[f"window_topics_{when}"] = windows[when]["mean"]
             facts[f"percent_of_ceiling_{when}"] = windows[when]["percent_of_ceiling"]
-    return Output(report.content_hash, facts, _order_picture(run, source, range(num_shards)))
+            facts[f"wrap_tv_8_{when}"] = windows[when]["wrap_tv_8"]
+    names = ("min_full", "last", "std", "kl_mean", "discrepancy_max", "padding", "cut_documents")
+    return facts | {name: windows["after"][name] for name in names if windows["after"]}
 
 
 def _order_picture(run: Run, source: str, buckets: Iterable[int]) -> str:
@@ -111,7 +197,9 @@ def _order_picture(run: Run, source: str, buckets: Iterable[int]) -> str:
     from nmoe_core.plots import curated_plot, png_markdown
 
     documents = arranged_documents(run.paths.curated, source, buckets)
-    return png_markdown(curated_plot(documents, run.config.seq_len), f"{source}: order")
+    return png_markdown(
+        curated_plot(documents, curate_settings(run, source).seq_len), f"{source}: order"
+    )
 
 
 def _table(run: Run) -> EmbeddingTable:

@@ -11,7 +11,7 @@ from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.atomic import output_lock
 from nmoe_core.curate.combine import combine_curated
 from nmoe_core.curate.curated import CurateSettings
-from nmoe_core.curate.diversity import window_diversity
+from nmoe_core.curate.diversity import measure
 from nmoe_core.curate.documents import shard_manifest
 from nmoe_core.curate.lineage import read_lineage, trace
 from nmoe_core.curate.verify import verify_curated_shard
@@ -140,7 +140,7 @@ def test_a_shard_of_which_nothing_is_kept_succeeds(graded):
     graded.grade(0, lambda i: "drop")
     report = graded.curate(0)
     assert (report.num_kept, report.num_kept_tokens) == (0, 0)
-    assert report.diversity["concat"] == {"before": None, "after": None}
+    assert report.diversity["concat"] == {"before": None, "after": None, "shuffle": None}
     manifest = shard_manifest(graded.curated, "web", 0)
     assert (manifest.num_shards, manifest.total_documents, manifest.total_tokens) == (0, 0, 0)
     assert verify(graded) == 0
@@ -311,8 +311,8 @@ def test_diversity_after_is_that_of_the_documents_as_written(graded):
         topics += planted
         lengths += [len(row[0]) // 4 for row in documents(graded, bucket, graded.curated)]
     for metric in ("concat", "flush"):
-        found = window_diversity(np.array(topics), np.array(lengths), 512, metric)
-        assert combined.diversity[metric]["after"] == asdict(found)
+        found = measure(np.arange(len(topics)), np.array(topics), np.array(lengths), 512, metric)
+        assert combined.diversity[metric]["after"] == pytest.approx(asdict(found))
 
 
 def test_diversity_before_is_that_of_the_parents_order(graded):

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import math
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.curate.diversity import (
+    ceilings,
+    compare,
     compare_orders,
     diversity_ceiling,
+    measure,
+    scales,
     window_diversity,
     window_topics,
 )
@@ -103,7 +111,11 @@ def test_compare_orders_reports_both_metrics_before_and_after():
 def test_no_document_means_no_windows():
     empty = np.empty(0, np.int64)
     assert window_diversity(empty, empty, 10) is None
-    assert compare_orders(empty, empty, empty, 10)["flush"] == {"before": None, "after": None}
+    assert compare_orders(empty, empty, empty, 10)["flush"] == {
+        "before": None,
+        "after": None,
+        "shuffle": None,
+    }
     assert len(window_topics(empty, empty, 10, "flush")) == 0
 
 
@@ -112,3 +124,75 @@ def test_windows_that_cannot_be_filled_are_refused(tokens, seq_len):
     with pytest.raises(CurationError) as caught:
         window_topics(np.zeros(1, np.int64), np.asarray(tokens), seq_len)
     assert caught.value.code == "E-CURATION-WINDOWS"
+
+
+@pytest.mark.parametrize("loader", ["concat", "flush"])
+@settings(max_examples=60, deadline=None)
+@given(documents, st.integers(2, 50))
+def test_every_metric_equals_a_token_by_token_count(loader, rows, seq_len):
+    clusters, tokens = np.asarray(rows).T
+    order = np.random.default_rng(len(rows)).permutation(len(rows))
+    found = measure(order, clusters, tokens, seq_len, loader)
+    arranged = [rows[i] for i in order]
+    windows = FILL[loader](arranged, seq_len)
+    total = Counter(topic for topic, length in arranged for _ in range(length))
+    size = sum(total.values())
+    kl = []
+    for window in windows:
+        share = {topic: count / len(window) for topic, count in Counter(window).items()}
+        kl.append(sum(p * math.log(p / (total[t] / size)) for t, p in share.items()))
+    assert found.kl_mean == pytest.approx(np.mean(kl), abs=1e-9)
+    assert found.kl_p99 == pytest.approx(np.percentile(kl, 99), abs=1e-9)
+    assert found.padding == pytest.approx(1 - size / (len(windows) * seq_len))
+    ahead, worst = dict.fromkeys(total, 0.0), 0.0
+    for topic, length in arranged:
+        for each in ahead:
+            ahead[each] += length * ((each == topic) - total[each] / size)
+        worst = max(worst, max(map(abs, ahead.values())))
+    assert found.discrepancy_max == pytest.approx(worst / seq_len, abs=1e-9)
+    same = [a[0] == b[0] for a, b in pairwise(arranged)]
+    assert found.adjacent_same == pytest.approx(np.mean(same) if same else 0)
+    if loader == "concat":
+        ends = np.cumsum([length for _, length in arranged])
+        starts = ends - [length for _, length in arranged]
+        cut = [a // seq_len != (b - 1) // seq_len and b - a <= seq_len
+               for a, b in zip(starts, ends)]  # fmt: skip
+        assert found.cut_documents == sum(cut)
+        least = []
+        for offset in {seq_len * i // 8 for i in range(8)}:
+            stream = [None] * offset + [t for t, length in arranged for _ in range(length)]
+            parts = [stream[i : i + seq_len] for i in range(0, len(stream), seq_len)]
+            full = [len(set(p)) for p in parts if len(p) == seq_len and None not in p]
+            least += full or [len(set(parts[0]) - {None})]
+        assert found.min_over_alignments == min(least)
+    else:
+        assert found.cut_documents == 0
+
+
+def test_the_boundary_of_an_epoch_is_the_distance_of_its_ends():
+    clusters, tokens = np.repeat([0, 1], 40), np.full(80, 5)
+    apart = measure(np.arange(80), clusters, tokens, 20)
+    assert (apart.wrap_tv_1, apart.wrap_tv_8) == (1.0, 1.0)
+    even = measure(np.arange(80).reshape(2, 40).T.ravel(), clusters, tokens, 20)
+    assert even.wrap_tv_8 < 0.05
+    assert apart.length_drift == even.length_drift < 2
+
+
+def test_comparisons_stand_beside_the_source_order_and_a_shuffle():
+    clusters, tokens = np.repeat(np.arange(4), 10), np.full(40, 5)
+    found = compare({"mine": np.arange(40)}, clusters, tokens, 20)
+    assert set(found) == {"mine", "original", "shuffle"}
+    assert found["mine"] == found["original"]
+    assert found["shuffle"]["concat"]["mean"] > found["original"]["concat"]["mean"]
+    assert set(scales(np.arange(40), clusters, tokens)) == {2048, 8192, 32_768, 131_072}
+
+
+def test_bounds_say_what_no_order_can_pass():
+    # 4 windows of 10; topic 1 has one document, so it is in a quarter of the windows.
+    clusters, tokens = np.array([0] * 19 + [1]), np.full(20, 2)
+    bound = ceilings(clusters, tokens, 10)
+    assert (bound.num_windows, bound.flush, bound.min_flush) == (4, 1.25, 1)
+    assert bound.best_std_flush == pytest.approx(math.sqrt(0.25 * 0.75))
+    longer = ceilings(np.array([0, 1, 0, 1]), np.array([12, 2, 2, 8]), 10)
+    assert longer.min_flush == 1  # a document of a window or more is alone in one
+    assert ceilings(np.array([0, 1]), np.array([19, 9]), 10).min_concat == 1

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from nmoe_core.curate import embed
 from nmoe_core.curate.embed import EmbeddingTable, embed_documents
-from nmoe_core.errors import CurationError
+from nmoe_core.curate.embedding_table import projection, read_table, table_digest
+from nmoe_core.errors import CheckpointError, CurationError
 
 EOS = 49
 TABLE = np.random.default_rng(1).standard_normal((50, 7)).astype(np.float32)
@@ -94,18 +96,79 @@ def test_a_table_of_another_shape_is_refused():
         rows_of([[0]], TABLE[0])
 
 
-def test_the_table_of_a_checkpoint_is_read_once_and_only_when_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    checkpoint = pytest.importorskip("nmoe_core.engine.checkpoint")
-    loads = []
-    monkeypatch.setattr(checkpoint, "checkpoint_digest", lambda path: f"digest of {path.name}")
-    monkeypatch.setattr(
-        checkpoint, "load_embedding_table", lambda path: loads.append(path) or TABLE
-    )
-    table = EmbeddingTable.open(tmp_path / "tiny")
-    assert table.backbone == "digest of tiny"
-    assert loads == []
+def checkpoint(path: Path, tensors: dict[str, torch.Tensor], name: str = "a.safetensors") -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text("{}")
+    save_file(tensors, path / name)
+    return path
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "embedding.weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tables_of_either_layout_and_any_dtype_are_read(tmp_path: Path, name: str, dtype):
+    weights = torch.from_numpy(TABLE).to(dtype)
+    other = {"lm_head.weight": torch.zeros(3, 3)}
+    place = checkpoint(tmp_path / "m" / "original", {name: weights, **other})
+    table = EmbeddingTable.open(tmp_path / "m")
+    assert np.array_equal(table.rows.numpy(), weights.float().numpy())
+    assert table.backbone == table_digest(place)
+    assert table.backbone != table_digest(checkpoint(tmp_path / "n", {name: weights + 1}))
+
+
+def test_a_table_is_read_once_and_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reads = []
+    monkeypatch.setattr(embed, "read_table", lambda *args: reads.append(args) or TABLE)
+    place = checkpoint(tmp_path / "m", {"embedding.weight": torch.from_numpy(TABLE)})
+    table = EmbeddingTable.open(place)
+    assert reads == []
     for _ in range(2):
         list(embed_documents(*shard([[1]]), table))
-    assert loads == [tmp_path / "tiny"]
+    assert len(reads) == 1
+
+
+def test_a_projected_table_gives_the_projections_of_the_means(tmp_path: Path):
+    wide = np.random.default_rng(3).standard_normal((50, 600)).astype(np.float32)
+    place = checkpoint(tmp_path / "m", {"embedding.weight": torch.from_numpy(wide)})
+    narrow = read_table(place, 256)
+    assert narrow.shape == (50, 256)
+    texts = [np.array([1, 2, 2, 7]), np.array([48])]
+    pooled = embed.pool(texts, torch.from_numpy(narrow))
+    means = np.stack([wide[text].mean(axis=0) for text in texts]) @ projection(600, 256)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    np.testing.assert_allclose(pooled, means, atol=1e-5)
+    assert np.array_equal(read_table(place), wide)
+
+
+def test_a_projection_keeps_cosines():
+    rows = np.random.default_rng(4).standard_normal((40, 2880))
+    rows[20:] = rows[:20] + 0.5 * rows[20:]
+    narrow = rows @ projection(2880, 256)
+    cosines = [
+        unit @ unit.T
+        for unit in (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (rows, narrow))
+    ]
+    assert np.sqrt(np.mean((cosines[0] - cosines[1]) ** 2)) < 0.07
+
+
+def test_a_checkpoint_without_one_table_is_refused(tmp_path: Path):
+    with pytest.raises(CurationError, match="table"):
+        table_digest(checkpoint(tmp_path / "none", {"other": torch.zeros(2, 2)}))
+    two = {"embedding.weight": torch.zeros(2, 2), "wte.weight": torch.zeros(2, 2)}
+    with pytest.raises(CurationError, match="table"):
+        table_digest(checkpoint(tmp_path / "two", two))
+    with pytest.raises(CurationError, match="table"):
+        table_digest(checkpoint(tmp_path / "flat", {"embedding.weight": torch.zeros(4)}))
+    (tmp_path / "pickle").mkdir()
+    (tmp_path / "pickle" / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="pickle"):
+        table_digest(tmp_path / "pickle")
+
+
+def test_long_texts_are_summed_in_pieces_without_losing_precision():
+    text = np.random.default_rng(5).integers(0, 49, 200_000)
+    rows = torch.from_numpy(TABLE)
+    whole = embed.pool([text], rows)
+    assert (
+        embed.pool([text], rows, block_tokens=3 * embed.SEGMENT_TOKENS).tobytes() == whole.tobytes()
+    )
+    np.testing.assert_allclose(whole[0], expected(text.tolist()), atol=5e-6)

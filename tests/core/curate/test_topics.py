@@ -23,6 +23,11 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
+def exact_scores(rows: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    wide = centroids.astype(np.float64)
+    return rows.astype(np.float64) @ wide.T - np.square(wide).sum(axis=1) / 2
+
+
 def test_planted_topics_are_recovered(corpus):
     corpus.fit()
     pairs = set()
@@ -79,7 +84,7 @@ def test_header_and_summary_name_what_they_were_made_from(corpus):
     fitted = corpus.fit()
     corpus.assign(1)
     header = load_topic_model(fitted.path).header
-    assert header["format"] == "topic-model/1"
+    assert header["format"] == "topic-model/2"
     assert header["embedding"] == "shallow-mean-l2"
     assert header["backbone"] == header["fingerprints"]["backbone"] == "backbone-a"
     assert sum(header["count_per_topic"]) == header["num_sampled"] == 240
@@ -119,9 +124,14 @@ def test_documents_without_text_do_not_shape_topics_and_get_the_lowest(make_corp
     assert topics[-3:].tolist() == [0, 0, 0]
 
 
-def test_centroids_have_unit_length(corpus):
-    centroids = load_topic_model(corpus.fit().path).centroids
-    np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-6)
+def test_labels_are_those_of_the_nearest_centroid_in_space():
+    rng = np.random.default_rng(1)
+    rows = unit(rng.standard_normal((500, 12)))
+    centroids = (unit(rng.standard_normal((7, 12))) * rng.uniform(0.2, 1, (7, 1))).astype("f4")
+    distances = np.linalg.norm(rows[:, None].astype(float) - centroids.astype(float), axis=2)
+    assert np.array_equal(nearest_topics(rows, centroids), distances.argmin(axis=1))
+    cosines = rows @ unit(centroids).T
+    assert not np.array_equal(nearest_topics(rows, centroids), cosines.argmax(axis=1))
 
 
 def test_damaged_labels_are_made_again(corpus):
@@ -182,7 +192,7 @@ def test_a_file_that_is_no_topic_model_is_refused(tmp_path: Path, damage: str):
     path = tmp_path / "topic_model.safetensors"
     centroids = np.full((2, 3), np.nan if damage == "nan" else 1.0, np.float32)
     if damage != "missing":
-        header = {"format": "other/1" if damage == "foreign" else "topic-model/1"}
+        header = {"format": "other/1" if damage == "foreign" else "topic-model/2"}
         save_topic_model(path, centroids, header)
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-1])
@@ -208,7 +218,7 @@ def test_labels_do_not_depend_on_the_block(seed: int, block: int):
     blocks = [nearest_topics(rows[i : i + block], centroids) for i in range(0, len(rows), block)]
     labels = nearest_topics(rows, centroids)
     assert np.array_equal(np.concatenate(blocks), labels)
-    exact = rows.astype(np.float64) @ centroids.astype(np.float64).T
+    exact = exact_scores(rows, centroids)
     assert np.all(exact[np.arange(len(rows)), labels] >= exact.max(axis=1) - 1e-12)
     assert 5 not in labels
 
@@ -219,6 +229,7 @@ def test_near_ties_are_decided_beyond_float32():
     steps = rng.integers(-1, 2, (8, 512)).astype(np.float32)
     centroids = base + steps * np.spacing(np.abs(base))
     rows = unit(rng.standard_normal((200, 512)))
-    exact = rows.astype(np.float64) @ centroids.astype(np.float64).T
+    exact = exact_scores(rows, centroids)
     assert np.array_equal(nearest_topics(rows, centroids), exact.argmax(axis=1))
-    assert not np.array_equal((rows @ centroids.T).argmax(axis=1), exact.argmax(axis=1))
+    narrow = rows @ centroids.T - np.square(centroids).sum(axis=1) / 2
+    assert not np.array_equal(narrow.argmax(axis=1), exact.argmax(axis=1))

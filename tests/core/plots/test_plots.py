@@ -2,23 +2,44 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
 
+from nmoe_core.curate.calibrate_k import Calibration, KResult
+from nmoe_core.curate.compare import compare_embeddings
 from nmoe_core.curate.lineage import ArrangedDocuments
 from nmoe_core.plots import (
     calibration_plot,
+    cloud_plot,
+    compared_plot,
     curated_plot,
+    head_tail_plot,
+    k_plot,
     loss_plot,
     manifest_plot,
+    ordering_plot,
     png_markdown,
+    share_plot,
 )
+from nmoe_core.plots.animation import (
+    _BAR_TOP,
+    _MARGIN,
+    _steps,
+    _write_mp4,
+    bar_frames,
+    cloud_frames,
+)
+from nmoe_core.plots.colors import cluster_colors, palette
+from nmoe_core.plots.names import cluster_name
 from nmoe_core.plots.png import MAX_PNG_BYTES, short_count
+from nmoe_core.plots.projection import flat_projection
 
 SUMMARY = {
     "keep_curve": [[k / 100, 1 - k / 100] for k in range(1, 100)],
@@ -43,7 +64,45 @@ def lengths(num_documents: int) -> np.ndarray:
     return np.random.default_rng(1).lognormal(6, 1.3, num_documents).astype(np.int64) + 1
 
 
+TERMS = [["import", "class"], ["дом"], ["東京", "city"], [], ["a" * 40]]
+
+
+def ordered(num_documents: int, num_clusters: int) -> tuple:
+    found = arranged(num_documents, num_clusters)
+    orders = {"original": found.source_order, "golden": np.arange(num_documents)}
+    return found.topics, found.tokens, orders
+
+
+def cloud(num_points: int, num_clusters: int) -> bytes:
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, num_clusters, num_points)
+    return cloud_plot(rng.standard_normal((num_points, 2)) + labels[:, None] % 7, labels, TERMS)
+
+
+def compared() -> bytes:
+    rows = np.random.default_rng(3).standard_normal((80, 6)).astype(np.float32)
+    return compared_plot(compare_embeddings(rows, rows[:, :4], 5, 0), 0)
+
+
+def k_results(reachable: int | None) -> Calibration:
+    results = tuple(KResult(k, 1 / k, 1, 2.0, 9, min(1, 30 / k)) for k in (5, 10, 30, 100))
+    return Calibration(results, 5, reachable)
+
+
 DRAWINGS = {
+    "ordering": lambda: ordering_plot(*ordered(500, 12), 2048),
+    "ordering, large": lambda: ordering_plot(*ordered(100_000, 30), 512),
+    "shares": lambda: share_plot(*ordered(3000, 30), TERMS),
+    "shares of many": lambda: share_plot(*ordered(3000, 200)),
+    "shares of one": lambda: share_plot(*ordered(1, 1)),
+    "head and tail": lambda: head_tail_plot(*ordered(3000, 30), 2048, TERMS),
+    "head and tail of one": lambda: head_tail_plot(*ordered(1, 1), 2048),
+    "cloud": lambda: cloud(400, 6),
+    "cloud, large": lambda: cloud(30_000, 45),
+    "cloud of one": lambda: cloud(1, 1),
+    "two clouds": compared,
+    "k": lambda: k_plot(k_results(30)),
+    "k, none reachable": lambda: k_plot(k_results(None)),
     "manifest": lambda: manifest_plot(lengths(5000), [70, 0, 80], "web"),
     "manifest of many shards": lambda: manifest_plot(lengths(5000), lengths(1024)),
     "manifest of one document": lambda: manifest_plot([7], [7]),
@@ -66,7 +125,7 @@ def test_pictures_are_small_pngs_of_800_pixels_with_the_same_bytes_each_time(nam
     png = DRAWINGS[name]()
     pixels = matplotlib.image.imread(io.BytesIO(png), format="png")
     assert pixels.shape[1] == 800
-    assert 300 <= pixels.shape[0] <= 500
+    assert 300 <= pixels.shape[0] <= 550
     assert len(png) <= MAX_PNG_BYTES
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 2
     assert DRAWINGS[name]() == png
@@ -110,3 +169,66 @@ def test_markdown_holds_the_picture_inline():
 )
 def test_counts_are_written_short(value: float, text: str):
     assert short_count(value) == text
+
+
+def test_names_leave_out_what_the_font_cannot_draw_and_what_does_not_fit():
+    assert [cluster_name(k, TERMS) for k in range(6)] == [
+        "0  import, class",
+        "1  дом",
+        "2  city",
+        "3",
+        "4",
+        "5",
+    ]
+
+
+def test_the_largest_cluster_has_the_first_colour_and_clusters_have_different_ones():
+    labels = np.array([2] * 5 + [0] * 3 + [1])
+    colors = cluster_colors(labels)
+    assert np.array_equal(colors[2], palette()[0])
+    assert np.array_equal(colors[1], palette()[2])
+    assert len(np.unique(palette(), axis=0)) == 60
+
+
+def test_points_in_the_plane_follow_the_rows():
+    rows = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32) * [9, 5, *[1] * 6]
+    points, method = flat_projection(rows.astype(np.float32), 0, "pca")
+    assert (points.shape, method) == ((50, 2), "pca")
+    assert abs(np.corrcoef(points[:, 0], rows[:, 0])[0, 1]) > 0.95
+    assert flat_projection(rows[:1].astype(np.float32), 0, "pca")[0].tolist() == [[0, 0]]
+
+
+def frames_of(num_records: int, num_frames: int):
+    found = arranged(num_records, 5)
+    steps = _steps(num_records, num_frames)
+    order = np.random.default_rng(1).permutation(num_records)
+    points = np.random.default_rng(2).standard_normal((num_records, 2))
+    bars = list(bar_frames(found.topics, found.tokens, order, 512, steps))
+    return found, order, points, steps, bars
+
+
+@pytest.mark.parametrize("num_records", [1, 7, 700, 5003])
+def test_the_last_frame_shows_every_record_whatever_the_number_of_frames(num_records: int):
+    found, order, points, steps, bars = frames_of(num_records, 60)
+    assert steps[0] == 0
+    assert steps[-1] == num_records
+    assert steps == sorted(steps)
+    assert len(bars) == len(steps) == 60
+    bright = {tuple(c) for c in (255 * cluster_colors(found.topics)[:, :3]).astype(np.uint8)}
+    bar = bars[-1][_BAR_TOP + 20, _MARGIN:-_MARGIN]
+    assert {tuple(pixel) for pixel in bar} <= bright
+    *_, last = cloud_frames(found.topics, points, order, steps)
+    grey = (last == np.array((222, 224, 228))).all(axis=2)
+    assert not grey.any()
+    first = next(cloud_frames(found.topics, points, order, steps))
+    assert (first == np.array((222, 224, 228))).all(axis=2).any()
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
+def test_a_film_decodes_to_as_many_frames_as_were_drawn(tmp_path: Path):
+    _, _, _, steps, bars = frames_of(300, 24)
+    _write_mp4(tmp_path / "film.mp4", iter(bars))
+    command = ["ffmpeg", "-v", "error", "-i", str(tmp_path / "film.mp4")]
+    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    raw = subprocess.run(command, check=True, capture_output=True).stdout
+    assert len(raw) == len(steps) * bars[0].size

@@ -1,0 +1,1 @@
+"""Document orders against their targets: `python -m benchmarks.ordering`."""

@@ -1,0 +1,101 @@
+"""The files of a curated JSONL file: their names, their lock, and how each is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nmoe_core.atomic import TMP_MARK, atomic_file, output_lock
+from nmoe_core.curate.jsonl_input import JsonlInput
+from nmoe_core.errors import CurationError
+from nmoe_core.fingerprint import sha256_file
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPaths:
+    """Where everything lies, from the names of input and output."""
+
+    input: Path
+    output: Path
+
+    def beside(self, ending: str) -> Path:
+        """`{output without .jsonl}{ending}`."""
+        return self.output.with_name(self.output.name.removesuffix(".jsonl") + ending)
+
+    @property
+    def token_counts(self) -> Path:
+        """`{input without .jsonl}_token_counts.npy`."""
+        return self.input.with_name(self.input.name.removesuffix(".jsonl") + "_token_counts.npy")
+
+    @property
+    def cache(self) -> Path:
+        """Directory of the embedding caches, and of the lock of the output."""
+        return self.beside("_cache")
+
+    def check(self) -> None:
+        """Refuse an output that is the input.
+
+        Raises:
+            CurationError: E-CURATION-INPUT.
+        """
+        if self.output.resolve() == self.input.resolve():
+            raise CurationError(
+                "the output is the input",
+                where=self.output,
+                do="name another --output: the input is kept as it is",
+                code="E-CURATION-INPUT",
+            )
+
+
+@contextmanager
+def lock_outputs(paths: OutputPaths) -> Iterator[None]:
+    """Hold the output for this process; clear what a killed writer left of its files.
+
+    Raises:
+        LockedError: Another process is curating the same output (E-LOCKED).
+    """
+    with output_lock(paths.cache):
+        stem = paths.beside("").name
+        for left in paths.output.parent.glob(f"{stem}*{TMP_MARK}*"):
+            left.unlink()
+        yield
+
+
+def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
+    """Commit the records in an order, byte for byte, one line end each.
+
+    Raises:
+        CurationError: The order is no permutation (E-CURATION-ORDER), or the input changed since
+            it was scanned (E-CURATION-INPUT).
+    """
+    if not np.array_equal(np.sort(order), np.arange(len(records))):
+        raise CurationError("order is no permutation of the records", code="E-CURATION-ORDER")
+    with atomic_file(path) as file:
+        for line in records.lines(records.spans[order]):
+            file.write(line + b"\n")
+        if sha256_file(records.path) != records.sha256:
+            raise CurationError(
+                "input changed while it was curated",
+                where=records.path,
+                do="run again",
+                code="E-CURATION-INPUT",
+            )
+
+
+def write_set_aside(path: Path, records: JsonlInput) -> None:
+    """Commit the lines that are no records, byte for byte; no file where there are none."""
+    path.unlink(missing_ok=True)
+    if records.rejected:
+        with atomic_file(path) as file:
+            for line in records.lines(records.rejected):
+                file.write(line + b"\n")
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Commit one array as `.npy`."""
+    with atomic_file(path) as file:
+        np.save(file, array, allow_pickle=False)

@@ -1,0 +1,361 @@
+"""`window_fill`: documents dealt into windows of one exact length, every topic into every window.
+
+It is bin covering by topic: documents go to windows in batches of one topic, at most one a window,
+and the fills are then evened out by exchanging documents of the same topic, until windows end where
+documents end. So it is best-fit packing too: hardly a document is cut. Worth it only for the length
+that training uses; at another length `golden` is better. O(N log N): sorts of one number a window.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nmoe_core.curate.order.input import refusal
+from nmoe_core.curate.order.sequencing import cancel, level
+from nmoe_core.curate.order.spacing import GOLDEN, PLASTIC, by_cluster, rank_in_group
+
+Loader = Literal["concat", "flush"]
+_MOST_SURPLUS = 2**25  # numbers of the table of topics by window, 128 MiB; above it, no levelling
+# Share of a window left free so that no window overflows; the first that works is taken.
+_MARGINS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
+_LONG = 10  # documents over 1/10 of a window are placed first, by length alone
+_TIGHT = 6  # windows with less room than six times what each topic's short documents take
+_FEWEST = 4  # a batch of which not a quarter finds room goes where there is most, fitting or not
+_PASSES = 3  # rounds of exchange; a fourth changes fills by less than a token
+
+
+def window_fill(
+    doc_clusters: np.ndarray,
+    doc_tokens: np.ndarray,
+    *,
+    seq_len: int,
+    loader: Loader = "concat",
+    offset: int = 0,
+    seed: int = 0,
+    epoch: int = 0,
+) -> np.ndarray:
+    """Every window holds every topic that has as many documents as there are windows.
+
+    Args:
+        doc_clusters: int `[N]`.
+        doc_tokens: int `[N]`.
+        seq_len: Tokens of a window: the stride of the loader that will read this order.
+        loader: `concat` cuts the stream every `seq_len` tokens, as this project's loader does;
+            `flush` starts a new window when a document does not fit.
+        offset: Tokens that stand before the first document in its window.
+        seed: Turns the order of windows and the phases of topics inside them.
+        epoch: As `seed`, in an independent direction.
+
+    Returns:
+        int64 `[N]`.
+
+    Raises:
+        CurationError: seq_len, loader or offset is out of range (E-CURATION-ORDER).
+    """
+    if seq_len < 1 or loader not in ("concat", "flush") or not 0 <= offset < seq_len:
+        found = f"seq_len {seq_len}, loader {loader!r}, offset {offset}"
+        raise refusal("windows cannot be filled", found, "offset < seq_len, concat or flush")
+    if not len(doc_tokens):
+        return np.empty(0, np.int64)
+    turn = (seed * PLASTIC + epoch * PLASTIC**2) % 1.0
+    margins = iter((0.0,) if loader == "concat" else _MARGINS)
+    windows = _Windows(doc_clusters, doc_tokens, seq_len, loader, offset, next(margins))
+    windows.fill_all()
+    while loader == "flush" and not windows.is_within_length():
+        margin = next(margins, None)
+        if margin is None:
+            break
+        windows = _Windows(doc_clusters, doc_tokens, seq_len, loader, offset, margin)
+        windows.fill_all()
+    return windows.order(turn)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Documents of one topic, longest first, in windows that are all different."""
+
+    documents: np.ndarray
+    windows: np.ndarray
+
+
+class _Windows:
+    """Which window each document is in, and how many tokens each window holds.
+
+    A document of at least a window (a giant) fills windows alone; the rest of it counts as load.
+    `fill` starts with what is not documents: the tokens before the first window, and in the last
+    window the tokens that all documents fall short of whole windows.
+    """
+
+    def __init__(
+        self,
+        doc_clusters: np.ndarray,
+        doc_tokens: np.ndarray,
+        seq_len: int,
+        loader: Loader,
+        offset: int,
+        margin: float,
+    ) -> None:
+        self.clusters, self.seq_len = doc_clusters, seq_len
+        self.loader, self.offset = loader, offset
+        self.load = doc_tokens % seq_len
+        self.is_giant = doc_tokens >= seq_len
+        self.num_clusters = int(doc_clusters.max()) + 1
+        room = max(1, int(seq_len * (1 - margin)))
+        total = int(self.load.sum()) + offset
+        # Under flush the rest of a giant opens a window, so no two of them share one.
+        at_least = int(self.is_giant.sum()) if loader == "flush" else 0
+        self.count = max(-(-total // room), at_least, 1)
+        self.fill = np.zeros(self.count, np.int64)
+        self.fill[-1] = max(0, self.count * room - total)
+        self.fill[0] += offset
+        self.window = np.full(len(doc_tokens), -1, np.int64)
+        self.groups: list[_Group] = []
+
+    def fill_all(self) -> None:
+        """Deal every document to a window."""
+        self._place_long()
+        self._place_short()
+        self._even_out()
+
+    def _place_long(self) -> None:
+        """Giants, then documents over 1/10 of a window, longest first, to the emptiest window."""
+        is_long = self.load * _LONG > self.seq_len
+        if self.loader == "flush":
+            giants = self._longest_first(np.flatnonzero(self.is_giant))
+            first = 1 if self.offset and len(giants) < self.count else 0
+            self._put(giants, first + np.arange(len(giants)))
+            long = self._longest_first(np.flatnonzero(is_long & ~self.is_giant))
+        else:
+            long = self._longest_first(np.flatnonzero(is_long | self.is_giant))
+        emptiest = list(zip(self.fill.tolist(), range(self.count)))
+        heapq.heapify(emptiest)
+        target = np.empty(len(long), np.int64)
+        for i, load in enumerate(self.load[long].tolist()):
+            fill, window = emptiest[0]
+            target[i] = window
+            heapq.heapreplace(emptiest, (fill + load, window))
+        self._put(long, target)
+        self._group(long)
+
+    def _place_short(self) -> None:
+        """The rest in batches of one topic, the topic with the longest document left first."""
+        short = np.flatnonzero(self.window < 0)
+        pools = self._pools(short)
+        reserve = _Reserve(self, pools)
+        self._serve_tight(pools, reserve)
+        heads = [(-int(self.load[pool[0]]), cluster) for cluster, pool in pools.items()]
+        heapq.heapify(heads)
+        while heads:
+            _, cluster = heapq.heappop(heads)
+            pool = pools[cluster]
+            batch = pool[: self.count]
+            windows = self._windows_for(cluster, batch, reserve)
+            batch = batch[: len(windows)]
+            self._deal(cluster, batch, windows, reserve)
+            pools[cluster] = pool = pool[len(batch) :]
+            if len(pool):
+                heapq.heappush(heads, (-int(self.load[pool[0]]), cluster))
+
+    def _even_out(self) -> None:
+        """Exchange documents inside each group, the longest to the window that is emptiest."""
+        for _ in range(_PASSES):
+            for group in self.groups:
+                load = self.load[group.documents]
+                self.fill[group.windows] -= load
+                emptiest = np.argsort(self.fill[group.windows], kind="stable")
+                group.windows = group.windows[emptiest]
+                self.fill[group.windows] += load
+        for group in self.groups:
+            self.window[group.documents] = group.windows
+        self.groups = []
+
+    def is_within_length(self) -> bool:
+        """Whether no full window holds more than fits."""
+        return bool((self.fill[:-1] <= self.seq_len).all())
+
+    def order(self, turn: float) -> np.ndarray:
+        """Documents by window, and inside a window by topic at a phase of its own."""
+        place = np.empty(self.count)
+        place[self._sequence(turn)] = np.arange(self.count)
+        inside = self._phases(turn)
+        inside[self._longest()] = -1.0
+        # A flush filler has to open a window with the rest of a giant; under concat a giant in the
+        # middle meets the topics before it and those after it.
+        inside[self.is_giant] = -2.0 if self.loader == "flush" else 0.5
+        return np.argsort(place[self.window] + (inside + 2) / 4, kind="stable")
+
+    def _put(self, documents: np.ndarray, windows: np.ndarray) -> None:
+        self.window[documents] = windows
+        self.fill += np.bincount(
+            windows, weights=self.load[documents], minlength=self.count
+        ).astype(np.int64)
+
+    def _longest_first(self, documents: np.ndarray) -> np.ndarray:
+        return documents[np.argsort(-self.load[documents], kind="stable")]
+
+    def _group(self, documents: np.ndarray) -> None:
+        """Make groups of documents already placed: the j-th of each topic in its window."""
+        place = self.window[documents] * self.num_clusters + self.clusters[documents]
+        grouped = np.argsort(place, kind="stable")
+        rank = np.empty(len(documents), np.int64)
+        rank[grouped] = rank_in_group(_run_lengths(place[grouped]))
+        key = rank * self.num_clusters + self.clusters[documents]
+        by_key = np.argsort(key, kind="stable")
+        for part in np.split(by_key, np.flatnonzero(np.diff(key[by_key])) + 1):
+            rows = documents[part]
+            self.groups.append(_Group(rows, self.window[rows]))
+
+    def _pools(self, documents: np.ndarray) -> dict[int, np.ndarray]:
+        """Documents of each topic, longest first."""
+        documents = self._longest_first(documents)
+        clusters = self.clusters[documents]
+        grouped, sizes = documents[by_cluster(clusters)], np.bincount(clusters)
+        parts = np.split(grouped, np.cumsum(sizes)[:-1]) if len(sizes) else []
+        return {cluster: part for cluster, part in enumerate(parts) if len(part)}
+
+    def _windows_for(self, cluster: int, batch: np.ndarray, reserve: _Reserve) -> np.ndarray:
+        """Different windows for the front of a batch, emptiest first.
+
+        Windows poor in this topic come first, then those poor in topics; where too few have room,
+        the room kept for other topics is given up, then the evenness of this one.
+        """
+        count, fill = reserve.counts(cluster), self.fill
+        is_poor = count <= int(count.min()) + 1
+        room = self.seq_len - fill - self.load[batch[-1]]
+        for allowed in (is_poor & (room >= reserve.needed), is_poor & (room >= 0), room >= 0):
+            windows = np.flatnonzero(allowed)
+            if len(windows) > len(batch):
+                # (documents of the topic, topics, fill), as one integer.
+                rank = count[windows] * (self.num_clusters + 1) + reserve.num_topics[windows]
+                rank = rank * (int(fill.max()) + 1) + fill[windows]
+                windows = windows[np.argsort(rank, kind="stable")[: len(batch)]]
+            windows = windows[np.argsort(fill[windows], kind="stable")]
+            fits = fill[windows] + self.load[batch[: len(windows)]] <= self.seq_len
+            num_fitting = len(windows) if fits.all() else int(fits.argmin())
+            if num_fitting * _FEWEST >= len(batch):
+                return windows[:num_fitting]
+        return np.argsort(fill, kind="stable")[: len(batch)]
+
+    def _serve_tight(self, pools: dict[int, np.ndarray], reserve: _Reserve) -> None:
+        """The shortest documents to windows too full to be dealt one of each topic later."""
+        tight = np.flatnonzero(self.fill + _TIGHT * reserve.needed > self.seq_len)
+        tight = tight[np.argsort(self.fill[tight], kind="stable")]
+        for cluster in sorted(pools, key=lambda cluster: (self.load[pools[cluster][-1]], cluster)):
+            pool = pools[cluster]
+            windows = tight[reserve.counts(cluster)[tight] == 0][-(len(pool) // 2) :]
+            batch = pool[len(pool) - len(windows) :]
+            fits = self.fill[windows] + self.load[batch] <= self.seq_len
+            if len(pool) > 1 and fits.any():
+                self._deal(cluster, batch[fits], windows[fits], reserve)
+                left = np.ones(len(pool), bool)
+                left[len(pool) - len(windows) :] = ~fits
+                pools[cluster] = pool[left]
+
+    def _deal(
+        self, cluster: int, batch: np.ndarray, windows: np.ndarray, reserve: _Reserve
+    ) -> None:
+        self._put(batch, windows)
+        reserve.note(cluster, windows)
+        self.groups.append(_Group(batch, windows))
+
+    def _sequence(self, turn: float) -> np.ndarray:
+        """Windows in training order; the last stays last, and with an offset the first first."""
+        first = [0] if self.offset and self.count > 1 else []
+        ids = np.arange(len(first), self.count - 1)
+        dealt = ids[np.argsort((ids * GOLDEN + turn) % 1.0, kind="stable")]
+        surplus = self._surplus()
+        if surplus is not None:
+            front = surplus[first].sum(axis=0)
+            dealt = level(dealt, surplus, front, surplus[-1])
+        if self.loader == "concat":
+            error = self.fill - self.seq_len
+            dealt = cancel(dealt, error[dealt], int(error[first].sum()))
+        return np.concatenate([np.asarray(first, np.int64), dealt, [self.count - 1]])
+
+    def _surplus(self) -> np.ndarray | None:
+        """Tokens of each topic in each window, and documents, over the window's even share.
+
+        float32 `[W, K + 1]`; documents are counted at their mean length. None where too large.
+        """
+        width = self.num_clusters + 1
+        if self.count * width > _MOST_SURPLUS:
+            return None
+        cell = self.window * width + self.clusters
+        held = np.bincount(cell, weights=self.load, minlength=self.count * width)
+        held = held.reshape(self.count, width)
+        tokens = held.sum(axis=1)
+        held[:, -1] = np.bincount(self.window, minlength=self.count)
+        held[:, -1] *= self.load.sum() / len(self.load)
+        return (held - np.outer(tokens, held.sum(axis=0) / max(tokens.sum(), 1))).astype(np.float32)
+
+    def _phases(self, turn: float) -> np.ndarray:
+        """Place of each document in its window, in [0, 1): the j-th of n of topic c at
+        (j + phase of c) / n, the same phases in every window, so that cutting elsewhere finds
+        every topic too."""
+        place = self.window * self.num_clusters + self.clusters
+        grouped = np.argsort(place, kind="stable")
+        sizes = _run_lengths(place[grouped])
+        del place
+        phase = (self.clusters[grouped] * PLASTIC + turn) % 1.0
+        phase += rank_in_group(sizes)
+        phase /= np.repeat(sizes, sizes)
+        result = np.empty(len(grouped))
+        result[grouped] = phase
+        return result
+
+    def _longest(self) -> np.ndarray:
+        """The longest document of each window: as opener it cannot slip into the slack before."""
+        load = np.where(self.is_giant, -1, self.load)
+        longest = np.full(self.count, -1, np.int64)
+        np.maximum.at(longest, self.window, load)
+        ties = np.flatnonzero((load == longest[self.window]) & ~self.is_giant)
+        _, first = np.unique(self.window[ties], return_index=True)
+        return ties[first]
+
+
+class _Reserve:
+    """Topics of each window, and the room to keep for topics that it still lacks."""
+
+    def __init__(self, windows: _Windows, pools: dict[int, np.ndarray]) -> None:
+        placed = windows.window >= 0
+        self._windows = windows
+        self._counts: dict[int, np.ndarray] = {}
+        self._short: dict[int, int] = {}
+        self.num_topics = np.zeros(windows.count, np.int64)
+        self.needed = np.zeros(windows.count, np.int64)
+        sizes = np.bincount(windows.clusters)
+        rows = np.flatnonzero(placed)
+        grouped, ends = (
+            rows[by_cluster(windows.clusters[rows])],
+            np.cumsum(np.bincount(windows.clusters[rows], minlength=len(sizes))),
+        )
+        for cluster, pool in pools.items():
+            start = int(ends[cluster - 1]) if cluster else 0
+            held = windows.window[grouped[start : ends[cluster]]]
+            count = np.bincount(held, minlength=windows.count)
+            self._counts[cluster] = count.astype(np.int32)
+            self.num_topics += count > 0
+            if sizes[cluster] >= windows.count:
+                self._short[cluster] = int(windows.load[pool[-1 - len(pool) // 20]])
+                self.needed += np.where(count > 0, 0, self._short[cluster])
+
+    def counts(self, cluster: int) -> np.ndarray:
+        """Documents of a topic in each window: int32 `[W]`."""
+        return self._counts[cluster]
+
+    def note(self, cluster: int, windows: np.ndarray) -> None:
+        """A document of the topic went to each of these windows."""
+        fresh = windows[self._counts[cluster][windows] == 0]
+        self._counts[cluster][windows] += 1
+        self.num_topics[fresh] += 1
+        self.needed[fresh] -= self._short.get(cluster, 0)
+
+
+def _run_lengths(ordered: np.ndarray) -> np.ndarray:
+    """Length of each run of equal numbers."""
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return np.diff(starts, append=len(ordered))

@@ -1,0 +1,169 @@
+"""Orders that space the documents of each topic evenly over the epoch; no window length is needed.
+
+Document r of the n of a topic goes to (r + phase) / n of the epoch, each topic with a phase of its
+own; the orders differ in how a topic's documents are ranked before. A few sorts, O(N log N), and
+at most 64 bytes of memory a document beside the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nmoe_core.curate.order.input import check_column
+
+GOLDEN = 0.6180339887498949  # 1/phi: multiples of it, modulo 1, are spread as evenly as can be
+PLASTIC = 0.7548776662466927  # 1/rho, and its square: the same in two dimensions
+_RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
+
+
+def golden(
+    doc_clusters: np.ndarray,
+    doc_tokens: np.ndarray,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    by: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+) -> np.ndarray:
+    """Even spacing inside each topic, with lengths dealt out at golden-ratio steps.
+
+    Inside a topic documents are ranked by length, then dealt: rank r goes to the fraction
+    r/phi mod 1 of the topic, so neighbours in the ranking end up far apart, and every stretch of
+    the epoch has the same mix of long and short. m neighbours come to lie at least about
+    1 / (sqrt(5) m) of the epoch apart.
+
+    Args:
+        doc_clusters: int `[N]`.
+        doc_tokens: int `[N]`.
+        seed: Turns places and phases; each value is another order of the same evenness.
+        epoch: As `seed`, in an independent direction: do not repeat one order each epoch.
+        by: Number `[N]` to deal out evenly instead of the length, such as quality.
+        groups: int `[N]`: group of near-duplicates, -1 for none. Members of a group in one topic
+            become neighbours in the ranking, so they are spread over the whole epoch.
+    """
+    num_documents, num_clusters = len(doc_clusters), int(doc_clusters.max(initial=-1)) + 1
+    turn = _turn(seed, epoch)
+    column = doc_tokens if by is None else check_column("by", by, num_documents)
+    if groups is not None:
+        groups = check_column("groups", groups, num_documents)
+    key = np.empty(num_documents)
+    for cluster, members in _members(doc_clusters):
+        ranked = _ranked(members, column, groups)
+        rank = np.arange(len(members))
+        place = (rank * GOLDEN + (cluster + 0.5) / num_clusters + turn) % 1.0
+        phase = (cluster * GOLDEN + turn) % 1.0
+        key[ranked[np.argsort(place, kind="stable")]] = (rank + phase) / len(members)
+    return np.argsort(key, kind="stable")
+
+
+def count_stride(
+    doc_clusters: np.ndarray,
+    doc_tokens: np.ndarray,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    by: np.ndarray | None = None,
+    descending: bool = False,
+) -> np.ndarray:
+    """Even spacing of each topic by count, in a fixed order inside it: a curriculum.
+
+    Args:
+        doc_clusters: int `[N]`.
+        doc_tokens: int `[N]`.
+        seed: Turns the phases of the topics.
+        epoch: As `seed`.
+        by: Number `[N]` that rises along the epoch, such as length or quality; None for the
+            source order.
+        descending: Let it fall instead.
+    """
+    column = None if by is None else check_column("by", by, len(doc_clusters))
+    turn = _turn(seed, epoch)
+    key = np.empty(len(doc_clusters))
+    for cluster, members in _members(doc_clusters):
+        phase = (cluster * GOLDEN + turn) % 1.0
+        key[_sorted(members, column, descending)] = (np.arange(len(members)) + phase) / len(members)
+    return np.argsort(key, kind="stable")
+
+
+def balance_tokens(
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
+) -> np.ndarray:
+    """Even spacing by tokens: each prefix of the epoch holds every topic by its share of tokens.
+
+    For exact mixing ratios. A topic of long documents gets wider gaps, so fewer topics meet in a
+    window than with `golden`. Lengths are dealt out as there; a document stands at the middle of
+    its tokens. This is what a greedy on the deficit of tokens arrives at.
+    """
+    key = np.empty(len(doc_clusters))
+    turn = _turn(seed, epoch)
+    for cluster, members in _members(doc_clusters):
+        place = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
+        dealt = _ranked(members, doc_tokens, None)[np.argsort(place, kind="stable")]
+        ends = np.cumsum(doc_tokens[dealt])
+        key[dealt] = (ends - doc_tokens[dealt] / 2) / max(int(ends[-1]), 1)
+    return np.argsort(key, kind="stable")
+
+
+def insert_only(
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
+) -> np.ndarray:
+    """An order that appended documents do not change: they are only inserted.
+
+    Document r of a topic, in order of arrival, has the key r/phi mod 1, which nothing that comes
+    later alters; the key of a document is its place in the epoch. Less even than `golden`. Keep
+    seed and epoch, and the topics of old documents, while documents are appended.
+    """
+    key = np.empty(len(doc_clusters))
+    turn = _turn(seed, epoch)
+    for cluster, members in _members(doc_clusters):
+        key[members] = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
+    return np.argsort(key, kind="stable")
+
+
+def rank_in_group(sizes: np.ndarray) -> np.ndarray:
+    """0..n-1 for each group in turn: int64 `[sum(sizes)]`."""
+    starts = np.cumsum(sizes) - sizes
+    return np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
+
+
+def by_cluster(doc_clusters: np.ndarray) -> np.ndarray:
+    """Documents sorted by topic, then number: int64 `[N]`."""
+    keys = doc_clusters
+    if int(doc_clusters.max(initial=0)) < _RADIX_SORTED:
+        keys = doc_clusters.astype(np.uint16)
+    return np.argsort(keys, kind="stable")
+
+
+def _members(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each topic that has documents, and their numbers in source order."""
+    sizes = np.bincount(doc_clusters)
+    ends = np.cumsum(sizes)
+    documents = by_cluster(doc_clusters)
+    for cluster in np.flatnonzero(sizes).tolist():
+        yield cluster, documents[ends[cluster] - sizes[cluster] : ends[cluster]]
+
+
+def _ranked(members: np.ndarray, column: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Members by group, those without one last, then by falling `column`, then by number."""
+    if groups is None:
+        return _sorted(members, column, descending=True)
+    group, value = groups[members], _falling(column[members])
+    return members[np.lexsort((value, group, group < 0))]
+
+
+def _sorted(members: np.ndarray, column: np.ndarray | None, descending: bool) -> np.ndarray:
+    if column is None:
+        return members[::-1] if descending else members
+    value = column[members]
+    return members[np.argsort(_falling(value) if descending else value, kind="stable")]
+
+
+def _falling(values: np.ndarray) -> np.ndarray:
+    """Keys that sort `values` downwards; ~v is -v - 1, which unsigned integers have too."""
+    return -values if values.dtype.kind == "f" else ~values
+
+
+def _turn(seed: int, epoch: int) -> float:
+    return (seed * PLASTIC + epoch * PLASTIC**2) % 1.0

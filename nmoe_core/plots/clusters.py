@@ -1,0 +1,259 @@
+"""Clusters seen from four sides: along the order, at its two ends, in the plane, and by k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nmoe_core.plots.colors import cluster_colors, ranks_by_size
+from nmoe_core.plots.names import cluster_name
+from nmoe_core.plots.png import BLUE, GREY, ORANGE, RED, render, short_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nmoe_core.curate.calibrate_k import Calibration
+    from nmoe_core.curate.compare import ComparedSpaces
+
+Terms = Sequence[Sequence[str]]
+_COLUMNS = 100
+_MAX_ROWS = 40
+_NAMED = 12
+MAX_POINTS = 20_000
+_METHODS = {"pca": "two principal components", "umap": "UMAP"}
+
+
+def share_plot(
+    doc_clusters: np.ndarray,
+    doc_tokens: np.ndarray,
+    orders: Mapping[str, np.ndarray],
+    terms: Terms = (),
+) -> bytes:
+    """Heat map: tokens of each cluster by position, over the cluster's share of all tokens.
+
+    Args:
+        doc_clusters: int `[N]`.
+        doc_tokens: int `[N]`.
+        orders: Named permutations; the first and the last are drawn.
+        terms: Typical words of each cluster.
+    """
+
+    def draw(figure: Figure) -> None:
+        from matplotlib.colors import TwoSlopeNorm
+
+        panels = figure.subplots(1, 2, sharey=True)
+        shown = np.argsort(ranks_by_size(doc_clusters))[:_MAX_ROWS]
+        names = list(orders)
+        for axes, name in zip(panels, (names[0], names[-1])):
+            order = orders[name]
+            ratio = _shares_by_position(doc_clusters[order], doc_tokens[order])[shown]
+            axes.imshow(
+                ratio,
+                aspect="auto",
+                interpolation="nearest",
+                cmap="RdBu_r",
+                norm=TwoSlopeNorm(1, 0, 3),
+            )
+            axes.grid(visible=False)
+            edges = np.linspace(-0.5, ratio.shape[1] - 0.5, 3)
+            axes.set_xticks(edges, ["start", "half of the tokens", "end"], fontsize=8.5)
+            axes.set_title(f"Cluster shares along {name}")
+        size = 8 if len(shown) <= 25 else 6.5
+        labels = [cluster_name(k, terms, 24) for k in shown]
+        panels[0].set_yticks(range(len(shown)), labels, fontsize=size)
+        bar = figure.colorbar(
+            panels[-1].images[0], ax=panels, extend="max", ticks=[0, 0.5, 1, 2, 3], pad=0.01
+        )
+        bar.ax.set_yticklabels(["none", "half", "its share\nof all", "2x", "3x"], fontsize=8)
+
+    return render(draw, 500)
+
+
+def _shares_by_position(clusters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Token share in each stretch of the order over the share in all: float `[K, columns]`."""
+    ends = np.cumsum(tokens)
+    num_columns = int(min(_COLUMNS, max(1, len(tokens) // 20)))
+    middle = (ends - tokens / 2) / ends[-1]
+    column = np.minimum((middle * num_columns).astype(np.int64), num_columns - 1)
+    num_clusters = int(clusters.max()) + 1
+    cell = clusters.astype(np.int64) * num_columns + column
+    counts = np.bincount(cell, weights=tokens, minlength=num_clusters * num_columns)
+    counts = counts.reshape(num_clusters, num_columns)
+    share = counts.sum(axis=1, keepdims=True) / counts.sum()
+    in_column = counts / np.maximum(counts.sum(axis=0, keepdims=True), 1)
+    return in_column / np.where(share > 0, share, 1)
+
+
+def head_tail_plot(
+    doc_clusters: np.ndarray,
+    doc_tokens: np.ndarray,
+    orders: Mapping[str, np.ndarray],
+    seq_len: int,
+    terms: Terms = (),
+) -> bytes:
+    """Cluster shares of the first and last eight windows: the step at an epoch's boundary.
+
+    Args:
+        doc_clusters: int `[N]`.
+        doc_tokens: int `[N]`.
+        orders: Named permutations; the first and the last are drawn.
+        seq_len: Tokens of a window.
+        terms: Typical words of each cluster.
+    """
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(1, 2, sharey=True, sharex=True)
+        names = list(orders)
+        num_tokens = min(8 * seq_len, max(1, int(doc_tokens.sum()) // 2))
+        shown = np.argsort(ranks_by_size(doc_clusters))[:_NAMED][::-1]
+        for axes, name in zip(panels, (names[0], names[-1])):
+            order = orders[name]
+            ends = _ends(doc_clusters[order], doc_tokens[order], num_tokens)
+            distance = np.abs(ends[0] - ends[1]).sum() / 2
+            _bars(axes, [100 * end[shown] for end in ends])
+            axes.set_title(f"{name}: total variation {distance:.2f}")
+        labels = [cluster_name(k, terms, 24) for k in shown]
+        panels[0].set_yticks(range(len(shown)), labels, fontsize=8)
+        label = f"{short_count(num_tokens)} tokens"
+        panels[1].legend(
+            [f"first {label}", f"last {label}"],
+            loc="upper right",
+            bbox_to_anchor=(1, -0.1),
+            ncols=2,
+        )
+        panels[0].set_xlabel("share of tokens (%)", loc="left")
+
+    return render(draw, 400)
+
+
+def _ends(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> list[np.ndarray]:
+    """Token shares of clusters in the first and in the last `num_tokens`: float `[K]` each."""
+    shares = []
+    for labels, lengths in ((clusters, tokens), (clusters[::-1], tokens[::-1])):
+        begins = np.cumsum(lengths) - lengths
+        inside = np.clip(num_tokens - begins, 0, lengths)
+        counts = np.bincount(labels, weights=inside, minlength=int(clusters.max()) + 1)
+        shares.append(counts / counts.sum())
+    return shares
+
+
+def _bars(axes: Axes, shares: list[np.ndarray]) -> None:
+    rows = np.arange(len(shares[0]))
+    for at, share, color in zip((0.2, -0.2), shares, (BLUE, ORANGE)):
+        axes.barh(rows + at, share, height=0.38, color=color)
+    axes.grid(visible=False, axis="y")
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def cloud_plot(
+    points: np.ndarray, labels: np.ndarray, terms: Terms = (), method: str = "pca"
+) -> bytes:
+    """Records in the plane, a colour for each cluster, the largest clusters named.
+
+    Args:
+        points: float `[N, 2]`.
+        labels: Cluster of each record: int `[N]`.
+        terms: Typical words of each cluster.
+        method: How the points were made: `pca` or `umap`.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        colors = cluster_colors(labels)
+        chosen = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).astype(int)
+        xy, shown = points[chosen], labels[chosen]
+        size = float(np.clip(60_000 / max(len(xy), 1), 1.5, 24))
+        axes.scatter(*xy.T, s=size, c=colors[shown], alpha=0.85, linewidths=0)
+        axes.set(xticks=[], yticks=[])
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        num = len(np.unique(labels))
+        axes.set_title(
+            f"{len(points):,} records in {num} clusters ({_METHODS.get(method, method)})"
+        )
+        low, high = np.percentile(xy, [0.5, 99.5], axis=0)
+        room = np.maximum(high - low, 1e-9) * 0.06
+        axes.set(xlim=(low[0] - room[0], high[0] + room[0]))
+        axes.set(ylim=(low[1] - room[1], high[1] + room[1]))
+        _legend(axes, labels, colors, terms)
+
+    return render(draw, 500)
+
+
+def _legend(axes: Axes, labels: np.ndarray, colors: np.ndarray, terms: Terms) -> None:
+    from matplotlib.lines import Line2D
+
+    order = np.argsort(ranks_by_size(labels))
+    sizes = np.bincount(labels)
+    order = [k for k in order if sizes[k]][:30]
+    handles = [
+        Line2D([], [], marker="o", linestyle="", markersize=5, color=tuple(colors[k]))
+        for k in order
+    ]
+    names = [f"{cluster_name(k, terms, 22)} ({short_count(float(sizes[k]))})" for k in order]
+    axes.legend(
+        handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, handletextpad=0.1
+    )
+
+
+def k_plot(calibration: Calibration) -> bytes:
+    """Silhouette, and the share of k that a window can hold, against k; what each rule picks."""
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        results = calibration.results
+        ks = [result.k for result in results]
+        series = (
+            (left, [r.silhouette for r in results], "Silhouette (cosine)", "mean silhouette"),
+            (right, [100 * r.reachable for r in results], "Reachable diversity", "ceiling / k (%)"),
+        )
+        picks = (
+            (calibration.within_5pct, GREY, "within 5 % of the peak"),
+            (calibration.reachable, RED, "reachable"),
+        )
+        for axes, values, title, label in series:
+            axes.plot(ks, values, color=BLUE, marker="o", markersize=4)
+            for k, color, name in picks:
+                if k is not None:
+                    text = f"{name}: k = {k}"
+                    style = "--" if color == RED else "-"
+                    axes.axvline(k, color=color, linestyle=style, linewidth=1.2, label=text)
+            axes.set(title=title, xlabel="k, number of clusters", ylabel=label, xscale="log")
+            axes.set_xticks(ks, [str(k) for k in ks])
+            axes.minorticks_off()
+        right.axhline(95, color=GREY, linestyle=":", linewidth=1)
+        right.set_ylim(0, 104)
+        left.legend(loc="best")
+
+    return render(draw, 340)
+
+
+def compared_plot(spaces: ComparedSpaces, seed: int) -> bytes:
+    """The same records in two embeddings, both coloured by the clusters of the first."""
+
+    def draw(figure: Figure) -> None:
+        from nmoe_core.plots.projection import flat_projection
+
+        colors = cluster_colors(spaces.shallow_labels)
+        found = spaces.comparison
+        for axes, rows, name in zip(
+            figure.subplots(1, 2), (spaces.shallow, spaces.deep), ("shallow", "deep")
+        ):
+            points, method = flat_projection(rows, seed)
+            chosen = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).astype(int)
+            size = float(np.clip(30_000 / max(len(chosen), 1), 1.5, 20))
+            shown = colors[spaces.shallow_labels[chosen]]
+            axes.scatter(*points[chosen].T, s=size, c=shown, alpha=0.65, linewidths=0)
+            axes.set(xticks=[], yticks=[], title=f"{name} ({_METHODS[method]})")
+            axes.grid(visible=False)
+            axes.spines[:].set_visible(False)
+        figure.suptitle(
+            f"{found.num_records:,} records, coloured by {found.num_clusters} shallow clusters. "
+            f"ARI {found.ari:.2f}, CKA {found.cka:.2f}: {found.verdict}",
+            fontsize=10.5,
+        )
+
+    return render(draw, 440)

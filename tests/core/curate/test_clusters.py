@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.metrics import adjusted_rand_score, silhouette_score
+
+from nmoe_core.curate import topic_model
+from nmoe_core.curate.calibrate_k import (
+    KResult,
+    calibrate_k,
+    cosine_distances,
+    rule_reachable,
+    rule_within_5pct,
+    silhouette,
+)
+from nmoe_core.curate.clusters import fit_clusters, load_clusters, project, save_clusters
+from nmoe_core.curate.compare import compare_embeddings, linear_cka, neighbour_overlap, verdict
+from nmoe_core.curate.topic_model import fit_centroids, nearest_topics
+from nmoe_core.errors import CurationError
+
+
+def planted(num_rows: int, num_groups: int, width: int = 16, noise: float = 0.25, seed: int = 0):
+    """Unit rows of planted groups, in the order of the groups, and the group of each."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((num_groups, width))
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    group = np.sort(rng.integers(0, num_groups, num_rows))
+    rows = centres[group] + noise * rng.standard_normal((num_rows, width)) / np.sqrt(width) * 2
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32), group
+
+
+@pytest.mark.parametrize(("first_rows", "least"), [(400, 0.75), (10_000, 0.95)])
+def test_streamed_and_whole_fits_find_planted_groups_in_sorted_rows(monkeypatch, first_rows, least):
+    monkeypatch.setattr(topic_model, "FIRST_ROWS", first_rows)
+    monkeypatch.setattr(topic_model, "BATCH_ROWS", 256)
+    rows, group = planted(4000, 8)
+    centroids = fit_centroids(rows, 8, 1)
+    assert adjusted_rand_score(group, nearest_topics(rows, centroids)) > least
+    assert fit_centroids(rows, 8, 1).tobytes() == centroids.tobytes()
+
+
+def test_a_stream_is_within_half_a_percent_of_the_published_inertia(monkeypatch):
+    monkeypatch.setattr(topic_model, "FIRST_ROWS", 2048)
+    monkeypatch.setattr(topic_model, "BATCH_ROWS", 2048)
+    rows, _ = planted(30_000, 40, 32, noise=0.6)
+    labels = nearest_topics(rows, fit_centroids(rows, 20, 0))
+    published = MiniBatchKMeans(20, random_state=0, batch_size=4096, n_init=3).fit_predict(rows)
+    assert inertia(rows, labels) <= 1.005 * inertia(rows, published)
+
+
+def inertia(rows: np.ndarray, labels: np.ndarray) -> float:
+    return sum(
+        np.square(rows[labels == k] - rows[labels == k].mean(axis=0)).sum() for k in set(labels)
+    )
+
+
+def test_rows_from_a_file_give_the_same_centroids(tmp_path: Path):
+    rows, _ = planted(500, 5)
+    np.save(tmp_path / "rows.npy", rows)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert fit_centroids(mapped, 5, 0).tobytes() == fit_centroids(rows, 5, 0).tobytes()
+
+
+def test_appended_records_keep_old_labels_and_show_no_drift():
+    rows, _ = planted(2000, 6)
+    clusters = fit_clusters(rows[::2], 6, 0)
+    labels, _ = clusters.assign(clusters.project(rows[::2]))
+    more, distance = clusters.assign(clusters.project(rows))
+    assert np.array_equal(more[::2], labels)
+    drift = clusters.drift(more, distance)
+    assert not drift.is_large
+    assert drift.share_tv < 0.05
+
+
+def test_a_new_topic_and_skewed_shares_are_drift():
+    rows, group = planted(2000, 6, noise=0.1)
+    clusters = fit_clusters(rows[group < 5], 5, 0)
+    found = clusters.drift(*clusters.assign(clusters.project(rows)))
+    assert found.distance_ratio > 1.1
+    assert found.is_large
+    skewed = rows[group == 0]
+    assert clusters.drift(*clusters.assign(clusters.project(skewed))).share_tv > 0.5
+    unchanged = clusters.drift(*clusters.assign(clusters.project(rows[group < 5])))
+    assert (unchanged.share_tv, unchanged.distance_ratio) == (0, 1)
+
+
+def test_saved_clusters_are_the_same_clusters(tmp_path: Path):
+    rows, _ = planted(300, 4)
+    clusters = fit_clusters(rows, 4, 0, pca_components=3, settings={"a": 1}, version=2)
+    save_clusters(tmp_path / "c.safetensors", clusters)
+    read = load_clusters(tmp_path / "c.safetensors")
+    assert read.header == clusters.header
+    assert read.project(rows).tobytes() == clusters.project(rows).tobytes()
+    assert np.array_equal(
+        read.assign(read.project(rows))[0], clusters.assign(clusters.project(rows))[0]
+    )
+    (tmp_path / "c.safetensors").write_bytes(b"no")
+    with pytest.raises(CurationError) as caught:
+        load_clusters(tmp_path / "c.safetensors")
+    assert caught.value.code == "E-CURATION-MODEL"
+
+
+def test_projected_rows_have_unit_length_and_zero_rows_stay_zero():
+    rows, _ = planted(200, 4)
+    rows[3] = 0
+    clusters = fit_clusters(rows, 4, 0, pca_components=5)
+    flat = clusters.project(rows)
+    assert flat.shape == (200, 5)
+    assert not flat[3].any()
+    np.testing.assert_allclose(np.linalg.norm(np.delete(flat, 3, axis=0), axis=1), 1, atol=1e-6)
+    empty = np.empty(0, np.float32), np.empty((0, 0), np.float32)
+    np.testing.assert_allclose(project(5 * rows, *empty), rows, atol=1e-6)
+
+
+def test_more_clusters_than_records_with_text_are_refused():
+    rows = np.zeros((10, 4), np.float32)
+    rows[:3, 0] = 1
+    with pytest.raises(CurationError) as caught:
+        fit_clusters(rows, 4, 0)
+    assert caught.value.code == "E-CURATION-TOPICS"
+
+
+def test_fewer_distinct_rows_than_clusters_is_no_error():
+    rows = np.repeat(np.eye(3, dtype=np.float32), 5, axis=0)
+    labels, distance = fit_clusters(rows, 5, 0).assign(rows)
+    assert len(set(labels.tolist())) == 3
+    assert distance == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_clusters", [2, 7])
+def test_the_silhouette_is_that_of_scikit_learn(num_clusters: int):
+    rows, _ = planted(400, 5, noise=0.8)
+    labels = np.random.default_rng(1).integers(0, num_clusters, 400)
+    labels[0] = 50  # alone in its cluster
+    expected = silhouette_score(rows, labels, metric="cosine")
+    assert silhouette(cosine_distances(rows), labels) == pytest.approx(expected, abs=1e-6)
+
+
+def test_planted_groups_are_recommended():
+    rows, _ = planted(3000, 8, noise=0.15)
+    tokens = np.full(3000, 100)
+    found = calibrate_k(rows, tokens, 4000, 0, candidates=(2, 4, 8, 16, 32))
+    assert found.within_5pct == 8
+    assert found.reachable == 16  # still above 70 % of the peak, and windows hold all of them
+    assert max(found.results, key=lambda r: r.silhouette).k == 8
+    assert found.results[2].smallest <= found.results[2].median <= found.results[2].largest
+
+
+def result(k: int, silhouette: float, reachable: float = 1.0) -> KResult:
+    return KResult(k, silhouette, 1, 1.0, 1, reachable)
+
+
+def test_the_published_rule_on_the_published_table_gives_ten():
+    table = {10: 0.307, 20: 0.235, 30: 0.234, 40: 0.215, 50: 0.214, 100: 0.152}
+    assert rule_within_5pct([result(k, s) for k, s in table.items()]) == 10
+
+
+def test_a_peak_below_zero_has_a_recommendation_too():
+    results = [result(5, -0.10), result(10, -0.104), result(20, -0.3)]
+    assert rule_within_5pct(results) == 10
+    assert rule_reachable(results) == 10
+
+
+def test_the_reachable_rule_takes_the_largest_k_that_windows_can_hold():
+    results = [result(5, 0.5), result(10, 0.2), result(15, 0.19, 0.96), result(20, 0.2, 0.8)]
+    assert rule_reachable(results) == 15
+    assert rule_reachable([result(5, 0.5, 0.4)]) is None
+
+
+def test_identical_spaces_agree_and_independent_ones_do_not():
+    rows, _ = planted(600, 6)
+    other = np.random.default_rng(5).standard_normal((600, 40)).astype(np.float32)
+    same = compare_embeddings(rows, rows, 6, 0).comparison
+    assert (same.ari, same.nmi, same.cka) == pytest.approx((1, 1, 1))
+    assert same.neighbour_overlap == 1
+    apart = compare_embeddings(rows, other, 6, 0, pca_deep=10).comparison
+    assert abs(apart.ari) < 0.05
+    assert apart.neighbour_overlap < 0.1
+    assert (same.verdict, apart.verdict) == ("redundant", "different")
+
+
+def test_rotated_and_scaled_spaces_are_the_same_space():
+    rows, _ = planted(300, 5)
+    turned = 3 * rows @ np.linalg.qr(np.random.default_rng(1).standard_normal((16, 16)))[0]
+    assert linear_cka(rows, turned) == pytest.approx(1, abs=1e-6)
+    assert neighbour_overlap(rows, turned.astype(np.float32)) > 0.99
+    assert linear_cka(rows, np.ones_like(rows)) == 0
+
+
+def test_rows_that_are_missing_in_one_space_are_left_out():
+    rows, _ = planted(100, 4)
+    deep = rows.copy()
+    deep[3], deep[7] = np.nan, 0
+    assert compare_embeddings(rows, deep, 4, 0).comparison.num_records == 98
+    with pytest.raises(CurationError, match="same records"):
+        compare_embeddings(rows, rows[:-1], 4, 0)
+    with pytest.raises(CurationError, match="fewer"):
+        compare_embeddings(rows[:4], rows[:4], 4, 0)
+
+
+def test_the_verdict_has_the_published_bands():
+    assert [verdict(x) for x in (0.29, 0.3, 0.7, 0.71)] == [
+        "different",
+        "moderate",
+        "moderate",
+        "redundant",
+    ]

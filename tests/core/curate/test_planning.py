@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from nmoe_core.config import CurationTable
+from nmoe_core.curate.planning import SHARD_ORDERS, CurateSettings, plan_order
+from nmoe_core.errors import CurationError
+
+
+def test_the_configuration_names_every_order_that_shards_can_have():
+    assert set(get_args(CurationTable.model_fields["order"].annotation)) == set(SHARD_ORDERS)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"stability": "insert_only", "order": "golden"},
+        {"stability": "resume"},
+        {"resume_from_token": {"web": 5}},
+        {"resume_from_token": {"web": -1}, "stability": "resume"},
+    ],
+)
+def test_contradicting_stability_is_refused(table):
+    with pytest.raises(ValueError):
+        CurationTable(**table)
+
+
+def test_only_what_decides_an_order_makes_it_stale():
+    plain = CurateSettings().fingerprints()
+    assert CurateSettings(seq_len=99).fingerprints() == plain
+    assert CurateSettings(by="length").fingerprints() == plain
+    for options in ({"epoch": 1}, {"seed": 1}, {"order": "auto"}, {"resume_from_token": 5}):
+        assert CurateSettings(**options).fingerprints() != plain
+    filled = [CurateSettings(order="window_fill", seq_len=s).fingerprints() for s in (99, 98)]
+    assert filled[0] != filled[1]
+
+
+def test_quality_that_is_no_number_cannot_order_documents():
+    settings = CurateSettings(order="count_stride", by="quality")
+    with pytest.raises(CurationError) as caught:
+        plan_order(settings, np.zeros(1, int), np.ones(1, int), [b'{"aggregated": null}'], 0)
+    assert caught.value.code == "E-CURATION-QUALITY"
+
+
+@pytest.mark.parametrize(
+    "options", [{"seq_len": 0}, {"resume_from_token": -1}, {"order": "related"}]
+)
+def test_settings_out_of_range_are_refused(options):
+    with pytest.raises(CurationError) as caught:
+        CurateSettings(**options)
+    assert caught.value.code == "E-CURATION-SETTINGS"

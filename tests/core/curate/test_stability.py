@@ -1,0 +1,159 @@
+"""Curated shards whose documents come and go: old ones keep their order, consumed ones a place."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from loader.format import MANIFEST_NAME
+from nmoe_core.atomic import write_json
+from nmoe_core.curate.combine import combine_curated
+from nmoe_core.curate.documents import shard_manifest
+from nmoe_core.curate.lineage import read_lineage
+from nmoe_core.curate.verify import verify_curated_shard
+from nmoe_core.docid import bucket_of
+from nmoe_core.errors import CurationError
+from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
+from nmoe_core.shards.verify import verify_manifest
+from nmoe_core.shards.writer import ShardWriter
+
+FORMAT = ShardFormat("web", "v1", "toy", 1201, 1200, "toy-fingerprint")
+
+
+def prepare(corpus, num_documents: int, dropped: tuple[str, ...] = ()) -> None:
+    """Write 240 documents by topic, the rest appended; label with the model there is, and grade."""
+    rng = np.random.default_rng(5)
+    train = corpus.data / "web" / "train"
+    writers = [ShardWriter(train / shard_dir_name(k), FORMAT, 4000) for k in range(2)]
+    for i in range(num_documents):
+        topic = i * 6 // 240 if i < 240 else i % 6
+        tokens = topic * 200 + rng.integers(0, 8, rng.integers(20, 90))
+        name, digest = f"doc-{i:05d}", hashlib.sha256(tokens.tobytes()).hexdigest()
+        writers[bucket_of(name, 2)].add_document(tokens.astype(np.uint32), name, digest)
+    for writer in writers:
+        writer.finish({"source": str(num_documents)}, {"source": "web", "assignment": "md5"})
+    manifest = combine_shards(train, FORMAT, 2, {"source": "web", "assignment": "md5"})
+    write_json(train / MANIFEST_NAME, manifest)
+    for bucket in range(2):
+        corpus.assign(bucket)
+        ids = corpus.ingest_ids(bucket)
+        # By the id, so that decisions do not move when numbers do.
+        is_kept = [hashlib.md5(name.encode()).digest()[0] % 3 and name not in dropped
+                   for name in ids]  # fmt: skip
+        corpus.grade(bucket, lambda i, kept=is_kept: "keep" if kept[i] else "drop")
+
+
+def stream(corpus) -> list[tuple[str, bytes]]:
+    """Ingest id and tokens of every curated document of the source, in training order."""
+    files = [file for k in range(2) for file in corpus.files(k, corpus.curated)]
+    return [(ids[0], t.tobytes()) for file in files for _, t, ids in file.documents()]
+
+
+def check(corpus) -> None:
+    """Every curated shard is what it says it is."""
+    for bucket in range(2):
+        verify_curated_shard(corpus.data, corpus.curated, corpus.quality, "web", bucket)
+        manifest = shard_manifest(corpus.curated, "web", bucket)
+        assert verify_manifest(manifest, checksums=True, deep=True) == []
+        assert len(list(read_lineage(manifest))) == manifest.total_documents
+
+
+def test_appended_documents_leave_all_old_ones_in_their_order(corpus):
+    corpus.fit()
+    prepare(corpus, 240)
+    old = [corpus.curate(bucket, order="insert_only") for bucket in range(2)]
+    before = {bucket: corpus.ingest_ids(bucket, corpus.curated) for bucket in range(2)}
+    prepare(corpus, 300)
+    new = [corpus.curate(bucket, order="insert_only") for bucket in range(2)]
+    for bucket in range(2):
+        after, kept = corpus.ingest_ids(bucket, corpus.curated), set(before[bucket])
+        assert [name for name in after if name in kept] == before[bucket]
+        assert new[bucket].num_kept > old[bucket].num_kept
+        inserted = [i for i, name in enumerate(after) if name not in kept]
+        assert min(inserted) < 0.7 * len(after)  # among the old ones, not behind them
+    check(corpus)
+
+
+@pytest.mark.parametrize("order", ["golden", "auto"])
+@pytest.mark.parametrize("consumed", [600, 7000])
+def test_a_resumed_run_keeps_the_consumed_tokens_and_orders_all_others(corpus, order, consumed):
+    corpus.fit()
+    prepare(corpus, 240)
+    for bucket in range(2):
+        corpus.curate(bucket, order=order)
+    before = stream(corpus)
+    tokens = np.cumsum([len(row[1]) // 4 for row in before])
+    front = before[: int((tokens < consumed).sum()) + 1]
+    # A consumed document is dropped by a new grader; it stays where training read it.
+    prepare(corpus, 330, dropped=(front[3][0],))
+    first_shard = shard_manifest(corpus.curated, "web", 0).total_tokens
+    made = [corpus.curate(b, order=order, resume_from_token=consumed) for b in range(2)]
+    after = stream(corpus)
+    assert after[: len(front)] == front
+    assert len(after) > len(before)
+    assert len({name for name, _ in after}) == len(after)
+    assert sum(report.num_frozen for report in made) == len(front)
+    check(corpus)
+    assert (made[0].num_deferred > 0) == (consumed > first_shard)
+    again = [corpus.curate(b, order=order, resume_from_token=consumed) for b in range(2)]
+    assert all(report.is_current for report in again)
+    combined = combine_curated(corpus.data, corpus.curated, "web", 2, 256)
+    assert combined.num_documents == len(after)
+    assert combined.num_deferred == sum(report.num_deferred for report in made)
+    assert combined.num_misaligned == 0
+
+
+def test_a_resume_without_what_was_consumed_is_refused(graded):
+    with pytest.raises(CurationError) as caught:
+        graded.curate(0, resume_from_token=10)
+    assert caught.value.code == "E-CURATION-RESUME"
+    assert not graded.outputs(graded.curated)
+
+
+def test_windows_of_every_shard_are_filled_from_where_the_one_before_ends(graded):
+    options = {"order": "window_fill", "seq_len": 512}
+    reports = [graded.curate(bucket, **options) for bucket in range(2)]
+    assert reports[0].offset == 0
+    assert reports[1].offset == reports[0].num_kept_tokens % 512
+    combined = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    assert (combined.num_misaligned, combined.orders) == (0, {"window_fill": 2})
+    # The place is known from decisions and lengths, so shards may be made in any order.
+    made = {k: v for k, v in graded.outputs(graded.curated).items() if "shard_" in k}
+    (graded.curated / "web").rename(graded.root / "first")
+    for bucket in (1, 0):
+        graded.curate(bucket, **options)
+    assert {k: v for k, v in graded.outputs(graded.curated).items() if "shard_" in k} == made
+
+
+def test_a_change_in_a_shard_before_is_noticed_and_mended(graded):
+    options = {"order": "window_fill", "seq_len": 512}
+    for bucket in range(2):
+        graded.curate(bucket, **options)
+    graded.grade(0, lambda i: "keep" if i % 4 else "drop")
+    graded.curate(0, **options)
+    assert combine_curated(graded.data, graded.curated, "web", 2, 512).num_misaligned == 1
+    assert not graded.curate(1, **options).is_current
+    assert combine_curated(graded.data, graded.curated, "web", 2, 512).num_misaligned == 0
+
+
+@pytest.mark.parametrize("seq_len", [128, 2048])
+def test_auto_takes_the_order_whose_windows_hold_more_topics(graded, seq_len):
+    found = {
+        order: graded.curate(0, order=order, seq_len=seq_len).diversity["concat"]["after"]["mean"]
+        for order in ("golden", "window_fill", "auto")
+    }
+    assert found["auto"] == max(found.values())
+
+
+@pytest.mark.parametrize(("by", "descending"), [("quality", False), ("length", True)])
+def test_a_curriculum_runs_through_every_topic_of_a_shard(graded, by, descending):
+    graded.curate(0, order="count_stride", by=by, descending=descending)
+    rows = list(read_lineage(shard_manifest(graded.curated, "web", 0)))
+    lengths = np.concatenate([file.lengths() for file in graded.files(0, graded.curated)])
+    values = lengths if by == "length" else np.array([row["aggregated"] for row in rows])
+    topics = np.array([row["topic"] for row in rows])
+    for topic in np.unique(topics):
+        steps = np.diff(values[topics == topic])
+        assert np.all(steps <= 0 if descending else steps >= 0)
