@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loader.mixture import Stage, resolve_stages
+from loader.mixture import Stage, quotas, resolve_stages
 from loader.settings import read_toml
 from nmoe_core.config import Run, parse_count
 from nmoe_core.errors import ConfigError
-from nmoe_core.prep.run import PrepSettings
+from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.strict import validate
 
@@ -86,12 +86,12 @@ def run_sources(
             share = part.num_tokens * source.weight / total_weight
             shares[source.name] = shares.get(source.name, 0.0) + share
     budget = _budget(run, stages, max_tokens)
-    total = sum(shares.values())
-    return [
-        SourcePlan(specs[name], None if budget is None else int(budget * share / total))
-        for name, share in shares.items()
-        if share > 0
-    ]
+    names = [name for name, share in shares.items() if share > 0]
+    if budget is None:
+        return [SourcePlan(specs[name], None) for name in names]
+    parts = quotas(budget, [shares[name] for name in names])
+    # A share too small for one token still takes a document: no source vanishes by rounding.
+    return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
 
 
 def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
@@ -108,6 +108,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         max_doc_tokens=prep.max_doc_tokens,
         max_tokens=source.max_tokens if is_train else None,
         on_error=source.spec.on_error,
+        max_bad_share=source.spec.max_bad_share,
         reading_digest=source.spec.reading_digest(split),
         vocab_size=config.vocab_size,
         eos_token_id=config.eos_token_id,

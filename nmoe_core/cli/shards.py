@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.format import load_manifest
+from loader.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.prep.tokenizer import load_tokenizer
 from nmoe_core.shards.index import regenerate_index
@@ -23,6 +23,7 @@ from nmoe_core.shards.inspect import (
 )
 from nmoe_core.shards.verify import verify_manifest
 
+_DEFAULT_TOKENIZER = "o200k_harmony"
 _DEFAULT_EOS_TOKEN_ID = 199_999
 _DEFAULT_VOCAB_SIZE = 201_088
 
@@ -52,14 +53,20 @@ def register(verbs: Any) -> None:
     where.add_argument("--manifest", type=Path)
     where.add_argument("--data-dir", type=Path)
     inspect.add_argument("--eos-token-id", type=int, help="without a manifest; default 199999")
-    inspect.add_argument("--num-shards", type=_count, default=1, help="files to look into")
+    inspect.add_argument("--num-shards", type=_positive, default=1, help="files to look into")
     inspect.add_argument("--all", action="store_true", help="look into every file")
     inspect.add_argument("-v", "--verbose", action="store_true", help="show each issue")
     inspect.add_argument(
-        "--sample", type=int, default=0, metavar="N", help="N random tokens a file"
+        "--sample", type=_count, default=0, metavar="N", help="N random tokens a file, as text"
     )
     inspect.add_argument("--seed", type=_count, default=0, help="seed of the sample")
     inspect.add_argument("--stats", action="store_true", help="token distribution")
+    inspect.add_argument(
+        "--min-coverage",
+        type=_share,
+        metavar="SHARE",
+        help="least part of the vocabulary that the files must use, 0 to 1",
+    )
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(run=run_inspect)
 
@@ -71,9 +78,27 @@ def _count(text: str) -> int:
     return value
 
 
+def _positive(text: str) -> int:
+    if (value := _count(text)) == 0:
+        raise argparse.ArgumentTypeError("0 is below 1")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 1")
+    return value
+
+
+def _manifest(path: Path) -> Manifest:
+    """The manifest at a path, or in the directory at it."""
+    return load_manifest(path / MANIFEST_NAME if path.is_dir() else path)
+
+
 def run_verify(arguments: argparse.Namespace) -> int:
     """Exit 1 and name every file that is not what the manifest says."""
-    manifest = load_manifest(arguments.manifest)
+    manifest = _manifest(arguments.manifest)
     problems = verify_manifest(manifest, checksums=arguments.checksums, deep=arguments.deep)
     if arguments.json:
         print_json({"ok": not problems, "problems": [str(problem) for problem in problems]})
@@ -92,7 +117,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def run_info(arguments: argparse.Namespace) -> int:
     """Print the header of a manifest and two averages."""
-    m = load_manifest(arguments.manifest)
+    m = _manifest(arguments.manifest)
     facts: dict[str, Any] = {
         "dataset": m.dataset,
         "version": m.version,
@@ -113,7 +138,13 @@ def run_info(arguments: argparse.Namespace) -> int:
         print_json(facts)
         return 0
     for key, value in facts.items():
-        print(f"{key + ':':22}{value:,}" if isinstance(value, int) else f"{key + ':':22}{value}")
+        if isinstance(value, dict):
+            for part, inner in value.items():
+                print(f"{f'{key}.{part}:':38}{inner}")
+        elif value is not None:
+            print(
+                f"{key + ':':38}{value:,}" if isinstance(value, int) else f"{key + ':':38}{value}"
+            )
     return 0
 
 
@@ -127,41 +158,47 @@ def run_regenerate_index(arguments: argparse.Namespace) -> int:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Exit 1 if any file has an issue."""
+    """Exit 1 if any file has an issue, or coverage is too low."""
     if arguments.manifest is not None:
-        manifest = load_manifest(arguments.manifest)
+        manifest = _manifest(arguments.manifest)
         files, vocab_size = files_of_manifest(manifest), manifest.vocab_size
-        eos_token_id = manifest.eos_token_id
-        tokenizer_name = manifest.tokenizer
+        eos_token_id, tokenizer_name = manifest.eos_token_id, manifest.tokenizer
     else:
         files, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
-        eos_token_id = _DEFAULT_EOS_TOKEN_ID
-        tokenizer_name = "o200k_harmony"
+        eos_token_id, tokenizer_name = _DEFAULT_EOS_TOKEN_ID, _DEFAULT_TOKENIZER
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
     if not arguments.all:
         files = files[: arguments.num_shards]
-    counts = np.zeros(vocab_size, np.int64) if arguments.stats else None
+    is_counted = arguments.stats or arguments.min_coverage is not None
+    counts = np.zeros(vocab_size, np.int64) if is_counted else None
     seen = [inspect_file(file, eos_token_id, vocab_size, counts) for file in files]
     issues = {str(s.path): s.issues() for s in seen if s.issues()}
+    stats = _stats(counts)
+    if stats is not None and stats["vocab_coverage"] < (arguments.min_coverage or 0):
+        issues["vocabulary"] = [
+            f"coverage {stats['vocab_coverage']:.4f} is below {arguments.min_coverage}"
+        ]
+    readable = [file for file, one in zip(files, seen) if one.unreadable is None]
+    samples = _samples(readable, tokenizer_name, vocab_size, arguments.sample, arguments.seed)
     if arguments.json:
-        print_json({"files": [_row(s) for s in seen], "issues": issues, "stats": _stats(counts)})
+        rows = [_row(one) for one in seen]
+        print_json({"files": rows, "issues": issues, "stats": stats, "samples": samples})
     else:
-        print_table(list(_row(seen[0])) if seen else (), [list(_row(s).values()) for s in seen])
-        _print_details(seen, counts, arguments.verbose)
-        _print_samples(files, tokenizer_name, vocab_size, arguments.sample, arguments.seed)
+        _print_inspection(seen, stats, samples, arguments.verbose)
+        _print_verdict(len(seen), issues)
     return 1 if issues else 0
 
 
 def _row(seen: ShardInspection) -> dict[str, Any]:
     return {
-        "file": seen.path.name,
         "directory": seen.path.parent.name,
+        "file": seen.path.name,
         "tokens": seen.num_tokens,
         "documents": seen.num_documents,
         "eos": seen.num_eos,
-        "double_eos": len(seen.double_eos),
-        "issues": ", ".join(seen.issues()),
+        "double_eos": seen.num_double_eos,
+        "out_of_vocabulary": seen.num_out_of_vocabulary,
     }
 
 
@@ -171,32 +208,65 @@ def _stats(counts: np.ndarray | None) -> dict[str, Any] | None:
     used = int((counts > 0).sum())
     top = np.argsort(-counts, kind="stable")[:10]
     return {
+        "tokens": int(counts.sum()),
         "unique_tokens": used,
         "vocab_coverage": used / len(counts),
         "most_frequent": [[int(i), int(counts[i])] for i in top if counts[i]],
     }
 
 
-def _print_details(seen: list[ShardInspection], counts: np.ndarray | None, verbose: bool) -> None:
-    for shard in seen if verbose else ():
-        for position in shard.double_eos[:3]:
-            print(f"{shard.path}: doubled EOS at token {position}")
-    stats = _stats(counts)
-    if stats is not None:
-        print(f"unique tokens {stats['unique_tokens']:,}, coverage {stats['vocab_coverage']:.2%}")
-        print_table(("token", "count"), stats["most_frequent"])
-
-
-def _print_samples(
+def _samples(
     files: list[InspectedFile], tokenizer_name: str, vocab_size: int, num: int, seed: int
-) -> None:
+) -> dict[str, list[dict[str, Any]]]:
+    """Sampled tokens of each file, with their text and the text around them."""
     if not num:
-        return
+        return {}
     tokenizer = load_tokenizer(tokenizer_name)
-    for file in files:
-        rows = [
-            [position, token, repr(tokenizer.decode([token])) if token < vocab_size else "none"]
-            for position, token in sample_tokens(file, num, seed)
+
+    def text(tokens: np.ndarray) -> str:
+        return tokenizer.decode(tokens[tokens < vocab_size])
+
+    return {
+        str(file.path): [
+            {
+                "position": sampled.position,
+                "token": sampled.token,
+                "text": text(np.asarray([sampled.token], np.uint32)),
+                "context": text(sampled.context),
+            }
+            for sampled in sample_tokens(file, num, seed)
         ]
-        print(f"\n{file.path.name}")
-        print_table(("position", "token", "text"), rows)
+        for file in files
+    }
+
+
+def _print_inspection(
+    seen: list[ShardInspection],
+    stats: dict[str, Any] | None,
+    samples: dict[str, list[dict[str, Any]]],
+    verbose: bool,
+) -> None:
+    print_table(list(_row(seen[0])) if seen else (), [list(_row(s).values()) for s in seen])
+    for shard in seen if verbose else ():
+        for position in shard.double_eos:
+            print(f"{shard.path}: doubled EOS at token {position}")
+        for position in shard.out_of_vocabulary:
+            print(f"{shard.path}: id outside the vocabulary at token {position}")
+    if stats is not None:
+        print(f"\nunique tokens {stats['unique_tokens']:,}, coverage {stats['vocab_coverage']:.2%}")
+        print_table(("token", "count"), stats["most_frequent"])
+    for path, rows in samples.items():
+        print(f"\n{path}")
+        header = ("position", "token", "text", "context")
+        cells = [
+            [row["position"], row["token"], repr(row["text"]), repr(row["context"])] for row in rows
+        ]
+        print_table(header, cells)
+
+
+def _print_verdict(num_files: int, issues: dict[str, list[str]]) -> None:
+    for where, found in issues.items():
+        for issue in found:
+            print(f"ERROR [E-INSPECT]: {where}: {issue}", file=sys.stderr)
+    if not issues:
+        print(f"OK {num_files} files: no issues")

@@ -1,36 +1,30 @@
 """Prep: one pass over a source fills its token shards, with the same bytes for any worker count.
 
 Blocks are read in order, tokenised by a bounded ordered pool, and appended by one writer, so order
-and bytes do not depend on workers. Shards are committed whole at the end of the pass; a killed run
-leaves the shards it had committed, and the next run makes the rest. Memory: `2 * workers` blocks.
+and bytes do not depend on workers. Shards are committed whole at the end of the pass. A journal
+keeps the place of a pass: one that was ended, however it was, is gone on with by the next run, and
+at most a few seconds of work are done again. Memory: about `2 * workers` blocks of 2 MiB.
 """
 
 from __future__ import annotations
 
 import resource
 import shutil
-import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
 from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.atomic import LOCK_NAME, fsync_dir, output_lock
-from nmoe_core.compute import map_shards
-from nmoe_core.errors import ConfigError, FormatError, SourceError, TokenizerError
-from nmoe_core.fingerprint import Fingerprints, recorded, sha256_json
-from nmoe_core.prep.text import NORMALIZER
-from nmoe_core.prep.tokenize import (
-    TokenizedBlock,
-    TokenizeSettings,
-    start_worker,
-    tokenize_block,
-)
-from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER, Engine, load_tokenizer
+from nmoe_core.compute import Pool, open_pool
+from nmoe_core.errors import ConfigError, FormatError, NmoeError, SourceError
+from nmoe_core.fingerprint import Fingerprints, recorded
+from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.one_pass import Pass, PassPlan
+from nmoe_core.prep.progress import Progress
+from nmoe_core.prep.settings import PrepReport, PrepSettings, prep_fingerprints, shard_format
+from nmoe_core.prep.tokenize import TokenizeSettings, start_worker
 from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,
@@ -39,86 +33,13 @@ from nmoe_core.shards.manifest import (
     is_shard_current,
     shard_dir_name,
 )
-from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD, ShardWriter
-from nmoe_core.sources.records import Block, OnError, Rows, Source
+from nmoe_core.sources.records import Rows, Source
 
-PREP_CODE = "prep/1"
+__all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
+
 Existing = Literal["refuse", "update", "remake"]
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class PrepSettings:
-    """Everything besides the source that decides the bytes of its shards; and `workers`, `engine`.
-
-    `max_tokens` counts EOS tokens too; prep stops after the document that reaches it.
-    """
-
-    name: str
-    version: str = "v1"
-    tokenizer: str = DEFAULT_TOKENIZER
-    num_shards: int = 64
-    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
-    min_doc_tokens: int = 10
-    max_doc_tokens: int = 1_000_000
-    max_tokens: int | None = None
-    on_error: OnError = "fail"
-    reading_digest: str = ""
-    vocab_size: int | None = None
-    eos_token_id: int | None = None
-    workers: int = 1
-    engine: Engine = "quicktok"
-
-    def digest(self) -> str:
-        """Digest of what reaches the bytes: settings, normaliser, Unicode tables.
-
-        Workers and engine do not; the two ids are checked against the tokenizer's.
-        """
-        settings = asdict(self)
-        for key in ("workers", "engine", "vocab_size", "eos_token_id"):
-            del settings[key]
-        versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
-        return sha256_json(settings | versions)
-
-
-@dataclass(slots=True)
-class PrepReport:
-    """What one pass did."""
-
-    num_documents: int = 0
-    num_tokens: int = 0
-    num_text_bytes: int = 0
-    documents_tokenized: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    made: list[int] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
-
-
-def shard_format(settings: PrepSettings) -> ShardFormat:
-    """Tokenizer facts of a source's manifests.
-
-    Raises:
-        TokenizerError: The configured vocabulary size or EOS id is not the tokenizer's
-            (E-TOKENIZER-DRIFT).
-    """
-    tokenizer = load_tokenizer(settings.tokenizer, settings.engine)
-    for name in ("vocab_size", "eos_token_id"):
-        asked, actual = getattr(settings, name), getattr(tokenizer, name)
-        if asked is not None and asked != actual:
-            raise TokenizerError(
-                f"{name} is not that of {settings.tokenizer}",
-                found=asked,
-                expected=actual,
-                code="E-TOKENIZER-DRIFT",
-            )
-    return ShardFormat(
-        dataset=settings.name,
-        version=settings.version,
-        tokenizer=settings.tokenizer,
-        vocab_size=tokenizer.vocab_size,
-        eos_token_id=tokenizer.eos_token_id,
-        tokenizer_fingerprint=tokenizer.fingerprint,
-    )
+# Errors that the next run may well not meet: what was done so far is kept for it.
+_PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
 
 
 def prep_shards(
@@ -138,41 +59,59 @@ def prep_shards(
         settings: What decides the bytes.
         split_dir: `{data_root}/{source}/{split}`.
         buckets: Shards to make; all when None.
-        existing: What to do with shards made from other inputs: refuse to touch them, or update
-            them; `remake` makes current ones again too.
-        progress: Called with (documents, tokens) after every block.
+        existing: What to do with shards, whole or half done, made from other inputs: refuse to
+            touch them, or update them; `remake` starts over and makes current ones again too.
+        progress: Called after every block.
 
     Raises:
-        SourceError: A record cannot be read, or the split has no document (E-SOURCE-EMPTY).
-            It changed while it was read (E-SOURCE-CHANGED).
+        SourceError: Too many records cannot be read (E-SOURCE-RECORD), or the split has no
+            document (E-SOURCE-EMPTY). It changed while it was read (E-SOURCE-CHANGED).
         FormatError: Shards of other inputs are there and `existing` is `refuse` (E-PREP-CHANGED).
         ConfigError: More shards than this machine may have open files.
         LockedError: Another process is writing this split.
     """
     fmt = shard_format(settings)
-    fingerprints = _fingerprints(source, settings, fmt)
+    fingerprints = prep_fingerprints(source, settings, fmt)
     asked = _checked_buckets(buckets, settings.num_shards)
     dirs = {bucket: split_dir / shard_dir_name(bucket) for bucket in asked}
+    journal = Journal(split_dir)
     if existing == "refuse":
         _refuse_changed(dirs.values(), fingerprints)
     current: set[int] = set()
     if existing != "remake":
         current = {b for b, path in dirs.items() if is_shard_current(path, fingerprints)}
     report = PrepReport(skipped=sorted(current))
-    wanted = sorted(set(asked) - current)
+    wanted = tuple(sorted(set(asked) - current))
     if not wanted:
+        if len(asked) == settings.num_shards and journal.directory.exists():
+            with output_lock(split_dir):  # its writer was ended after the last shard
+                journal.remove()
         return report
     created_at()  # refuses a bad SOURCE_DATE_EPOCH before the pass, not after it
-    _allow_open_files(2 * len(wanted))
+    _allow_open_files(6 * len(wanted))
+    # A partial pass under a budget stops where the whole pass stopped, if that is on record.
+    stop = None
+    if settings.max_tokens is not None and len(wanted) < settings.num_shards:
+        stop = _recorded_stop(split_dir, settings.num_shards, fingerprints)
+    plan = PassPlan(source, rows, settings, split_dir, wanted, fingerprints, stop)
+    if existing == "refuse":
+        _refuse_other_journal(journal, plan.identity())
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
-    with output_lock(split_dir):
+    backend = "pool" if settings.workers > 1 else "inline"
+    # Workers start before the lock is taken, which would be theirs too, and outlive this process.
+    start = (_worker_settings(plan),)
+    with open_pool(backend, settings.workers, start_worker, start) as pool, output_lock(split_dir):
         try:
-            job = _Job(source, rows, settings, split_dir, wanted, fingerprints)
-            job.run(fmt, report, progress)
+            if existing == "remake":
+                journal.remove()
+            entry = _matching(journal.read(), plan)
+            if entry is None:
+                journal.remove()
+            _run(plan, fmt, journal, entry, pool, report, progress)
         except BaseException:
             _remove_empty(new_dirs)
             raise
-    report.made = wanted
+    report.made = list(wanted)
     return report
 
 
@@ -194,13 +133,114 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
     return committed
 
 
-def _fingerprints(source: Source, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    return {
-        "source": source.revision(),
-        "settings": settings.digest(),
-        "tokenizer": fmt.tokenizer_fingerprint,
-        "code": PREP_CODE,
-    }
+def _run(
+    plan: PassPlan,
+    fmt: ShardFormat,
+    journal: Journal,
+    entry: dict[str, Any] | None,
+    pool: Pool,
+    report: PrepReport,
+    progress: Progress | None,
+) -> None:
+    try:
+        work = Pass(plan, fmt, journal, entry)
+    except FormatError:  # the disk has lost what the journal names: only work is lost by that
+        journal.remove()
+        work = Pass(plan, fmt, journal, None)
+    try:
+        work.read(pool, progress)
+        work.report(report)
+        if report.num_documents == 0 and len(plan.wanted) == plan.settings.num_shards:
+            raise SourceError(
+                "source has no document",
+                where=plan.settings.name,
+                found=f"{sum(report.outcomes.values())} records, none kept",
+                do="check text_field, the paths and min_doc_tokens",
+                code="E-SOURCE-EMPTY",
+            )
+        _require_unchanged(plan)
+        if journal.is_written:
+            journal.commit(work.entry, work.flush)
+        # No published manifest may name bytes that are being replaced.
+        (plan.split_dir / MANIFEST_NAME).unlink(missing_ok=True)
+        fsync_dir(plan.split_dir)
+        work.commit(pool)
+    except BaseException as error:
+        work.leave()
+        is_lasting = isinstance(error, NmoeError) and error.code not in _PASSING
+        if is_lasting or not journal.is_written:
+            journal.remove()
+        raise
+    journal.remove()
+
+
+def _matching(entry: dict[str, Any] | None, plan: PassPlan) -> dict[str, Any] | None:
+    """The journal's state, if this pass can go on from it."""
+    if entry is None or any(entry.get(key) != value for key, value in plan.identity().items()):
+        return None
+    if {str(bucket) for bucket in plan.wanted} - entry["shards"].keys():
+        return None
+    counts_enough = plan.budget is None or entry["counts_all"] or entry["is_complete"]
+    return entry if counts_enough else None
+
+
+def _refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
+    entry = journal.read()
+    if entry is None:
+        return
+    for key, value in identity.items():
+        there = entry.get(key)
+        if there == value:
+            continue
+        if isinstance(there, dict) and isinstance(value, dict):
+            names = {**value, **there}
+            key = next(name for name in names if there.get(name) != value.get(name))
+            if key == "settings":  # the next comparison names the setting itself
+                continue
+            there, value = there.get(key), value.get(key)
+        raise FormatError(
+            f"a half-done output was made from another {key}",
+            where=journal.directory,
+            found=there,
+            expected=value,
+            do="go on with the inputs it was begun with, or use --force to start over",
+            code="E-PREP-CHANGED",
+        )
+
+
+def _require_unchanged(plan: PassPlan) -> None:
+    revision = plan.source.revision()
+    if revision != plan.fingerprints["source"]:
+        raise SourceError(
+            "source changed while it was read",
+            where=plan.settings.name,
+            found=revision,
+            expected=plan.fingerprints["source"],
+            do="run prep again when it is at rest",
+            code="E-SOURCE-CHANGED",
+        )
+
+
+def _worker_settings(plan: PassPlan) -> TokenizeSettings:
+    settings = plan.settings
+    return TokenizeSettings(
+        tokenizer=settings.tokenizer,
+        engine=settings.engine,
+        num_shards=settings.num_shards,
+        min_doc_tokens=settings.min_doc_tokens,
+        max_doc_tokens=settings.max_doc_tokens,
+        rows=plan.rows,
+        buckets=frozenset(plan.wanted),
+        count_all=plan.budget is not None,
+    )
+
+
+def _recorded_stop(split_dir: Path, num_shards: int, fingerprints: Fingerprints) -> int | None:
+    for bucket in range(num_shards):
+        path = split_dir / shard_dir_name(bucket) / MANIFEST_NAME
+        if recorded(path) == fingerprints:
+            return int(load_manifest(path).extra["source_info"]["rows_read"])
+    return None
 
 
 def _refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> None:
@@ -247,151 +287,6 @@ def _checked_buckets(buckets: Iterable[int] | None, num_shards: int) -> list[int
         if not 0 <= bucket < num_shards:
             raise ConfigError("no such shard", found=bucket, expected=f"0 to {num_shards - 1}")
     return asked
-
-
-class _Job:
-    """One pass over a source."""
-
-    def __init__(
-        self,
-        source: Source,
-        rows: Rows,
-        settings: PrepSettings,
-        split_dir: Path,
-        wanted: list[int],
-        fingerprints: Fingerprints,
-    ) -> None:
-        self.source, self.settings, self.split_dir = source, settings, split_dir
-        self.wanted, self.fingerprints = wanted, fingerprints
-        # A partial pass under a budget stops where the whole pass stopped, if that is on record.
-        known_stop = self._recorded_stop() if len(wanted) < settings.num_shards else None
-        self.budget = settings.max_tokens if known_stop is None else None
-        self.rows = rows if known_stop is None else Rows(rows.start, known_stop, rows.excluded)
-        self.rows_read = known_stop or 0
-        self.outcomes: dict[int, Counter[str]] = {bucket: Counter() for bucket in (-1, *wanted)}
-
-    def run(self, fmt: ShardFormat, report: PrepReport, progress: Progress | None) -> None:
-        size = self.settings.tokens_per_shard
-        writers = {
-            b: ShardWriter(self.split_dir / shard_dir_name(b), fmt, size) for b in self.wanted
-        }
-        try:
-            self._fill(writers, report, progress)
-            if report.num_documents == 0 and len(self.wanted) == self.settings.num_shards:
-                raise SourceError(
-                    "source has no document",
-                    where=self.settings.name,
-                    found=f"{sum(report.outcomes.values())} records, none kept",
-                    do="check text_field, the paths and min_doc_tokens",
-                    code="E-SOURCE-EMPTY",
-                )
-            self._require_unchanged()
-            # No published manifest may name bytes that are being replaced.
-            (self.split_dir / MANIFEST_NAME).unlink(missing_ok=True)
-            fsync_dir(self.split_dir)
-            for bucket, writer in writers.items():
-                writer.finish(self.fingerprints, self._source_info(bucket))
-        finally:
-            for writer in writers.values():
-                writer.abandon()
-
-    def _require_unchanged(self) -> None:
-        revision = self.source.revision()
-        if revision != self.fingerprints["source"]:
-            raise SourceError(
-                "source changed while it was read",
-                where=self.settings.name,
-                found=revision,
-                expected=self.fingerprints["source"],
-                do="run prep again when it is at rest",
-                code="E-SOURCE-CHANGED",
-            )
-
-    def _fill(
-        self, writers: dict[int, ShardWriter], report: PrepReport, progress: Progress | None
-    ) -> None:
-        settings = self._worker_settings()
-        backend = "pool" if self.settings.workers > 1 else "inline"
-        blocks = map_shards(
-            tokenize_block,
-            takewhile(self._is_needed, self.source.blocks()),
-            backend=backend,
-            workers=self.settings.workers,
-            initializer=start_worker,
-            initargs=(settings,),
-        )
-        total_tokens = 0
-        for block in blocks:
-            report.documents_tokenized += block.num_tokenized
-            report.num_text_bytes += block.num_text_bytes
-            total_tokens = self._append(block, writers, report, total_tokens)
-            if progress is not None:
-                progress(report.num_documents, report.num_tokens)
-            if self.budget is not None and total_tokens >= self.budget:
-                blocks.close()
-                return
-
-    def _is_needed(self, block: Block) -> bool:
-        return self.rows.stop is None or block.first_row < self.rows.stop
-
-    def _append(
-        self,
-        block: TokenizedBlock,
-        writers: dict[int, ShardWriter],
-        report: PrepReport,
-        total_tokens: int,
-    ) -> int:
-        for record in block.records:
-            self.rows_read = max(self.rows_read, record.row + 1)
-            report.outcomes[record.outcome] += 1
-            if record.bucket in self.outcomes:
-                self.outcomes[record.bucket][record.outcome] += 1
-            if not len(record.tokens):
-                continue
-            total_tokens += len(record.tokens) + 1
-            if record.bucket in writers:
-                writer = writers[record.bucket]
-                writer.add_document(record.tokens, record.ingest_id, record.text_sha256)
-                report.num_documents += 1
-                report.num_tokens += len(record.tokens) + 1
-            if self.budget is not None and total_tokens >= self.budget:
-                break
-        return total_tokens
-
-    def _worker_settings(self) -> TokenizeSettings:
-        return TokenizeSettings(
-            tokenizer=self.settings.tokenizer,
-            engine=self.settings.engine,
-            num_shards=self.settings.num_shards,
-            min_doc_tokens=self.settings.min_doc_tokens,
-            max_doc_tokens=self.settings.max_doc_tokens,
-            on_error=self.settings.on_error,
-            rows=self.rows,
-            buckets=frozenset(self.wanted),
-            count_all=self.budget is not None,
-        )
-
-    def _source_info(self, bucket: int) -> dict[str, Any]:
-        counts = self.outcomes[bucket]
-        return {
-            "source": self.settings.name,
-            "assignment": "md5",
-            "normalizer": NORMALIZER,
-            "rows_read": self.rows_read,
-            "bad_records": self.outcomes[-1]["bad"],
-            "empty_documents": counts["empty"],
-            "filtered_documents": counts["filtered"],
-            "truncated_documents": counts["truncated"],
-        }
-
-    def _recorded_stop(self) -> int | None:
-        if self.settings.max_tokens is None:
-            return None
-        for bucket in range(self.settings.num_shards):
-            path = self.split_dir / shard_dir_name(bucket) / MANIFEST_NAME
-            if recorded(path) == self.fingerprints:
-                return int(load_manifest(path).extra["source_info"]["rows_read"])
-        return None
 
 
 def _remove_empty(new_dirs: list[Path]) -> None:

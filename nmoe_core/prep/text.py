@@ -4,15 +4,24 @@ Order: lone surrogates become U+FFFD, line ends become LF, C0/C1 controls other 
 every U+FEFF are removed, white space is stripped from both ends, NFC last, since a removed control
 may have kept two characters from composing. Joiners and direction marks stay: scripts need them.
 The name enters every shard's fingerprints.
+
+`normalize_batch` gives the same texts at about a tenth of the cost: it looks at the UTF-8 bytes of
+all of them at once, and only texts with something to change take the exact way.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
 
 NORMALIZER = "nfc-ctl-v1"
 _DROPPED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
+# First UTF-8 byte of U+0300; every character below it is NFC whatever stands next to it.
+_FIRST_COMPOSING_BYTE = 0xCC
 
 
 def normalize_text(text: str) -> str:
@@ -29,3 +38,49 @@ def normalize_text(text: str) -> str:
         text = _DROPPED.sub("", text)
     text = text.strip()
     return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
+    """`normalize_text` of every text, and its UTF-8 bytes."""
+    normal = [text.strip() for text in texts]
+    encoded = [_utf8(text) for text in normal]
+    for i in _suspects(normal, encoded):
+        normal[i] = normalize_text(texts[i])
+        encoded[i] = normal[i].encode()
+    return normal, encoded
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # lone surrogates: a NUL sends it the exact way
+        return b"\x00"
+
+
+def _suspects(texts: list[str], encoded: list[bytes]) -> list[int]:
+    """Indices of the texts that may not be normalised; every text that is not, is among them."""
+    filled = [i for i, payload in enumerate(encoded) if payload]
+    if not filled:
+        return []
+    bounds = np.fromiter(accumulate(len(encoded[i]) for i in filled), np.int64, len(filled))
+    starts = np.concatenate([np.zeros(1, np.int64), bounds[:-1]])
+    view = np.frombuffer(b"".join(encoded), np.uint8)
+    hits = np.searchsorted(bounds, _controls(view), side="right")
+    suspects = {filled[i] for i in np.unique(hits).tolist()}
+    highest = np.maximum.reduceat(view, starts)
+    for k in np.flatnonzero(highest >= _FIRST_COMPOSING_BYTE).tolist():
+        i = filled[k]
+        if i not in suspects and not unicodedata.is_normalized("NFC", texts[i]):
+            suspects.add(i)
+    return sorted(suspects)
+
+
+def _controls(view: np.ndarray) -> np.ndarray:
+    """Offsets in UTF-8 bytes of what normalisation removes or replaces: uint8 in, int64 out."""
+    # 0x0b..0x1f by one comparison, since uint8 wraps.
+    ascii_controls = (view < 0x09) | (view - np.uint8(0x0B) < 0x15) | (view == 0x7F)
+    c1 = np.flatnonzero(view[:-1] == 0xC2)
+    c1 = c1[view[c1 + 1] < 0xA0]
+    marks = np.flatnonzero(view[:-2] == 0xEF)
+    marks = marks[(view[marks + 1] == 0xBB) & (view[marks + 2] == 0xBF)]
+    return np.concatenate([np.flatnonzero(ascii_controls), c1, marks])

@@ -1,20 +1,32 @@
-"""The worker's part of prep: one raw block in, token ids grouped by record out."""
+"""The worker's part of prep: one raw block in, token ids grouped by shard out.
+
+A block is tokenised in one call, and what goes back is one run of bytes a shard plus a few numbers
+a record, so that the writer does no work a document. Texts too long for that are tokenised by
+pieces, as far as `max_doc_tokens`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, takewhile
+from typing import NamedTuple
 
 import numpy as np
 
 from nmoe_core.docid import bucket_of
-from nmoe_core.prep.text import normalize_text
+from nmoe_core.errors import FormatError
+from nmoe_core.prep.long_text import PIECE_CHARS
+from nmoe_core.prep.text import normalize_batch
 from nmoe_core.prep.tokenizer import Engine, Tokenizer, load_tokenizer
-from nmoe_core.sources.records import BadRecord, Block, OnError, Rows
+from nmoe_core.shards.writer import id_line
+from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
 
-Outcome = Literal["kept", "truncated", "filtered", "empty", "bad", "elsewhere"]
+OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere")
+KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE = range(len(OUTCOMES))
+_BATCH_CHARS = 4 * 2**20
+_HASH_CHARS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +38,60 @@ class TokenizeSettings:
     num_shards: int
     min_doc_tokens: int
     max_doc_tokens: int
-    on_error: OnError
     rows: Rows
     buckets: frozenset[int]
     count_all: bool
 
 
-class TokenizedRecord(NamedTuple):
-    """One record and what became of it; `tokens` is empty unless kept or truncated."""
+@dataclass(slots=True)
+class Columns:
+    """One entry a record, in order."""
 
-    row: int
-    outcome: Outcome
-    bucket: int
-    ingest_id: str
-    text_sha256: str
-    tokens: np.ndarray
+    rows: np.ndarray
+    """int64: row number."""
+    outcomes: np.ndarray
+    """uint8: index into OUTCOMES."""
+    buckets: np.ndarray
+    """int32: shard, -1 for a record that could not be read."""
+    num_tokens: np.ndarray
+    """int64: tokens with the EOS; 0 unless kept or truncated."""
+    id_bytes: np.ndarray
+    """int64: bytes of its line of ids; 0 unless it is stored here."""
+    are_replaced: np.ndarray
+    """bool: whether bytes of the record were replaced."""
+
+
+class ShardPart(NamedTuple):
+    """What one block adds to one shard: ids with EOS as `<u4`, and lines of ids."""
+
+    tokens: bytes
+    ids: bytes
 
 
 @dataclass(slots=True)
 class TokenizedBlock:
-    """The records of one block, in order."""
+    """The records of one block."""
 
-    records: list[TokenizedRecord] = field(default_factory=list)
-    num_tokenized: int = 0
-    num_text_bytes: int = 0
+    start: Position
+    end: Position
+    size_bytes: int
+    columns: Columns
+    parts: dict[int, ShardPart]
+    num_tokenized: int
+    num_text_bytes: int
+    bad: list[str]
+
+
+class _Document(NamedTuple):
+    """A text to tokenise: its place in the columns, its id, its hash."""
+
+    i: int
+    ingest_id: str
+    text_sha256: str
 
 
 _settings: TokenizeSettings
 _tokenizer: Tokenizer
-_NOTHING = np.empty(0, np.uint32)
 
 
 def start_worker(settings: TokenizeSettings) -> None:
@@ -65,56 +102,133 @@ def start_worker(settings: TokenizeSettings) -> None:
 
 
 def tokenize_block(block: Block) -> TokenizedBlock:
-    """Normalise and tokenise the records of one block.
+    """Read, normalise and tokenise the records of one block.
 
     Documents of shards nobody asked for are hashed and passed over, unless the token budget needs
     their length.
 
     Raises:
-        SourceError: A record cannot be read and `on_error` is `fail` (E-SOURCE-RECORD).
+        FormatError: Tokens that no shard may hold (E-SHARD-DOCUMENT).
+        SourceError: The block cannot be read.
     """
-    result = TokenizedBlock()
-    pending = list(_normalized(block))
-    texts = [text for _, text in pending if text is not None]
-    result.num_tokenized = len(texts)
-    result.num_text_bytes = sum(map(len, texts))
-    rows = iter(_tokenizer.encode_batch([text.decode() for text in texts]))
-    for record, text in pending:
-        if text is not None:
-            record = _fitted(record, next(rows), hashlib.sha256(text).hexdigest())
-        result.records.append(record)
-    return result
+    start, end = block.start, block.end
+    records = list(_in_rows(block)) if _settings.rows.overlaps(start.row, end.row) else []
+    columns = _columns(records)
+    bad = [str(record) for record in records if isinstance(record, BadRecord)]
+    wanted = np.flatnonzero(columns.outcomes == KEPT).tolist()
+    chosen = [(i, record) for i in wanted if isinstance(record := records[i], Record)]
+    del records
+    parts = _Parts()
+    num_text_bytes = 0
+    while chosen:
+        batch = _take_batch(chosen)
+        num_text_bytes += _tokenize(batch, columns, parts)
+    return TokenizedBlock(
+        start=start,
+        end=end,
+        size_bytes=block.size_bytes,
+        columns=columns,
+        parts=parts.joined(),
+        num_tokenized=int(np.count_nonzero(np.isin(columns.outcomes, _TOKENIZED))),
+        num_text_bytes=num_text_bytes,
+        bad=bad,
+    )
 
 
-def _normalized(block: Block) -> Iterator[tuple[TokenizedRecord, bytes | None]]:
-    """Each record with its normalised UTF-8 text, or None where there is nothing to tokenise."""
-    for record in block.records():
-        if record.row not in _settings.rows:
+_TOKENIZED = (KEPT, TRUNCATED, FILTERED)
+
+
+class _Parts:
+    """Pieces of each shard, in the order of the documents."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, list[np.ndarray]] = {}
+        self._ids: dict[int, list[bytes]] = {}
+        self._eos = np.array([_tokenizer.eos_token_id], "<u4")
+
+    def add(self, bucket: int, tokens: np.ndarray, line: bytes) -> None:
+        self._tokens.setdefault(bucket, []).extend((tokens, self._eos))
+        self._ids.setdefault(bucket, []).append(line)
+
+    def joined(self) -> dict[int, ShardPart]:
+        return {
+            bucket: ShardPart(_joined(tokens), b"".join(self._ids[bucket]))
+            for bucket, tokens in self._tokens.items()
+        }
+
+
+def _joined(tokens: list[np.ndarray]) -> bytes:
+    row = np.concatenate(tokens).astype("<u4", copy=False)
+    # Two tests of a whole shard's part cost less than one of every document.
+    num_eos = int(np.count_nonzero(row == _tokenizer.eos_token_id))
+    if int(row.max()) >= _tokenizer.vocab_size or num_eos != len(tokens) // 2:
+        raise FormatError(
+            "the tokenizer gave an EOS inside a text, or an id outside its vocabulary",
+            where=_tokenizer.name,
+            code="E-SHARD-DOCUMENT",
+        )
+    return row.tobytes()
+
+
+def _in_rows(block: Block) -> Iterator[Record | BadRecord]:
+    return (record for record in block.records() if record.row in _settings.rows)
+
+
+def _columns(records: Sequence[Record | BadRecord]) -> Columns:
+    """Columns before anything is tokenised; KEPT stands for "to be tokenised"."""
+    buckets = np.full(len(records), -1, np.int32)
+    outcomes = np.full(len(records), BAD, np.uint8)
+    are_replaced = np.zeros(len(records), np.bool_)
+    for i, record in enumerate(records):
+        if isinstance(record, Record):
+            bucket = bucket_of(_encodable(record.id), _settings.num_shards)
+            is_wanted = _settings.count_all or bucket in _settings.buckets
+            buckets[i], outcomes[i] = bucket, KEPT if is_wanted else ELSEWHERE
+            are_replaced[i] = record.is_replaced
+    rows = np.fromiter((record.row for record in records), np.int64, len(records))
+    zeros = np.zeros(len(records), np.int64)
+    return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced)
+
+
+def _take_batch(chosen: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
+    """Take documents off the front, as many as one call tokenises: a long one goes alone."""
+    ends = accumulate(len(record.text) for _, record in chosen)
+    fitting = sum(1 for _ in takewhile(lambda end: end <= _BATCH_CHARS, ends))
+    batch = chosen[: max(fitting, 1)]
+    del chosen[: len(batch)]
+    return batch
+
+
+def _tokenize(batch: list[tuple[int, Record]], columns: Columns, parts: _Parts) -> int:
+    """Tokenise one batch into columns and parts; return the bytes of its texts."""
+    texts, encoded = normalize_batch([record.text for _, record in batch])
+    documents = [
+        _Document(i, record.id, hashlib.sha256(payload).hexdigest())
+        for (i, record), payload in zip(batch, encoded)
+    ]
+    batch.clear()
+    num_bytes = sum(map(len, encoded))
+    del encoded
+    limit = _settings.max_doc_tokens
+    if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
+        rows = [_tokenizer.encode_long(texts[0], limit + 1)]
+    else:
+        ids, offsets = _tokenizer.encode_batch(texts)
+        rows = [ids[start:stop] for start, stop in pairwise(offsets.tolist())]
+    for document, text, row in zip(documents, texts, rows):
+        i = document.i
+        if not text or len(row) < _settings.min_doc_tokens:
+            columns.outcomes[i] = FILTERED if text else EMPTY
             continue
-        if isinstance(record, BadRecord):
-            if _settings.on_error == "fail":
-                raise record.error()
-            yield TokenizedRecord(record.row, "bad", -1, record.where, "", _NOTHING), None
-            continue
-        ingest_id = _encodable(record.id)
-        bucket = bucket_of(ingest_id, _settings.num_shards)
-        outcome: Outcome = "kept"
-        text = None
-        if bucket in _settings.buckets or _settings.count_all:
-            text = normalize_text(record.text).encode() or None
-            outcome = "kept" if text else "empty"
-        else:
-            outcome = "elsewhere"
-        yield TokenizedRecord(record.row, outcome, bucket, ingest_id, "", _NOTHING), text
-
-
-def _fitted(record: TokenizedRecord, tokens: np.ndarray, text_sha256: str) -> TokenizedRecord:
-    if len(tokens) < _settings.min_doc_tokens:
-        return record._replace(outcome="filtered")
-    outcome: Outcome = "kept" if len(tokens) <= _settings.max_doc_tokens else "truncated"
-    # A copy: a view would keep the whole batch alive, and travel with it between processes.
-    tokens = np.array(tokens[: _settings.max_doc_tokens], np.uint32)
-    return record._replace(outcome=outcome, text_sha256=text_sha256, tokens=tokens)
+        if len(row) > limit:
+            columns.outcomes[i], row = TRUNCATED, row[:limit]
+        columns.num_tokens[i] = len(row) + 1
+        bucket = int(columns.buckets[i])
+        if bucket in _settings.buckets:
+            line = id_line(_encodable(document.ingest_id), document.text_sha256)
+            columns.id_bytes[i] = len(line)
+            parts.add(bucket, row, line)
+    return num_bytes
 
 
 def _encodable(text: str) -> str:

@@ -8,9 +8,28 @@ from pathlib import Path
 import numpy as np
 
 from loader.format import INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, open_shard
-from nmoe_core.atomic import write_bytes
+from nmoe_core.atomic import atomic_file, write_bytes
 from nmoe_core.errors import FormatError
 from nmoe_core.shards.verify import CHUNK_TOKENS
+
+
+def index_header(num_documents: int) -> bytes:
+    """Header of an `.idx` file."""
+    return INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, num_documents, 0)
+
+
+def index_rows(start: int, num_tokens: np.ndarray) -> bytes:
+    """Index rows of documents that follow each other from token `start`.
+
+    Args:
+        start: Tokens before the first document.
+        num_tokens: int64 `[documents]`: tokens of each, its EOS included.
+    """
+    bounds = np.empty(len(num_tokens) + 1, "<u8")
+    bounds[0] = start
+    np.cumsum(num_tokens, out=bounds[1:])
+    bounds[1:] += np.uint64(start)
+    return np.stack([bounds[:-1], bounds[1:]], axis=1).tobytes()
 
 
 class IndexWriter:
@@ -39,10 +58,8 @@ class IndexWriter:
 
     def finalize(self) -> int:
         """Commit the file; return the number of documents."""
-        ends = np.frombuffer(self._ends, "u8").astype("<u8")
-        starts = np.concatenate([np.zeros(1, "<u8"), ends[:-1]]) if len(ends) else ends
-        header = INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, len(ends), 0)
-        write_bytes(self.path, header + np.stack([starts, ends], axis=1).astype("<u8").tobytes())
+        ends = np.frombuffer(self._ends, "u8").astype(np.int64)
+        write_bytes(self.path, index_header(len(ends)) + index_rows(0, np.diff(ends, prepend=0)))
         return len(ends)
 
 
@@ -59,22 +76,30 @@ def regenerate_index(
     Raises:
         FormatError: Not a shard, or tokens follow the last EOS (E-SHARD-TAIL).
     """
+    path = shard.with_suffix(".idx")
     tokens = open_shard(shard)
-    ends: list[int] = []
-    for start in range(0, len(tokens), CHUNK_TOKENS):
-        chunk = tokens[start : start + CHUNK_TOKENS]
-        ends += (start + 1 + np.flatnonzero(chunk == eos_token_id)).tolist()
-    num_tail = len(tokens) - (ends[-1] if ends else 0)
-    if num_tail and not allow_tail:
-        raise FormatError(
-            "tokens follow the last EOS",
-            where=shard,
-            found=f"{num_tail} tokens",
-            expected="a shard that ends with an EOS",
-            do="check --eos-token-id, or use --allow-tail to make a document of them",
-            code="E-SHARD-TAIL",
-        )
-    index = IndexWriter(shard.with_suffix(".idx"))
-    for begin, end in zip([0, *ends], [*ends, len(tokens)] if num_tail else ends):
-        index.add_document(begin, end)
-    return index.path, index.finalize()
+    with atomic_file(path) as file:
+        file.write(index_header(0))
+        num_documents = num_indexed = 0
+        for start in range(0, len(tokens), CHUNK_TOKENS):
+            chunk = tokens[start : start + CHUNK_TOKENS]
+            ends = start + 1 + np.flatnonzero(chunk == eos_token_id)
+            file.write(index_rows(num_indexed, np.diff(ends, prepend=num_indexed)))
+            num_documents += len(ends)
+            num_indexed = int(ends[-1]) if len(ends) else num_indexed
+        num_tail = len(tokens) - num_indexed
+        if num_tail and not allow_tail:
+            raise FormatError(
+                "tokens follow the last EOS",
+                where=shard,
+                found=f"{num_tail} tokens",
+                expected="a shard that ends with an EOS",
+                do="check --eos-token-id, or use --allow-tail to make a document of them",
+                code="E-SHARD-TAIL",
+            )
+        if num_tail:
+            file.write(index_rows(num_indexed, np.array([num_tail])))
+            num_documents += 1
+        file.seek(0)
+        file.write(index_header(num_documents))
+    return path, num_documents

@@ -1,25 +1,30 @@
 """Looks into shards for defects of tokenisation: `nmoe inspect`.
 
 Counts tokens, EOS and doubled EOS file by file, and on request the token distribution and a seeded
-sample of documents as text. Works with a manifest, or on a bare directory. Chunked: memory does not
-grow with the shard, except for one counter a vocabulary id.
+sample of tokens with the text around them. Works with a manifest, or on a bare directory, where
+indexes beside the files give the document counts. A file that cannot be read is an issue of that
+file. Chunked: memory does not grow with the shard, except for one counter a vocabulary id.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from loader.format import Manifest, open_shard
+from loader.format import IndexReader, Manifest, open_shard
 from nmoe_core.errors import FormatError
 from nmoe_core.shards.verify import CHUNK_TOKENS
+
+_CONTEXT_TOKENS = 8
+_MAX_POSITIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedFile:
-    """One `.npy` file to look into; the count is None where no manifest gives it."""
+    """One `.npy` file to look into; the count is None where neither manifest nor index gives it."""
 
     path: Path
     num_documents: int | None
@@ -27,28 +32,42 @@ class InspectedFile:
 
 @dataclass(slots=True)
 class ShardInspection:
-    """What was seen in one file."""
+    """What was seen in one file; of positions, the first three."""
 
     path: Path
     num_tokens: int = 0
     num_eos: int = 0
+    num_double_eos: int = 0
     double_eos: list[int] = field(default_factory=list)
     num_documents: int | None = None
-    out_of_vocabulary: int = 0
+    num_out_of_vocabulary: int = 0
+    out_of_vocabulary: list[int] = field(default_factory=list)
     is_terminated: bool = True
+    unreadable: FormatError | None = None
 
     def issues(self) -> list[str]:
         """Problems in words; empty when all is well."""
+        if self.unreadable is not None:
+            return [f"[{self.unreadable.code}] {self.unreadable}"]
         found = []
-        if self.double_eos:
-            found.append(f"{len(self.double_eos)} doubled EOS")
+        if self.num_double_eos:
+            found.append(f"{self.num_double_eos} doubled EOS")
         if self.num_documents is not None and self.num_eos != self.num_documents:
             found.append(f"{self.num_eos} EOS for {self.num_documents} documents")
-        if self.out_of_vocabulary:
-            found.append(f"{self.out_of_vocabulary} token ids outside the vocabulary")
+        if self.num_out_of_vocabulary:
+            found.append(f"{self.num_out_of_vocabulary} token ids outside the vocabulary")
         if not self.is_terminated:
             found.append("last document has no EOS")
         return found
+
+
+class SampledToken(NamedTuple):
+    """A token, and the tokens of its neighbourhood: up to eight before and after it."""
+
+    position: int
+    token: int
+    context: np.ndarray
+    """uint32 `[<= 17]`."""
 
 
 def files_of_manifest(manifest: Manifest) -> list[InspectedFile]:
@@ -65,7 +84,7 @@ def files_of_directory(directory: Path) -> list[InspectedFile]:
     files = sorted(directory.rglob("*.npy"))
     if not files:
         raise FormatError("no .npy file below it", where=directory, code="E-SHARD-MISSING")
-    return [InspectedFile(path, None) for path in files]
+    return [InspectedFile(path, _indexed_documents(path.with_suffix(".idx"))) for path in files]
 
 
 def inspect_file(
@@ -79,30 +98,51 @@ def inspect_file(
         vocab_size: Ids must be below it.
         counts: int64 `[vocab_size]` that the file's token counts are added to.
     """
-    tokens = open_shard(file.path)
-    seen = ShardInspection(file.path, len(tokens), num_documents=file.num_documents)
+    seen = ShardInspection(file.path, num_documents=file.num_documents)
+    try:
+        tokens = open_shard(file.path)
+    except FormatError as error:
+        seen.unreadable = error
+        return seen
+    seen.num_tokens = len(tokens)
     last_is_eos = False
     for start in range(0, len(tokens), CHUNK_TOKENS):
         chunk = tokens[start : start + CHUNK_TOKENS]
         is_eos = chunk == eos_token_id
         seen.num_eos += int(is_eos.sum())
         # The pair that straddles two chunks belongs to the later one.
-        doubled = start + 1 + np.flatnonzero(is_eos[1:] & is_eos[:-1])
-        if last_is_eos and is_eos[0]:
-            seen.double_eos.append(start)
-        seen.double_eos += doubled.tolist()
+        before = np.concatenate([[last_is_eos], is_eos[:-1]])
+        seen.num_double_eos += _note(seen.double_eos, is_eos & before, start)
         last_is_eos = bool(is_eos[-1])
-        inside = chunk < vocab_size
-        seen.out_of_vocabulary += int(len(chunk) - inside.sum())
+        outside = chunk >= vocab_size
+        seen.num_out_of_vocabulary += _note(seen.out_of_vocabulary, outside, start)
         if counts is not None:
-            counts += np.bincount(chunk[inside], minlength=vocab_size)
+            counts += np.bincount(chunk[~outside], minlength=vocab_size)
     seen.is_terminated = last_is_eos or not len(tokens)
     return seen
 
 
-def sample_tokens(file: InspectedFile, num_tokens: int, seed: int) -> list[tuple[int, int]]:
-    """A seeded sample of token positions of one file: (position, token id), ascending."""
+def sample_tokens(file: InspectedFile, num_tokens: int, seed: int) -> list[SampledToken]:
+    """A seeded sample of the tokens of one file, ascending; the same for the same length."""
     tokens = open_shard(file.path)
     rng = np.random.default_rng(seed)
     positions = np.sort(rng.choice(len(tokens), min(num_tokens, len(tokens)), replace=False))
-    return [(int(position), int(tokens[position])) for position in positions]
+    return [
+        SampledToken(at, int(tokens[at]), tokens[max(0, at - _CONTEXT_TOKENS) :][: _width(at)])
+        for at in map(int, positions)
+    ]
+
+
+def _width(position: int) -> int:
+    return min(position, _CONTEXT_TOKENS) + 1 + _CONTEXT_TOKENS
+
+
+def _note(positions: list[int], found: np.ndarray, start: int) -> int:
+    """Remember the first few places of a chunk where `found`; return how many there are."""
+    places = np.flatnonzero(found)
+    positions += (start + places[: _MAX_POSITIONS - len(positions)]).tolist()
+    return len(places)
+
+
+def _indexed_documents(index: Path) -> int | None:
+    return IndexReader(index).num_docs if index.is_file() else None

@@ -121,9 +121,12 @@ def _tokens(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:
 
 def _unknown_files(manifest: Manifest) -> Iterator[Problem]:
     known = {entry.path for entry in manifest.shards}
-    for path in sorted(manifest.path.parent.rglob("*.npy")):
-        name = path.relative_to(manifest.path.parent).as_posix()
-        if name not in known:
+    known |= {entry.index_path for entry in manifest.shards}
+    root = manifest.path.parent
+    for path in sorted([*root.rglob("*.npy"), *root.rglob("*.idx")]):
+        name = path.relative_to(root).as_posix()
+        # A hidden directory holds a pass that is not done; no reader looks there.
+        if name not in known and not any(part.startswith(".") for part in name.split("/")):
             error = FormatError(
                 "file is not in the manifest",
                 where=path,

@@ -1,31 +1,35 @@
 """Writes one shard directory: `.npy` token files, `.idx` boundaries, `.ids.jsonl` lineage.
 
-Tokens are streamed behind a fixed 128-byte NPY header that is patched at close, so memory does not
-grow with the shard. A file is rotated before the document that would pass `tokens_per_shard`;
-documents never span files. Exactly one EOS ends each document, and it is added here only.
-The directory is made aside and swapped in whole by `finish`, its manifest included.
+All three are appended to behind headers that are patched at close, so memory grows neither with
+the tokens nor with the documents of a shard. A file is rotated before the document that would pass
+`tokens_per_shard`; documents never span files. Exactly one EOS ends each document.
+The directory is made aside and swapped in whole, its manifest included. What was appended up to a
+`state` can be taken up again by another process: longer files are cut back to it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import orjson
 
-from loader.format import MANIFEST_NAME
-from nmoe_core.atomic import TMP_MARK, failpoint, fsync_dir, replace_dir, write_json
+from loader.format import INDEX_HEADER, MANIFEST_NAME
+from nmoe_core.atomic import TMP_MARK, failpoint, replace_dir, write_json
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import sha256_file
-from nmoe_core.shards.index import IndexWriter
+from nmoe_core.shards.index import index_header, index_rows
 from nmoe_core.shards.manifest import ShardFormat, build_manifest
 
 NPY_HEADER_BYTES = 128
 DEFAULT_TOKENS_PER_SHARD = 500_000_000
+# Tools that look for `*.npy` in a tree must not find one that is being written.
+_PART = ".part"
+FileState = tuple[int, int, int]
 
 
 def npy_header(num_tokens: int) -> bytes:
@@ -35,6 +39,14 @@ def npy_header(num_tokens: int) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
 
 
+def seal_file(path: Path) -> str:
+    """Make a file durable; return its SHA-256."""
+    with open(path, "rb") as file:
+        failpoint("fsync")
+        os.fsync(file.fileno())
+    return sha256_file(path)
+
+
 class ShardWriter:
     """Writes the files of one shard directory, then swaps it in with its manifest.
 
@@ -42,20 +54,40 @@ class ShardWriter:
         directory: Final directory, `.../shard_NNNN`.
         fmt: Source name, version and tokenizer facts.
         tokens_per_shard: Most tokens in one file.
+        staged: Directory that the shard is made in; a hidden one beside the final one when None.
+        state: What an earlier writer's `state` was; its files are in `staged`.
+
+    Raises:
+        FormatError: A file in `staged` is shorter than `state` says (E-PREP-JOURNAL).
     """
 
     def __init__(
-        self, directory: Path, fmt: ShardFormat, tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
+        self,
+        directory: Path,
+        fmt: ShardFormat,
+        tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD,
+        staged: Path | None = None,
+        state: Sequence[FileState] | None = None,
     ) -> None:
         self.directory = directory
         self.fmt = fmt
         self.tokens_per_shard = tokens_per_shard
-        self._staged = directory.with_name(f".{directory.name}{TMP_MARK}new")
-        if self._staged.exists():
-            shutil.rmtree(self._staged)
-        self._staged.mkdir(parents=True)
-        self._entries: list[dict[str, Any]] = []
+        self._staged = staged or directory.with_name(f".{directory.name}{TMP_MARK}new")
         self._file: _OpenFile | None = None
+        self._full: list[_OpenFile] = []
+        if state is None:
+            if self._staged.exists():
+                shutil.rmtree(self._staged)
+            self._staged.mkdir(parents=True)
+            return
+        self._staged.mkdir(parents=True, exist_ok=True)
+        self._take_up(state)
+
+    @property
+    def state(self) -> list[FileState]:
+        """Tokens, documents and bytes of ids in each file so far."""
+        files = [*self._full, self._file] if self._file is not None else self._full
+        return [file.state for file in files]
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
         """Append one document and its EOS.
@@ -76,15 +108,46 @@ class ShardWriter:
             raise self._refuse(ingest_id, f"token {tokens.max()}", f"below {self.fmt.vocab_size}")
         if np.any(tokens == eos):
             raise self._refuse(ingest_id, "an EOS token inside the text", "none")
-        num_tokens = len(tokens) + 1
-        if num_tokens > self.tokens_per_shard:
-            raise self._refuse(ingest_id, f"{num_tokens} tokens", f"<= {self.tokens_per_shard}")
-        if self._file is not None and self._file.num_tokens + num_tokens > self.tokens_per_shard:
-            self._close_file()
-        if self._file is None:
-            stem = f"{self.fmt.dataset}-{self.fmt.version}-shard-{len(self._entries):06d}"
-            self._file = _OpenFile(self._staged, stem)
-        self._file.append(tokens, eos, ingest_id, text_sha256)
+        row = np.empty(len(tokens) + 1, "<u4")
+        row[:-1] = tokens
+        row[-1] = eos
+        line = id_line(ingest_id, text_sha256)
+        self.add_batch(row.tobytes(), np.array([len(row)]), line, np.array([len(line)]))
+
+    def add_batch(
+        self, tokens: bytes, num_tokens: np.ndarray, ids: bytes, id_bytes: np.ndarray
+    ) -> None:
+        """Append documents that are whole already: checked ids, each with its EOS.
+
+        Args:
+            tokens: `<u4` ids of all documents.
+            num_tokens: int64 `[documents]`: ids of each.
+            ids: Their lines of the `.ids.jsonl` file.
+            id_bytes: int64 `[documents]`: bytes of each line.
+
+        Raises:
+            FormatError: A document is longer than a file may be (E-SHARD-DOCUMENT).
+        """
+        token_ends, id_ends = np.cumsum(num_tokens), np.cumsum(id_bytes)
+        first, last = 0, len(num_tokens)
+        while first < last:
+            tokens_before = int(token_ends[first - 1]) if first else 0
+            ids_before = int(id_ends[first - 1]) if first else 0
+            room = self.tokens_per_shard - (self._file.num_tokens if self._file else 0)
+            stop = int(np.searchsorted(token_ends, tokens_before + room, side="right"))
+            if stop > first:
+                self._open().append(
+                    tokens[4 * tokens_before : 4 * int(token_ends[stop - 1])],
+                    num_tokens[first:stop],
+                    ids[ids_before : int(id_ends[stop - 1])],
+                )
+                first = stop
+            elif self._file is None:
+                found = f"{num_tokens[first]} tokens"
+                where = orjson.loads(ids[ids_before : int(id_ends[first])])["id"]
+                raise self._refuse(where, found, f"<= {self.tokens_per_shard}")
+            else:
+                self._close_file()
 
     def add_file(self, name: str, chunks: Iterable[bytes]) -> str:
         """Write one more file that is swapped in with the shard; return its SHA-256."""
@@ -93,28 +156,74 @@ class ShardWriter:
             for chunk in chunks:
                 failpoint("write")
                 file.write(chunk)
-            _sync(file)
-        return sha256_file(path)
+        return seal_file(path)
 
-    def finish(self, fingerprints: dict[str, str], source_info: dict[str, Any]) -> dict[str, Any]:
-        """Close the files, write the manifest and swap the directory in; return the manifest."""
+    def flush(self) -> list[int]:
+        """Hand everything to the system; return duplicate descriptors of the open files."""
+        return self._file.flush() if self._file is not None else []
+
+    def close(self) -> list[Path]:
+        """Finish the files; return their paths, to be sealed before `commit`."""
         self._close_file()
-        manifest = build_manifest(self.fmt, self._entries, fingerprints, source_info)
-        write_json(self._staged / MANIFEST_NAME, manifest)
-        fsync_dir(self._staged)
+        return [path for file in self._full for path in file.paths()]
+
+    def commit(
+        self,
+        checksums: Sequence[str],
+        fingerprints: dict[str, str],
+        source_info: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Write the manifest and swap the directory in; return the manifest.
+
+        Args:
+            checksums: SHA-256 of each path that `close` returned.
+            fingerprints: What the shard was made from.
+            source_info: Facts for the manifest.
+        """
+        digests = iter(checksums)
+        entries = [file.publish(*(next(digests) for _ in file.paths())) for file in self._full]
+        manifest = build_manifest(self.fmt, entries, fingerprints, source_info)
+        write_json(self._staged / MANIFEST_NAME, manifest)  # syncs the directory, renames included
         replace_dir(self._staged, self.directory)
         return manifest
 
+    def finish(self, fingerprints: dict[str, str], source_info: dict[str, Any]) -> dict[str, Any]:
+        """Close, seal and commit; return the manifest."""
+        return self.commit([seal_file(path) for path in self.close()], fingerprints, source_info)
+
     def abandon(self) -> None:
         """Drop everything written; the directory that was there before stays."""
+        self.leave()
+        shutil.rmtree(self._staged, ignore_errors=True)
+
+    def leave(self) -> None:
+        """Close the files and keep them for a writer that takes them up."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        shutil.rmtree(self._staged, ignore_errors=True)
+
+    def _open(self) -> _OpenFile:
+        if self._file is None:
+            self._file = _OpenFile(self._staged, self._stem(len(self._full)))
+        return self._file
+
+    def _stem(self, number: int) -> str:
+        return f"{self.fmt.dataset}-{self.fmt.version}-shard-{number:06d}"
+
+    def _take_up(self, state: Sequence[FileState]) -> None:
+        for number, file_state in enumerate(state):
+            if self._file is not None:
+                self._close_file()
+            self._file = _OpenFile(self._staged, self._stem(number), file_state)
+        kept = {path.name for file in [*self._full, self._file] if file for path in file.paths()}
+        for path in self._staged.iterdir():
+            if path.name not in kept:
+                path.unlink()
 
     def _close_file(self) -> None:
         if self._file is not None:
-            self._entries.append(self._file.finish())
+            self._file.finish()
+            self._full.append(self._file)
             self._file = None
 
     def _refuse(self, ingest_id: str, found: str, expected: str) -> FormatError:
@@ -127,53 +236,102 @@ class ShardWriter:
         )
 
 
+def id_line(ingest_id: str, text_sha256: str) -> bytes:
+    """A document's line of the `.ids.jsonl` file."""
+    return orjson.dumps({"id": ingest_id, "text_sha256": text_sha256}) + b"\n"
+
+
 class _OpenFile:
     """The `.npy` file being written, with its index and ids."""
 
-    def __init__(self, directory: Path, stem: str) -> None:
-        self.stem = stem
+    def __init__(self, directory: Path, stem: str, state: FileState = (0, 0, 0)) -> None:
         self.npy = directory / f"{stem}.npy"
-        self.num_tokens = 0
-        self._tokens = open(self.npy, "wb")  # noqa: SIM115  (closed by finish or close)
-        self._tokens.write(npy_header(0))
-        self._ids = open(directory / f"{stem}.ids.jsonl", "wb")  # noqa: SIM115
-        self._index = IndexWriter(directory / f"{stem}.idx")
+        self.num_tokens, self.num_documents, self.ids_bytes = state
+        sizes = (
+            NPY_HEADER_BYTES + 4 * self.num_tokens,
+            INDEX_HEADER.size + 16 * self.num_documents,
+            self.ids_bytes,
+        )
+        if self.npy.exists():  # its writer was ended between publishing and the swap
+            self.npy.rename(self._part)
+        for path, size_bytes in zip(self.paths(), sizes):
+            if self.num_documents:
+                _require_size(path, size_bytes)
+        self._files = [_open_at(path, size) for path, size in zip(self.paths(), sizes)]
+        self._tokens, self._index, self._ids = self._files
 
-    def append(self, tokens: np.ndarray, eos: int, ingest_id: str, text_sha256: str) -> None:
-        row = np.empty(len(tokens) + 1, "<u4")
-        row[:-1] = tokens
-        row[-1] = eos
+    @property
+    def state(self) -> FileState:
+        return self.num_tokens, self.num_documents, self.ids_bytes
+
+    @property
+    def _part(self) -> Path:
+        return self.npy.with_name(self.npy.name + _PART)
+
+    def paths(self) -> tuple[Path, Path, Path]:
+        """Token file under its working name, index, ids."""
+        return self._part, self.npy.with_suffix(".idx"), self.npy.with_suffix(".ids.jsonl")
+
+    def append(self, tokens: bytes, num_tokens: np.ndarray, ids: bytes) -> None:
         failpoint("write")
-        self._tokens.write(row.tobytes())
-        self._ids.write(orjson.dumps({"id": ingest_id, "text_sha256": text_sha256}) + b"\n")
-        self._index.add_document(self.num_tokens, self.num_tokens + len(row))
-        self.num_tokens += len(row)
+        self._tokens.write(tokens)
+        self._index.write(index_rows(self.num_tokens, num_tokens))
+        self._ids.write(ids)
+        self.num_tokens += len(tokens) // 4
+        self.num_documents += len(num_tokens)
+        self.ids_bytes += len(ids)
 
-    def finish(self) -> dict[str, Any]:
-        self._tokens.seek(0)
-        self._tokens.write(npy_header(self.num_tokens))
-        _sync(self._tokens)
-        _sync(self._ids)
+    def flush(self) -> list[int]:
+        for file in self._files:
+            file.flush()
+        return [os.dup(file.fileno()) for file in self._files]
+
+    def finish(self) -> None:
+        for file, header in (
+            (self._tokens, npy_header(self.num_tokens)),
+            (self._index, index_header(self.num_documents)),
+        ):
+            failpoint("write")
+            file.seek(0)
+            file.write(header)
         self.close()
-        num_documents = self._index.finalize()
-        ids = self.npy.with_suffix(".ids.jsonl")
+
+    def publish(self, checksum: str, index_checksum: str, ids_checksum: str) -> dict[str, Any]:
+        """Give the token file its name; return the manifest entry."""
+        os.replace(self._part, self.npy)
+        _, index, ids = self.paths()
         return {
             "path": self.npy.name,
-            "index_path": self._index.path.name,
+            "index_path": index.name,
             "num_tokens": self.num_tokens,
-            "num_documents": num_documents,
-            "checksum": sha256_file(self.npy),
-            "index_checksum": sha256_file(self._index.path),
+            "num_documents": self.num_documents,
+            "checksum": checksum,
+            "index_checksum": index_checksum,
             "ids_path": ids.name,
-            "ids_checksum": sha256_file(ids),
+            "ids_checksum": ids_checksum,
         }
 
     def close(self) -> None:
-        self._tokens.close()
-        self._ids.close()
+        for file in self._files:
+            file.close()
 
 
-def _sync(file: IO[bytes]) -> None:
-    failpoint("fsync")
-    file.flush()
-    os.fsync(file.fileno())
+def _require_size(path: Path, size_bytes: int) -> None:
+    found = path.stat().st_size if path.exists() else 0
+    if found < size_bytes:
+        raise FormatError(
+            "a half-written file is shorter than its journal says",
+            where=path,
+            found=f"{found} bytes",
+            expected=f"{size_bytes} bytes",
+            do="start over",
+            code="E-PREP-JOURNAL",
+        )
+
+
+def _open_at(path: Path, size_bytes: int) -> IO[bytes]:
+    """The file, cut to a size or made, and ready to be appended to."""
+    file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115  (closed by close)
+    file.truncate(size_bytes)
+    file.seek(size_bytes)
+    return file

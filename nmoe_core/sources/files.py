@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nmoe_core.fingerprint import sha256_file, sha256_json
-from nmoe_core.sources.paths import SourceFile
-from nmoe_core.sources.records import BadRecord, OnError, Record
+from nmoe_core.fingerprint import sha256_json
+from nmoe_core.sources.records import START, BadRecord, OnError, Position, Record
+from nmoe_core.sources.storage import SourceFile
 
 _BLOCK_BYTES = 2 * 2**20
 
@@ -19,20 +19,33 @@ class FilesBlock:
     source: str
     files: tuple[SourceFile, ...]
     first_row: int
+    size_bytes: int
     on_error: OnError
+
+    @property
+    def start(self) -> Position:
+        """Before its first file."""
+        return _before(self.first_row)
+
+    @property
+    def end(self) -> Position:
+        """After its last file."""
+        return _before(self.first_row + len(self.files))
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Read and decode each file."""
-        errors = "replace" if self.on_error == "replace" else "strict"
         for row, file in enumerate(self.files, self.first_row):
-            payload = file.path.read_bytes()
+            with file.open() as stream:
+                payload = stream.read()
+            is_replaced = False
             try:
-                text = payload.decode("utf-8", errors)
+                text = payload.decode()
             except UnicodeDecodeError as error:
-                reason = f"not UTF-8 at byte {error.start}"
-                yield BadRecord(row, file.where, reason)
-                continue
-            yield Record(row, f"{self.source}/{file.name}:0", text)
+                if self.on_error != "replace":
+                    yield BadRecord(row, file.where, f"not UTF-8 at byte {error.start}")
+                    continue
+                text, is_replaced = payload.decode("utf-8", "replace"), True
+            yield Record(row, f"{self.source}/{file.name}:0", text, is_replaced)
 
 
 class FilesSource:
@@ -51,7 +64,11 @@ class FilesSource:
 
     def revision(self) -> str:
         """SHA-256 over names and contents."""
-        return sha256_json([[file.name, sha256_file(file.path)] for file in self.files])
+        return sha256_json([[file.name, file.revision()] for file in self.files])
+
+    def provenance(self) -> dict[str, str]:
+        """Nothing that the files do not say."""
+        return {}
 
     def check(self) -> None:
         """Nothing to check: the files were found, and a file is text or a bad record."""
@@ -60,16 +77,20 @@ class FilesSource:
         """Number of files."""
         return len(self.files)
 
-    def blocks(self) -> Iterator[FilesBlock]:
-        """Blocks of about 2 MiB."""
-        start, size_bytes = 0, 0
-        for i, file in enumerate(self.files):
-            size_bytes += file.path.stat().st_size
-            if size_bytes >= _BLOCK_BYTES:
-                yield self._block(start, i + 1)
-                start, size_bytes = i + 1, 0
-        if start < len(self.files):
-            yield self._block(start, len(self.files))
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.size_bytes() for file in self.files)
 
-    def _block(self, start: int, stop: int) -> FilesBlock:
-        return FilesBlock(self.name, tuple(self.files[start:stop]), start, self.on_error)
+    def blocks(self, start: Position = START) -> Iterator[FilesBlock]:
+        """Blocks of about 2 MiB."""
+        first, size_bytes = start.file, 0
+        for i in range(first, len(self.files)):
+            size_bytes += self.files[i].size_bytes()
+            if size_bytes >= _BLOCK_BYTES or i + 1 == len(self.files):
+                files = tuple(self.files[first : i + 1])
+                yield FilesBlock(self.name, files, first, size_bytes, self.on_error)
+                first, size_bytes = i + 1, 0
+
+
+def _before(row: int) -> Position:
+    return Position(file=row, row=row)

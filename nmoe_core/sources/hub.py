@@ -15,27 +15,11 @@ from typing import Any
 
 from nmoe_core.errors import SourceError
 from nmoe_core.fingerprint import sha256_file, sha256_json
-from nmoe_core.sources.paths import path_text
-from nmoe_core.sources.records import BadRecord, Fields, Record, make_record
+from nmoe_core.sources.columns import ColumnsBlock, Origin, check_fields, cut_batch
+from nmoe_core.sources.records import START, Fields, OnError, Position
+from nmoe_core.sources.storage import path_text
 
-_BLOCK_ROWS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class RowsBlock:
-    """Consecutive rows, already columns of Python values."""
-
-    source: str
-    texts: list[Any]
-    ids: list[Any]
-    first_row: int
-    fields: Fields
-
-    def records(self) -> Iterator[Record | BadRecord]:
-        """Check each row's text and id."""
-        for row, (text, id_) in enumerate(zip(self.texts, self.ids), self.first_row):
-            where = f"{self.source}: row {row}"
-            yield make_record(row, where, self.fields, text, id_, f"{self.source}:{row}")
+_BATCH_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +33,7 @@ class DatasetsOptions:
     revision: str | None = None
     text_field: str = "text"
     id_field: str | None = None
+    on_error: OnError = "fail"
 
 
 class DatasetsSource:
@@ -94,38 +79,55 @@ class DatasetsSource:
         splits = self._rows.info.splits or {}
         if self.options.split in splits and splits[self.options.split].num_examples:
             return splits[self.options.split].num_examples
-        return sum(len(block.texts) for block in self.blocks())
+        return sum(block.end.row - block.start.row for block in self.blocks())
 
-    def blocks(self) -> Iterator[RowsBlock]:
-        """Blocks of 512 rows."""
+    def size_bytes(self) -> None:
+        """Not known: a repository tells no size in the bytes that are read."""
+
+    def provenance(self) -> dict[str, str]:
+        """What was read, for the manifest: the repository and the commit it resolved to."""
+        facts = {"hf_dataset": self.options.dataset}
+        return facts if self.directory is not None else {**facts, "hf_revision": self._commit}
+
+    def blocks(self, start: Position = START) -> Iterator[ColumnsBlock]:
+        """Blocks of at most 512 rows and about 2 MiB; `Position.offset` is the batch's row."""
         subset = f"/{self.options.subset}" if self.options.subset else ""
-        id_prefix = f"{self.name}{subset}/{self.options.split}"
-        first_row = 0
-        batches = self._rows.iter(batch_size=_BLOCK_ROWS)
-        while (batch := self._next(batches, first_row)) is not None:
-            self._check_fields(batch)
-            texts = list(batch[self.fields.text])
-            ids = list(batch[self.fields.id]) if self.fields.id else [None] * len(texts)
-            yield RowsBlock(id_prefix, texts, ids, first_row, self.fields)
-            first_row += len(texts)
+        origin = Origin(
+            f"{self.options.dataset}{subset} {self.options.split}",
+            f"{self.name}{subset}/{self.options.split}",
+        )
+        row = start.offset
+        for batch in self._batches(start.offset):
+            batch_row, last_row = row, row + len(batch)
+            for columns in cut_batch(batch, self.fields):
+                here = Position(0, batch_row, row, row)
+                row += len(columns)
+                end = Position(0, row if row == last_row else batch_row, row, row)
+                if row > start.row:
+                    size_bytes, on_error = columns.nbytes, self.options.on_error
+                    yield ColumnsBlock(
+                        origin, columns, here, end, size_bytes, self.fields, on_error
+                    )
 
-    def _next(self, batches: Iterator[dict[str, Any]], row: int) -> dict[str, Any] | None:
+    def _batches(self, first_row: int) -> Iterator[Any]:
+        """Record batches of the two columns from a row on, 512 rows each but the last."""
+        rows = self._rows
+        if first_row:
+            saved = hasattr(rows, "__len__")
+            rows = rows.select(range(first_row, len(rows))) if saved else rows.skip(first_row)
+        tables = rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+        row = first_row
+        while (table := self._next(tables, row)) is not None:
+            check_fields(table.schema, self.fields, f"{self.options.dataset} ({self.name})")
+            row += len(table)
+            names = [name for name in self.fields if name is not None]
+            yield from table.select(names).combine_chunks().to_batches()
+
+    def _next(self, tables: Iterator[Any], row: int) -> Any | None:
         try:
-            return next(batches, None)
+            return next(tables, None)
         except _errors() as error:
             raise self._error(f"cannot read on from row {row}", error, "E-SOURCE-TORN") from error
-
-    def _check_fields(self, batch: dict[str, Any]) -> None:
-        for field in self.fields:
-            if field is not None and field not in batch:
-                raise SourceError(
-                    "field is missing",
-                    where=f"{self.options.dataset} ({self.name})",
-                    found=", ".join(sorted(batch)),
-                    expected=field,
-                    do="set text_field or id_field of this source",
-                    code="E-SOURCE-FIELD",
-                )
 
     @cached_property
     def _commit(self) -> str:

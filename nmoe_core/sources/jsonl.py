@@ -1,8 +1,9 @@
 """Source kind `jsonl`: one JSON object a line, plain, `.gz` or `.zst`.
 
-One reader decompresses and cuts blocks at line ends; workers parse. Blank lines are records that
-hold nothing. A last line without a newline counts; a torn stream is an error that names the file.
-Memory: about 2 MiB a block, or one line where a line is longer.
+Plain local files are cut into ranges at line ends, and workers read the ranges for themselves; a
+compressed or remote file is read here and its blocks carry their bytes. Blank lines are records
+that hold nothing. A last line without a newline counts; a torn stream is an error that names the
+file. Memory: about 2 MiB a block, or one line where a line is longer.
 """
 
 from __future__ import annotations
@@ -10,71 +11,165 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import mmap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol, cast
 
 import orjson
 import zstandard
 
 from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_file, sha256_json
-from nmoe_core.sources.paths import SourceFile
-from nmoe_core.sources.records import BadRecord, Fields, OnError, Record, make_record
+from nmoe_core.fingerprint import sha256_json
+from nmoe_core.sources.records import (
+    START,
+    BadRecord,
+    Fields,
+    OnError,
+    Position,
+    Record,
+    make_record,
+)
+from nmoe_core.sources.storage import SourceFile
 
 _BLOCK_BYTES = 2 * 2**20
 _ZSTD_INPUT_BYTES = 4096
+_NEWLINE = 10
+_TORN = (EOFError, OSError, zlib.error, zstandard.ZstdError)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinesBlock:
-    """Whole lines of one file, still bytes."""
+    """Whole lines of one file: their bytes, or None where the worker is to read them."""
 
     source: str
     file: SourceFile
-    first_row: int
-    first_line: int
-    payload: bytes
+    start: Position
+    end: Position
+    size_bytes: int
     fields: Fields
     on_error: OnError
+    payload: bytes | None = None
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Parse each line; blank lines hold no record but keep their number."""
-        lines = self.payload.split(b"\n")
-        if lines[-1] == b"":
-            lines.pop()
-        for i, line in enumerate(lines):
-            if line.strip():
-                yield self._parse(self.first_row + i, self.first_line + i, line)
+        lines = _Lines(self.source, self.file, self.fields, self.on_error)
+        if self.payload is not None:
+            yield from lines.parse(self.payload, self.start)
+            return
+        with self.file.open() as file:
+            if self.end.offset - self.start.offset <= 2 * _BLOCK_BYTES:
+                file.seek(self.start.offset)
+                payload = file.read(self.end.offset - self.start.offset)
+                yield from lines.parse(payload, self.start)
+                return
+            # A long line is parsed where it lies in the page cache: no copy of its raw bytes.
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+                whole = memoryview(pages)
+                part = whole[self.start.offset : self.end.offset]
+                try:
+                    yield from lines.parse(part, self.start)
+                finally:
+                    part.release()
+                    whole.release()
 
-    def _parse(self, row: int, line: int, payload: bytes) -> Record | BadRecord:
-        where = f"{self.file.where}:{line + 1}"
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Parses the lines of one file."""
+
+    source: str
+    file: SourceFile
+    fields: Fields
+    on_error: OnError
+
+    def parse(self, payload: bytes | memoryview, at: Position) -> Iterator[Record | BadRecord]:
+        if at.offset == 0 and payload[:3] == codecs.BOM_UTF8:
+            payload = payload[3:]
+        row, line = at.row, at.line
+        for raw in _split(payload):
+            record = self._parse(row, line, raw)
+            if record is not None:
+                yield record
+            row += 1
+            line += 1
+
+    def _parse(self, row: int, line: int, raw: bytes | memoryview) -> Record | BadRecord | None:
+        is_replaced = False
         try:
-            value = _loads(payload, self.on_error)
-        except ValueError as error:
-            return BadRecord(row, where, f"not JSON: {error}")
-        except RecursionError:
-            return BadRecord(row, where, "JSON is nested too deep")
+            value = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            if not (raw := bytes(raw)).strip():
+                return None
+            try:
+                value, is_replaced = _loads(raw, self.on_error)
+            except ValueError as error:
+                return BadRecord(row, self._where(line), f"not JSON: {error}")
+            except RecursionError:
+                return BadRecord(row, self._where(line), "JSON is nested too deep")
         if not isinstance(value, dict):
-            return BadRecord(row, where, f"not a JSON object but {type(value).__name__}")
-        if self.fields.text not in value:
-            return BadRecord(row, where, f"field {self.fields.text!r} is missing")
-        id_ = value.get(self.fields.id or "id")
-        if id_ is None and self.fields.id is not None:
-            return BadRecord(row, where, f"field {self.fields.id!r} is missing")
+            reason = f"not a JSON object but {type(value).__name__}"
+            return BadRecord(row, self._where(line), reason)
+        text, id_ = value.get(self.fields.text), value.get(self.fields.id or "id")
+        if type(text) is str and type(id_) is str and id_:
+            return Record(row, id_, text, is_replaced)
+        for field in (self.fields.text, self.fields.id):
+            is_there = field is None or field in value
+            if not is_there or (field == self.fields.id and field is not None and id_ is None):
+                return BadRecord(row, self._where(line), f"field {field!r} is missing")
         default_id = f"{self.source}/{self.file.name}:{line}"
-        return make_record(row, where, self.fields, value[self.fields.text], id_, default_id)
+        where = "" if type(text) is str and id_ is None else self._where(line)
+        return make_record(row, where, self.fields, text, id_, default_id, is_replaced)
+
+    def _where(self, line: int) -> str:
+        return f"{self.file.where}:{line + 1}"
 
 
-def _loads(payload: bytes, on_error: OnError) -> Any:
+def _split(payload: bytes | memoryview) -> Iterator[bytes | memoryview]:
+    """The lines of a payload; a long payload is one line, which is not copied."""
+    if isinstance(payload, memoryview) or len(payload) > 2 * _BLOCK_BYTES:
+        yield from _split_views(payload)
+        return
+    lines = payload.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    yield from lines
+
+
+def _split_views(payload: bytes | memoryview) -> Iterator[memoryview]:
+    view = memoryview(payload)
+    start = 0
+    while start < len(view):
+        stop = _find_newline(view, start)
+        yield view[start:stop]
+        start = stop + 1
+
+
+def _find_newline(view: memoryview, start: int) -> int:
+    for chunk_start in range(start, len(view), _BLOCK_BYTES):
+        found = bytes(view[chunk_start : chunk_start + _BLOCK_BYTES]).find(b"\n")
+        if found >= 0:
+            return chunk_start + found
+    return len(view)
+
+
+def _loads(payload: bytes, on_error: OnError) -> tuple[Any, bool]:
+    """What orjson refuses; the flag says whether bytes were replaced.
+
+    Lone surrogate escapes are JSON, and normalisation replaces them.
+    """
     try:
-        return orjson.loads(payload)
-    except orjson.JSONDecodeError:
-        # orjson refuses lone surrogate escapes, which are JSON; normalisation replaces them.
-        errors = "replace" if on_error == "replace" else "strict"
-        return json.loads(payload.decode("utf-8", errors))
+        text, is_replaced = payload.decode(), False
+    except UnicodeDecodeError:
+        if on_error != "replace":
+            raise
+        text, is_replaced = payload.decode("utf-8", "replace"), True
+    return json.loads(text), is_replaced
 
 
 class JsonlSource:
@@ -85,7 +180,7 @@ class JsonlSource:
         files: The files in their final order.
         text_field: Field that holds the text.
         id_field: Field that holds the id and must be there; None takes `id` where it exists.
-        on_error: What to do with a line that cannot be read.
+        on_error: What to do with a line that is not UTF-8.
     """
 
     def __init__(
@@ -103,85 +198,138 @@ class JsonlSource:
 
     def revision(self) -> str:
         """SHA-256 over names and contents of the files."""
-        return sha256_json([[file.name, sha256_file(file.path)] for file in self.files])
+        return sha256_json([[file.name, file.revision()] for file in self.files])
+
+    def provenance(self) -> dict[str, str]:
+        """Nothing that the files do not say."""
+        return {}
 
     def check(self) -> None:
         """Nothing to check: the files were found, and a line is a record or a bad record."""
 
     def num_rows(self) -> int:
         """Number of lines; costs one pass."""
-        return sum(_num_lines(payload) for file in self.files for payload in _chunks(file))
+        return sum(block.end.row - block.start.row for block in self.blocks())
 
-    def blocks(self) -> Iterator[LinesBlock]:
+    def size_bytes(self) -> int:
+        """Size of all files as they are stored."""
+        return sum(file.size_bytes() for file in self.files)
+
+    def blocks(self, start: Position = START) -> Iterator[LinesBlock]:
         """Blocks of about 2 MiB of whole lines."""
-        row = 0
-        for file in self.files:
-            line = 0
-            for payload in _chunks(file):
-                yield LinesBlock(self.name, file, row, line, payload, self.fields, self.on_error)
-                row += _num_lines(payload)
-                line += _num_lines(payload)
+        for i in range(start.file, len(self.files)):
+            at = start if i == start.file else Position(i, 0, 0, start.row)
+            for block in self._file_blocks(self.files[i], at):
+                start = block.end
+                yield block
+
+    def _file_blocks(self, file: SourceFile, at: Position) -> Iterator[LinesBlock]:
+        by_worker = file.is_local and file.suffix not in _READERS
+        for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, at, not by_worker):
+            moved = (at.file, at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
+            end = Position(*moved)
+            yield LinesBlock(
+                self.name, file, at, end, stored_bytes, self.fields, self.on_error, payload
+            )
+            at = end
 
 
-def _num_lines(payload: bytes) -> int:
-    return payload.count(b"\n") + (not payload.endswith(b"\n"))
-
-
-def _chunks(file: SourceFile) -> Iterator[bytes]:
-    """Whole lines of a file, about 2 MiB at a time, without a byte order mark."""
-    is_first = True
+def _cut_file(
+    file: SourceFile, at: Position, keep: bool
+) -> Iterator[tuple[int, int, int, bytes | None]]:
+    """Size, number of lines, stored size and, if kept, bytes of the blocks from a place on."""
     try:
-        for chunk in _whole_lines(_decompressed(file.path)):
-            payload = chunk.removeprefix(codecs.BOM_UTF8) if is_first else chunk
-            is_first = False
-            if payload:
-                yield payload
-    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        with file.open() as stored:
+            stream = _READERS.get(file.suffix, _plain)(stored)
+            _skip(stream, stored, at.offset)
+            before = stored.tell()
+            for size_bytes, num_lines, payload in _cut(stream, keep):
+                if at.offset == 0 and size_bytes == 3 and _is_only_mark(file):
+                    return
+                yield size_bytes, num_lines, stored.tell() - before, payload
+                before = stored.tell()
+    except _TORN as error:
         raise SourceError(
             f"file cannot be read to its end: {error}", where=file.where, code="E-SOURCE-TORN"
         ) from error
 
 
-def _whole_lines(stream: Iterator[bytes]) -> Iterator[bytes]:
-    """Join and cut pieces at the last line end of the piece that fills a block."""
-    parts: list[bytes] = []
-    size_bytes = 0
-    for piece in stream:
-        parts.append(piece)
-        size_bytes += len(piece)
-        if size_bytes < _BLOCK_BYTES:
-            continue
+def _cut(stream: _Readable, keep: bool) -> Iterator[tuple[int, int, bytes | None]]:
+    """Cut after the last line end of 2 MiB, or after one longer line.
+
+    Where a block ends depends on nothing but where it starts, so reading may start at any block.
+    """
+    rest = b""
+    while piece := rest + stream.read(_BLOCK_BYTES - len(rest)):
         if cut := piece.rfind(b"\n") + 1:
-            parts[-1] = piece[:cut]
-            yield b"".join(parts)
-            parts = [piece[cut:]]
-            size_bytes = len(parts[0])
-    if rest := b"".join(parts):
-        yield rest
-
-
-def _decompressed(path: Path) -> Iterator[bytes]:
-    """The bytes of a file in pieces of at most 2 MiB."""
-    if path.suffix == ".zst":
-        for piece in _zstd_frames(path):
-            for start in range(0, len(piece), _BLOCK_BYTES):
-                yield piece[start : start + _BLOCK_BYTES]
-        return
-    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as stream:
+            rest = piece[cut:]
+            yield cut, piece.count(b"\n", 0, cut), piece[:cut] if keep else None
+            continue
+        size_bytes, parts, rest = len(piece), [piece], b""
         while piece := stream.read(_BLOCK_BYTES):
-            yield piece
+            cut = piece.find(b"\n") + 1 or len(piece)
+            size_bytes += cut
+            if keep:
+                parts.append(piece[:cut])
+            if piece[cut - 1] == _NEWLINE:
+                rest = piece[cut:]
+                break
+        yield size_bytes, 1, b"".join(parts) if keep else None
 
 
-def _zstd_frames(path: Path) -> Iterator[bytes]:
-    # The library's stream reader takes a cut frame for the end of the data; frame objects know,
-    # but give all that an input holds at once. A small input bounds that: 128 KiB per 4 bytes.
-    frame = None
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_ZSTD_INPUT_BYTES):
+def _skip(stream: _Readable, stored: BinaryIO, offset: int) -> None:
+    if stream is stored:
+        stored.seek(offset)
+        return
+    while offset and (piece := stream.read(min(offset, _BLOCK_BYTES))):
+        offset -= len(piece)
+
+
+def _is_only_mark(file: SourceFile) -> bool:
+    with file.open() as stored:
+        return _READERS.get(file.suffix, _plain)(stored).read(4) == codecs.BOM_UTF8
+
+
+def _plain(stored: BinaryIO) -> _Readable:
+    return stored
+
+
+def _gzip(stored: BinaryIO) -> _Readable:
+    return cast(_Readable, gzip.GzipFile(fileobj=stored, mode="rb"))
+
+
+class _ZstdFrames:
+    """The bytes of all frames of a file, whole or an EOFError.
+
+    The library's stream reader takes a cut frame for the end of the data; frame objects know, but
+    give all that an input holds at once. A small input bounds that: 128 KiB per 4 bytes.
+    """
+
+    def __init__(self, stored: BinaryIO) -> None:
+        self._pieces = self._decompress(stored)
+        self._rest = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        """Exactly `size` bytes, fewer at the end."""
+        parts: list[memoryview] = []
+        missing = size
+        while missing and (piece := self._rest or memoryview(next(self._pieces, b""))):
+            parts.append(piece[:missing])
+            self._rest = piece[missing:]
+            missing -= len(parts[-1])
+        return b"".join(parts)
+
+    def _decompress(self, stored: BinaryIO) -> Iterator[bytes]:
+        frame = None
+        while chunk := stored.read(_ZSTD_INPUT_BYTES):
             while chunk:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(chunk)
+                if piece := frame.decompress(chunk):
+                    yield piece
                 chunk = frame.unused_data if frame.eof else b""
                 frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("the last zstd frame is cut short")
+        if frame is not None:
+            raise EOFError("the last zstd frame is cut short")
+
+
+_READERS: dict[str, Callable[[BinaryIO], _Readable]] = {".gz": _gzip, ".zst": _ZstdFrames}

@@ -1,6 +1,7 @@
 """Turns path patterns into a sorted list of files with stable relative names.
 
-Patterns take `*`, `**`, `?`, braces `{a,b}` and `{1..8}`, and the placeholders `{stdlib}` and
+Patterns take `*`, `**`, `?`, braces `{a,b}` and `{1..8}`, on this machine and in any store that
+fsspec reaches (`s3://bucket/{a,b}/**/*.parquet`), and the placeholders `{stdlib}` and
 `{site_packages}` at their start for the directories of the running Python. A file's name is
 relative to the directory that all patterns of a source share, so ids do not depend on where a tree
 lies; bytes of a name that are not UTF-8 are spelled `\\xff`. Two files never get one name.
@@ -12,28 +13,22 @@ import fnmatch
 import glob
 import hashlib
 import os
+import posixpath
 import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+from urllib.parse import urlsplit
 
 from nmoe_core.errors import SourceError
+from nmoe_core.sources.storage import SourceFile, file_system, is_url, path_text, store_errors
+
+__all__ = ["SourceFile", "expand_braces", "find_files", "path_text", "sample_files"]
 
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _PLACEHOLDERS = {"{stdlib}/": "stdlib", "{site_packages}/": "purelib"}
-
-
-class SourceFile(NamedTuple):
-    """A file and its name in ids."""
-
-    path: Path
-    name: str
-
-    @property
-    def where(self) -> str:
-        """The path as text that can be printed, whatever bytes it holds."""
-        return path_text(self.path)
+_MAX_EXPANSIONS = 100_000
 
 
 def find_files(
@@ -42,50 +37,47 @@ def find_files(
     """All files the patterns match, by name, each once.
 
     Args:
-        patterns: Paths or globs; relative ones start at `base`.
+        patterns: Paths, globs or URLs; relative paths start at `base`.
         exclude: Globs over the names of files to leave out.
 
     Raises:
-        SourceError: A pattern matches no file (E-SOURCE-NOTFOUND), or two files get one name
-            (E-SOURCE-DUPLICATE).
+        SourceError: A pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
+            (E-SOURCE-DUPLICATE), the patterns are of several stores (E-SOURCE-PATTERN), or a
+            store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
     """
-    tops: list[str] = []
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        for expanded in expand_braces(pattern):
-            root, rest = _rooted(expanded, base)
-            matches = _matches(root, rest)
-            if not matches:
-                raise SourceError(
-                    "no such file",
-                    where=pattern,
-                    found=str(root / rest),
-                    expected="at least one file",
-                    do="correct the path of this source",
-                    code="E-SOURCE-NOTFOUND",
-                )
-            tops.append(_fixed_directory(root, rest))
-            found.update(dict.fromkeys(matches))
-    files = [f for f in _named(found, os.path.commonpath(tops)) if not _excluded(f.name, exclude)]
-    return sorted(files, key=lambda file: file.name)
+    expanded = [(p, one) for p in patterns for one in _checked(p)]
+    if any(is_url(one) for _, one in expanded):
+        files = _remote_files(expanded)
+    else:
+        files = _local_files(expanded, base)
+    kept = [file for file in files if not _excluded(file.name, exclude)]
+    return sorted(kept, key=lambda file: file.name)
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Expand `{a,b}` and `{1..8}` (zero padding kept), leftmost first.
+    """Expand `{a,b}` and `{1..8}` (zero padding kept, `{8..1}` counts down), leftmost first.
+
+    Braces without a comma or a range, or without their partner, stand for themselves.
 
     >>> expand_braces("x_{01..03}.{json,gz}")[:2]
     ['x_01.json', 'x_01.gz']
+
+    Raises:
+        SourceError: More than 100,000 patterns come out (E-SOURCE-PATTERN).
     """
-    match = _BRACES.search(pattern)
-    if match is None:
-        return [pattern]
-    head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [out for item in _items(match[1]) for out in expand_braces(head + item + tail)]
-
-
-def path_text(path: Path) -> str:
-    """A path as text; bytes that are not UTF-8 become `\\xff`."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    done: dict[str, None] = {}
+    waiting = [pattern]
+    while waiting:
+        first = waiting.pop()
+        match = _BRACES.search(first)
+        if match is None:
+            done[first] = None
+        else:
+            head, tail = first[: match.start()], first[match.end() :]
+            waiting += [head + item + tail for item in reversed(_items(match[1], pattern))]
+        if len(done) + len(waiting) > _MAX_EXPANSIONS:
+            raise _too_many(pattern)
+    return list(done)
 
 
 def sample_files(files: Sequence[SourceFile], max_bytes: int, seed: int) -> list[SourceFile]:
@@ -94,19 +86,106 @@ def sample_files(files: Sequence[SourceFile], max_bytes: int, seed: int) -> list
     taken: set[str] = set()
     size_bytes = 0
     for file in ranked:
-        file_bytes = file.path.stat().st_size
+        file_bytes = file.size_bytes()
         if size_bytes + file_bytes <= max_bytes:
             taken.add(file.name)
             size_bytes += file_bytes
     return [file for file in files if file.name in taken]
 
 
-def _items(body: str) -> list[str]:
+def _items(body: str, pattern: str) -> list[str]:
     span = re.fullmatch(r"(\d+)\.\.(\d+)", body)
     if span is None:
         return body.split(",")
-    width = len(span[1]) if span[1].startswith("0") else 0
-    return [str(n).zfill(width) for n in range(int(span[1]), int(span[2]) + 1)]
+    if max(len(span[1]), len(span[2])) > 18:
+        raise _too_many(pattern)
+    start, stop = int(span[1]), int(span[2])
+    if abs(stop - start) >= _MAX_EXPANSIONS:
+        raise _too_many(pattern)
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (span[1], span[2]))
+    width = max(len(span[1]), len(span[2])) if is_padded else 0
+    step = 1 if stop >= start else -1
+    return [str(n).zfill(width) for n in range(start, stop + step, step)]
+
+
+def _too_many(pattern: str) -> SourceError:
+    return SourceError(
+        "pattern stands for too many names",
+        where=pattern[:200],
+        expected=f"at most {_MAX_EXPANSIONS:,}",
+        do="use * for the part that counts",
+        code="E-SOURCE-PATTERN",
+    )
+
+
+def _checked(pattern: str) -> list[str]:
+    if not pattern or "\0" in pattern:
+        raise SourceError("not a path", found=repr(pattern), code="E-SOURCE-PATTERN")
+    local = pattern.removeprefix("file://")
+    return expand_braces(local)
+
+
+def _nothing_found(pattern: str, found: str) -> SourceError:
+    return SourceError(
+        "no such file",
+        where=pattern,
+        found=found,
+        expected="at least one file",
+        do="correct the path of this source",
+        code="E-SOURCE-NOTFOUND",
+    )
+
+
+def _local_files(expanded: Sequence[tuple[str, str]], base: Path) -> list[SourceFile]:
+    tops: list[str] = []
+    found: dict[Path, None] = {}
+    for pattern, one in expanded:
+        root, rest = _rooted(one, base)
+        matches = _matches(root, rest)
+        if not matches:
+            raise _nothing_found(pattern, str(root / rest))
+        tops.append(_fixed_directory(root, rest))
+        found.update(dict.fromkeys(matches))
+    top = os.path.commonpath(tops) if tops else ""
+    return _named(
+        SourceFile(path, path_text(Path(os.path.abspath(path)).relative_to(top))) for path in found
+    )
+
+
+def _remote_files(expanded: Sequence[tuple[str, str]]) -> list[SourceFile]:
+    stores = {urlsplit(one).scheme if is_url(one) else "this machine" for _, one in expanded}
+    if len(stores) > 1:
+        raise SourceError(
+            "paths of one source lie in several stores",
+            where=expanded[0][0],
+            found=", ".join(sorted(stores)),
+            do="make a source of each",
+            code="E-SOURCE-PATTERN",
+        )
+    tops: list[str] = []
+    found: dict[str, str] = {}
+    for pattern, one in expanded:
+        fs, key = file_system(one)
+        is_glob = glob.has_magic(key)
+        with store_errors(pattern):
+            keys = fs.glob(key, detail=True) if is_glob else {key: {"type": _type(fs, key)}}
+        matches = sorted(str(k) for k, info in keys.items() if info["type"] == "file")
+        if not matches:
+            raise _nothing_found(pattern, one)
+        parts = key.split("/")
+        fixed = next((i for i, p in enumerate(parts) if glob.has_magic(p)), len(parts) - 1)
+        tops.append("/".join(parts[:fixed]) or "/")
+        found |= {match: str(fs.unstrip_protocol(match)) for match in matches}
+    top = posixpath.commonpath(tops)
+    return _named(SourceFile(url, posixpath.relpath(key, top)) for key, url in found.items())
+
+
+def _type(fs: Any, key: str) -> str:
+    # Not fs.isfile, to which a store that does not answer is a file that is not there.
+    try:
+        return str(fs.info(key)["type"])
+    except FileNotFoundError:
+        return "absent"
 
 
 def _rooted(pattern: str, base: Path) -> tuple[Path, str]:
@@ -130,10 +209,9 @@ def _fixed_directory(root: Path, pattern: str) -> str:
     return os.path.abspath(root.joinpath(*parts[:fixed]))
 
 
-def _named(paths: Iterable[Path], top: str) -> list[SourceFile]:
+def _named(found: Iterable[SourceFile]) -> list[SourceFile]:
     files: dict[str, SourceFile] = {}
-    for path in paths:
-        file = SourceFile(path, path_text(Path(os.path.abspath(path)).relative_to(top)))
+    for file in found:
         other = files.setdefault(file.name, file)
         if other is not file:
             raise SourceError(

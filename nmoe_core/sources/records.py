@@ -1,7 +1,8 @@
 """What every source gives: numbered records, in an order that never changes, in blocks.
 
-A block is small, pickles, and is turned into records in a worker process. Row numbers count the
-raw records of the source from 0, read or not, so ids do not depend on what was skipped.
+A block is small, pickles, and is read and turned into records in a worker process. Row numbers
+count the raw records of the source from 0, read or not, so ids do not depend on what was skipped.
+Blocks are the same whatever position the reading starts at, so a journalled position resumes it.
 """
 
 from __future__ import annotations
@@ -10,34 +11,43 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from nmoe_core.errors import SourceError
-
 OnError = Literal["fail", "skip", "replace"]
 
 
+class Position(NamedTuple):
+    """A place between two records of a source; all counts are of what lies before it."""
+
+    file: int = 0
+    """Index of the file in the source's order."""
+    offset: int = 0
+    """Place in that file in the source's own unit: bytes (uncompressed), row groups or rows."""
+    line: int = 0
+    """Records of that file before it."""
+    row: int = 0
+    """Records of the source before it."""
+
+
+START = Position()
+
+
 class Record(NamedTuple):
-    """One raw document of a source."""
+    """One raw document of a source; `is_replaced` where bytes that are no UTF-8 were replaced."""
 
     row: int
     id: str
     text: str
+    is_replaced: bool = False
 
 
 class BadRecord(NamedTuple):
-    """A record that could not be read, and why; counted under `on_error = "skip"`."""
+    """A record that could not be read, and why; left out and counted."""
 
     row: int
     where: str
     reason: str
 
-    def error(self) -> SourceError:
-        """The error that stops the run under `on_error = "fail"`."""
-        return SourceError(
-            self.reason,
-            where=self.where,
-            do='mend the record, or set on_error = "skip" for this source',
-            code="E-SOURCE-RECORD",
-        )
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
 
 
 class Fields(NamedTuple):
@@ -48,7 +58,13 @@ class Fields(NamedTuple):
 
 
 def make_record(
-    row: int, where: str, fields: Fields, text: Any, id_: Any, default_id: str
+    row: int,
+    where: str,
+    fields: Fields,
+    text: Any,
+    id_: Any,
+    default_id: str,
+    is_replaced: bool = False,
 ) -> Record | BadRecord:
     """A record of the values found; None is an empty text, and None or "" takes the default id.
 
@@ -59,19 +75,29 @@ def make_record(
     if isinstance(id_, bool) or not isinstance(id_, str | int | None):
         reason = f"is {type(id_).__name__}, not text or a whole number"
         return BadRecord(row, where, f"field {fields.id or 'id'!r} {reason}")
-    return Record(row, default_id if id_ in (None, "") else str(id_), text or "")
+    return Record(row, default_id if id_ in (None, "") else str(id_), text or "", is_replaced)
 
 
 class Block(Protocol):
-    """A run of consecutive records, still raw."""
+    """A run of consecutive records, still raw; cheap to make and to send to a worker."""
 
     @property
-    def first_row(self) -> int:
-        """Row number of the block's first raw record."""
+    def start(self) -> Position:
+        """Where its first record starts."""
+        ...
+
+    @property
+    def end(self) -> Position:
+        """Where the next block starts."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Its share of the source's `size_bytes()`."""
         ...
 
     def records(self) -> Iterator[Record | BadRecord]:
-        """Parse the block."""
+        """Read and parse the block; a record that cannot be read is a `BadRecord`."""
         ...
 
 
@@ -84,6 +110,10 @@ class Source(Protocol):
         """Digest of what the source holds now; changes when any record may have changed."""
         ...
 
+    def provenance(self) -> dict[str, str]:
+        """Facts about what was read, for the manifest, such as the commit of a repository."""
+        ...
+
     def check(self) -> None:
         """Open the source and read its first records' shape; raises as `blocks()` would."""
         ...
@@ -92,8 +122,12 @@ class Source(Protocol):
         """Number of raw records; may cost one pass over the source."""
         ...
 
-    def blocks(self) -> Iterator[Block]:
-        """All blocks in order."""
+    def size_bytes(self) -> int | None:
+        """Bytes that a whole pass reads, where that is known beforehand."""
+        ...
+
+    def blocks(self, start: Position = START) -> Iterator[Block]:
+        """The blocks from `start`, the end of some block, in order."""
         ...
 
 
@@ -109,3 +143,10 @@ class Rows:
         if row < self.start or (self.stop is not None and row >= self.stop):
             return False
         return self.excluded is None or not self.excluded[0] <= row < self.excluded[1]
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether any row of `[start, stop)` is one of these."""
+        first, last = max(start, self.start), stop if self.stop is None else min(stop, self.stop)
+        if first >= last or self.excluded is None:
+            return first < last
+        return first < self.excluded[0] or last > self.excluded[1]

@@ -1,28 +1,29 @@
 """What a mixture TOML says about reading a source, and the source it opens.
 
-Split expressions are `name`, `name[a:b]` with row numbers, or `name[a%:b%]` with percentages
-rounded as `datasets` rounds them. A validation split cut out of the training split is left out of
-training, so a document is never in both.
+A validation split cut out of the training split (`nmoe_core.sources.split`) is left out of
+training, so a document is never in both unless `allow_overlap` says so.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nmoe_core.errors import ConfigError, SourceError
 from nmoe_core.fingerprint import sha256_json
+from nmoe_core.sources.arrow import ArrowSource
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.hub import DatasetsOptions, DatasetsSource
 from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.parquet import ParquetSource
 from nmoe_core.sources.paths import find_files, sample_files
 from nmoe_core.sources.records import OnError, Rows, Source
+from nmoe_core.sources.split import SplitExpression, parse_split
 from nmoe_core.strict import StrictModel
 
-SourceKind = Literal["huggingface", "jsonl", "files"]
+SourceKind = Literal["huggingface", "jsonl", "parquet", "arrow", "files"]
 _NOT_OF_DATASETS = {
     "paths": "hf_dataset and hf_data_files",
     "split": "hf_split",
@@ -39,7 +40,6 @@ _NOT_OF_FILES = {
     "hf_subset": None,
     "hf_revision": None,
 }
-_SPLIT = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<a>\d+%?)?:(?P<b>\d+%?)?\])?")
 
 
 class SourceSpec(StrictModel):
@@ -64,6 +64,17 @@ class SourceSpec(StrictModel):
     text_field: str = Field(default="text", min_length=1)
     id_field: str | None = Field(default=None, min_length=1)
     on_error: OnError = "fail"
+    max_bad_share: float = Field(default=0.001, ge=0, le=1)
+    allow_overlap: bool = False
+
+    @field_validator("split", "valid_split", "hf_split", "hf_valid_split")
+    @classmethod
+    def _is_split(cls, value: str | None) -> str | None:
+        try:
+            parse_split(value or "train")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @model_validator(mode="after")
     def _has_keys_of_its_kind(self) -> SourceSpec:
@@ -76,11 +87,14 @@ class SourceSpec(StrictModel):
 
     @model_validator(mode="after")
     def _has_input(self) -> SourceSpec:
-        if self.kind == "huggingface" and self.hf_dataset is None:
-            raise ValueError(f"source {self.id!r} of kind huggingface needs hf_dataset")
         if self.kind != "huggingface" and not self.paths:
             raise ValueError(f"source {self.id!r} of kind {self.kind} needs paths")
         return self
+
+    @property
+    def has_input(self) -> bool:
+        """Whether the table says what to read; a mixture may name a source before it exists."""
+        return self.kind != "huggingface" or self.hf_dataset is not None
 
     def split_expression(self, split: str) -> str | None:
         """Expression of the `train` or `valid` split; None if the source has no such split."""
@@ -90,42 +104,8 @@ class SourceSpec(StrictModel):
 
     def reading_digest(self, split: str) -> str:
         """Digest of the settings that decide which documents a split holds."""
-        settings = self.model_dump(exclude={"tokens_b", "percent"})
+        settings = self.model_dump(exclude={"tokens_b", "percent", "max_bad_share"})
         return sha256_json([split, settings])
-
-
-class SplitExpression(NamedTuple):
-    """A parsed split expression; a bound is a number of rows, or a percentage with `%`."""
-
-    name: str
-    start: str | None
-    stop: str | None
-
-    def rows(self, num_rows: int) -> tuple[int, int]:
-        """Row range `[start, stop)` of a split of `num_rows` rows."""
-        start = _bound(self.start, num_rows, 0)
-        return start, max(start, _bound(self.stop, num_rows, num_rows))
-
-
-def parse_split(text: str) -> SplitExpression:
-    """Parse a split expression.
-
-    Raises:
-        ConfigError: It is none (E-CONFIG).
-    """
-    match = _SPLIT.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            "not a split", found=repr(text), expected="name, name[10:20] or name[:1%]"
-        )
-    return SplitExpression(match["name"], match["a"], match["b"])
-
-
-def _bound(text: str | None, num_rows: int, default: int) -> int:
-    if text is None:
-        return default
-    rows = round(int(text[:-1]) * num_rows / 100) if text.endswith("%") else int(text)
-    return min(rows, num_rows)
 
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> tuple[Source, Rows]:
@@ -139,43 +119,52 @@ def open_source(spec: SourceSpec, base: Path, split: str) -> tuple[Source, Rows]
     Raises:
         SourceError: Files, directory, dataset or split are not there.
     """
+    parsed = _parsed(spec, split)
+    source = open_reader(spec, base, split)
+    cut = _cut_out_of(spec, parsed) if split == "train" else None
+    if parsed.is_whole and cut is None:
+        return source, Rows()
+    num_rows = source.num_rows()
+    start, stop = parsed.rows(num_rows)
+    return source, Rows(start, stop, cut.rows(num_rows) if cut is not None else None)
+
+
+def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
+    """Open the source behind a split without counting its rows. Raises as `open_source` does."""
+    if not spec.has_input:
+        raise SourceError(
+            "source names nothing to read",
+            where=spec.id,
+            do="give it hf_dataset, or a kind with paths",
+            code="E-SOURCE-NONE",
+        )
+    return _open_kind(spec, base, _parsed(spec, split).name)
+
+
+def _parsed(spec: SourceSpec, split: str) -> SplitExpression:
     expression = spec.split_expression(split)
     if expression is None:
         raise SourceError(
             f"source has no {split} split", where=spec.id, do="name one", code="E-SOURCE-SPLIT"
         )
-    parsed = parse_split(expression)
-    source = _open_kind(spec, base, parsed.name)
-    if parsed.start is None and parsed.stop is None and not _cut_from(spec, parsed, split):
-        return source, Rows()
-    num_rows = source.num_rows()
-    start, stop = parsed.rows(num_rows)
-    excluded = None
-    if _cut_from(spec, parsed, split):
-        excluded = parse_split(spec.split_expression("valid") or "").rows(num_rows)
-    return source, Rows(start, stop, excluded)
+    return parse_split(expression)
 
 
-def _cut_from(spec: SourceSpec, parsed: SplitExpression, split: str) -> bool:
+def _cut_out_of(spec: SourceSpec, train: SplitExpression) -> SplitExpression | None:
+    """The validation rows that lie in the same split as the training rows."""
     valid = spec.split_expression("valid")
-    return split == "train" and valid is not None and parse_split(valid).name == parsed.name
+    if valid is None or spec.allow_overlap:
+        return None
+    parsed = parse_split(valid)
+    return parsed if parsed.name == train.name else None
 
 
 def _open_kind(spec: SourceSpec, base: Path, split_name: str) -> Source:
     if spec.kind == "huggingface":
-        options = DatasetsOptions(
-            dataset=spec.hf_dataset or "",
-            subset=spec.hf_subset,
-            split=split_name,
-            data_files=spec.hf_data_files,
-            revision=spec.hf_revision,
-            text_field=spec.text_field,
-            id_field=spec.id_field,
-        )
-        return DatasetsSource(spec.id, options, base)
+        return _open_dataset(spec, base, split_name)
     if split_name != "train":
         raise SourceError(
-            "files and JSON lines have one split",
+            f"a source of kind {spec.kind} has one split",
             where=spec.id,
             found=split_name,
             expected="train, or a slice of it such as train[:1%]",
@@ -186,4 +175,19 @@ def _open_kind(spec: SourceSpec, base: Path, split_name: str) -> Source:
         files = sample_files(files, int(spec.sample_mb * 1e6), spec.sample_seed)
     if spec.kind == "files":
         return FilesSource(spec.id, files, spec.on_error)
-    return JsonlSource(spec.id, files, spec.text_field, spec.id_field, spec.on_error)
+    reader = {"jsonl": JsonlSource, "parquet": ParquetSource, "arrow": ArrowSource}[spec.kind]
+    return reader(spec.id, files, spec.text_field, spec.id_field, spec.on_error)
+
+
+def _open_dataset(spec: SourceSpec, base: Path, split_name: str) -> Source:
+    options = DatasetsOptions(
+        dataset=spec.hf_dataset or "",
+        subset=spec.hf_subset,
+        split=split_name,
+        data_files=spec.hf_data_files,
+        revision=spec.hf_revision,
+        text_field=spec.text_field,
+        id_field=spec.id_field,
+        on_error=spec.on_error,
+    )
+    return DatasetsSource(spec.id, options, base)

@@ -14,6 +14,7 @@ from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.hydra.slices import write_source_slices
 from nmoe_core.mixture import SourcePlan, prep_settings
+from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
@@ -30,13 +31,19 @@ class ShardsResult:
     source_revision: str
 
 
-def make_shards(run: Run, source: SourcePlan, split: str, buckets: Iterable[int]) -> ShardsResult:
+def make_shards(
+    run: Run,
+    source: SourcePlan,
+    split: str,
+    buckets: Iterable[int],
+    progress: Progress | None = None,
+) -> ShardsResult:
     """Make shards of one split in one pass over the source; current ones are left alone."""
     asked = list(buckets)
     opened, rows = open_source(source.spec, run.base, split)
     settings = prep_settings(run, source, split)
     split_dir = run.paths.split(source.name, split)
-    report = prep_shards(opened, rows, settings, split_dir, asked)
+    report = prep_shards(opened, rows, settings, split_dir, asked, progress=progress)
     manifests = {
         bucket: load_manifest(split_dir / shard_dir_name(bucket) / MANIFEST_NAME)
         for bucket in asked

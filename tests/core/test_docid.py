@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,27 @@ def test_the_md5_rules_give_the_published_values() -> None:
     assert bucket_of("hello", 64) == int("5d41402abc4b2a76", 16) % 64 == 54
     assert int("5d41402a", 16) % 100 == 54
     assert split_of("hello") == "train"
+
+
+@pytest.mark.parametrize(
+    ("text", "md5", "of_64", "of_1000", "percentile"),
+    [  # made with coreutils' md5sum and the arithmetic of a shell
+        ("web:0", "8077159fa35d1e774bd65c8a7560acd1", 55, 87, 67),
+        ("web/part.jsonl:41", "d8bd72ce7e04e99a935c18565665da2c", 26, 762, 50),
+        ("naïve-雪", "7ab70297fed357895a4b30a4044416b8", 9, 857, 3),
+        ("https://example.com/a?b=c#d", "05038cd7c4c2f54fcce27064fff818af", 15, 47, 43),
+        ("0", "cfcd208495d565ef66e7dff9f98764da", 47, 583, 16),
+        (DOC_ID, "8c6df8872016956ba2d7f32fe83f1474", 43, 907, 87),
+        ("a//b#s=1:e=2", "f0015ff214de07f11b4597fe0ddfa703", 49, 993, 38),
+    ],
+)
+def test_golden_vectors_of_both_md5_rules(
+    text: str, md5: str, of_64: int, of_1000: int, percentile: int
+) -> None:
+    assert hashlib.md5(text.encode()).hexdigest() == md5
+    assert (bucket_of(text, 64), bucket_of(text, 1000)) == (of_64, of_1000)
+    expected = "train" if percentile < 80 else "val" if percentile < 90 else "test"
+    assert split_of(text) == expected
 
 
 def test_the_split_rule_is_eighty_ten_ten() -> None:

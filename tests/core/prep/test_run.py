@@ -18,7 +18,7 @@ from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.prep.text import normalize_text
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import Rows
+from nmoe_core.sources.records import START, Rows
 
 EOS = 199_999
 Digest = Callable[[Path], dict[str, str]]
@@ -259,10 +259,10 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     source: JsonlSource, settings: PrepSettings, tmp_path: Path
 ) -> None:
     class Restless(JsonlSource):
-        def blocks(self):
+        def blocks(self, start=START):
             path = self.files[0].path
             path.write_bytes(path.read_bytes().replace(b"token", b"model"))
-            yield from super().blocks()
+            yield from super().blocks(start)
 
     with pytest.raises(SourceError) as caught:
         prep_shards(Restless("web", source.files), Rows(), settings, tmp_path / "train")
@@ -280,9 +280,9 @@ def test_reading_stops_at_the_end_of_the_split(
     taken = []
 
     class Counted(JsonlSource):
-        def blocks(self):
-            for block in super().blocks():
-                taken.append(block.first_row)
+        def blocks(self, start=START):
+            for block in super().blocks(start):
+                taken.append(block.start.row)
                 yield block
 
     counted = Counted("web", source.files)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.prep.text import normalize_text
+from nmoe_core.prep.text import normalize_batch, normalize_text
 
 
 @settings(max_examples=200, deadline=None)
@@ -36,3 +36,27 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
 def test_each_rule_of_the_normaliser_holds(raw: str, expected: str) -> None:
     assert normalize_text(raw) == expected
     assert unicodedata.is_normalized("NFC", normalize_text(raw))
+
+
+# What the quick look must not miss: controls at the edges of their ranges and of UTF-8 sequences,
+# characters that compose, and their neighbours that must be left alone.
+_NEAR = st.text(
+    st.sampled_from(
+        "a é\u00a0\u0085\u0080\u009f\u00c2\x00\x08\t\n\x0b\x0c\r\x1f \x7f\ufeff\ufefe\uff0c\u2028"
+        "\u0300\u0301\u0344\u0374\u1100\u1161\u212b\ud7a3東\U0001f468\u200d\ud800\udfff\u02ff"
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(_NEAR | st.text(st.characters(codec=None), max_size=30), max_size=8))
+def test_a_batch_is_normalised_as_its_texts_are_one_by_one(texts: list[str]) -> None:
+    normal, encoded = normalize_batch(texts)
+    assert normal == [normalize_text(text) for text in texts]
+    assert encoded == [text.encode() for text in normal]
+
+
+def test_every_character_alone_and_between_letters_is_normalised_in_a_batch() -> None:
+    texts = [f"{before}{chr(c)}{before}" for c in range(0x3100) for before in ("", "x", "e")]
+    assert normalize_batch(texts)[0] == [normalize_text(text) for text in texts]

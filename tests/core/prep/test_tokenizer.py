@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import random
+import string
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nmoe_core.errors import TokenizerError
 from nmoe_core.prep import tokenizer as module
-from nmoe_core.prep.tokenizer import O200K_SHA256, Tokenizer, ensure_vocabulary, load_tokenizer
+from nmoe_core.prep.text import normalize_batch
+from nmoe_core.prep.tokenizer import (
+    O200K_SHA256,
+    Engine,
+    Tokenizer,
+    ensure_vocabulary,
+    load_tokenizer,
+)
 
 TEXTS = [
     "",
@@ -22,16 +36,66 @@ TEXTS = [
 ]
 
 
-def test_the_fast_engine_gives_the_ids_of_tiktoken() -> None:
-    fast, reference = load_tokenizer(engine="quicktok"), load_tokenizer(engine="tiktoken")
-    for ours, theirs in zip(fast.encode_batch(TEXTS), reference.encode_batch(TEXTS)):
-        np.testing.assert_array_equal(ours, theirs)
-    assert fast.fingerprint == reference.fingerprint
-    assert (fast.vocab_size, fast.eos_token_id) == (201_088, 199_999)
+ENGINES = ["quicktok", "tiktoken", "gigatoken"]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    if request.param == "gigatoken":
+        pytest.importorskip("gigatoken")
+    return request.param
+
+
+def _reference(text: str) -> list[int]:
+    return tiktoken.get_encoding("o200k_harmony").encode_ordinary(text)
+
+
+def test_every_engine_gives_the_ids_of_tiktoken(engine: Engine) -> None:
+    tokenizer = load_tokenizer(engine=engine)
+    ids, offsets = tokenizer.encode_batch(TEXTS)
+    assert (ids.dtype, offsets[0], offsets[-1]) == (np.uint32, 0, len(ids))
+    for text, start, stop in zip(TEXTS, offsets, offsets[1:]):
+        assert ids[start:stop].tolist() == _reference(text)
+    assert tokenizer.fingerprint == load_tokenizer().fingerprint
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (201_088, 199_999)
+
+
+@functools.cache
+def _adversary(name: str) -> tuple[str, list[int]]:
+    """A long normalised text and its ids."""
+    rng = random.Random(5)
+    text = {
+        "letters": "".join(rng.choices("abcdefghij", k=2**20)),
+        "base64": "".join(rng.choices(string.ascii_letters + string.digits + "+/", k=2**19)),
+        "blanks": " " * 2**17 + "\n" * 2**17,
+        "nul": "a\x00" * 2**17,
+        "specials": "<|endoftext|><|start|>assistant<|message|>" * 10_000,
+        "surrogates": "\ud800a\udfff \ud83d\ude00" * 50_000,
+    }[name]
+    (clean,), _ = normalize_batch(["." + text + "."])
+    return clean, _reference(clean)
+
+
+@pytest.mark.parametrize("name", ["letters", "base64", "blanks", "nul", "specials", "surrogates"])
+def test_long_adversarial_texts_have_the_ids_of_tiktoken(engine: Engine, name: str) -> None:
+    text, expected = _adversary(name)
+    if engine == "tiktoken" and name == "letters":
+        pytest.skip("it is the reference, and takes long")
+    assert load_tokenizer(engine=engine).encode_batch([text]).ids.tolist() == expected
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(texts=st.lists(st.text(max_size=80), max_size=6))
+def test_any_text_has_the_ids_of_tiktoken(engine: Engine, texts: list[str]) -> None:
+    ids, offsets = load_tokenizer(engine=engine).encode_batch(texts)
+    for text, start, stop in zip(texts, offsets, offsets[1:]):
+        assert ids[start:stop].tolist() == _reference(text)
 
 
 def test_text_that_spells_a_special_token_never_becomes_one() -> None:
-    (ids,) = load_tokenizer().encode_batch(["<|endoftext|>"])
+    ids = load_tokenizer().encode_batch(["<|endoftext|>"]).ids
     assert ids.max() < 199_998
     assert load_tokenizer().decode(ids) == "<|endoftext|>"
 
@@ -72,3 +136,16 @@ def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(TokenizerError) as caught:
         module.Tokenizer("o200k_harmonic")
     assert caught.value.code == "E-TOKENIZER-NAME"
+
+
+def test_an_engine_without_the_encoding_is_refused() -> None:
+    with pytest.raises(TokenizerError) as caught:
+        module._gigatoken_engine("cl100k_base")
+    assert caught.value.code == "E-TOKENIZER-ENGINE"
+
+
+def test_an_engine_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    with pytest.raises(TokenizerError, match="nmoe-data\\[fast\\]") as caught:
+        Tokenizer(engine="gigatoken")
+    assert caught.value.code == "E-TOKENIZER-ENGINE"

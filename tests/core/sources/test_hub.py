@@ -37,13 +37,37 @@ def test_a_dataset_saved_alone_has_only_its_own_split(
     assert caught.value.code == "E-SOURCE-NOTFOUND"
 
 
-def test_null_texts_are_empty_and_float_ids_are_bad(tmp_path: Path) -> None:
+def test_null_texts_are_empty_and_a_column_of_floats_is_no_id(tmp_path: Path) -> None:
     columns = {"text": ["a", None], "score": [0.5, 1.5]}
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "hub"))
     texts = [r.text for r in _records(_local(tmp_path)) if isinstance(r, Record)]
     assert texts == ["a", ""]
-    bad = _records(_local(tmp_path, id_field="score"))
-    assert all(isinstance(record, BadRecord) for record in bad)
+    with pytest.raises(SourceError, match="field is double, not text or whole numbers") as caught:
+        _records(_local(tmp_path, id_field="score"))
+    assert caught.value.code == "E-SOURCE-FIELD"
+
+
+@pytest.mark.parametrize("form", ["save_to_disk", "parquet", "jsonl"])
+def test_reading_goes_on_at_the_end_of_any_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.hub._BATCH_ROWS", 16)
+    monkeypatch.setattr("nmoe_core.sources.columns.BLOCK_BYTES", 200)
+    whole = datasets.Dataset.from_dict({"text": [f"text {i} " + "x" * i for i in range(60)]})
+    if form == "save_to_disk":
+        whole.save_to_disk(str(tmp_path / "hub"))
+    else:
+        (tmp_path / "hub").mkdir()
+        getattr(whole, {"parquet": "to_parquet", "jsonl": "to_json"}[form])(
+            str(tmp_path / "hub" / f"train.{form}")
+        )
+    source = _local(tmp_path)
+    blocks = list(source.blocks())
+    assert len(blocks) > 8
+    assert blocks[-1].end.row == source.num_rows() == 60
+    for i in range(0, len(blocks), 3):
+        rest = [(b.start, b.end, list(b.records())) for b in _local(tmp_path).blocks(blocks[i].end)]
+        assert rest == [(b.start, b.end, list(b.records())) for b in blocks[i + 1 :]]
 
 
 def test_check_finds_a_missing_field_before_anything_is_read(tmp_path: Path) -> None:
@@ -92,6 +116,9 @@ def test_what_is_read_from_the_hub_is_the_commit_that_is_recorded(
     assert len(_records(source)) == 1
     assert source.revision() == before
     assert asked == [("org/name", "main"), ("org/name", "c1")]
+    assert source.provenance() == {"hf_dataset": "org/name", "hf_revision": "c1"}
+    moved = DatasetsSource("hub", DatasetsOptions("org/name", revision="main"), tmp_path)
+    assert moved.revision() != before
 
 
 @pytest.mark.parametrize("library", [True, False])

@@ -72,7 +72,7 @@ def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> No
     assert len(payload) < 60_000
     source = _source(tmp_path, payload, "a.jsonl.zst")
     tracemalloc.start()
-    sizes = [len(block.payload) for block in source.blocks()]
+    sizes = [len(block.payload or b"") for block in source.blocks()]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(sizes) == 200_000 * len(line)
@@ -92,5 +92,5 @@ def test_a_line_longer_than_many_blocks_is_one_record(
     source = _source(tmp_path, pack(payload), "a.jsonl" + suffix)
     started = time.process_time()
     assert [r.text for r in _records(source) if isinstance(r, Record)] == texts
-    assert [block.first_row for block in source.blocks()][-1] <= 2
+    assert [block.start.row for block in source.blocks()][-1] <= 2
     assert time.process_time() - started < 5  # seconds; joining at every piece takes minutes

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nmoe_core.errors import SourceError
 from nmoe_core.sources.files import FilesSource
-from nmoe_core.sources.paths import find_files, sample_files
+from nmoe_core.sources.paths import expand_braces, find_files, sample_files
 from nmoe_core.sources.records import BadRecord
 
 
@@ -69,3 +72,58 @@ def test_a_name_that_is_not_utf8_is_escaped_in_ids_and_messages(tmp_path: Path) 
     assert isinstance(bad, BadRecord)
     assert bad.where.encode().endswith(b"/a\\xff.txt")
     assert len(source.revision()) == 64
+
+
+_LITERALS = st.text(alphabet="ab/._-*?", max_size=4)
+_CHOICES = st.lists(st.text(alphabet="xyz0", max_size=3), min_size=2, max_size=4)
+_SPANS = st.tuples(st.integers(0, 30), st.integers(0, 30), st.booleans())
+_PARTS = st.lists(st.one_of(_LITERALS, _CHOICES, _SPANS), max_size=4)
+
+
+def _spelled(part: str | list[str] | tuple[int, int, bool]) -> tuple[str, list[str]]:
+    """A part of a pattern, and the texts it stands for."""
+    if isinstance(part, str):
+        return part, [part]
+    if isinstance(part, list):
+        return "{" + ",".join(part) + "}", part
+    first, last, is_padded = part
+    numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    width = 3 if is_padded else 0
+    body = f"{{{first:0{width}d}..{last:0{width}d}}}"
+    return body, [f"{number:0{width}d}" for number in numbers]
+
+
+@settings(deadline=None)
+@given(_PARTS)
+def test_braces_stand_for_every_combination_in_order(
+    parts: list[str | list[str] | tuple[int, int, bool]],
+) -> None:
+    spelled = [_spelled(part) for part in parts]
+    pattern = "".join(text for text, _ in spelled)
+    every = ["".join(texts) for texts in itertools.product(*(texts for _, texts in spelled))]
+    if len(every) < 50_000:
+        assert expand_braces(pattern) == list(dict.fromkeys(every))
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="{},.0123456789a*", max_size=40))
+def test_any_pattern_expands_or_is_one_error(pattern: str) -> None:
+    try:
+        expanded = expand_braces(pattern)
+    except SourceError:
+        return
+    assert expanded
+    assert all(expand_braces(text) == [text] for text in expanded)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=20).filter(lambda text: "{" not in text))
+def test_any_text_as_a_path_gives_files_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, pattern: str
+) -> None:
+    base = tmp_path_factory.getbasetemp() / "nothing"
+    base.mkdir(exist_ok=True)
+    if pattern.startswith("/") or ".." in pattern:
+        return
+    with pytest.raises(SourceError):
+        find_files([pattern], base)

@@ -1,0 +1,69 @@
+"""Runs commands and measures them from outside: wall time, cpu time, peak memory of a process.
+
+Start-up counts on both sides: every run is a new process that imports, loads and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from nmoe_core.prep.tokenizer import ensure_vocabulary
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Measured(NamedTuple):
+    """One run. `peak_bytes` is the most that one process of it had resident."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    code: int
+
+
+def run(command: list[str | Path], check: bool = True) -> Measured:
+    """Run a command to its end; its children's time counts too.
+
+    Raises:
+        RuntimeError: It failed, and `check` is on.
+    """
+    environment = {
+        **os.environ,
+        "TIKTOKEN_CACHE_DIR": str(ensure_vocabulary()),
+        "PYTHONPATH": str(ROOT),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    errors = process.stderr.read() if process.stderr else b""
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - started
+    code = os.waitstatus_to_exitcode(status)
+    if check and code:
+        raise RuntimeError(f"{command[-3:]} ended with {code}: {errors.decode()[-600:]}")
+    return Measured(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, code)
+
+
+def raw(path: Path) -> Measured:
+    """One process: JSON parse and tiktoken's `encode_ordinary`."""
+    return run([sys.executable, "-m", "benchmarks.prep.raw", path])
+
+
+def ours(path: Path, engine: str, *options: str, fresh: bool = True, workers: int = 2) -> Measured:
+    """Prep of the file into `out` beside it: read, normalise, tokenise, hash, write, commit."""
+    out = path.parent / "out"
+    if fresh:
+        shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "benchmarks.prep.ours", path, out, engine, str(workers)]
+    # A run that is to kill itself half-way ends with SIGKILL.
+    return run([*command, *options], check="--kill-at" not in options)

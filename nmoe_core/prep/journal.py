@@ -1,0 +1,106 @@
+"""How far a pass has come, so that the next run goes on there.
+
+`.prep/journal.json` beside the shards names what the pass is made from, the position up to which
+everything is written, the length of every file at that position, and the counts. It is replaced
+every few seconds, after the files it speaks of are durable: a run that ends in any way loses what
+it did since, and nothing else. Syncing happens in a thread, while the pass goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.atomic import failpoint, write_json
+
+STAGING_NAME = ".prep"
+_NAME = "journal.json"
+INTERVAL_S = 3.0
+# Syncing may take longer than the interval on a slow disk: then it takes this share of the time.
+_MAX_SHARE = 0.25
+_Entry = Callable[[], dict[str, Any]]
+_Flush = Callable[[], list[int]]
+
+
+class Journal:
+    """The journal of one split.
+
+    Args:
+        split_dir: `{data_root}/{source}/{split}`.
+    """
+
+    def __init__(self, split_dir: Path) -> None:
+        self.directory = split_dir / STAGING_NAME
+        self._path = self.directory / _NAME
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._next_s = time.monotonic() + INTERVAL_S
+        self.is_written = False
+
+    def read(self) -> dict[str, Any] | None:
+        """What the last commit wrote; None if there is none."""
+        try:
+            entry = json.loads(self._path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        return entry if isinstance(entry, dict) and "fingerprints" in entry else None
+
+    def commit_if_due(
+        self, entry: Callable[[], dict[str, Any]], flush: Callable[[], list[int]]
+    ) -> None:
+        """Start to commit the present state, unless the last commit was a moment ago.
+
+        Args:
+            entry: Gives the state.
+            flush: Hands all files to the system; gives duplicate descriptors of them to sync.
+        """
+        if time.monotonic() < self._next_s or (self._thread and self._thread.is_alive()):
+            return
+        self.wait()
+        work = (flush(), entry())
+        self._thread = threading.Thread(target=self._commit, args=work, name="prep-journal")
+        self._thread.start()
+
+    def commit(self, entry: _Entry, flush: _Flush) -> None:
+        """Commit the present state before returning."""
+        self.wait()
+        self._commit(flush(), entry())
+        self.wait()
+
+    def wait(self) -> None:
+        """Let a commit in progress end; raises what it met."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def remove(self) -> None:
+        """Drop the journal and everything staged with it."""
+        if self._thread is not None:
+            self._thread.join()
+        self._path.unlink(missing_ok=True)  # first: without it nothing staged means anything
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _commit(self, descriptors: list[int], entry: dict[str, Any]) -> None:
+        started = time.monotonic()
+        try:
+            for descriptor in descriptors:
+                failpoint("sync")
+                os.fsync(descriptor)
+            write_json(self._path, entry)
+            self.is_written = True
+        except BaseException as error:  # noqa: BLE001  (raised by wait, in the pass's thread)
+            self._error = error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        took_s = time.monotonic() - started
+        self._next_s = time.monotonic() + max(INTERVAL_S, took_s / _MAX_SHARE)

@@ -1,0 +1,260 @@
+"""One pass over a source: blocks in, in order; documents appended to the asked-for shards.
+
+The state after any block is a few numbers, which the journal keeps: where the next block starts,
+how long every file is, and the counts. A pass that starts from such a state ends with the bytes of
+one that was never interrupted. Memory: the blocks in flight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.compute import Pool
+from nmoe_core.errors import SourceError
+from nmoe_core.fingerprint import Fingerprints
+from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.progress import PrepProgress, Progress
+from nmoe_core.prep.settings import PrepReport, PrepSettings
+from nmoe_core.prep.text import NORMALIZER
+from nmoe_core.prep.tokenize import BAD, OUTCOMES, TokenizedBlock, tokenize_block
+from nmoe_core.shards.manifest import ShardFormat, shard_dir_name
+from nmoe_core.shards.writer import ShardWriter, seal_file
+from nmoe_core.sources.records import START, Block, Position, Rows, Source
+
+_NUM_EXAMPLES = 3
+# Before so many records, a share of bad ones says little; they are judged at the end then.
+_MIN_JUDGED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """What a pass reads and makes; `known_stop` is the row at which an earlier budget ended."""
+
+    source: Source
+    split_rows: Rows
+    settings: PrepSettings
+    split_dir: Path
+    wanted: tuple[int, ...]
+    fingerprints: Fingerprints
+    known_stop: int | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The rows to read."""
+        rows = self.split_rows
+        return rows if self.known_stop is None else Rows(rows.start, self.known_stop, rows.excluded)
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens that end the pass."""
+        return self.settings.max_tokens if self.known_stop is None else None
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for one pass to go on where another ended."""
+        return {
+            "fingerprints": self.fingerprints,
+            "settings": self.settings.identity(),
+            "rows": repr(self.split_rows),
+        }
+
+
+class Pass:
+    """State of a pass.
+
+    Args:
+        plan: What it reads and makes.
+        fmt: Tokenizer facts.
+        journal: Where the state is kept.
+        entry: State of the pass to go on from, as the journal gave it.
+    """
+
+    def __init__(
+        self, plan: PassPlan, fmt: ShardFormat, journal: Journal, entry: dict[str, Any] | None
+    ) -> None:
+        self.plan, self.journal = plan, journal
+        self.position, self.is_complete = START, False
+        self.size_bytes = self.rows_read = self.total_tokens = 0
+        self.num_text_bytes = self.num_replaced = self.documents_tokenized = 0
+        self.bad_examples: list[str] = []
+        self.totals = np.zeros(len(OUTCOMES), np.int64)
+        # The last row takes the records that could not be read: they have bucket -1.
+        self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
+        if entry is not None:
+            self._restore(entry)
+        self.resumed_bytes = self.size_bytes
+        states = {} if entry is None else entry["shards"]
+        self.writers: dict[int, ShardWriter] = {}
+        try:
+            for bucket in plan.wanted:
+                state = states.get(str(bucket))
+                self.writers[bucket] = self._writer(bucket, fmt, state)
+        except BaseException:
+            self.leave()
+            raise
+        journal.is_written = entry is not None
+
+    def read(self, pool: Pool, progress: Progress | None) -> None:
+        """Read the source to its end, or to the budget's."""
+        started = time.monotonic()
+        total_bytes = self.plan.source.size_bytes() if progress is not None else None
+        blocks = pool.map(tokenize_block, self._blocks())
+        for block in blocks:
+            self._append(block)
+            self._judge_bad(at_end=False)
+            if progress is not None:
+                progress(self._progress(total_bytes, time.monotonic() - started))
+            if self.is_complete:
+                blocks.close()
+                break
+            self.journal.commit_if_due(self.entry, self.flush)
+        self.is_complete = True
+        self._judge_bad(at_end=True)
+
+    def commit(self, pool: Pool) -> None:
+        """Seal the files in the pool, and swap in the shards one after the other."""
+        buckets = list(self.writers)
+        paths = [self.writers[bucket].close() for bucket in buckets]
+        for bucket, checksums in zip(buckets, pool.map(_seal, paths)):
+            self.writers[bucket].commit(
+                checksums, self.plan.fingerprints, self._source_info(bucket)
+            )
+
+    def entry(self) -> dict[str, Any]:
+        """The state, for the journal."""
+        return {
+            **self.plan.identity(),
+            "counts_all": self.plan.budget is not None,
+            "is_complete": self.is_complete,
+            "position": self.position,
+            "size_bytes": self.size_bytes,
+            "rows_read": self.rows_read,
+            "total_tokens": self.total_tokens,
+            "num_text_bytes": self.num_text_bytes,
+            "num_replaced": self.num_replaced,
+            "bad_examples": self.bad_examples,
+            "totals": self.totals.tolist(),
+            "outcomes": {str(b): self.outcomes[b].tolist() for b in self.plan.wanted},
+            "shards": {str(bucket): writer.state for bucket, writer in self.writers.items()},
+        }
+
+    def leave(self) -> None:
+        """Close all files and keep them."""
+        for writer in self.writers.values():
+            writer.leave()
+
+    def report(self, report: PrepReport) -> None:
+        """Fill in what was done."""
+        states = [state for writer in self.writers.values() for state in writer.state]
+        report.num_tokens = sum(num_tokens for num_tokens, _, _ in states)
+        report.num_documents = sum(num_documents for _, num_documents, _ in states)
+        report.num_text_bytes = self.num_text_bytes
+        report.num_replaced = self.num_replaced
+        report.documents_tokenized = self.documents_tokenized
+        report.bad_examples = self.bad_examples
+        report.outcomes = Counter({name: n for name, n in zip(OUTCOMES, self.totals.tolist()) if n})
+
+    def _writer(self, bucket: int, fmt: ShardFormat, state: Any) -> ShardWriter:
+        name, size = shard_dir_name(bucket), self.plan.settings.tokens_per_shard
+        staged = self.journal.directory / name
+        return ShardWriter(self.plan.split_dir / name, fmt, size, staged, state)
+
+    def _blocks(self) -> Iterator[Block]:
+        if self.is_complete:
+            return iter(())
+        return takewhile(self._is_needed, self.plan.source.blocks(self.position))
+
+    def _is_needed(self, block: Block) -> bool:
+        return self.plan.rows.stop is None or block.start.row < self.plan.rows.stop
+
+    def _append(self, block: TokenizedBlock) -> None:
+        columns, stop = block.columns, len(block.columns.rows)
+        if self.plan.budget is not None:
+            ends = self.total_tokens + np.cumsum(columns.num_tokens)
+            stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)
+            self.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
+        buckets, num_tokens = columns.buckets[:stop], columns.num_tokens[:stop]
+        id_bytes = columns.id_bytes[:stop]
+        for bucket, part in block.parts.items():
+            documents = np.flatnonzero((buckets == bucket) & (id_bytes > 0))
+            if len(documents):
+                sizes = num_tokens[documents], id_bytes[documents]
+                self.writers[bucket].add_batch(part.tokens, sizes[0], part.ids, sizes[1])
+        outcomes = columns.outcomes[:stop]
+        np.add.at(self.outcomes, (buckets, outcomes), 1)
+        self.totals += np.bincount(outcomes, minlength=len(OUTCOMES))
+        self.total_tokens += int(num_tokens.sum())
+        if stop:
+            self.rows_read = max(self.rows_read, int(columns.rows[stop - 1]) + 1)
+        self.num_text_bytes += block.num_text_bytes
+        self.num_replaced += int(np.count_nonzero(columns.are_replaced[:stop]))
+        self.documents_tokenized += block.num_tokenized
+        num_bad = int(np.count_nonzero(outcomes == BAD))
+        self.bad_examples += block.bad[: min(num_bad, _NUM_EXAMPLES - len(self.bad_examples))]
+        self.size_bytes += block.size_bytes
+        self.position = block.end
+
+    def _judge_bad(self, at_end: bool) -> None:
+        settings = self.plan.settings
+        num_bad, num_records = int(self.totals[BAD]), int(self.totals.sum())
+        if settings.on_error != "fail" or num_bad <= settings.max_bad_share * num_records:
+            return
+        if at_end or num_records >= _MIN_JUDGED:
+            raise SourceError(
+                f"{num_bad} of {num_records} records cannot be read",
+                where="; ".join(self.bad_examples),
+                expected=f"at most {settings.max_bad_share:.3%}".replace("%", " %"),
+                do='mend the records, or set on_error = "skip" or max_bad_share for this source',
+                code="E-SOURCE-RECORD",
+            )
+
+    def flush(self) -> list[int]:
+        """Hand all files to the system; return duplicate descriptors of them."""
+        return [file for writer in self.writers.values() for file in writer.flush()]
+
+    def _progress(self, total_bytes: int | None, seconds: float) -> PrepProgress:
+        states = [state for writer in self.writers.values() for state in writer.state]
+        return PrepProgress(
+            documents=sum(state[1] for state in states),
+            tokens=sum(state[0] for state in states),
+            size_bytes=self.size_bytes,
+            total_bytes=total_bytes,
+            seconds=seconds,
+            resumed_bytes=self.resumed_bytes,
+            max_tokens=self.plan.budget,
+        )
+
+    def _restore(self, entry: dict[str, Any]) -> None:
+        self.position = Position(*entry["position"])
+        for name in ("is_complete", "size_bytes", "rows_read", "total_tokens", "bad_examples"):
+            setattr(self, name, entry[name])
+        self.num_text_bytes, self.num_replaced = entry["num_text_bytes"], entry["num_replaced"]
+        self.totals[:] = entry["totals"]
+        for bucket, counts in entry["outcomes"].items():
+            self.outcomes[int(bucket)] = counts
+
+    def _source_info(self, bucket: int) -> dict[str, Any]:
+        counts = dict(zip(OUTCOMES, self.outcomes[bucket].tolist()))
+        return {
+            "source": self.plan.settings.name,
+            "assignment": "md5",
+            **self.plan.source.provenance(),
+            "normalizer": NORMALIZER,
+            "rows_read": self.rows_read,
+            "bad_records": int(self.totals[BAD]),
+            "replaced_records": self.num_replaced,
+            "empty_documents": counts["empty"],
+            "filtered_documents": counts["filtered"],
+            "truncated_documents": counts["truncated"],
+        }
+
+
+def _seal(paths: Sequence[Path]) -> list[str]:
+    return [seal_file(path) for path in paths]

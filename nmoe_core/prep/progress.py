@@ -1,0 +1,130 @@
+"""What a pass has done so far: numbers, and one line of them; a bar where there is a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+_BAR_INTERVAL_S = 0.2
+_LINE_INTERVAL_S = 10.0
+_BAR_CELLS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PrepProgress:
+    """State of a pass after a block; an earlier run's work is counted in all but `seconds`.
+
+    `size_bytes` and `total_bytes` are of the source as it is stored; the total is None where no
+    one knows it beforehand. `resumed_bytes` of them were done by an earlier run. `max_tokens` is
+    the budget that may end the pass sooner.
+    """
+
+    documents: int
+    tokens: int
+    size_bytes: int
+    total_bytes: int | None
+    seconds: float
+    resumed_bytes: int = 0
+    max_tokens: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """Source bytes a second in this run."""
+        return (self.size_bytes - self.resumed_bytes) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Part of the pass that is done, 0 to 1, by source bytes or by the budget."""
+        shares = [self.size_bytes / self.total_bytes] if self.total_bytes else []
+        shares += [self.tokens / self.max_tokens] if self.max_tokens else []
+        return min(1.0, max(shares)) if shares else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that are left at this rate."""
+        if not self.share or self.rate <= 0:
+            return None
+        return self.size_bytes * (1 / self.share - 1) / self.rate
+
+    def line(self) -> str:
+        """One line of text.
+
+        >>> PrepProgress(1200, 3_400_000, 5 * 10**6, 10**7, 2.0).line()
+        '50 %, 1,200 documents, 3.4M tokens, 2.5 MB/s, 2 s left'
+        """
+        parts = [] if self.share is None else [f"{self.share:.0%}".replace("%", " %")]
+        parts += [f"{self.documents:,} documents", f"{_short(self.tokens)} tokens"]
+        parts.append(f"{self.rate / 1e6:.1f} MB/s")
+        if self.eta_s is not None:
+            parts.append(f"{_duration(self.eta_s)} left")
+        return ", ".join(parts)
+
+
+Progress = Callable[[PrepProgress], None]
+
+
+@contextmanager
+def progress_printer(
+    name: str, stream: TextIO | None = None, log: Callable[[str], object] | None = None
+) -> Iterator[Progress]:
+    """A callback that shows progress, and ends its line when the block ends.
+
+    Args:
+        name: What is being prepared, at the front of every line.
+        stream: Where to print, standard error when None; a bar if it is a terminal.
+        log: Takes a plain line now and then instead, such as a logger's `info`.
+    """
+    out = stream or sys.stderr
+    is_bar = log is None and out.isatty()
+    interval_s = _BAR_INTERVAL_S if is_bar else _LINE_INTERVAL_S
+    last = time.monotonic()
+    width = 0
+
+    def show(progress: PrepProgress) -> None:
+        nonlocal last, width
+        now = time.monotonic()
+        if now - last < interval_s:
+            return
+        last = now
+        text = f"{name}: {progress.line()}"
+        if log is not None:
+            log(text)
+        elif is_bar:
+            text = f"{name} {_bar(progress.share)} {progress.line()}"
+            out.write("\r" + text.ljust(width))
+            width = len(text)
+        else:
+            out.write(text + "\n")
+        if log is None:
+            out.flush()
+
+    try:
+        yield show
+    finally:
+        if width:
+            out.write("\r" + " " * width + "\r")
+            out.flush()
+
+
+def _bar(share: float | None) -> str:
+    filled = round(_BAR_CELLS * (share or 0.0))
+    return "[" + "#" * filled + "." * (_BAR_CELLS - filled) + "]"
+
+
+def _short(count: int) -> str:
+    for suffix, unit in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= unit:
+            return f"{count / unit:.1f}{suffix}"
+    return str(count)
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"

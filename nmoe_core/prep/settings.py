@@ -1,0 +1,115 @@
+"""What decides the bytes of a split's shards, and what a pass reports about them."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from nmoe_core.errors import TokenizerError
+from nmoe_core.fingerprint import Fingerprints, sha256_json
+from nmoe_core.prep.text import NORMALIZER
+from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER, Engine, load_tokenizer
+from nmoe_core.shards.manifest import ShardFormat
+from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.sources.records import OnError, Source
+
+PREP_CODE = "prep/1"
+_NOT_IN_THE_BYTES = ("workers", "engine", "vocab_size", "eos_token_id", "max_bad_share")
+
+
+@dataclass(frozen=True, slots=True)
+class PrepSettings:
+    """Everything besides the source that decides the bytes of its shards; and how they are made.
+
+    `max_tokens` counts EOS tokens too; prep stops after the document that reaches it. Under
+    `on_error = "fail"`, records that cannot be read are left out and counted as long as they are
+    at most `max_bad_share` of the records; `skip` and `replace` know no limit.
+    """
+
+    name: str
+    version: str = "v1"
+    tokenizer: str = DEFAULT_TOKENIZER
+    num_shards: int = 64
+    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
+    min_doc_tokens: int = 10
+    max_doc_tokens: int = 1_000_000
+    max_tokens: int | None = None
+    on_error: OnError = "fail"
+    reading_digest: str = ""
+    vocab_size: int | None = None
+    eos_token_id: int | None = None
+    workers: int = 1
+    engine: Engine = "quicktok"
+    max_bad_share: float = 0.001
+
+    def identity(self) -> dict[str, Any]:
+        """What reaches the bytes: settings, normaliser, Unicode tables.
+
+        Workers and engine do not; the two ids are checked against the tokenizer's.
+        """
+        settings = asdict(self)
+        for key in _NOT_IN_THE_BYTES:
+            del settings[key]
+        versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
+        return settings | versions
+
+    def digest(self) -> str:
+        """Digest of `identity`."""
+        return sha256_json(self.identity())
+
+
+@dataclass(slots=True)
+class PrepReport:
+    """What one pass did. Counts include what a run before it did that this one went on from."""
+
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    documents_tokenized: int = 0
+    """Documents that this run tokenised."""
+    num_replaced: int = 0
+    """Records with bytes that were replaced."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    bad_examples: list[str] = field(default_factory=list)
+    """`file:line: reason` of the first records that could not be read."""
+    made: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+
+def shard_format(settings: PrepSettings) -> ShardFormat:
+    """Tokenizer facts of a source's manifests.
+
+    Raises:
+        TokenizerError: The configured vocabulary size or EOS id is not the tokenizer's
+            (E-TOKENIZER-DRIFT).
+    """
+    tokenizer = load_tokenizer(settings.tokenizer, settings.engine)
+    for name in ("vocab_size", "eos_token_id"):
+        asked, actual = getattr(settings, name), getattr(tokenizer, name)
+        if asked is not None and asked != actual:
+            raise TokenizerError(
+                f"{name} is not that of {settings.tokenizer}",
+                found=asked,
+                expected=actual,
+                code="E-TOKENIZER-DRIFT",
+            )
+    return ShardFormat(
+        dataset=settings.name,
+        version=settings.version,
+        tokenizer=settings.tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_id=tokenizer.eos_token_id,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+    )
+
+
+def prep_fingerprints(source: Source, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
+    """What shards are made from."""
+    return {
+        "source": source.revision(),
+        "settings": settings.digest(),
+        "tokenizer": fmt.tokenizer_fingerprint,
+        "code": PREP_CODE,
+    }

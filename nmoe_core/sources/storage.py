@@ -1,0 +1,196 @@
+"""One file of a source, on this machine or in any store that fsspec reaches.
+
+A file opens as a seekable binary stream (range reads in a store), knows its size, and tells its
+revision: the SHA-256 of a local file's bytes; of a remote file the store's own mark, named as what
+it is (`etag:`, `md5:`, `modified:`), or its SHA-256 where the store keeps none. Credentials and
+endpoints come from the environment, as fsspec and the store's client read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from nmoe_core.errors import SourceError
+from nmoe_core.fingerprint import sha256_file
+
+_READ_BYTES = 4 * 2**20
+_DIGESTS = {"ETag": "etag", "etag": "etag", "md5Hash": "md5", "content_md5": "md5"}
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+
+
+class SourceFile(NamedTuple):
+    """A file and its name in ids; `path` is a local path, or the URL of a remote file."""
+
+    path: Path | str
+    name: str
+
+    @property
+    def where(self) -> str:
+        """The path as text that can be printed, whatever bytes it holds."""
+        return self.path if isinstance(self.path, str) else path_text(self.path)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on this machine."""
+        return isinstance(self.path, Path)
+
+    @property
+    def suffix(self) -> str:
+        """Last extension with its dot, such as `.gz`."""
+        return PurePosixPath(self.path).suffix
+
+    def open(self) -> io.BufferedReader:
+        """A seekable binary stream of the file.
+
+        Raises:
+            SourceError: It is not there (E-SOURCE-NOTFOUND), the store does not answer
+                (E-SOURCE-NETWORK), or its client is not installed (E-SOURCE-EXTRA).
+        """
+        if isinstance(self.path, Path):
+            try:
+                return open(self.path, "rb")
+            except FileNotFoundError as error:
+                raise _absent(self.where) from error
+        fs, key = file_system(self.path)
+        with store_errors(self.path):
+            stream = fs.open(key, "rb")
+        return io.BufferedReader(_RemoteStream(stream, self.path), _READ_BYTES)
+
+    def size_bytes(self) -> int:
+        """Size in bytes. Raises SourceError as `open` does."""
+        if isinstance(self.path, Path):
+            return self.path.stat().st_size
+        fs, key = file_system(self.path)
+        with store_errors(self.path):
+            return int(fs.size(key))
+
+    def revision(self) -> str:
+        """What changes when the file's bytes may have changed; asks the store, keeps nothing."""
+        if isinstance(self.path, Path):
+            return sha256_file(self.path)
+        fs, key = file_system(self.path)
+        with store_errors(self.path):
+            fs.invalidate_cache()
+            mark = _store_mark(fs.info(key))
+        if mark is not None:
+            return mark
+        with self.open() as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def path_text(path: Path) -> str:
+    """A path as text; bytes that are not UTF-8 become `\\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def is_url(text: str) -> bool:
+    """Whether a path names a store, as `s3://bucket/key` does."""
+    return "://" in text
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it.
+
+    Raises:
+        SourceError: Its client is not installed (E-SOURCE-EXTRA), the protocol is not known or
+            URLs are chained (E-SOURCE-PROTOCOL), or the store does not answer (E-SOURCE-NETWORK).
+    """
+    if "::" in url:
+        raise SourceError(
+            "chained URLs are not read", where=url, do="name the file", code="E-SOURCE-PROTOCOL"
+        )
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise _missing_client(url, "reading remote files needs fsspec") from error
+    try:
+        with store_errors(url):
+            return url_to_fs(url)
+    except ImportError as error:
+        raise _missing_client(url, " ".join(str(error).split())) from error
+    except ValueError as error:
+        raise SourceError(
+            f"cannot read this URL: {error}", where=url, code="E-SOURCE-PROTOCOL"
+        ) from error
+
+
+@contextmanager
+def store_errors(where: str) -> Iterator[None]:
+    """Turn what a store's client raises into one SourceError that names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _absent(where) from error
+    except _client_errors() as error:
+        cause = " ".join(str(error).split())[:300] or type(error).__name__
+        raise SourceError(
+            f"the store does not give the file: {cause}",
+            where=where,
+            do="check the credentials, the endpoint and the network, and run again",
+            code="E-SOURCE-NETWORK",
+        ) from error
+
+
+class _RemoteStream(io.RawIOBase):
+    """Reads of a store's file, with its client's errors as SourceError."""
+
+    def __init__(self, stream: Any, url: str) -> None:
+        self._stream = stream
+        self._url = url
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._stream.seek(offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        with store_errors(self._url):
+            payload = self._stream.read(len(buffer))
+        buffer[: len(payload)] = payload
+        return len(payload)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def _store_mark(info: dict[str, Any]) -> str | None:
+    for key, name in _DIGESTS.items():
+        if info.get(key):
+            return f"{name}:{str(info[key]).strip(chr(34))}:{info.get('size')}"
+    for key in _TIMES:
+        if info.get(key):
+            return f"modified:{info[key]}:{info.get('size')}"
+    return None
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Roots of what the clients that are loaded raise; most of it is OSError already."""
+    roots: list[type[Exception]] = [OSError]
+    for module, name in (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError")):
+        if module in sys.modules:
+            roots.append(getattr(sys.modules[module], name))
+    return tuple(roots)
+
+
+def _absent(where: str) -> SourceError:
+    return SourceError("no such file", where=where, do="correct the path", code="E-SOURCE-NOTFOUND")
+
+
+def _missing_client(url: str, what: str) -> SourceError:
+    return SourceError(what, where=url, do="pip install 'nmoe-data[remote]'", code="E-SOURCE-EXTRA")

@@ -1,0 +1,110 @@
+"""Records that cannot be read: what fails the run, what is left out, and what is counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loader.format import load_manifest
+from nmoe_core.errors import SourceError
+from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
+from nmoe_core.sources.files import FilesSource
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import OnError, Rows
+
+GOOD = json.dumps({"text": "ten words of plain text make a document of ten tokens"}).encode()
+BAD_UTF8 = GOOD.replace(b"plain", b"pl\xffin")
+TORN = GOOD[:30]
+NO_TEXT = b'{"body": "x"}'
+
+
+@pytest.fixture
+def settings() -> PrepSettings:
+    return PrepSettings(name="web", num_shards=2)
+
+
+def _prep(
+    directory: Path, lines: list[bytes], settings: PrepSettings, on_error: OnError = "fail"
+) -> PrepReport:
+    directory.mkdir(exist_ok=True)
+    (directory / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    source = JsonlSource("web", find_files(["a.jsonl"], directory), on_error=on_error)
+    out = directory / "train"
+    report = prep_shards(source, Rows(), replace(settings, on_error=on_error), out)
+    write_manifest(settings, out)
+    return report
+
+
+def _info(directory: Path) -> dict[str, int]:
+    return load_manifest(directory / "train" / "shard_0000" / "manifest.json").extra["source_info"]
+
+
+def test_one_bad_record_in_a_thousand_is_counted_and_two_fail_with_their_lines(
+    tmp_path: Path, settings: PrepSettings
+) -> None:
+    report = _prep(tmp_path, [*[GOOD] * 999, TORN], settings)
+    assert (report.num_documents, report.outcomes["bad"]) == (999, 1)
+    assert "a.jsonl:1000: not JSON" in report.bad_examples[0]
+    assert _info(tmp_path)["bad_records"] == 1
+    with pytest.raises(SourceError) as caught:
+        _prep(tmp_path, [NO_TEXT, *[GOOD] * 998, TORN], settings)
+    assert caught.value.code == "E-SOURCE-RECORD"
+    line = str(caught.value)
+    assert "2 of 1000 records cannot be read" in line
+    assert "a.jsonl:1: field 'text' is missing" in line
+    assert "a.jsonl:1000: not JSON" in line
+    assert "at most 0.100 %" in line
+
+
+def test_max_bad_share_decides_how_many_are_too_many(
+    tmp_path: Path, settings: PrepSettings
+) -> None:
+    tenth = replace(settings, max_bad_share=0.1)
+    assert _prep(tmp_path, [*[GOOD] * 9, TORN], tenth).num_documents == 9
+    with pytest.raises(SourceError, match="1 of 1000 records"):
+        _prep(tmp_path / "none", [*[GOOD] * 999, TORN], replace(settings, max_bad_share=0.0))
+
+
+def test_many_bad_records_end_the_run_long_before_the_end_of_the_source(
+    tmp_path: Path, settings: PrepSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 65536)
+    with pytest.raises(SourceError) as caught:
+        _prep(tmp_path, [*[GOOD] * 9, TORN] * 5000, settings)
+    assert "of 10" in str(caught.value)
+    assert "of 50000" not in str(caught.value)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_other_policies_leave_out_what_cannot_be_read_and_count_it(
+    tmp_path: Path, settings: PrepSettings, on_error: OnError
+) -> None:
+    report = _prep(tmp_path, [GOOD, TORN, NO_TEXT, BAD_UTF8, GOOD], settings, on_error)
+    num_replaced = int(on_error == "replace")
+    assert report.num_documents == 2 + num_replaced
+    info = _info(tmp_path)
+    assert info["bad_records"] == 3 - num_replaced
+    assert info["replaced_records"] == report.num_replaced == num_replaced
+
+
+def test_a_lone_surrogate_escape_is_no_bad_record(tmp_path: Path, settings: PrepSettings) -> None:
+    escaped = GOOD.replace(b"plain", b"pl\\ud800in")
+    report = _prep(tmp_path, [GOOD, escaped], settings)
+    assert (report.num_documents, report.num_replaced, report.outcomes["bad"]) == (2, 0, 0)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path, settings: PrepSettings) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.md").write_text("ten words of plain text make one document here, yes")
+    (tmp_path / "tree" / "b.md").write_bytes(b"\xff\xfe")
+    files = find_files(["tree/*.md"], tmp_path)
+    with pytest.raises(SourceError, match=r"b\.md: not UTF-8 at byte 0"):
+        prep_shards(FilesSource("docs", files), Rows(), settings, tmp_path / "train")
+    replaced = replace(settings, on_error="replace", min_doc_tokens=1)
+    source = FilesSource("docs", files, "replace")
+    report = prep_shards(source, Rows(), replaced, tmp_path / "train")
+    assert (report.num_documents, report.num_replaced) == (2, 1)

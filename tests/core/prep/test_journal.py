@@ -1,0 +1,167 @@
+"""A pass that ended early is gone on with, unless what it left cannot be trusted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nmoe_core.errors import FormatError
+from nmoe_core.prep import journal as module
+from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.progress import PrepProgress
+from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.records import Rows
+
+Digest = Callable[[Path], dict[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _commit_after_every_small_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
+    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+
+
+def _end_after(num_documents: int, error: BaseException) -> Callable[[PrepProgress], None]:
+    def progress(state: PrepProgress) -> None:
+        if state.documents >= num_documents:
+            raise error
+
+    return progress
+
+
+def _interrupt(source: JsonlSource, settings: PrepSettings, out: Path, **kwargs) -> None:
+    stop = _end_after(100, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        prep_shards(source, Rows(), settings, out, progress=stop, **kwargs)
+
+
+def _finish(source: JsonlSource, settings: PrepSettings, out: Path, **kwargs) -> PrepReport:
+    report = prep_shards(source, Rows(), settings, out, **kwargs)
+    write_manifest(settings, out)
+    return report
+
+
+@pytest.fixture
+def whole(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path, tree_digest: Digest
+) -> dict[str, str]:
+    _finish(source, settings, tmp_path / "whole")
+    return tree_digest(tmp_path / "whole")
+
+
+def test_an_interrupted_pass_is_gone_on_with_and_its_counts_are_whole(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+) -> None:
+    out = tmp_path / "train"
+    _interrupt(source, settings, out)
+    assert list(out.rglob("*.npy")) == []
+    seen: list[PrepProgress] = []
+    report = _finish(source, settings, out, progress=seen.append)
+    assert 0 < report.documents_tokenized < 220
+    assert report.num_documents == 300
+    assert report.outcomes["kept"] == 300
+    assert seen[0].resumed_bytes > 0
+    assert tree_digest(out) == whole
+
+
+def test_a_pass_under_a_budget_ends_at_the_same_document_after_a_resume(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path, tree_digest: Digest
+) -> None:
+    settings = replace(settings, max_tokens=20_000)
+    _finish(source, settings, tmp_path / "whole")
+    _interrupt(source, settings, tmp_path / "train")
+    report = _finish(source, settings, tmp_path / "train")
+    assert report.documents_tokenized < 150
+    assert tree_digest(tmp_path / "train") == tree_digest(tmp_path / "whole")
+
+
+def test_a_journal_of_more_shards_serves_those_that_are_asked_for(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+) -> None:
+    out = tmp_path / "train"
+    _interrupt(source, settings, out)
+    report = prep_shards(source, Rows(), settings, out, [1, 2])
+    assert report.documents_tokenized < 150
+    _finish(source, settings, out)
+    assert tree_digest(out) == whole
+
+
+@pytest.mark.parametrize("damage", ["short", "torn"])
+def test_a_journal_or_file_that_was_damaged_costs_work_and_no_bytes(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+    damage: str,
+) -> None:
+    out = tmp_path / "train"
+    _interrupt(source, settings, out)
+    journal = out / ".prep" / "journal.json"
+    if damage == "torn":
+        journal.write_bytes(journal.read_bytes()[:40])
+    else:
+        part = next((out / ".prep").rglob("*.ids.jsonl"))
+        part.write_bytes(part.read_bytes()[:10])
+    assert _finish(source, settings, out).documents_tokenized == 300
+    assert tree_digest(out) == whole
+
+
+def test_other_inputs_are_refused_by_name_or_start_over(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+) -> None:
+    out = tmp_path / "train"
+    _interrupt(source, replace(settings, max_doc_tokens=50), out)
+    with pytest.raises(FormatError) as caught:
+        prep_shards(source, Rows(), settings, out, existing="refuse")
+    assert caught.value.code == "E-PREP-CHANGED"
+    assert "another max_doc_tokens" in str(caught.value)
+    assert "found 50, expected 1000000" in str(caught.value)
+    assert _finish(source, settings, out).documents_tokenized == 300
+    assert tree_digest(out) == whole
+
+
+def test_an_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "train"
+    _interrupt(source, settings, out)
+    before = json.loads((out / ".prep" / "journal.json").read_text())
+    with monkeypatch.context() as patch:
+        patch.setenv("NMOE_FAILPOINT", "sync:1:EIO")
+        patch.setattr("nmoe_core.atomic._steps", Counter())
+        with pytest.raises(OSError, match="Input/output error"):
+            prep_shards(source, Rows(), settings, out)
+    assert json.loads((out / ".prep" / "journal.json").read_text()) == before
+
+
+def test_force_starts_over(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+) -> None:
+    out = tmp_path / "train"
+    _interrupt(source, settings, out)
+    assert _finish(source, settings, out, existing="remake").documents_tokenized == 300
+    assert tree_digest(out) == whole

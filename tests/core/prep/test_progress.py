@@ -1,0 +1,72 @@
+"""Progress says how far a pass is, how fast, and how long it will take."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from nmoe_core.prep import progress as module
+from nmoe_core.prep.progress import PrepProgress, progress_printer
+from nmoe_core.prep.run import PrepSettings, prep_shards
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.records import Rows
+
+HALF = PrepProgress(1200, 3_400_000, 6 * 10**6, 10**7, 2.0, resumed_bytes=10**6)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BAR_INTERVAL_S", 0.0)
+    monkeypatch.setattr(module, "_LINE_INTERVAL_S", 0.0)
+
+
+def test_rate_and_time_left_count_this_runs_work_only() -> None:
+    assert HALF.rate == 2.5e6
+    assert HALF.eta_s == pytest.approx(1.6)
+    assert HALF.line() == "60 %, 1,200 documents, 3.4M tokens, 2.5 MB/s, 2 s left"
+
+
+def test_a_budget_ends_the_pass_sooner_than_the_source_does() -> None:
+    progress = PrepProgress(10, 900, 10**6, 10**9, 1.0, max_tokens=1000)
+    assert progress.share == 0.9
+    assert progress.eta_s == pytest.approx(1 / 9)
+
+
+def test_a_source_of_unknown_size_has_no_share_and_no_time_left() -> None:
+    assert PrepProgress(1, 10, 100, None, 0.0).line() == "1 documents, 10 tokens, 0.0 MB/s"
+
+
+def test_a_terminal_gets_a_bar_that_is_wiped_at_the_end() -> None:
+    out = _Terminal()
+    with progress_printer("web", out) as show:
+        show(HALF)
+    assert out.getvalue().startswith("\rweb [##############..........] 60 %, 1,200")
+    assert out.getvalue().endswith(" \r")
+
+
+def test_a_file_gets_lines_and_a_log_gets_them_instead() -> None:
+    out, logged = io.StringIO(), []
+    with progress_printer("web", out) as show:
+        show(HALF)
+    with progress_printer("web", out, logged.append) as show:
+        show(HALF)
+    assert out.getvalue().splitlines() == logged == [f"web: {HALF.line()}"]
+
+
+def test_prep_tells_progress_after_every_block_up_to_the_whole_source(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+    seen: list[PrepProgress] = []
+    report = prep_shards(source, Rows(), settings, tmp_path / "train", progress=seen.append)
+    assert len(seen) > 20
+    assert [p.size_bytes for p in seen] == sorted(p.size_bytes for p in seen)
+    assert seen[-1].size_bytes == seen[-1].total_bytes == source.size_bytes()
+    assert (seen[-1].documents, seen[-1].tokens) == (report.num_documents, report.num_tokens)

@@ -1,0 +1,143 @@
+"""Batches and documents give the same files, which another writer can take up at any state."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.errors import FormatError
+from nmoe_core.shards.index import IndexWriter, index_header, index_rows, regenerate_index
+from nmoe_core.shards.manifest import ShardFormat
+from nmoe_core.shards.writer import ShardWriter, id_line, npy_header
+
+EOS = 199_999
+FORMAT = ShardFormat("web", "v1", "o200k_harmony", 201_088, EOS, "f")
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name != "manifest.json"}
+
+
+def _documents(lengths: list[int]) -> list[np.ndarray]:
+    return [np.arange(i, i + n, dtype=np.uint32) for i, n in enumerate(lengths)]
+
+
+def _add_batch(writer: ShardWriter, documents: list[np.ndarray], first: int) -> None:
+    rows = [np.append(tokens, np.uint32(EOS)).astype("<u4") for tokens in documents]
+    lines = [id_line(f"d{first + i}", "") for i in range(len(rows))]
+    writer.add_batch(
+        b"".join(row.tobytes() for row in rows),
+        np.array([len(row) for row in rows], np.int64),
+        b"".join(lines),
+        np.array([len(line) for line in lines], np.int64),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=4),
+    room=st.integers(31, 90),
+)
+def test_batches_documents_and_interrupted_writers_make_the_same_shard(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], cuts: list[int], room: int
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("shards")
+    documents = _documents(lengths)
+    one = ShardWriter(tmp_path / "one", FORMAT, room)
+    for i, tokens in enumerate(documents):
+        one.add_document(tokens, f"d{i}", "")
+    one.finish({}, {})
+    writer = ShardWriter(tmp_path / "two", FORMAT, room, tmp_path / "staged")
+    first = 0
+    for cut in [*sorted(min(cut, len(lengths)) for cut in cuts), len(lengths)]:
+        _add_batch(writer, documents[first:cut], first)
+        state = writer.state
+        _add_batch(writer, _documents([7, 25, 3])[: 1 + cut % 2], 10**6)  # never journalled
+        writer.leave()
+        writer = ShardWriter(tmp_path / "two", FORMAT, room, tmp_path / "staged", state)
+        first = cut
+    manifest = writer.finish({}, {})
+    assert _files(tmp_path / "one") == _files(tmp_path / "two")
+    assert all(entry["num_tokens"] <= room for entry in manifest["shards"])
+    assert sum(entry["num_tokens"] for entry in manifest["shards"]) == sum(lengths) + len(lengths)
+
+
+def test_nothing_that_looks_like_a_token_file_is_there_before_the_shard_is(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "shard_0000", FORMAT)
+    writer.add_document(np.arange(9, dtype=np.uint32), "a", "")
+    assert list(tmp_path.rglob("*.npy")) == []
+    writer.finish({}, {})
+    assert [p.name for p in tmp_path.rglob("*.npy")] == ["web-v1-shard-000000.npy"]
+
+
+def test_a_state_that_is_longer_than_its_files_is_refused(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "s", FORMAT, staged=tmp_path / "staged")
+    writer.add_document(np.arange(9, dtype=np.uint32), "a", "")
+    writer.leave()
+    with pytest.raises(FormatError) as caught:
+        ShardWriter(tmp_path / "s", FORMAT, staged=tmp_path / "staged", state=[(99, 9, 900)])
+    assert caught.value.code == "E-PREP-JOURNAL"
+
+
+def test_a_document_longer_than_a_file_may_be_is_named(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "s", FORMAT, 10)
+    with pytest.raises(FormatError, match="d1") as caught:
+        _add_batch(writer, _documents([3, 12, 3]), 0)
+    assert caught.value.code == "E-SHARD-DOCUMENT"
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 2**33), max_size=50))
+def test_index_rows_are_the_spans_one_after_the_other(lengths: list[int]) -> None:
+    spans, start = [], 0
+    for length in lengths:
+        spans.append([start, start + length])
+        start += length
+    cut = len(lengths) // 2
+    rows = index_rows(0, np.array(lengths[:cut], np.int64))
+    rows += index_rows(sum(lengths[:cut]), np.array(lengths[cut:], np.int64))
+    assert np.frombuffer(rows, "<u8").reshape(-1, 2).tolist() == spans
+    assert index_header(len(spans))[8:24] == (1).to_bytes(8, "little") + len(spans).to_bytes(
+        8, "little"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=40), chunk=st.integers(1, 64))
+def test_a_regenerated_index_is_the_one_that_was_written(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], chunk: int
+) -> None:
+    directory = tmp_path_factory.mktemp("index")
+    rows = [np.append(tokens, np.uint32(EOS)) for tokens in _documents(lengths)]
+    tokens = np.concatenate(rows).astype("<u4")
+    np.save(directory / "a.npy", tokens)
+    index = IndexWriter(directory / "a.idx")
+    ends = np.cumsum([len(row) for row in rows]).tolist()
+    for start, end in zip([0, *ends], ends):
+        index.add_document(start, end)
+    index.finalize()
+    before = (directory / "a.idx").read_bytes()
+    (directory / "a.idx").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nmoe_core.shards.index.CHUNK_TOKENS", chunk)
+        assert regenerate_index(directory / "a.npy", EOS) == (directory / "a.idx", len(rows))
+    assert (directory / "a.idx").read_bytes() == before
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**15))
+def test_the_header_is_the_one_numpy_writes(num_tokens: int) -> None:
+    header = npy_header(num_tokens)
+    assert len(header) == 128
+    file = io.BytesIO(header)
+    assert np.lib.format.read_magic(file) == (1, 0)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    assert (shape, is_fortran, dtype) == ((num_tokens,), False, np.dtype("<u4"))

@@ -1,0 +1,255 @@
+"""Parquet and Arrow: the rows of the file in its order, whatever its layout, or one error."""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.errors import SourceError
+from nmoe_core.sources.arrow import ArrowSource
+from nmoe_core.sources.parquet import ParquetSource
+from nmoe_core.sources.records import BadRecord, Record
+from nmoe_core.sources.storage import SourceFile
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+KINDS = ("parquet", "file", "stream")
+Source = ParquetSource | ArrowSource
+
+
+def _write(path: Path, table: Any, kind: str, rows: int = 7) -> None:
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=rows, write_page_checksum=True)
+        return
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+
+
+def _source(kind: str, *paths: Path, **options: Any) -> Source:
+    files = [SourceFile(path, path.name) for path in paths]
+    return (ParquetSource if kind == "parquet" else ArrowSource)("web", files, **options)
+
+
+def _records(source: Source) -> list[Record | BadRecord]:
+    source.check()
+    return [record for block in source.blocks() for record in block.records()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "of", ["string", "large_string", "string_view", "binary", "large_binary", "dictionary"]
+)
+def test_texts_of_every_arrow_type_are_read_and_numbered(
+    tmp_path: Path, kind: str, of: str
+) -> None:
+    texts = ["naïve", None, "", "雪" * 9, "a\0b", "naïve", *map(str, range(30))]
+    column = pa.array([t if t is None else t.encode() for t in texts], pa.binary())
+    target = pa.dictionary(pa.int32(), pa.string()) if of == "dictionary" else getattr(pa, of)()
+    text = column.cast(pa.string())
+    text = text.dictionary_encode() if of == "dictionary" else text.cast(target)
+    _write(tmp_path / "a", pa.table({"n": range(36), "body": text}), kind)
+    source = _source(kind, tmp_path / "a", tmp_path / "a", text_field="body")
+    records = _records(source)
+    assert [r.text for r in records if isinstance(r, Record)] == [t or "" for t in texts] * 2
+    assert [r.row for r in records] == list(range(72))
+    assert [r.id for r in records if isinstance(r, Record)][34:38] == [
+        "web/a:34",
+        "web/a:35",
+        "web/a:0",
+        "web/a:1",
+    ]
+    assert source.num_rows() == 72
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_text_or_whole_numbers_and_a_null_id_takes_its_place(
+    tmp_path: Path, kind: str
+) -> None:
+    table = pa.table({"text": ["a", "b", "c"], "key": ["x", None, ""], "n": [3, None, 2**62]})
+    _write(tmp_path / "a", table, kind)
+    for field, ids in (("key", ["x", "web/a:1", "web/a:2"]), ("n", ["3", "web/a:1", str(2**62)])):
+        records = _records(_source(kind, tmp_path / "a", id_field=field))
+        assert [r.id for r in records if isinstance(r, Record)] == ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_is_not_utf8_is_a_bad_record_that_names_file_and_row(
+    tmp_path: Path, kind: str
+) -> None:
+    raw = pa.array([b"good", b"b\xffd", b"good"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    _write(tmp_path / "a", pa.table({"text": text}), kind)
+    first, bad, last = _records(_source(kind, tmp_path / "a"))
+    assert isinstance(first, Record)
+    assert isinstance(last, Record)
+    assert isinstance(bad, BadRecord)
+    assert (bad.where, bad.reason) == (f"{tmp_path}/a: row 1", "not UTF-8 at byte 1")
+    replaced = _records(_source(kind, tmp_path / "a", on_error="replace"))[1]
+    assert isinstance(replaced, Record)
+    assert replaced.text == "b\ufffdd"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"text_field": "body"}, "field is missing"),
+        ({"text_field": "n"}, "field is int64, not text"),
+        ({"text_field": "deep"}, "not text"),
+        ({"id_field": "key"}, "field is missing"),
+        ({"id_field": "half"}, "field is double, not text or whole numbers"),
+    ],
+)
+def test_a_field_that_cannot_be_read_is_refused_before_the_first_row(
+    tmp_path: Path, kind: str, options: dict[str, str], says: str
+) -> None:
+    table = pa.table({"text": ["a"], "n": [1], "half": [0.5], "deep": [{"text": "a"}]})
+    _write(tmp_path / "a", table, kind)
+    with pytest.raises(SourceError, match=says) as caught:
+        _source(kind, tmp_path / "a", **options).check()
+    assert caught.value.code == "E-SOURCE-FIELD"
+    assert f"{tmp_path}/a" in str(caught.value)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    kind=st.sampled_from(KINDS),
+    lengths=st.lists(st.integers(0, 300), max_size=60),
+    rows=st.integers(1, 20),
+    block_bytes=st.sampled_from([1, 200, 10_000]),
+)
+def test_reading_goes_on_at_the_end_of_any_block(
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    lengths: list[int],
+    rows: int,
+    block_bytes: int,
+) -> None:
+    directory = tmp_path_factory.mktemp("arrow")
+    texts = ["x" * n for n in lengths]
+    for name in "ab":
+        _write(directory / name, pa.table({"text": pa.array(texts, pa.string())}), kind, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nmoe_core.sources.columns.BLOCK_BYTES", block_bytes)
+        patch.setattr("nmoe_core.sources.parquet.BLOCK_BYTES", block_bytes)
+        source = _source(kind, directory / "a", directory / "b")
+        blocks = list(source.blocks())
+        whole = [(b.start, b.end, list(b.records())) for b in blocks]
+        for i in range(0, len(blocks), 5):
+            rest = source.blocks(blocks[i].end)
+            assert [(b.start, b.end, list(b.records())) for b in rest] == whole[i + 1 :]
+    assert [r.text for _, _, rs in whole for r in rs if isinstance(r, Record)] == texts * 2
+    assert [start for start, _, _ in whole[1:]] == [
+        end if end.file == start.file else start for (_, end, _), (start, _, _) in pairwise(whole)
+    ]
+    assert all(end.row - start.row == len(records) for start, end, records in whole)
+
+
+def test_a_run_that_goes_on_reads_no_row_group_before_its_start(tmp_path: Path) -> None:
+    texts = [f"{i} " + "word " * 2000 for i in range(400)]
+    _write(tmp_path / "a", pa.table({"text": texts}), "parquet", rows=20)
+    source = _source("parquet", tmp_path / "a")
+    starts = [block.start for block in source.blocks()]
+    late = next(start for start in starts if start.offset >= 18)
+    payload = bytearray((tmp_path / "a").read_bytes())
+    payload[100:20_000] = bytes(19_900)  # the first row groups are no longer readable
+    (tmp_path / "a").write_bytes(payload)
+    read = [record.row for block in source.blocks(late) for record in block.records()]
+    assert read == list(range(late.row, 400))
+    with pytest.raises(SourceError):
+        list(source.blocks())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_stay_small_however_large_a_row_group_is(tmp_path: Path, kind: str) -> None:
+    texts = [f"{i} " + "word " * (i % 997) for i in range(20_000)]
+    _write(tmp_path / "a", pa.table({"text": texts}), kind, rows=20_000)
+    sizes = [block.columns.nbytes for block in _source(kind, tmp_path / "a").blocks()]
+    assert max(sizes) <= 2 * 2**20 + 8
+    assert sum(sizes) / len(sizes) > 2**19
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cut", [0, 1, 7, 100, 0.3, 0.9, 0.999])
+def test_a_file_cut_short_is_one_error_that_names_it(tmp_path: Path, kind: str, cut: float) -> None:
+    _write(tmp_path / "a", pa.table({"text": [f"text {i}" * 9 for i in range(200)]}), kind)
+    payload = (tmp_path / "a").read_bytes()
+    num_bytes = cut if isinstance(cut, int) else int(len(payload) * cut)
+    (tmp_path / "a").write_bytes(payload[:num_bytes])
+    with pytest.raises(SourceError) as caught:
+        _records(_source(kind, tmp_path / "a"))
+    assert caught.value.code == "E-SOURCE-TORN"
+    assert f"{tmp_path}/a" in str(caught.value)
+
+
+def test_a_stream_cut_between_two_batches_is_not_taken_for_a_shorter_one(tmp_path: Path) -> None:
+    batch = pa.record_batch({"text": ["a"] * 7})
+    with (
+        open(tmp_path / "a", "wb") as file,
+        pa.ipc.new_stream(file, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+        writer.write_batch(batch)
+        after_two = file.tell()
+        writer.write_batch(batch)
+    os.truncate(tmp_path / "a", after_two)
+    assert pa.ipc.open_stream((tmp_path / "a").read_bytes()).read_all().num_rows == 14
+    with pytest.raises(SourceError, match="no end marker"):
+        _records(_source("stream", tmp_path / "a"))
+
+
+def damage(payload: bytes, rng: random.Random) -> bytes:
+    """A copy with a few bytes changed, or a stretch of it removed, doubled or zeroed."""
+    changed = bytearray(payload)
+    at = rng.randrange(len(changed))
+    width = rng.randrange(1, 64)
+    match rng.randrange(5):
+        case 0:
+            for _ in range(rng.randrange(1, 8)):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+        case 1:
+            del changed[at : at + width]
+        case 2:
+            changed[at:at] = changed[at : at + width]
+        case 3:
+            changed[at : at + width] = bytes(len(changed[at : at + width]))
+        case _:
+            tail = max(0, len(changed) - 400)
+            changed[rng.randrange(tail, len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def fuzz(directory: Path, kind: str, seeds: range) -> int:
+    """Read damaged files; each gives records or one SourceError. Returns how many were named."""
+    texts = [f"text {i} " + "x" * (i % 50) for i in range(60)]
+    _write(directory / "whole", pa.table({"text": texts, "key": texts}), kind, rows=16)
+    payload = (directory / "whole").read_bytes()
+    num_refused = 0
+    for seed in seeds:
+        (directory / "a").write_bytes(damage(payload, random.Random(seed)))
+        try:
+            for record in _records(_source(kind, directory / "a", id_field="key")):
+                assert isinstance(record, (Record, BadRecord))
+        except SourceError as error:
+            num_refused += str(directory / "a") in str(error)
+    return num_refused
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_give_records_or_one_error(tmp_path: Path, kind: str) -> None:
+    assert fuzz(tmp_path, kind, range(150)) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_damaged_files_give_records_or_one_error(tmp_path: Path, kind: str) -> None:
+    assert fuzz(tmp_path, kind, range(150, 6000)) > 1000

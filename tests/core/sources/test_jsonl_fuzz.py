@@ -1,0 +1,112 @@
+"""Whatever bytes a file holds, a reader gives records and bad records, the same for any cut."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.errors import SourceError
+from nmoe_core.sources.files import FilesSource
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.records import START, BadRecord, OnError, Position, Record
+from nmoe_core.sources.storage import SourceFile
+
+_PIECES = [
+    b'{"text": "a"}',
+    b'{"text": "b", "id": "x"}',
+    '{"text": "\u6771\\ud800"}'.encode(),
+    b'{"text": 3}',
+    b'{"id": 7, "text": null}',
+    b'["text"]',
+    b'{"text": "torn',
+    b"\xff\xfe",
+    b"\xef\xbb\xbf",
+    b"\r",
+    b" ",
+    b"\n",
+    b"\n",
+    b"\x00",
+    b"[" * 2000,
+]
+_BYTES = st.lists(st.sampled_from(_PIECES) | st.binary(max_size=6), max_size=20).map(b"".join)
+PACKS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": lambda payload: gzip.compress(payload, mtime=0),
+    ".zst": zstandard.compress,
+}
+
+
+def _read(source: JsonlSource, start: Position = START) -> list[Record | BadRecord]:
+    return [record for block in source.blocks(start) for record in block.records()]
+
+
+@settings(max_examples=150, deadline=None)
+@given(payload=_BYTES, on_error=st.sampled_from(["fail", "replace"]), size=st.integers(1, 40))
+def test_any_bytes_are_records_the_same_in_every_container_and_cut(
+    payload: bytes, on_error: OnError, size: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        found = []
+        for suffix, pack in PACKS.items():
+            path = Path(name) / f"a.jsonl{suffix}"
+            path.write_bytes(pack(payload))
+            source = JsonlSource("web", [SourceFile(path, "a.jsonl")], on_error=on_error)
+            whole = _read(source)
+            with patch("nmoe_core.sources.jsonl._BLOCK_BYTES", size):
+                assert _read(source) == whole
+                blocks = list(source.blocks())
+                for block, after in pairwise(blocks):
+                    assert block.end == after.start
+                for block in blocks[:: max(1, len(blocks) // 3)]:
+                    before = [r for r in whole if r.row < block.end.row]
+                    assert before + _read(source, block.end) == whole
+                assert source.num_rows() == (blocks[-1].end.row if blocks else 0)
+            found.append([(r.row, type(r), r[2]) for r in whole])
+        assert found[0] == found[1] == found[2]
+        lines = payload.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        assert len(found[0]) == sum(bool(line.strip()) for line in lines)
+
+
+@settings(max_examples=60, deadline=None)
+@given(payload=_BYTES, cut=st.integers(0, 60), suffix=st.sampled_from([".gz", ".zst"]))
+def test_a_damaged_container_is_records_or_one_error(payload: bytes, cut: int, suffix: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / f"a.jsonl{suffix}"
+        packed = bytearray(PACKS[suffix](payload))
+        packed[cut % len(packed)] ^= 0xFF
+        path.write_bytes(packed)
+        with suppress(SourceError):
+            _read(JsonlSource("web", [SourceFile(path, "a.jsonl")]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(payloads=st.lists(_BYTES, min_size=1, max_size=4), size=st.integers(1, 40))
+def test_any_files_are_documents_or_bad_records_in_order(payloads: list[bytes], size: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        files = []
+        for i, payload in enumerate(payloads):
+            path = Path(name) / f"{i}.txt"
+            path.write_bytes(payload)
+            files.append(SourceFile(path, path.name))
+        with patch("nmoe_core.sources.files._BLOCK_BYTES", size):
+            records = [r for b in FilesSource("f", files).blocks() for r in b.records()]
+            ends = [block.end for block in FilesSource("f", files).blocks()]
+            rest = [r for b in FilesSource("f", files).blocks(ends[0]) for r in b.records()]
+    assert [r.row for r in records] == list(range(len(payloads)))
+    assert records[ends[0].row :] == rest
+    for record, payload in zip(records, payloads):
+        if isinstance(record, Record):
+            assert record.text.encode() == payload
+        else:
+            with pytest.raises(UnicodeDecodeError):
+                payload.decode()

@@ -1,0 +1,203 @@
+"""Files in a store: found, named, sized, opened and told apart like files on this machine."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.errors import SourceError
+from nmoe_core.sources.parquet import ParquetSource
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import Record, Source
+from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.sources.storage import SourceFile
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """An empty in-memory store."""
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    yield store
+    store.store.clear()
+
+
+def _names(*patterns: str) -> list[str]:
+    return [file.name for file in find_files(patterns, Path("/nowhere"))]
+
+
+def _texts(source: Source) -> list[str]:
+    records = (record for block in source.blocks() for record in block.records())
+    return [record.text for record in records if isinstance(record, Record)]
+
+
+def test_braces_stars_and_double_stars_find_files_in_a_store(memory: Any) -> None:
+    for name in ("a/x.txt", "a/y.md", "b/x.txt", "b/c/z.txt", "d/x.txt"):
+        memory.pipe(f"/in/{name}", name.encode())
+    assert _names("memory://in/{a,b}/*.txt") == ["a/x.txt", "b/x.txt"]
+    assert _names("memory://in/**/*.txt") == ["a/x.txt", "b/c/z.txt", "b/x.txt", "d/x.txt"]
+    assert _names("memory://in/b/c/z.txt") == ["z.txt"]
+    assert _names("memory://in/a/x.txt", "memory://in/a/*.txt") == ["x.txt"]
+    for absent in ("memory://in/a/*.rst", "memory://in/a", "memory://in/{a,e}/x.txt"):
+        with pytest.raises(SourceError) as caught:
+            _names(absent)
+        assert caught.value.code == "E-SOURCE-NOTFOUND"
+
+
+def test_a_remote_file_is_seekable_sized_and_has_a_revision(memory: Any) -> None:
+    memory.pipe("/in/a.bin", bytes(range(256)) * 100)
+    (file,) = find_files(["memory://in/a.bin"], Path("/"))
+    assert (file.is_local, file.suffix, file.size_bytes()) == (False, ".bin", 25_600)
+    with file.open() as stream:
+        stream.seek(-3, 2)
+        assert stream.read() == bytes([253, 254, 255])
+        stream.seek(256)
+        assert stream.read(2) == b"\x00\x01"
+    before = file.revision()
+    assert before == file.revision()
+    assert before.startswith("modified:")
+    memory.pipe("/in/a.bin", bytes(25_600))
+    assert file.revision() != before
+
+
+def test_a_store_that_keeps_no_mark_is_read_for_its_digest(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory.pipe("/in/a.bin", b"abc")
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    local = SourceFile(tmp_path / "a.bin", "a.bin").revision()
+    monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"size": 3, "type": "file"})
+    assert SourceFile("memory://in/a.bin", "a.bin").revision() == local
+
+
+def test_a_local_and_a_remote_tree_hold_the_same_documents(memory: Any, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"text": [f"text {i}" for i in range(50)]})
+    pq.write_table(table, tmp_path / "b.parquet", row_group_size=7)
+    lines = b"".join(b'{"text": "line %d"}\n' % i for i in range(50))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "c.txt").write_bytes(b"a note")
+    for path in tmp_path.iterdir():
+        memory.pipe(f"/in/{path.name}", path.read_bytes())
+    for kind, name in (("parquet", "b.parquet"), ("jsonl", "a.jsonl.gz"), ("files", "c.txt")):
+        found = []
+        for base in ("memory://in", str(tmp_path), f"file://{tmp_path}"):
+            table = {"id": "s", "kind": kind, "paths": (f"{base}/{name}",)}
+            source, _ = open_source(SourceSpec.model_validate(table), Path("/"), "train")
+            source.check()
+            records = [r for block in source.blocks() for r in block.records()]
+            assert all(isinstance(record, Record) for record in records)
+            found.append(records)
+        assert len(found[0]) in (1, 50)
+        assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "code"),
+    [
+        (("nosuch://a/b.txt",), "E-SOURCE-PROTOCOL"),
+        (("simplecache::memory://in/a.txt",), "E-SOURCE-PROTOCOL"),
+        (("memory://in/a.txt", "a.txt"), "E-SOURCE-PATTERN"),
+        (("a\0b",), "E-SOURCE-PATTERN"),
+        (("",), "E-SOURCE-PATTERN"),
+        (("{1..999999999}",), "E-SOURCE-PATTERN"),
+        (("{1..9}" * 9,), "E-SOURCE-PATTERN"),
+    ],
+)
+def test_paths_that_cannot_be_read_are_one_error(patterns: tuple[str, ...], code: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        find_files(patterns, Path("/"))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("missing", ["fsspec.core", "s3fs"])
+def test_a_missing_client_is_one_pip_line(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == missing:
+            raise ImportError(f"no {missing}")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(SourceError) as caught:
+        find_files(["s3://bucket/key"], Path("/"))
+    assert caught.value.code == "E-SOURCE-EXTRA"
+    assert "pip install 'nmoe-data[remote]'" in str(caught.value)
+
+
+def test_a_file_that_went_away_is_not_found(memory: Any, tmp_path: Path) -> None:
+    for path in ("memory://in/gone.txt", tmp_path / "gone.txt"):
+        with pytest.raises(SourceError) as caught:
+            SourceFile(path, "gone.txt").open()
+        assert caught.value.code == "E-SOURCE-NOTFOUND"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A bucket of an S3-compatible server on this machine, at a port of its own."""
+    server_module = pytest.importorskip("moto.server", reason="moto is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="extra remote is not installed")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    store = s3fs.S3FileSystem()
+    store.makedirs("corpus", exist_ok=True)
+    yield store
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def test_an_s3_bucket_is_read_like_a_directory(bucket: Any, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    for part in ("a", "b"):
+        table = pa.table({"text": [f"{part}{i}" for i in range(3000)], "n": range(3000)})
+        pq.write_table(table, tmp_path / "part.parquet", row_group_size=1000)
+        bucket.put_file(str(tmp_path / "part.parquet"), f"corpus/{part}/x.parquet")
+    files = find_files(["s3://corpus/{a,b}/**/*.parquet"], Path("/"))
+    assert [file.name for file in files] == ["a/x.parquet", "b/x.parquet"]
+    source = ParquetSource("web", files)
+    assert source.num_rows() == 6000
+    assert _texts(source) == [f"{part}{i}" for part in ("a", "b") for i in range(3000)]
+    assert files[0].revision().startswith("etag:")
+    before = source.revision()
+    # Another client writes: what this one remembers of its listing must not be the answer.
+    type(bucket)(skip_instance_cache=True).pipe("corpus/a/x.parquet", b"other")
+    assert source.revision() != before
+    with pytest.raises(SourceError) as caught:
+        find_files(["s3://corpus/c/*.parquet"], Path("/"))
+    assert caught.value.code == "E-SOURCE-NOTFOUND"
+    with pytest.raises(SourceError) as caught:
+        find_files(["s3://other/x.parquet"], Path("/"))
+    assert caught.value.code == "E-SOURCE-NOTFOUND"
+
+
+def test_a_store_that_does_not_answer_is_a_network_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    s3fs = pytest.importorskip("s3fs", reason="extra remote is not installed")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(SourceError) as caught:
+        find_files(["s3://corpus/a.parquet"], Path("/"))
+    assert caught.value.code == "E-SOURCE-NETWORK"
+    s3fs.S3FileSystem.clear_instance_cache()

@@ -1,0 +1,147 @@
+"""Numbers of tokens, and the configurations that come with the project."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader.policies import POLICIES
+from loader.preflight import PACKINGS
+from loader.settings import read_toml
+from nmoe_core.config import Run, RunConfig, parse_count
+from nmoe_core.errors import ConfigError, SourceError
+from nmoe_core.mixture import prep_settings, run_sources, run_stages
+from nmoe_core.sources.spec import open_source
+from nmoe_core.strict import validate
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("100M", 10**8), ("1B", 10**9), ("1.5T", 15 * 10**11), ("2k", 2000), (" 7 ", 7), (42, 42)],
+)
+def test_a_number_of_tokens_may_have_a_suffix(text: str | int, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@given(
+    st.integers(0, 10**9),
+    st.integers(0, 999_999_999),
+    st.sampled_from(sorted(UNITS)),
+    st.booleans(),
+)
+def test_a_suffix_multiplies_exactly(whole: int, digits: int, unit: str, lower: bool) -> None:
+    text = f"{whole}.{digits:09d}{unit.lower() if lower else unit}"
+    exact = (whole + Fraction(digits, 10**9)) * UNITS[unit]
+    if not 1 <= round(exact) <= 10**15:
+        with pytest.raises(ConfigError):
+            parse_count(text)
+        return
+    assert parse_count(text) == round(exact)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_number_of_tokens_or_one_clear_error(text: str) -> None:
+    try:
+        count = parse_count(text)
+    except ConfigError:
+        return
+    assert 1 <= count <= 10**15
+
+
+@pytest.mark.parametrize("text", ["", "M", "1e9", "-1M", "1.M", ".5B", "1 M", "1MB", "0", "1001T"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("flow", "tokens_b"),
+    [
+        ("dev", [0.1]),
+        ("research", [1]),
+        ("ablation", [6]),
+        ("proxy", [800 * 5930 / 6030, 800 * 100 / 6030]),
+        ("full_train", [5930, 100, 50]),
+    ],
+)
+def test_each_flow_has_the_documented_number_of_tokens(flow: str, tokens_b: list[float]) -> None:
+    run = Run(ROOT / "configs" / "moonlet.toml")
+    assert run.config.active_params_b == 2.0
+    stages = run_stages(run, flow)
+    assert [stage.num_tokens / 1e9 for stage in stages] == pytest.approx(tokens_b, rel=1e-9)
+    assert [stage.name for stage in stages] == ["pretrain", "mid", "long"][: len(tokens_b)]
+
+
+def test_the_shipped_mixture_has_the_published_sources_and_sizes() -> None:
+    run = Run(ROOT / "configs" / "moonlet.toml")
+    mixtures = read_toml(run.resolve(run.required("mixture_toml")))["mixtures"]
+    sizes = {
+        name: (len(table["sources"]), round(sum(s["tokens_b"] for s in table["sources"]), 3))
+        for name, table in mixtures.items()
+    }
+    assert sizes == {
+        "olmo3_1025_pretrain_6T": (5, 5877.51),
+        "olmo3_1025_dolmino_100B": (24, 99.904),
+        "olmo3_1025_longmino_50B": (6, 49.95),
+    }
+    for table in mixtures.values():
+        total = sum(source["tokens_b"] for source in table["sources"])
+        assert total == pytest.approx(table["total_tokens_b"], rel=0.02)
+
+
+def test_quotas_of_the_sources_add_up_to_the_budget_exactly() -> None:
+    run = Run(ROOT / "configs" / "moonlet.toml")
+    for flow, stage, asked, budget in (
+        ("dev", None, None, 10**8),
+        ("full_train", "mid", None, 100 * 10**9),
+        ("full_train", None, "1.5T", 15 * 10**11),
+        ("research", "pretrain", "1B", 10**9),
+    ):
+        sources = run_sources(run, flow=flow, stage=stage, max_tokens=asked)
+        assert sum(source.max_tokens or 0 for source in sources) == budget
+    shares = [s.max_tokens for s in run_sources(run, flow="dev")]
+    assert shares == [76733175, 13696276, 6958729, 2569115, 42705]
+
+
+def test_a_source_too_small_for_a_token_still_takes_a_document() -> None:
+    run = Run(ROOT / "configs" / "moonlet.toml")
+    assert min(s.max_tokens or 0 for s in run_sources(run, flow="dev", max_tokens="1K")) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0, 5.0])
+def test_temperature_makes_quotas_the_weight_to_the_power_of_its_inverse(
+    tmp_path: Path, temperature: float
+) -> None:
+    shipped = (ROOT / "configs" / "flow_profiles.toml").read_text()
+    warm = shipped.replace("sample_temperature = 1.0", f"sample_temperature = {temperature}")
+    (tmp_path / "flows.toml").write_text(warm)
+    run = Run(ROOT / "configs" / "moonlet.toml")
+    config = run.config.model_copy(update={"flow_profiles_toml": str(tmp_path / "flows.toml")})
+    sources = run_sources(run.with_config(config), flow="dev", max_tokens="1B")
+    weights = [source.spec.tokens_b ** (1 / temperature) for source in sources]
+    expected = [10**9 * weight / sum(weights) for weight in weights]
+    assert [source.max_tokens for source in sources] == pytest.approx(expected, abs=1)
+
+
+def test_a_run_takes_every_value_that_the_loader_takes() -> None:
+    run = Run(ROOT / "configs" / "moonlet.toml")
+    for key, values in (("policy", POLICIES), ("packing", PACKINGS)):
+        for value in values:
+            table = run.config.model_dump() | {key: value}
+            assert getattr(validate(RunConfig, table, "run"), key) == value
+
+
+def test_a_source_that_names_no_dataset_is_refused_when_it_is_opened() -> None:
+    run = Run(ROOT / "configs" / "moonlet.toml")
+    for source in run_sources(run, flow="full_train", stage="long"):
+        assert prep_settings(run, source, "train").num_shards == 64
+        with pytest.raises(SourceError) as caught:
+            open_source(source.spec, run.base, "train")
+        assert caught.value.code == "E-SOURCE-NONE"

@@ -1,0 +1,156 @@
+"""The Python interface of the data-pipeline document: its own snippets run, and mean the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nmoe_core
+from nmoe_core import (
+    ArrowSource,
+    HuggingFaceSource,
+    IndexReader,
+    JSONLSource,
+    ParallelPrepPipeline,
+    ParquetSource,
+    PrepConfig,
+    PrepPipeline,
+    verify_manifest,
+)
+from nmoe_core.cli import main
+from nmoe_core.errors import ConfigError, FormatError, SourceError
+
+ROWS = [
+    {"id": f"d{i}", "text": f"document {i} " + "of some words " * (i % 7 + 3)} for i in range(90)
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same rows as JSON lines, Parquet, Arrow and a dataset directory."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=13)
+    pq.write_table(table, tmp_path / "hub" / "train.parquet")
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_low_level_preprocessing_snippet_runs(corpus: Path) -> None:
+    pytest.importorskip("datasets")
+    source = HuggingFaceSource(dataset="./hub", split="train", streaming=True)
+    config = PrepConfig(
+        output_dir=corpus / "fineweb_edu/train",
+        dataset_name="fineweb_edu",
+        tokenizer="o200k_harmony",
+        num_shards=3,
+        num_workers=2,
+    )
+    pipeline = ParallelPrepPipeline(source, config)
+    manifest = pipeline.run()
+    assert (manifest.dataset, manifest.total_documents) == ("fineweb_edu", 90)
+    assert verify_manifest(manifest, checksums=True, deep=True) == []
+    assert pipeline.run().content_digest() == manifest.content_digest()
+
+
+def test_the_shard_access_snippet_runs(corpus: Path) -> None:
+    config = PrepConfig(output_dir=corpus / "web/train", dataset_name="web", num_shards=1)
+    ParallelPrepPipeline(JSONLSource("a.jsonl"), config).run()
+    shard = corpus / "web/train/shard_0000/web-v1-shard-000000"
+    idx = IndexReader(str(shard.with_suffix(".idx")))
+    assert idx.num_docs == 90
+    start, end = idx.get_document(42)
+    tokens = np.load(shard.with_suffix(".npy"), mmap_mode="r")
+    doc_tokens = tokens[start:end]
+    assert doc_tokens[-1] == 199_999
+    assert 199_999 not in doc_tokens[:-1]
+
+
+def test_every_kind_of_source_and_the_command_line_make_the_same_shards(corpus: Path) -> None:
+    pytest.importorskip("datasets")
+    sources = {
+        "jsonl": JSONLSource(corpus / "a.jsonl", id_field="id"),
+        "parquet": ParquetSource(["a.parquet"], id_field="id"),
+        "arrow": ArrowSource(("*.arrow",), id_field="id"),
+        "hub": HuggingFaceSource(dataset="./hub", id_field="id"),
+    }
+    shards = {}
+    for name, source in sources.items():
+        config = PrepConfig(output_dir=f"out/{name}", dataset_name="web", num_shards=2)
+        manifest = PrepPipeline(source, config).run()
+        shards[name] = [entry.checksum for entry in manifest.shards]
+    command = ["prep", "--source", "parquet", "--paths", "a.parquet", "--id-field", "id"]
+    command += ["--name", "web", "--num-shards", "2", "--output", "out/cli", "--parallel"]
+    assert main(command) == 0
+    manifest = nmoe_core.load_manifest("out/cli/manifest.json")
+    shards["cli"] = [entry.checksum for entry in manifest.shards]
+    assert len(set(map(tuple, shards.values()))) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_shards": 0}, {"num_workers": -1}, {"dataset_name": "a/b"}, {"max_tokens": 0}],
+)
+def test_a_setting_out_of_range_is_refused_when_the_pipeline_is_made(
+    corpus: Path, change: dict[str, object]
+) -> None:
+    settings = {"output_dir": "out", "dataset_name": "web"} | change
+    with pytest.raises(ConfigError):
+        ParallelPrepPipeline(JSONLSource("a.jsonl"), PrepConfig(**settings))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not a split"):
+        ParallelPrepPipeline(
+            JSONLSource("a.jsonl", split="train[:1"),
+            PrepConfig(output_dir="out", dataset_name="web"),
+        )
+
+
+def test_a_source_that_is_not_there_is_refused_and_nothing_is_written(corpus: Path) -> None:
+    config = PrepConfig(output_dir="out", dataset_name="web")
+    with pytest.raises(SourceError):
+        ParallelPrepPipeline(JSONLSource("b.jsonl"), config).run()
+    assert not (corpus / "out").exists()
+
+
+def test_other_settings_over_an_output_are_refused_until_forced(corpus: Path) -> None:
+    def run(**changes: object) -> int:
+        config = PrepConfig(output_dir="out", dataset_name="web", num_shards=1, **changes)  # type: ignore[arg-type]
+        return ParallelPrepPipeline(JSONLSource("a.jsonl"), config).run().total_documents
+
+    assert run() == 90
+    with pytest.raises(FormatError) as caught:
+        run(max_tokens=100)
+    assert caught.value.code == "E-PREP-CHANGED"
+    assert run(max_tokens=100, force=True) < 90
+
+
+def test_importing_the_package_loads_nothing_and_every_name_is_there() -> None:
+    code = """
+import sys
+import nmoe_core
+heavy = {"numpy", "pyarrow", "datasets", "torch", "tiktoken", "pydantic"} & set(sys.modules)
+assert not heavy, heavy
+from nmoe_core import HuggingFaceSource, ParallelPrepPipeline, IndexReader
+heavy = {"pyarrow", "datasets", "torch", "fsspec"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert dir(nmoe_core) == sorted(nmoe_core.__all__)
+    for name in nmoe_core.__all__:
+        if name not in ("BatchedGenerator", "Transformer"):
+            assert getattr(nmoe_core, name).__doc__, name
+    with pytest.raises(AttributeError):
+        _ = nmoe_core.NoSuchName
