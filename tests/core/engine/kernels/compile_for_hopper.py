@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from nmoe_core.engine import mxfp4
 from nmoe_core.engine.kernels.decode_attention import decode_attention
 from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
-from nmoe_core.engine.kernels.expert_weights import DenseExperts, pack_experts
+from nmoe_core.engine.kernels.expert_weights import DenseExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts
 from nmoe_core.engine.kernels.norm import add_rms_norm
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
@@ -68,7 +68,7 @@ def mixtures() -> None:
     bias = [torch.zeros(EXPERTS, n) for n in (2 * HIDDEN, HIDDEN)]
     sizes = [(EXPERTS, 2 * HIDDEN, HIDDEN), (EXPERTS, HIDDEN, HIDDEN)]
     dense = [DenseExperts(torch.zeros(s, dtype=torch.bfloat16), b) for s, b in zip(sizes, bias)]
-    packed = [pack_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
+    packed = [tile_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
     for up, down in (dense, packed):
         for rows in (1, 32 * EXPERTS + 1):  # one choice a token: both tile shapes
             x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16)

@@ -15,7 +15,7 @@ from nmoe_core.engine.kernels.expert_product import TileShape, swiglu_product, w
 from nmoe_core.engine.kernels.expert_weights import (
     DenseExperts,
     gate_then_up,
-    pack_experts,
+    tile_experts,
 )
 from nmoe_core.engine.kernels.mixture import FusedExperts
 from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
@@ -38,7 +38,7 @@ def make_weights(num_experts, rows, columns, kind, generator):
     bias = torch.randn(num_experts, rows, generator=generator)
     if kind == "mxfp4":
         blocks, scales = mxfp4.encode(values)
-        return pack_experts(blocks, scales, bias), mxfp4.decode(blocks, scales)
+        return tile_experts(blocks, scales, bias), mxfp4.decode(blocks, scales)
     weight = values.to(torch.bfloat16 if kind == "bf16" else torch.float32)
     return DenseExperts(weight, bias), weight.float()
 
@@ -132,7 +132,7 @@ def test_every_code_and_scale_is_decoded_exactly():
     scales = torch.tensor([0, 1, 60, 126, 127, 128], dtype=torch.uint8)
     codes = torch.arange(16, dtype=torch.uint8)
     blocks = (codes | (codes.roll(5) << 4)).expand(6, 1, 1, 16)
-    packed = pack_experts(blocks, scales.view(6, 1, 1), torch.zeros(6, 1))
+    packed = tile_experts(blocks, scales.view(6, 1, 1), torch.zeros(6, 1))
     expected = mxfp4.decode(blocks, scales.view(6, 1, 1))
     tile = TileShape(rows=16, columns=16, num_warps=4, num_stages=2)
     experts = torch.arange(6, dtype=torch.int32).repeat_interleave(32).view(-1, 1)
@@ -144,7 +144,7 @@ def test_every_code_and_scale_is_decoded_exactly():
 def test_scales_beyond_what_the_kernels_take_are_refused():
     blocks = torch.zeros(1, 1, 1, 16, dtype=torch.uint8)
     with pytest.raises(CheckpointError, match="scale byte 129"):
-        pack_experts(blocks, torch.full((1, 1, 1), 129, dtype=torch.uint8), torch.zeros(1, 1))
+        tile_experts(blocks, torch.full((1, 1, 1), 129, dtype=torch.uint8), torch.zeros(1, 1))
 
 
 def test_combine_adds_experts_in_order_and_the_residual_last():
