@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import statistics
 import sys
@@ -70,7 +71,9 @@ def make_checkpoint(directory: Path) -> Path:
     )
 
 
-def load_peers(path: Path, dtype: torch.dtype) -> dict[str, Any]:
+def load_peers(
+    path: Path, dtype: torch.dtype, settings: Sequence[str] = EXPERT_SETTINGS
+) -> dict[str, Any]:
     """The model of transformers under each setting, its MXFP4 experts decoded."""
     import transformers
 
@@ -83,7 +86,7 @@ def load_peers(path: Path, dtype: torch.dtype) -> dict[str, Any]:
             experts_implementation=experts,
             quantization_config=transformers.Mxfp4Config(dequantize=True),
         ).eval()
-        for experts in EXPERT_SETTINGS
+        for experts in settings
     }
 
 
@@ -189,6 +192,16 @@ def measure(case: Case, rounds: int) -> dict[str, list[float]]:
     return rates
 
 
+def add_to_file(path: Path, name: str, rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Rates of a case over all calls that name this file, as a slow case needs several."""
+    cases = json.loads(path.read_text()) if path.exists() else {}
+    earlier = cases.get(name, rates.fromkeys(rates, []))
+    both = earlier.keys() & rates.keys()
+    cases[name] = {side: earlier[side] + rates[side] for side in rates if side in both}
+    path.write_text(json.dumps(cases, indent=1))
+    return cases[name]
+
+
 def report(case: Case, rates: dict[str, list[float]]) -> list[str]:
     """One line: median tokens per second, ours and the best other side's, and of their ratios."""
     others = [name for name in rates if name != "nmoe"]
@@ -256,6 +269,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=PREFILL_LENGTHS)
     parser.add_argument("--match", default="", help="only cases whose name contains this")
+    parser.add_argument("--settings", nargs="+", choices=EXPERT_SETTINGS, default=EXPERT_SETTINGS)
+    parser.add_argument("--rates", type=Path, help="file of rates: counted in and added to")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
@@ -269,11 +284,15 @@ def main(arguments: list[str] | None = None) -> None:
     print(LINE.format("figure", "against", "nmoe", "other", "ratio", "spread", "goal"))
     with tempfile.TemporaryDirectory() as directory:
         path = make_checkpoint(Path(directory) / "checkpoint")
-        model, peers = Transformer.from_checkpoint(path, dtype=dtype), load_peers(path, dtype)
+        model = Transformer.from_checkpoint(path, dtype=dtype)
+        peers = load_peers(path, dtype, options.settings)
         for group in options.only:
             chosen = (c for c in cases[group](model, peers) if options.match in c.name)
             for case in chosen:
-                print(LINE.format(*report(case, measure(case, options.rounds))), flush=True)
+                rates = measure(case, options.rounds)
+                if options.rates is not None:
+                    rates = add_to_file(options.rates, f"{options.dtype}, {case.name}", rates)
+                print(LINE.format(*report(case, rates)), flush=True)
 
 
 if __name__ == "__main__":

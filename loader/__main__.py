@@ -98,6 +98,7 @@ def _batch(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
     vocabulary = None if arguments.vocab is None else read_vocabulary(arguments.vocab)
     with DeterministicLoader(plan, backend="numpy") as loader:
         if arguments.steps >= loader.num_steps:
+            yield f"no batch after step {loader.num_steps}: the plan ends there"
             return
         loader.seek_step(arguments.steps)
         batch = loader.next_with_meta()

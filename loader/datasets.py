@@ -21,10 +21,20 @@ from loader.mixture import Stage, StageSource, temper
 from loader.phases import Phase
 from loader.plan import LoaderPlan
 from loader.planning import PlanSettings, build_plan
-from loader.tokenise import TextSource, tokenised
+from loader.text_files import TextSource
+from loader.tokenise import tokenised
 
-_TABLE_KEYS = ("path", "hf_name", "hf_config", "split", "text_key", "weight", "name")
-_CONFIG_KEYS = ("path", "id", "name", "split", "text_key", "train_urls", "validation_urls")
+_TABLE_KEYS = ("path", "hf_name", "hf_config", "hf_revision", "split", "text_key", "weight", "name")
+_CONFIG_KEYS = (
+    "path",
+    "id",
+    "name",
+    "revision",
+    "split",
+    "text_key",
+    "train_urls",
+    "validation_urls",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
         if named == ["path"]:
             data: Path | TextSource = base / settings.text(str(given["path"]), f"{place}: path")
         else:
-            data = _hub(given, "hf_name", "hf_config", place)
+            data = _hub(given, ("hf_name", "hf_config", "hf_revision"), place)
         weight = settings.number(given.get("weight", 1.0), f"{place}: weight", positive=True)
         name = settings.text(given.get("name", _name_of(origin)), f"{place}: name")
         sources.append(ListedSource(name, float(weight), data))
@@ -107,7 +117,7 @@ def read_mappings(
         if kinds == ["path"]:
             data: Path | TextSource = base / settings.text(str(given["path"]), f"{place}: path")
         elif kinds == ["id"]:
-            data = _hub(given, "id", "name", place)
+            data = _hub(given, ("id", "name", "revision"), place)
         else:
             urls = [_urls(given.get(key, []), f"{place}: {key}", base) for key in _CONFIG_KEYS[-2:]]
             data = TextSource(urls=urls[0], valid_urls=urls[1], text_key=_text_key(given, place))
@@ -218,12 +228,14 @@ def single_name(directory: Path, train: Path, chosen: PlanSettings) -> str:
     return preflight.read_data(train, given).dataset or directory.name
 
 
-def _hub(given: Mapping[str, Any], repo_key: str, config_key: str, where: str) -> TextSource:
+def _hub(given: Mapping[str, Any], keys: tuple[str, str, str], where: str) -> TextSource:
+    repo, config, revision = (
+        settings.text(given[key], f"{where}: {key}") if key in given else "" for key in keys
+    )
     return TextSource(
-        repo=settings.text(given[repo_key], f"{where}: {repo_key}"),
-        config=settings.text(given[config_key], f"{where}: {config_key}")
-        if config_key in given
-        else "",
+        repo=repo,
+        config=config,
+        revision=revision,
         split=settings.text(given.get("split", "train"), f"{where}: split"),
         text_key=_text_key(given, where),
     )

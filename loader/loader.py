@@ -17,17 +17,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from loader.buffers import HeldBuffers, check_pinning, pinned_tensor
+from loader.arguments import check_arguments, check_plan_allows, rank_rows, wrapper
+from loader.buffers import HeldBuffers, pinned_tensor
 from loader.config import resolve_plan
 from loader.errors import ConfigError, PlanError, StateError
 from loader.plan import LoaderPlan
 from loader.prefetch import Prefetcher, weak_method
-from loader.settings import unknown_name
 from loader.state import make_state, resume
 from loader.stream import RankRows, Split, Stream
-
-BACKENDS = ("auto", "numpy", "torch")
-DTYPES = ("int64", "int32", "uint32")
 
 
 class Batch(NamedTuple):
@@ -91,11 +88,9 @@ class DeterministicLoader:
         prefetch: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        if split not in ("train", "valid"):
-            raise unknown_name("split", str(split), ("train", "valid"), "loader")
-        _check_ranks(rank, world_size, plan.batch_size)
-        _check_memory(plan, backend, dtype, prefetch, pin_memory)
-        self._backend, self._wrap = backend, _wrapper(backend)
+        check_arguments(rank, world_size, split, backend, dtype, prefetch, pin_memory)
+        check_plan_allows(plan, world_size, dtype)
+        self._backend, self._wrap = backend, wrapper(backend)
         self.rank, self.world_size = rank, world_size
         self.split: Split = split
         stream = Stream(plan, split)
@@ -217,6 +212,7 @@ class DeterministicLoader:
         Raises:
             StateError: The state is malformed, of another plan or split, or its position does not
                 exist; the loader stays where it was.
+            PlanError: A source has not what is left to read of it (E-PLAN-SHORT); the same.
         """
         before, stream, place = self.plan, self._open_stream(), self._next
         plan, n = resume(state, before, self.split, stream)
@@ -370,8 +366,10 @@ def build_loader(
         cache_dir: Where files of a URL are kept.
 
     Raises:
-        ConfigError, PlanError, FormatError: Before anything is read from a shard.
+        ConfigError, PlanError, FormatError: Before anything is read from a shard; for arguments,
+            before a plan is made.
     """
+    check_arguments(rank, world_size, split, backend, dtype, prefetch, pin_memory)
     if isinstance(cfg, str) and "://" in cfg:
         from loader.remote import fetch_plan
 
@@ -394,60 +392,3 @@ def build_loader(
             f"{plan.batch_size} x {plan.seq_len} tokens"
         )
     return loader, plan
-
-
-def rank_rows(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Rows `[first, last)` of a global batch that a rank owns; earlier ranks take the remainder."""
-    share, rest = divmod(num_rows, world_size)
-    first = rank * share + min(rank, rest)
-    return first, first + share + (rank < rest)
-
-
-def _check_ranks(rank: int, world_size: int, batch_size: int) -> None:
-    if not 1 <= world_size <= batch_size:
-        raise ConfigError(
-            "a rank would get no row",
-            where="world_size",
-            found=world_size,
-            expected=f"1 to batch_size = {batch_size}",
-        )
-    if not 0 <= rank < world_size:
-        raise ConfigError(
-            "no such rank", where="rank", found=rank, expected=f"0 to {world_size - 1}"
-        )
-
-
-def _check_memory(
-    plan: LoaderPlan, backend: str, dtype: str, prefetch: int, pin_memory: bool
-) -> None:
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", str(dtype), DTYPES, "loader")
-    if dtype == "uint32" and plan.packing == "best_fit":
-        raise ConfigError("packed targets hold -100", where="dtype", found=dtype, expected="int64")
-    if plan.vocab_size - 1 > np.iinfo(dtype).max:
-        raise ConfigError("too small for the vocabulary", where="dtype", found=dtype)
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ConfigError("not a number of batches", where="prefetch", found=repr(prefetch))
-    if pin_memory and backend == "numpy":
-        raise ConfigError("pinned memory is torch's", where="pin_memory", found="backend numpy")
-    if pin_memory:
-        check_pinning()
-
-
-def _wrapper(backend: str) -> Callable[[np.ndarray], Any]:
-    """What turns an array into the caller's kind, without a copy."""
-    if backend not in BACKENDS:
-        raise unknown_name("backend", str(backend), BACKENDS, "loader")
-    if backend == "numpy":
-        return np.asarray
-    try:
-        import torch
-    except ImportError:
-        if backend == "auto":
-            return np.asarray
-        raise ConfigError(
-            "torch is not installed",
-            where="backend",
-            do='install torch, or set backend = "numpy"',
-        ) from None
-    return torch.from_numpy

@@ -2,7 +2,8 @@
 
 `{"datasets": [{"spec", "row_offset", "token_offset"}, ...]}` counts rows and tokens per source. The
 counts become part of a plan, so its stream stays a pure function of the position: windows that were
-read are passed over, quotas shrink by them, and `least_consumed` starts from the token counters. A
+read are passed over, the run is that much shorter, and `least_consumed` starts from the token
+counters. Phases stay at their global step. A
 source the counts do not know starts level with the others by a credit beside its true count; one
 that only the counts know is kept as it is.
 """
@@ -15,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from loader.errors import StateError
+from loader.mixture import quotas
 from loader.plan import Consumed, LoaderPlan, PlanStage, SourceData
 
 
@@ -117,30 +119,53 @@ def continuation(plan: LoaderPlan, offsets: Sequence[Offset]) -> LoaderPlan:
 
 
 def without_consumed(plan: LoaderPlan, consumed: tuple[Consumed, ...]) -> LoaderPlan:
-    """The plan less what was consumed: quotas shrink from the first stage on.
+    """The plan less what was consumed, its later stages and phases where they were.
+
+    What was read is charged to the stages in order, up to a whole step, so stage and phase starts
+    stay at their global sequence and those still to come keep their shares. The stage in which the
+    counts end is completed as near to its quotas as they allow.
 
     Raises:
         StateError: Nothing is left to read (E-STATE-END).
     """
-    left = {c.source: c.sequences for c in consumed}
+    num_read = sum(c.sequences for c in consumed)
+    uncharged = -(-num_read // plan.batch_size) * plan.batch_size
+    have = {c.source: c.sequences for c in consumed}
     stages: list[PlanStage] = []
     for stage in plan.stages:
-        sources = []
-        for source in stage.sources:
-            taken = min(left.get(source.name, 0), source.quota_sequences)
-            left[source.name] = left.get(source.name, 0) - taken
-            sources.append(replace(source, quota_sequences=source.quota_sequences - taken))
-        if any(source.quota_sequences for source in sources):
-            stages.append(replace(stage, sources=tuple(sources)))
-    if not stages:
+        charged = min(uncharged, stage.num_sequences)
+        uncharged -= charged
+        if charged < stage.num_sequences:
+            stages.append(_completed(stage, charged, have) if charged else stage)
+        else:
+            for source in stage.sources:
+                taken = min(have.get(source.name, 0), source.quota_sequences)
+                have[source.name] = have.get(source.name, 0) - taken
+    if sum(stage.num_sequences for stage in stages) < plan.batch_size:
         raise StateError(
             "the state is at the plan's end",
             where=plan.plan_id,
-            found=f"{sum(c.sequences for c in consumed)} sequences read",
-            expected=f"fewer than {plan.num_sequences}",
+            found=f"{num_read} sequences read",
+            expected=f"a step less than {plan.num_sequences}",
             code="E-STATE-END",
         )
     return replace(plan, stages=tuple(stages), consumed=consumed)
+
+
+def _completed(stage: PlanStage, charged: int, have: Mapping[str, int]) -> PlanStage:
+    """What is left of a stage after `charged` of its sequences, `have` of each source among them.
+
+    A source that had more than its quota gets no more, and the others that much less between them,
+    in the proportion of what they lack.
+    """
+    had = [have.get(source.name, 0) for source in stage.sources]
+    if sum(had) > charged:  # the rest was read in the place of others in the stages before
+        had = quotas(charged, had)
+    lacking = [max(0, s.quota_sequences - n) for s, n in zip(stage.sources, had)]
+    left = stage.num_sequences - charged
+    shares = quotas(left, lacking) if left < sum(lacking) else lacking
+    sources = zip(stage.sources, shares)
+    return replace(stage, sources=tuple(replace(s, quota_sequences=n) for s, n in sources))
 
 
 def _credits(plan: LoaderPlan, own: Mapping[str, Offset]) -> dict[str, int]:

@@ -1,14 +1,16 @@
 """A saved loader position: small, equal on all ranks, and bound to its plan.
 
 The position is one number, the global sequence index. Beside it a state carries the identity of the
-plan, so that a refusal can name what differs, and counts per source. States of version 1 (other
-loaders of this layout) are taken by their index alone; a state that is only counts per source is
-taken by those, see `loader.offsets`.
+plan, so that a refusal can name what differs, and counts per source. A batch size that differs is
+taken: the sequences are the same. States of version 1 (other loaders of this layout) are taken by
+their index where what else they hold agrees with the plan; a state that is only counts per source
+is taken by those, see `loader.offsets`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,7 +70,10 @@ def resume(state: object, plan: LoaderPlan, split: str, stream: Counted) -> tupl
         return _resume_counts(state["datasets"], plan, stream)
     if isinstance(state, Mapping) and isinstance(state.get("plan"), Mapping):
         plan = _with_consumed(plan, state["plan"].get("consumed", []))
-    return plan, read_state(state, plan, split)
+    n = read_state(state, plan, split)
+    if isinstance(state, Mapping) and state["version"] == 1 and split == "train":
+        _refuse_other_stream(state, n, plan, stream)
+    return plan, n
 
 
 def _resume_counts(value: object, plan: LoaderPlan, stream: Counted) -> tuple[LoaderPlan, int]:
@@ -140,12 +145,79 @@ def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -
     difference = None
     if isinstance(state.get("plan"), Mapping):
         difference = _first_difference("plan", state["plan"], plan.identity())
+        if difference and _has_same_sequences(state, plan):
+            return
     where, found, expected = difference or ("plan_hash", state.get("plan_hash"), plan.plan_hash)
     raise StateError(
         f"state of another plan: {where} differs",
         found=f"{found!r}"[:120],
         expected=f"{expected!r}"[:120],
         do="resume with the plan that the state was saved under",
+        code="E-STATE-PLAN",
+    )
+
+
+def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
+    """Whether the state's plan is `plan` at another batch size, phases at the same sequences."""
+    batch_size = state["plan"].get("batch_size")
+    if type(batch_size) is not int or batch_size < 1:
+        return False
+    stages = []
+    for stage in plan.stages:
+        step, rest = divmod(stage.start_step * plan.batch_size, batch_size)
+        if rest:
+            return False
+        base = stage.name.removesuffix(f"@{stage.start_step}")
+        name = stage.name if base == stage.name else f"{base}@{step}"
+        stages.append(replace(stage, name=name, start_step=step))
+    other = replace(plan, batch_size=batch_size, stages=tuple(stages))
+    return state.get("plan_hash") == other.plan_hash
+
+
+def _refuse_other_stream(
+    state: Mapping[str, Any], n: int, plan: LoaderPlan, stream: Counted
+) -> None:
+    """Refuse a state of version 1 whose parts say that its stream was another than the plan's.
+
+    Its loaders drew by smooth round-robin, took windows every seq_len + 1 tokens and counted the
+    sequences of each source in the current stage.
+    """
+    for part, key, own in (
+        ("accumulators", "policy", "swrr"),
+        ("cursors", "window_stride", "seq_len+1"),
+    ):
+        if any(_values(state.get(part))) and getattr(plan, key) != own:
+            raise _other_version_1(key, repr(own), repr(getattr(plan, key)), f"set {key} = {own!r}")
+    emitted, stage = state.get("emitted_sequences") or {}, state.get("stage_index", 0)
+    if not isinstance(emitted, Mapping) or type(stage) is not int or stage < 0:
+        raise _malformed(f"stage_index {stage!r}, emitted_sequences {emitted!r}"[:120], "counts")
+    first = sum(earlier.num_sequences for earlier in plan.stages[:stage])
+    if not emitted or not first <= n <= stream.num_sequences:
+        return  # no counts, or a position that `seek` refuses
+    counts = (stream.counts_before(n) - stream.counts_before(first)).tolist()
+    own_counts = dict(zip((source.name for source in plan.sources), counts))
+    for name, count in emitted.items():
+        if count != own_counts.get(name, 0):
+            raise _other_version_1(
+                f"emitted_sequences[{name}]",
+                count,
+                own_counts.get(name, 0),
+                "make the plan of the mixture and budgets that the state was saved under",
+            )
+
+
+def _values(part: Any) -> list[Any]:
+    """The numbers in a part of a state, however it nests them."""
+    rows = part.values() if isinstance(part, Mapping) else part
+    return [x for row in rows for x in _values(row)] if isinstance(part, Mapping | list) else [part]
+
+
+def _other_version_1(where: str, found: object, expected: object, do: str) -> StateError:
+    return StateError(
+        f"state of another plan: {where} differs",
+        found=found,
+        expected=expected,
+        do=do,
         code="E-STATE-PLAN",
     )
 

@@ -1,19 +1,16 @@
 """Text that is tokenised when a plan is made: a hub's dataset, or JSON lines and text files.
 
-The tokens go to shards with a manifest in `cache_dir`, under the digest of the source's name and
-the tokenizer, and are read from there ever after, also when the text has changed since; a directory
-appears there whole or not at all. Every
-source of a run has the run's tokenizer. Needs the extra `hf` (`datasets`, `tokenizers`) for hubs
-and tokenizer files, `tiktoken` for its encodings, `fsspec` for remote files. One process; `nmoe
-prep` is for more than a few gigabytes.
+The tokens go to shards with a manifest in `cache_dir`, under the digest of the source's name, its
+content's stamp and the tokenizer, and are read from there while the text is that; a directory
+appears there whole or not at all. Every source of a run has the run's tokenizer. Needs the extra
+`hf` (`datasets`, `tokenizers`) for hubs and tokenizer files, `tiktoken` for its encodings, `fsspec`
+for remote files. One process; `nmoe prep` is for more than a few gigabytes.
 """
 
 from __future__ import annotations
 
-import glob
 import gzip
 import hashlib
-import importlib
 import itertools
 import json
 import os
@@ -22,7 +19,7 @@ import shutil
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,33 +28,10 @@ import numpy as np
 from loader.errors import ConfigError, PlanError
 from loader.format import MANIFEST_NAME
 from loader.planning import PlanSettings
+from loader.text_files import TextSource, content_stamp, expand, import_extra
 
 SHARD_TOKENS = 2**26
 _VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TextSource:
-    """Where text is. Either `repo`, a dataset's name on the hub or its local directory, with
-    `config` and `split`; or `urls` of files, with `*` and `{1..9}` or `{a,b}`."""
-
-    repo: str = ""
-    config: str = ""
-    split: str = "train"
-    text_key: str = "text"
-    urls: tuple[str, ...] = ()
-    valid_urls: tuple[str, ...] = ()
-
-    @property
-    def spec(self) -> str:
-        """The source in one line, as the token-balance document writes it."""
-        head = f"hf:{self.repo}" if self.repo else f"txt:{','.join(self.urls)}"
-        parts = [head]
-        if self.config:
-            parts.append(self.config)
-        if self.repo and (self.config or self.split != "train" or self.text_key != "text"):
-            parts.append(self.split)
-        return ":".join(parts + ([self.text_key] if self.text_key != "text" else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +64,8 @@ def tokenised(
 
     Raises:
         ConfigError: `cache_dir`, the tokenizer or its EOS id is missing, or a package is.
-        PlanError: A file is missing or the source has no text (E-PLAN-SOURCE).
+        PlanError: A file is missing, the source has no text, or it changed meanwhile
+            (E-PLAN-SOURCE).
     """
     if cache_dir is None:
         raise ConfigError(
@@ -98,7 +73,10 @@ def tokenised(
         )
     tokenizer = _tokenizer(tokenizer_path, chosen, name)
     made_by = [tokenizer.name, tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eos_token_id]
-    identity = json.dumps([_VERSION, source.spec, source.valid_urls, *made_by])
+    stamp = content_stamp(source)
+    if source.repo and not Path(source.repo).is_dir():
+        source = replace(source, revision=stamp[0][1])  # the commit, wherever the branch goes
+    identity = json.dumps([_VERSION, source.spec, source.valid_urls, stamp, *made_by])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     target = cache_dir / f"{re.sub('[^A-Za-z0-9._-]', '_', name)}-{digest}"
     if target.is_dir():
@@ -109,6 +87,10 @@ def tokenised(
         _write_split(aside / "train", name, tokenizer, _texts(source, source.urls))
         if source.valid_urls:
             _write_split(aside / "valid", name, tokenizer, _texts(source, source.valid_urls))
+        if content_stamp(source) != stamp:
+            raise PlanError(
+                "text changed while it was tokenised", where=source.spec, code="E-PLAN-SOURCE"
+            )
         try:
             os.rename(aside, target)
         except OSError:
@@ -126,7 +108,7 @@ def _tokenizer(tokenizer_path: str | None, chosen: PlanSettings, name: str) -> _
         raise ConfigError("tokenizer is missing", where=where, do="set tokenizer or tokenizer_path")
     if "/" in tokenizer_path or Path(tokenizer_path).exists():
         return _hub_tokenizer(tokenizer_path, chosen, where)
-    tiktoken = _import("tiktoken", "hf", where)
+    tiktoken = import_extra("tiktoken", "hf", where)
     try:
         encoding = tiktoken.get_encoding(tokenizer_path)
     except ValueError as error:
@@ -144,7 +126,7 @@ def _tokenizer(tokenizer_path: str | None, chosen: PlanSettings, name: str) -> _
 
 
 def _hub_tokenizer(tokenizer_path: str, chosen: PlanSettings, where: str) -> _Tokenizer:
-    tokenizers = _import("tokenizers", "hf", where)
+    tokenizers = import_extra("tokenizers", "hf", where)
     path = Path(tokenizer_path)
     path = path / "tokenizer.json" if path.is_dir() else path
     if path.is_file():
@@ -173,7 +155,7 @@ def _hub_tokenizer(tokenizer_path: str, chosen: PlanSettings, where: str) -> _To
 
 
 def _texts(source: TextSource, urls: tuple[str, ...]) -> Iterator[str]:
-    rows = (_file_rows(url) for url in _expand(urls)) if urls else iter([_hub_rows(source)])
+    rows = (_file_rows(url) for url in expand(urls)) if urls else iter([_hub_rows(source)])
     for row in itertools.chain.from_iterable(rows):
         text = row if isinstance(row, str) else row.get(source.text_key)
         if text is not None and not isinstance(text, str):
@@ -188,7 +170,7 @@ def _texts(source: TextSource, urls: tuple[str, ...]) -> Iterator[str]:
 
 
 def _hub_rows(source: TextSource) -> Iterator[dict[str, Any]]:
-    datasets = _import("datasets", "hf", source.spec)
+    datasets = import_extra("datasets", "hf", source.spec)
     directory = Path(source.repo)
     saved = any((directory / n).exists() for n in ("dataset_info.json", "dataset_dict.json"))
     try:
@@ -196,7 +178,12 @@ def _hub_rows(source: TextSource) -> Iterator[dict[str, Any]]:
             found = datasets.load_from_disk(str(directory))
             rows = found[source.split] if isinstance(found, dict) else found
         else:
-            rows = datasets.load_dataset(source.repo, source.config or None, split=source.split)
+            rows = datasets.load_dataset(
+                source.repo,
+                source.config or None,
+                split=source.split,
+                revision=source.revision or None,
+            )
         if source.text_key not in rows.column_names:
             raise KeyError(f"no column {source.text_key!r}, only {', '.join(rows.column_names)}")
     except (OSError, ValueError, KeyError) as error:
@@ -236,39 +223,14 @@ def _open(url: str) -> IO[bytes]:
     path = url.removeprefix("file://")
     try:
         if "://" in path:
-            return _import("fsspec", "remote", url).open(path, "rb", compression="infer").open()
+            return (
+                import_extra("fsspec", "remote", url).open(path, "rb", compression="infer").open()
+            )
         return cast(IO[bytes], gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
     except OSError as error:
         raise PlanError(
             "file cannot be read", where=url, found=str(error), code="E-PLAN-SOURCE"
         ) from None
-
-
-def _expand(urls: tuple[str, ...]) -> Iterator[str]:
-    for url in urls:
-        for one in expand_braces(url):
-            if "://" in one.removeprefix("file://") or not glob.has_magic(one):
-                yield one
-                continue
-            found = sorted(glob.glob(one.removeprefix("file://"), recursive=True))
-            if not found:
-                raise PlanError("no file matches", where=one, code="E-PLAN-SOURCE")
-            yield from found
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """`a{1..3}b` and `a{x,y}b` written out; braces may repeat. Leading zeros set the width."""
-    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
-    if match is None:
-        return [pattern]
-    first, last, listed = match.groups()
-    if listed is not None:
-        middle = listed.split(",")
-    else:
-        width = len(first) if first.startswith("0") else 0
-        middle = [str(i).zfill(width) for i in range(int(first), int(last) + 1)]
-    head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [head + part + rest for part in middle for rest in expand_braces(tail)]
 
 
 def _write_split(directory: Path, name: str, tokenizer: _Tokenizer, texts: Iterator[str]) -> None:
@@ -346,12 +308,3 @@ def _sync(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _import(module: str, extra: str, where: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ConfigError(
-            f"{module} is not installed", where=where, do=f"pip install 'nmoe-loader[{extra}]'"
-        ) from None

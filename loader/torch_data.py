@@ -89,10 +89,19 @@ class TokenDataset(IterableDataset[Any]):
             StateError: It is of another plan, or malformed.
         """
         own = "worker" in state
+        worker = state["worker"] if own else None
         with self._open() as loader:
             loader.load_state_dict(state["loader"] if own else state)
-            self._start = state["step"] if own else loader.step
-        worker = state["worker"] if own else None
+            start, plan = state["step"] if worker else loader.step, loader.plan
+        if worker is not None and state["loader"]["plan"]["batch_size"] != plan.batch_size:
+            raise StateError(
+                "state of one worker at another batch size",
+                found=state["loader"]["plan"]["batch_size"],
+                expected=plan.batch_size,
+                do="resume from the state of a WorkerLoader",
+                code="E-STATE-WORKER",
+            )
+        self._start, self.plan = start, plan  # counts of another run make a plan of their own
         self._worker = None if worker is None else (worker[0], worker[1])
 
     def start_at(self, step: int) -> None:
@@ -187,6 +196,7 @@ class WorkerLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved. Raises StateError."""
         self._position.load_state_dict(state)
+        self.plan = self._data.plan = self._position.plan
         self._batches = None
 
     def metrics(self) -> dict[str, dict[str, float]]:

@@ -4,52 +4,79 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from nmoe_assets.events import Made, partition_results, result
-from nmoe_assets.partitions import buckets, shard_partitions
+from nmoe_assets.automation import FOLLOW
+from nmoe_assets.checks import Checks
+from nmoe_assets.events import each_partition, whole
+from nmoe_assets.metadata import LINEAGE_ROWS, about, owners
+from nmoe_assets.partitions import shard_partitions
+from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import curate, plan
+from nmoe_core.stages import checks, curate, plan
 
 GROUP = "curation"
 
 
 def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     """Frozen centroids of document embeddings over all sources."""
+    names = [source.name for source in sources]
+    held_to = Checks(
+        run, [GROUP, "topic_model"], ("readable",), lambda: checks.check_topic_model(run)
+    )
 
     @dg.asset(
         key=[GROUP, "topic_model"],
+        check_specs=held_to.specs(),
         deps=[
             dg.AssetDep(["hydra", "backbone"]),
-            *(dg.AssetDep([source.name, "manifest"]) for source in sources),
+            *(dg.AssetDep([name, "manifest"]) for name in names),
         ],
         group_name=GROUP,
         kinds={"scikitlearn"},
-        description="MiniBatchKMeans over mean-pooled rows of the backbone's embedding table.",
+        description="MiniBatchKMeans over mean-pooled rows of the backbone's embedding table. "
+        "Frozen: a new one moves every document, so it is made by hand.",
+        owners=owners(run),
+        tags={"stage": "curate"},
+        metadata=about(leads_to=[[name, "topics"] for name in names]),
     )
-    def fit(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        made = curate.fit_topics(run, [source.name for source in sources])
-        return result(made.digest, made.facts)
+    def fit(machine: Machine) -> dg.MaterializeResult:
+        return whole(machine, lambda: curate.fit_topics(run, names), held_to)
 
     return fit
 
 
 def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Topic of every document of a source, a partition a shard."""
+    name = source.name
+    held_to = Checks(
+        run,
+        [name, "topics"],
+        ("topic_range",),
+        lambda made: checks.check_topics(run, name, map(int, made)),
+    )
 
     @dg.asset(
-        key=[source.name, "topics"],
-        deps=[dg.AssetDep([source.name, "shards"]), dg.AssetDep([GROUP, "topic_model"])],
+        key=[name, "topics"],
+        check_specs=held_to.specs(),
+        deps=[dg.AssetDep([name, "shards"]), dg.AssetDep([GROUP, "topic_model"])],
         partitions_def=shard_partitions(run.config.prep.num_shards),
         backfill_policy=dg.BackfillPolicy.single_run(),
-        group_name=source.name,
+        automation_condition=FOLLOW,
+        group_name=name,
         kinds={"numpy"},
         description="Nearest centroid of each document.",
+        owners=owners(run),
+        tags={"stage": "curate"},
+        metadata=about(leads_to=[[name, "curated"]]),
     )
-    def assign(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        assigned = curate.assign_shard_topics(run, source.name, buckets(context))
-        yield from partition_results(
+    def assign(
+        context: dg.AssetExecutionContext, machine: Machine
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        yield from each_partition(
             context,
-            {f"{bucket:04d}": Made(made.digest, made.facts) for bucket, made in assigned.items()},
+            machine,
+            lambda key: curate.assign_shard_topics(run, name, [int(key)])[int(key)],
+            held_to,
         )
 
     return assign
@@ -57,27 +84,38 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 
 def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Kept documents of each shard in diversity order."""
+    name = source.name
+    held_to = Checks(
+        run,
+        [name, "curated"],
+        ("integrity",),
+        lambda made: checks.check_curated_shards(run, name, map(int, made)),
+    )
 
     @dg.asset(
-        key=[source.name, "curated"],
-        deps=[dg.AssetDep([source.name, name]) for name in ("shards", "quality_scores", "topics")],
+        key=[name, "curated"],
+        check_specs=held_to.specs(),
+        deps=[dg.AssetDep([name, part]) for part in ("shards", "quality_scores", "topics")],
         partitions_def=shard_partitions(run.config.prep.num_shards),
         backfill_policy=dg.BackfillPolicy.single_run(),
-        group_name=source.name,
+        automation_condition=FOLLOW,
+        group_name=name,
         kinds={"numpy"},
         description=f"Documents decided {', '.join(run.config.curation.include)}, "
         f"in {run.config.curation.order} order.",
+        owners=owners(run),
+        tags={"stage": "curate"},
+        metadata=about(rows=LINEAGE_ROWS, leads_to=[[name, "curated_manifest"]]),
     )
-    def curate_shards(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        made = curate.curate_shards(run, source.name, buckets(context))
-        yield from partition_results(
+    def curate_shards(
+        context: dg.AssetExecutionContext, machine: Machine
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        yield from each_partition(
             context,
-            {
-                f"{bucket:04d}": Made(
-                    part.digest, {**part.facts, "order": dg.MetadataValue.md(part.picture)}
-                )
-                for bucket, part in made.items()
-            },
+            machine,
+            lambda key: curate.curate_shards(run, name, [int(key)])[int(key)],
+            held_to,
+            lambda key, output: {"order": dg.MetadataValue.md(output.picture)},
         )
 
     return curate_shards
@@ -85,38 +123,45 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 
 def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """The manifest a trainer's loader opens."""
+    name = source.name
 
     @dg.asset(
-        key=[source.name, "curated_manifest"],
-        deps=[dg.AssetDep([source.name, "curated"])],
-        group_name=source.name,
+        key=[name, "curated_manifest"],
+        deps=[dg.AssetDep([name, "curated"])],
+        automation_condition=FOLLOW,
+        group_name=name,
         kinds={"json"},
         description="Inventory of the curated shards, with the digest of what they came from.",
+        owners=owners(run),
+        tags={"stage": "curate"},
+        metadata=about(leads_to=[["mixture", "loader_plan"]]),
     )
-    def combine(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        made = curate.combine(run, source.name)
-        picture = dg.MetadataValue.md(made.picture)
-        return result(made.digest, {**made.facts, "order_and_diversity": picture})
+    def combine(machine: Machine) -> dg.MaterializeResult:
+        return whole(machine, lambda: curate.combine(run, name), picture="order_and_diversity")
 
     return combine
 
 
 def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     """What `loader.build_loader` opens: sources, weights, quotas, digests."""
-    valid = [source for source in sources if source.has_valid]
+    names = [source.name for source in sources]
+    valid = [source.name for source in sources if source.has_valid]
 
     @dg.asset(
         key=["mixture", "loader_plan"],
         deps=[
-            *(dg.AssetDep([source.name, "curated_manifest"]) for source in sources),
-            *(dg.AssetDep([source.name, "valid_manifest"]) for source in valid),
+            *(dg.AssetDep([name, "curated_manifest"]) for name in names),
+            *(dg.AssetDep([name, "valid_manifest"]) for name in valid),
         ],
+        automation_condition=FOLLOW,
         group_name="mixture",
         kinds={"json"},
         description="The training stream as a pure function of step.",
+        owners=owners(run),
+        tags={"stage": "plan"},
+        metadata=about(),
     )
-    def write_plan(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        made = plan.make_plan(run, [s.name for s in sources], [s.name for s in valid])
-        return result(made.digest, made.facts)
+    def write_plan(machine: Machine) -> dg.MaterializeResult:
+        return whole(machine, lambda: plan.make_plan(run, names, valid))
 
     return write_plan

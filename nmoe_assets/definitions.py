@@ -4,15 +4,17 @@ import warnings
 
 import dagster as dg
 
-from nmoe_assets import curation, hydra, sources
-from nmoe_assets.jobs import named_jobs, stage_jobs
+from nmoe_assets import checks, curation, hydra, regrade, sensors, sources
+from nmoe_assets.automation import automation_sensor
+from nmoe_assets.jobs import named_jobs, stage_jobs, verify_job
+from nmoe_assets.resources import resources
 from nmoe_assets.run import current_run
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan, run_sources
 
 
 def build_definitions(run: Run) -> dg.Definitions:
-    """All assets, checks and jobs of a run."""
+    """All assets, checks, jobs, sensors and schedules of a run."""
     with warnings.catch_warnings():
         # backfill_policy is marked beta; it is used as documented, and tested.
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -22,6 +24,9 @@ def build_definitions(run: Run) -> dg.Definitions:
 def _definitions(run: Run) -> dg.Definitions:
     plans = run_sources(run)
     jobs = stage_jobs(run, plans)
+    # Jobs are compared by identity: a sensor has to name the very ones that are listed.
+    asset_jobs = {job.name: job.definition() for part in jobs.values() for job in part}
+    verify = verify_job(plans)
     return dg.Definitions(
         assets=[
             *(asset for plan in plans for asset in _source_assets(run, plan)),
@@ -30,14 +35,24 @@ def _definitions(run: Run) -> dg.Definitions:
             hydra.head(run, "probe"),
             hydra.head(run, "judge"),
             hydra.calibration(run),
+            regrade.regrade_plan(run, plans),
             curation.topic_model(run, plans),
             curation.loader_plan(run, plans),
         ],
-        asset_checks=[check for plan in plans for check in _source_checks(run, plan)],
+        asset_checks=checks.manifest_checks(run, plans),
         jobs=[
             *named_jobs(jobs),
-            *(job.definition() for part in jobs.values() for job in part),
+            *asset_jobs.values(),
+            verify,
         ],
+        sensors=[
+            automation_sensor(run),
+            sensors.source_watch(run, plans, jobs["prep"], asset_jobs),
+            sensors.label_retries(run, asset_jobs["label_oracle"]),
+            sensors.failure_notice(run),
+        ],
+        schedules=[sensors.nightly_verify(run, verify)],
+        resources=resources(),
     )
 
 
@@ -53,13 +68,6 @@ def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsD
         curation.curated(run, plan),
         curation.curated_manifest(run, plan),
     ]
-
-
-def _source_checks(run: Run, plan: SourcePlan) -> list[dg.AssetChecksDefinition]:
-    checks = [sources.manifest_checks(run, plan, "train")]
-    if plan.has_valid:
-        checks += [sources.manifest_checks(run, plan, "valid"), sources.leak_check(run, plan)]
-    return checks
 
 
 defs = build_definitions(current_run())

@@ -2,14 +2,35 @@
 
 A run has one data version for all its partitions. An event logged after the asset's own result
 wins, so each partition gets its own: a partition whose bytes did not change keeps its version, and
-nothing downstream of it goes stale.
+nothing downstream of it goes stale. Where some partitions of a run fail, the good ones are logged
+and the run fails, so a backfill shows exactly the bad ones.
 """
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+
+from nmoe_assets.checks import Checks
+from nmoe_assets.resources import Machine
+from nmoe_core.errors import LockedError, NmoeError
+from nmoe_core.stages.result import Output
+
+# Another run that writes the same output is waited for: it leaves it current.
+_LOCK_RETRIES = 60
+_LOCK_WAIT_S = 10
+# Facts that count work; where all of those given are 0 or False, the output was there already.
+_WORK = ("backbone_tokens", "oracle_calls", "head_steps", "changed", "documents_tokenized")
+_RATES = (
+    "documents",
+    "documents_tokenized",
+    "tokens",
+    "backbone_tokens",
+    "oracle_calls",
+    "head_steps",
+)
 
 
 @dataclass(frozen=True)
@@ -18,6 +39,61 @@ class Made:
 
     data_version: str
     metadata: Mapping[str, Any]
+
+
+def each_partition(
+    context: dg.AssetExecutionContext,
+    machine: Machine,
+    make: Callable[[str], Output],
+    held_to: Checks,
+    show: Callable[[str, Output], Mapping[str, Any]] = lambda key, output: {},
+) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+    """Make the partitions of this run one after the other, report each, and check them.
+
+    Args:
+        context: The asset's context.
+        machine: Prices the time.
+        make: Makes a partition by its key.
+        held_to: The asset's checks.
+        show: More metadata of a partition, such as pictures and samples.
+
+    Raises:
+        dg.Failure: Some partitions failed; those that did not are materialised.
+        dg.RetryRequested: Others are being written by another run.
+    """
+    made: dict[str, Made] = {}
+    failed: dict[str, str] = {}
+    locked: LockedError | None = None
+    for key in context.partition_keys:
+        started = time.perf_counter()
+        try:
+            output = make(key)
+            shown = show(key, output)
+        except LockedError as error:
+            locked = error
+        except (NmoeError, OSError) as error:
+            failed[key] = " ".join(str(error).split())
+            context.log.error(f"partition {key}: {failed[key]}")
+        else:
+            facts = timed(output.facts, time.perf_counter() - started, machine)
+            made[key] = Made(output.digest, {**facts, **shown})
+    if failed or locked is not None:
+        _log_partitions(context, made, {})
+        if failed:
+            raise partial_failure(failed, len(made))
+        raise dg.RetryRequested(_LOCK_RETRIES, _LOCK_WAIT_S) from locked
+    yield from partition_results(context, made)
+    yield from held_to.results(list(made))
+
+
+def partial_failure(failed: Mapping[str, str], num_made: int) -> dg.Failure:
+    """The failure of a run of which some partitions were made."""
+    first = next(iter(failed))
+    return dg.Failure(
+        f"{len(failed)} of {len(failed) + num_made} partitions failed; {first}: {failed[first]}",
+        metadata={"failed_partitions": ", ".join(failed), "first_error": failed[first]},
+        allow_retries=False,
+    )
 
 
 def partition_results(
@@ -37,13 +113,22 @@ def partition_results(
     yield dg.MaterializeResult(metadata=run_metadata)
     for external, version in (read or {}).items():
         report_external(context, external, version)
+    _log_partitions(context, made, read or {}, **run_metadata)
+
+
+def _log_partitions(
+    context: dg.AssetExecutionContext,
+    made: Mapping[str, Made],
+    read: Mapping[dg.AssetKey, str],
+    **run_metadata: Any,
+) -> None:
     for key, output in made.items():
         context.log_event(
             dg.AssetMaterialization(
                 asset_key=context.asset_key,
                 partition=key,
                 metadata=_with_row_count({**output.metadata, **run_metadata}),
-                tags=_version_tags(context, output.data_version, read or {}),
+                tags=_version_tags(context, output.data_version, read),
             )
         )
 
@@ -84,11 +169,59 @@ def report_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version
         context.log_event(dg.AssetMaterialization(key, tags=tags))
 
 
-def result(data_version: str, metadata: Mapping[str, Any]) -> dg.MaterializeResult:
+def whole(
+    machine: Machine,
+    make: Callable[[], Output],
+    held_to: Checks | None = None,
+    picture: str = "picture",
+) -> dg.MaterializeResult:
+    """Make an unpartitioned output and check it; `picture` names the metadata of its plot.
+
+    Raises:
+        dg.RetryRequested: Another run is writing it.
+    """
+    started = time.perf_counter()
+    try:
+        made = make()
+    except LockedError as error:
+        raise dg.RetryRequested(_LOCK_RETRIES, _LOCK_WAIT_S) from error
+    facts = timed(made.facts, time.perf_counter() - started, machine)
+    shown = {picture: dg.MetadataValue.md(made.picture)} if made.picture else {}
+    checked = list(held_to.results()) if held_to else []
+    return result(made.digest, {**facts, **shown}, checked)
+
+
+def result(
+    data_version: str,
+    metadata: Mapping[str, Any],
+    check_results: Sequence[dg.AssetCheckResult] = (),
+) -> dg.MaterializeResult:
     """An unpartitioned output with the digest of its content."""
     return dg.MaterializeResult(
-        data_version=dg.DataVersion(data_version), metadata=_with_row_count(metadata)
+        data_version=dg.DataVersion(data_version),
+        metadata=_with_row_count(metadata),
+        check_results=check_results,
     )
+
+
+def timed(facts: Mapping[str, Any], seconds: float, machine: Machine) -> dict[str, Any]:
+    """Facts with time, throughput and cost, where work was done; paths as paths."""
+    shown = {key: _shown(key, value) for key, value in facts.items()}
+    work = [facts[key] for key in _WORK if key in facts]
+    if work and not any(work):
+        return shown
+    rates = {
+        f"{key}_per_second": round(facts[key] / seconds, 3)
+        for key in _RATES
+        if facts.get(key) and seconds > 0
+    }
+    return {**shown, "seconds": round(seconds, 3), **rates, **machine.cost_usd(seconds)}
+
+
+def _shown(key: str, value: Any) -> Any:
+    if key == "path":
+        return dg.MetadataValue.path(value)
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _with_row_count(metadata: Mapping[str, Any]) -> dict[str, Any]:

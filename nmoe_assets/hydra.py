@@ -4,69 +4,73 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from nmoe_assets.events import Made, partition_results, result
-from nmoe_assets.partitions import (
-    buckets,
-    label_keys,
-    label_partitions,
-    shard_partitions,
-)
+from nmoe_assets.automation import FOLLOW, REGRADE
+from nmoe_assets.checks import Checks
+from nmoe_assets.events import each_partition, whole
+from nmoe_assets.metadata import GRADE_ROWS, LABEL_ROWS, about, owners, table
+from nmoe_assets.partitions import label_keys, label_partitions, shard_partitions
+from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.hydra.decide import GRADE_CODE
 from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import hydra
+from nmoe_core.stages import checks, hydra, samples
 
 GROUP = "hydra"
-
-_changed = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed())
-# Eager would grade again whenever heads are rewritten; this asks whether their content changed.
-REGRADE = (
-    (
-        dg.AutomationCondition.newly_missing()
-        | dg.AutomationCondition.code_version_changed()
-        | _changed
-    ).since(dg.AutomationCondition.newly_requested() | dg.AutomationCondition.newly_updated())
-    & ~dg.AutomationCondition.any_deps_missing()
-    & ~dg.AutomationCondition.any_deps_in_progress()
-    & ~dg.AutomationCondition.in_progress()
-)
 
 
 def backbone(run: Run) -> dg.AssetsDefinition:
     """The frozen model that features come from."""
+    held_to = Checks(run, [GROUP, "backbone"], ("readable",), lambda: checks.check_backbone(run))
 
     @dg.asset(
         key=[GROUP, "backbone"],
+        check_specs=held_to.specs(),
         group_name=GROUP,
         kinds={"pytorch"},
         description="gpt-oss-shaped checkpoint; kind tiny is made here from seeded random numbers.",
+        owners=owners(run),
+        tags={"stage": "heads"},
+        metadata=about(leads_to=[[GROUP, "probe_head"], [GROUP, "judge_head"]]),
     )
-    def make_backbone(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        made = hydra.make_backbone(run)
-        return result(made.digest, made.facts)
+    def make_backbone(machine: Machine) -> dg.MaterializeResult:
+        return whole(machine, lambda: hydra.make_backbone(run), held_to)
 
     return make_backbone
 
 
 def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     """Scores of the oracle on train and val slices, a partition a slice."""
+    names = [source.name for source in sources]
+    held_to = Checks(
+        run,
+        [GROUP, "oracle_labels"],
+        ("coverage", "parse_rate", "one_scorer"),
+        lambda made: checks.check_labels(run),
+    )
 
     @dg.asset(
         key=[GROUP, "oracle_labels"],
-        deps=[dg.AssetDep([source.name, "docid_slices"]) for source in sources],
+        check_specs=held_to.specs(),
+        deps=[dg.AssetDep([name, "docid_slices"]) for name in names],
         partitions_def=label_partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         group_name=GROUP,
         pool="gpu",
         kinds={"json"},
         description=f"Five scores a document from the oracle of kind {run.config.oracle.kind}.",
+        owners=owners(run),
+        tags={"stage": "label"},
+        metadata=about(rows=LABEL_ROWS, leads_to=[[GROUP, "probe_head"]]),
     )
-    def label(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        names = [source.name for source in sources]
-        labels = hydra.label_slices(run, names, context.partition_keys)
-        yield from partition_results(
+    def label(
+        context: dg.AssetExecutionContext, machine: Machine
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        yield from each_partition(
             context,
-            {key: Made(made.digest, made.facts) for key, made in labels.items()},
+            machine,
+            lambda key: hydra.label_slices(run, names, [key])[key],
+            held_to,
+            lambda key, output: table(samples.sample_labels(run, key)),
         )
 
     return label
@@ -74,32 +78,44 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
     """The probe or the judge."""
+    key = [GROUP, f"{kind}_head"]
+    held_to = Checks(run, key, ("promotion",), lambda: checks.check_head(run, kind))
 
     @dg.asset(
-        key=[GROUP, f"{kind}_head"],
+        key=key,
+        check_specs=held_to.specs(),
         deps=[
             # Fitted on train, reported on val.
             dg.AssetDep([GROUP, "oracle_labels"]),
             dg.AssetDep([GROUP, "backbone"]),
         ],
+        automation_condition=FOLLOW,
         group_name=GROUP,
         pool="gpu",
         kinds={"pytorch"},
         description=f"The {kind}, trained on oracle labels over the frozen backbone.",
+        owners=owners(run),
+        tags={"stage": "heads"},
+        metadata=about(leads_to=[[GROUP, "calibration"]]),
     )
-    def train_head(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        made = hydra.train_head(run, kind)
-        curves = dg.MetadataValue.md(made.picture)
-        return result(made.digest, {**made.facts, "loss": curves})
+    def train_head(machine: Machine) -> dg.MaterializeResult:
+        return whole(machine, lambda: hydra.train_head(run, kind), held_to, "loss")
 
     return train_head
 
 
 def calibration(run: Run) -> dg.AssetsDefinition:
     """Thresholds, fitted on the heads' own scores of val documents."""
+    held_to = Checks(
+        run,
+        [GROUP, "calibration"],
+        ("thresholds", "calibrated_keep_rate", "false_drops"),
+        lambda: checks.check_calibration(run),
+    )
 
     @dg.asset(
         key=[GROUP, "calibration"],
+        check_specs=held_to.specs(),
         deps=[
             dg.AssetDep(
                 [GROUP, "oracle_labels"],
@@ -108,25 +124,36 @@ def calibration(run: Run) -> dg.AssetsDefinition:
             dg.AssetDep([GROUP, "probe_head"]),
             dg.AssetDep([GROUP, "judge_head"]),
         ],
+        automation_condition=FOLLOW,
         group_name=GROUP,
         kinds={"json"},
         description="Weights, tau_drop, tau_keep and the probe's own tau_probe.",
+        owners=owners(run),
+        tags={"stage": "heads"},
+        metadata=about(leads_to=[[GROUP, "regrade_plan"]]),
     )
-    def calibrate(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        made = hydra.calibrate_heads(run)
-        picture = dg.MetadataValue.md(made.picture)
-        return result(made.digest, {**made.facts, "keep_rate_and_reliability": picture})
+    def calibrate(machine: Machine) -> dg.MaterializeResult:
+        picture = "keep_rate_and_reliability"
+        return whole(machine, lambda: hydra.calibrate_heads(run), held_to, picture)
 
     return calibrate
 
 
 def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Scores and decision of every document of a source, a partition a shard."""
+    name = source.name
+    held_to = Checks(
+        run,
+        [name, "quality_scores"],
+        ("counts", "keep_rate"),
+        lambda made: checks.check_grades(run, name, map(int, made)),
+    )
 
     @dg.asset(
-        key=[source.name, "quality_scores"],
+        key=[name, "quality_scores"],
+        check_specs=held_to.specs(),
         deps=[
-            dg.AssetDep([source.name, "shards"]),
+            dg.AssetDep([name, "shards"]),
             dg.AssetDep([GROUP, "backbone"]),
             dg.AssetDep([GROUP, "probe_head"]),
             dg.AssetDep([GROUP, "judge_head"]),
@@ -136,16 +163,23 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.single_run(),
         automation_condition=REGRADE,
         code_version=GRADE_CODE,
-        group_name=source.name,
+        group_name=name,
         pool="gpu",
         kinds={"json"},
         description="Probe and judge scores, and the decision drop, band or keep.",
+        owners=owners(run),
+        tags={"stage": "grade"},
+        metadata=about(rows=GRADE_ROWS, leads_to=[[name, "curated"]]),
     )
-    def grade(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        graded = hydra.grade_shards(run, source.name, buckets(context))
-        yield from partition_results(
+    def grade(
+        context: dg.AssetExecutionContext, machine: Machine
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        yield from each_partition(
             context,
-            {f"{bucket:04d}": Made(made.digest, made.facts) for bucket, made in graded.items()},
+            machine,
+            lambda key: hydra.grade_shards(run, name, [int(key)])[int(key)],
+            held_to,
+            lambda key, output: table(samples.sample_grades(run, name, int(key))),
         )
 
     return grade

@@ -66,6 +66,19 @@ def named_jobs(stages: dict[str, list[StageJob]]) -> list[dg.JobDefinition]:
     return jobs
 
 
+def verify_job(sources: list[SourcePlan]):  # as `StageJob.definition`
+    """`verify`: the checks of every manifest and of the plan again, making nothing."""
+    keys = [(s.name, name) for s in sources for name in ("manifest", "curated_manifest")]
+    keys += [(s.name, "valid_manifest") for s in sources if s.has_valid]
+    keys.append(("mixture", "loader_plan"))
+    return dg.define_asset_job(
+        "verify",
+        selection=dg.AssetSelection.checks_for_assets(*(dg.AssetKey(key) for key in keys)),
+        executor_def=dg.in_process_executor,
+        description="Checksums, indexes and tokens of every manifest, and the plan's digests.",
+    )
+
+
 def _named_job(name: str, description: str, parts: list[StageJob]) -> dg.JobDefinition:
     @dg.op(name=f"run_{name}", out=dg.Out(dg.Nothing))
     def run_parts(context: dg.OpExecutionContext) -> None:

@@ -1,11 +1,14 @@
 """Partitions: one per shard of a source, one per slice of labels. Static: the TOML is the truth."""
 
+import functools
+
 import dagster as dg
 
 NUM_LABEL_SLICES = 8
 LABEL_SPLITS = ("train", "val")
 
 
+@functools.cache
 def shard_partitions(num_shards: int) -> dg.StaticPartitionsDefinition:
     """`0000`, `0001`, ...: the digits of `shard_NNNN`."""
     return dg.StaticPartitionsDefinition([f"{bucket:04d}" for bucket in range(num_shards)])

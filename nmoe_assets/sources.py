@@ -1,47 +1,80 @@
-"""Assets of one source, from its documents to its docid slices, with their blocking checks."""
+"""Assets of one source, from its documents to its docid slices."""
 
+import time
 from collections.abc import Iterator
 
 import dagster as dg
 
-from nmoe_assets.events import Made, partition_results, result
+from nmoe_assets.checks import Checks
+from nmoe_assets.events import Made, partition_results, result, timed, whole
+from nmoe_assets.metadata import SLICE_ROWS, about, owners, table
 from nmoe_assets.partitions import buckets, shard_partitions
+from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
+from nmoe_core.errors import LockedError
 from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import prep
-
-CHECKS = ("checksums", "eos", "index", "token_range")
+from nmoe_core.stages import checks, prep, samples
 
 
 def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
     """The source itself; prep observes its revision."""
+    spec = source.spec
+    reads = {"hf_dataset": spec.hf_dataset} if spec.hf_dataset else {"paths": list(spec.paths)}
     return dg.AssetSpec(
         [source.name, "documents"],
         group_name=source.name,
-        kinds={source.spec.kind},
-        description=f"Documents of {source.name}, read as kind {source.spec.kind}.",
-        metadata={"hf_dataset": source.spec.hf_dataset, "paths": list(source.spec.paths)},
+        kinds={spec.kind},
+        description=f"Documents of {source.name}, read as kind {spec.kind}.",
+        owners=owners(run),
+        tags={"stage": "prep"},
+        metadata=about(leads_to=[[source.name, "shards"]]) | reads,
     )
 
 
 def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     """Token shards of a split, a partition each."""
-    prefix = "" if split == "train" else f"{split}_"
-    table = run.config.prep
-    num_shards = table.num_shards if split == "train" else table.num_valid_shards
+    name, prefix = source.name, _prefix(split)
+    prep_table = run.config.prep
+    num_shards = prep_table.num_shards if split == "train" else prep_table.num_valid_shards
+    held_to = Checks(
+        run,
+        [name, f"{prefix}shards"],
+        ("integrity",),
+        lambda made: checks.check_shards(run, name, split, map(int, made)),
+    )
 
     @dg.asset(
-        key=[source.name, f"{prefix}shards"],
-        deps=[dg.AssetDep([source.name, "documents"])],
+        key=[name, f"{prefix}shards"],
+        check_specs=held_to.specs(),
+        deps=[dg.AssetDep([name, "documents"])],
         partitions_def=shard_partitions(num_shards),
         backfill_policy=dg.BackfillPolicy.single_run(),
-        group_name=source.name,
+        group_name=name,
         kinds={"numpy"},
         code_version="prep/1",
         description=f"Token shards of the {split} split: one pass fills all asked-for shards.",
+        owners=owners(run),
+        tags={"stage": "prep"},
+        metadata=about(leads_to=[[name, f"{prefix}manifest"]]),
     )
-    def make_shards(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        made = prep.make_shards(run, source, split, buckets(context))
+    def make_shards(
+        context: dg.AssetExecutionContext, machine: Machine
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        started = time.perf_counter()
+        try:
+            made = prep.make_shards(run, source, split, buckets(context))
+        except LockedError as error:
+            raise dg.RetryRequested(60, 10) from error
+        report = made.report
+        pass_facts = timed(
+            {
+                "documents_tokenized": report.documents_tokenized,
+                "shards_made": len(report.made),
+                "shards_current": len(report.skipped),
+            },
+            time.perf_counter() - started,
+            machine,
+        )
         parts = {
             f"{bucket:04d}": Made(
                 manifest.content_digest(),
@@ -50,34 +83,34 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
                     "tokens": manifest.total_tokens,
                     "files": manifest.num_shards,
                     "path": dg.MetadataValue.path(str(manifest.path.parent)),
+                    **table(samples.sample_documents(run, name, split, bucket)),
                 },
             )
             for bucket, manifest in made.manifests.items()
         }
-        yield from partition_results(
-            context,
-            parts,
-            {dg.AssetKey([source.name, "documents"]): made.source_revision},
-            documents_tokenized=made.report.documents_tokenized,
-            shards_made=len(made.report.made),
-            shards_current=len(made.report.skipped),
-        )
+        read = {dg.AssetKey([name, "documents"]): made.source_revision}
+        yield from partition_results(context, parts, read, **pass_facts)
+        yield from held_to.results(list(parts))
 
     return make_shards
 
 
 def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     """The manifest over all shards of a split."""
-    prefix = "" if split == "train" else f"{split}_"
+    name, prefix = source.name, _prefix(split)
+    leads_to = [[name, "docid_slices"]] if split == "train" else [["mixture", "loader_plan"]]
 
     @dg.asset(
-        key=[source.name, f"{prefix}manifest"],
-        deps=[dg.AssetDep([source.name, f"{prefix}shards"])],
-        group_name=source.name,
+        key=[name, f"{prefix}manifest"],
+        deps=[dg.AssetDep([name, f"{prefix}shards"])],
+        group_name=name,
         kinds={"json"},
         description=f"Inventory of the {split} shards with SHA-256 checksums.",
+        owners=owners(run),
+        tags={"stage": "prep"},
+        metadata=about(leads_to=leads_to),
     )
-    def make_manifest(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+    def make_manifest() -> dg.MaterializeResult:
         made, changed = prep.make_manifest(run, source, split)
         return result(
             made.content_digest(),
@@ -94,57 +127,28 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     return make_manifest
 
 
-def manifest_checks(run: Run, source: SourcePlan, split: str) -> dg.AssetChecksDefinition:
-    """Checksums, EOS, index and token range of every file, in one reading."""
-    prefix = "" if split == "train" else f"{split}_"
-    key = dg.AssetKey([source.name, f"{prefix}manifest"])
-
-    @dg.multi_asset_check(
-        name=f"{source.name}__{prefix}manifest_checks",
-        specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in CHECKS],
-    )
-    def check() -> Iterator[dg.AssetCheckResult]:
-        problems = prep.verify_split(run, source, split)
-        for name in CHECKS:
-            found = [str(problem) for problem in problems if problem.check == name]
-            yield dg.AssetCheckResult(
-                check_name=name,
-                asset_key=key,
-                passed=not found,
-                metadata={"problems": len(found), "first": found[0] if found else ""},
-            )
-
-    return check
-
-
-def leak_check(run: Run, source: SourcePlan) -> dg.AssetChecksDefinition:
-    """No document of the validation split is in training."""
-
-    @dg.asset_check(
-        asset=[source.name, "valid_manifest"],
-        name="no_leak",
-        blocking=True,
-        additional_deps=[[source.name, "manifest"]],
-    )
-    def no_leak() -> dg.AssetCheckResult:
-        leak = prep.split_leak(run, source)
-        return dg.AssetCheckResult(passed=leak["shared_ids"] == 0, metadata=leak)
-
-    return no_leak
-
-
 def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Which documents are for training heads, for calibrating them and for testing them."""
+    name = source.name
+    key = [name, "docid_slices"]
+    held_to = Checks(run, key, ("split_rule",), lambda: checks.check_slices(run, name))
 
     @dg.asset(
-        key=[source.name, "docid_slices"],
-        deps=[dg.AssetDep([source.name, "manifest"])],
-        group_name=source.name,
+        key=key,
+        check_specs=held_to.specs(),
+        deps=[dg.AssetDep([name, "manifest"])],
+        group_name=name,
         kinds={"json"},
         description="Document ids split 80/10/10 by the MD5 of the id.",
+        owners=owners(run),
+        tags={"stage": "label"},
+        metadata=about(rows=SLICE_ROWS, leads_to=[["hydra", "oracle_labels"]]),
     )
-    def make_slices(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        made = prep.make_slices(run, source)
-        return result(made.digest, made.facts)
+    def make_slices(machine: Machine) -> dg.MaterializeResult:
+        return whole(machine, lambda: prep.make_slices(run, source), held_to)
 
     return make_slices
+
+
+def _prefix(split: str) -> str:
+    return "" if split == "train" else f"{split}_"

@@ -1,11 +1,12 @@
 """Completions of a file of prompts: JSON lines in, JSON lines out, in the order of the prompts.
 
 A prompt is an object with `text` (a string, tokenised with no special tokens) or `tokens` (a list
-of ids), and an `id` of its own. Records are appended as they come, so a killed run loses at most
-what was in the making: the next one cuts a torn line off, checks that the records are those of
-these prompts, and goes on behind them. What they were made with stands in a file beside them,
-`<output>.made_with.json`; an output made with another model or other settings is refused. Every
-prompt is read and checked before anything is written. Costs two readings of the prompts.
+of ids), and an `id` of its own. Records are appended as soon as all before them are made; a killed
+run loses what was in the making or waited for that. The next one cuts a torn line off, checks that
+the records are those of these prompts, and goes on behind them. What they were made with stands in
+a file beside them, `<output>.made_with.json`, written before the first; an output made with another
+model or other settings, or any file without that one, is refused and left alone. Every prompt is
+read and checked before anything is written. Costs two readings of the prompts.
 """
 
 from __future__ import annotations
@@ -99,13 +100,15 @@ def complete_file(
         progress: Called with the number of records after each.
 
     Raises:
-        SourceError: A line is no prompt, or an id comes twice (E-SOURCE-RECORD).
+        SourceError: A line is no prompt, or an id comes twice (E-SOURCE-RECORD); the prompts are
+            no file that can be read twice (E-SOURCE-MISSING).
         ConfigError: A prompt does not fit (E-CONFIG-GENERATE), or the output was made with other
             prompts, another model or other settings (E-CONFIG-MIXED).
         TokenizerError: A token is outside the model's vocabulary (E-TOKENIZER-VOCAB).
         FormatError: The output is broken before its last line (E-COMPLETIONS-CORRUPT).
         LockedError: Another process writes this output (E-LOCKED).
     """
+    check_is_file(prompts)
     reader = _Reader(prompts, shard, load_tokenizer)
     fingerprints = reader.check(generator, settings)
     path = _part_path(output, shard)
@@ -126,6 +129,21 @@ def complete_file(
                 progress(num_records)
         os.fsync(file.fileno())
     return Report(path, num_records, num_records - num_done, num_new_tokens)
+
+
+def check_is_file(prompts: Path) -> None:
+    """Refuse what is not there or, like a pipe, can be read once only.
+
+    Raises:
+        SourceError: Not a file (E-SOURCE-MISSING).
+    """
+    if not prompts.is_file():
+        raise SourceError(
+            "no file of prompts here",
+            where=prompts,
+            expected="a file, since it is read twice",
+            code="E-SOURCE-MISSING",
+        )
 
 
 def _part_path(output: Path, shard: Shard) -> Path:
@@ -182,6 +200,10 @@ class _Reader:
         if not isinstance(row, dict) or not isinstance(row.get("id"), str):
             raise self._bad(place, "no id", "an object with a string as id")
         text, tokens = row.get("text"), row.get("tokens")
+        try:
+            f"{row['id']}{text}".encode()
+        except UnicodeEncodeError:
+            raise self._bad(place, "half a surrogate pair", "text that UTF-8 can hold") from None
         if isinstance(text, str) and tokens is None:
             ids = self.tokenizer.encode_batch([text]).ids.tolist()
             return Prompt(place, row["id"], ids, True)
@@ -249,7 +271,7 @@ def _resume(file: IO[bytes], path: Path, fingerprints: Fingerprints, reader: _Re
     if b"\n" in rest:
         raise _mixed(path, "more records than prompts", "records of these prompts")
     began = recorded(made_with)
-    if num_records and began != fingerprints:
+    if (num_records or rest) and began != fingerprints:
         raise _mixed(path, *_first_difference(began or {}, fingerprints))
     file.truncate(size_bytes)
     file.seek(size_bytes)
@@ -281,7 +303,7 @@ def _check_record(path: Path, number: int, line: bytes, prompt: Prompt) -> None:
 
 
 def _first_difference(began: Fingerprints, wanted: Fingerprints) -> tuple[str, str]:
-    key = next(key for key in wanted if began.get(key) != wanted[key])
+    key = next((key for key in wanted if began.get(key) != wanted[key]), "code")
     return f"{key} {began.get(key, 'not recorded')}", wanted[key]
 
 

@@ -49,13 +49,57 @@ class PrepTable(StrictModel):
         return value
 
 
-class OracleTable(StrictModel):
-    """`[oracle]`: who labels documents; `replace` lets it start over another scorer's labels."""
+class EngineOracleTable(StrictModel):
+    """`[oracle.engine]`: a gpt-oss checkpoint, run here."""
 
-    kind: Literal["heuristic"] = "heuristic"
+    checkpoint: PathText | None = None
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    experts: Literal["decoded", "packed"] = "decoded"
+    max_ctx: int = Field(default=4096, ge=64)
+    max_new: int = Field(default=2048, ge=1)
+    max_batch: int = Field(default=32, ge=1)
+    reasoning: Literal["low", "none"] = "low"
+
+
+class HttpOracleTable(StrictModel):
+    """`[oracle.http]`: a server of OpenAI's chat completions; its key is named, never written."""
+
+    base_url: str = Field(pattern=r"^https?://[^\s@]+$")
+    model: str = Field(min_length=1)
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    max_new: int = Field(default=2048, ge=1)
+    reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
+    seed: int = 0
+    concurrency: int = Field(default=64, ge=1, le=4096)
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_attempts: int = Field(default=5, ge=1)
+    max_outage_s: float = Field(default=600.0, ge=0)
+
+
+class OracleTable(StrictModel):
+    """`[oracle]`: who labels documents.
+
+    `replace` lets it start over another scorer's labels, `retry_failed` is how often a refused
+    answer is asked for again, `relabel` how many documents of each val slice are labelled twice.
+    """
+
+    kind: Literal["heuristic", "engine", "http"] = "heuristic"
     rubric: PathText = "configs/rubrics/quality_v1.toml"
     max_doc_tokens: int = Field(default=2048, ge=16)
     replace: bool = False
+    retry_failed: int = Field(default=0, ge=0)
+    relabel: int = Field(default=0, ge=0)
+    engine: EngineOracleTable = EngineOracleTable()
+    http: HttpOracleTable | None = None
+
+    @model_validator(mode="after")
+    def _has_its_settings(self) -> OracleTable:
+        if self.kind == "engine" and self.engine.checkpoint is None:
+            raise ValueError('kind = "engine" needs [oracle.engine] checkpoint')
+        if self.kind == "http" and self.http is None:
+            raise ValueError('kind = "http" needs [oracle.http] base_url and model')
+        return self
 
 
 class BackboneTable(StrictModel):
@@ -69,16 +113,18 @@ class BackboneTable(StrictModel):
 
 
 class ProbeTable(StrictModel):
-    """`[heads.probe]`."""
+    """`[heads.probe]`; it reads the states after block `tap`, by default at 18/24 of the depth."""
 
+    tap: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=256, ge=1)
     epochs: int = Field(default=1, ge=1)
     lr: float = Field(default=1e-3, gt=0)
 
 
 class JudgeTable(StrictModel):
-    """`[heads.judge]`."""
+    """`[heads.judge]`; it reads the states after block `tap`, by default the last."""
 
+    tap: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=128, ge=1)
     epochs: int = Field(default=1, ge=1)
     lr: float = Field(default=5e-4, gt=0)
@@ -103,10 +149,11 @@ class HeadsTable(StrictModel):
 
 
 class CalibrationTable(StrictModel):
-    """`[calibration]`: thresholds."""
+    """`[calibration]`: thresholds; without `target_drop`, `max_false_drop` says how many drop."""
 
     target_keep: float = Field(default=0.5, gt=0, lt=1)
     max_false_drop: float = Field(default=0.02, ge=0, lt=1)
+    target_drop: float | None = Field(default=None, ge=0, lt=1)
 
 
 class GradingTable(StrictModel):
@@ -158,6 +205,34 @@ class CurationTable(StrictModel):
         return self
 
 
+class ChecksTable(StrictModel):
+    """`[checks]`: what asset checks hold a run to, and how much a failed one matters.
+
+    `levels` overrides a check's own level: `block` stops what is downstream, `error` and `warn`
+    are shown only. Rates are shares in 0..1.
+    """
+
+    levels: dict[str, Literal["block", "error", "warn"]] = Field(default_factory=dict)
+    min_parse_rate: float = Field(default=0.95, ge=0, le=1)
+    min_spearman: float = Field(default=0.0, ge=-1, le=1)
+    min_keep_rate: float = Field(default=0.0, ge=0, le=1)
+    max_keep_rate: float = Field(default=1.0, ge=0, le=1)
+    standard_errors: float = Field(default=4.0, gt=0)
+    min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
+    max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
+
+
+class AutomationTable(StrictModel):
+    """`[automation]`: what the daemon does by itself; with `starts = false`, nothing till asked."""
+
+    starts: bool = True
+    owners: tuple[str, ...] = ("team:data",)
+    watch_every_s: int = Field(default=300, ge=5)
+    label_retries: int = Field(default=3, ge=0)
+    verify_cron: str = Field(default="0 3 * * *", min_length=9)
+    verify_timezone: str = Field(default="UTC", min_length=1)
+
+
 class RunConfig(StrictModel):
     """One run of the platform."""
 
@@ -189,6 +264,8 @@ class RunConfig(StrictModel):
     calibration: CalibrationTable = CalibrationTable()
     grading: GradingTable = GradingTable()
     curation: CurationTable = CurationTable()
+    checks: ChecksTable = ChecksTable()
+    automation: AutomationTable = AutomationTable()
 
 
 class Paths:

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("build/bench/prep"))
     corpus_help = "directory of JSONL files to read besides installed text (or NMOE_BENCH_CORPUS)"
     parser.add_argument("--corpus", type=Path, help=corpus_help)
-    parser.add_argument("--size-mb", type=int, default=150)
+    parser.add_argument("--size-mb", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))

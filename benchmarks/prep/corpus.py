@@ -1,9 +1,9 @@
 """The benchmark's input: real text found on this machine as JSON lines, each document once.
 
-Documentation and sources of the installed packages, of the standard library and of `/usr/share`,
-and every `.jsonl`, `.jsonl.gz` and `.jsonl.zst` file of a directory that is named on the command
-line. Documents are interleaved by the hash of their text, so every part of the file is like every
-other.
+Documentation and sources of the packages installed here and in the environments of benchmarks, of
+the standard library and of `/usr/share`, and every `.jsonl`, `.jsonl.gz` and `.jsonl.zst` file of a
+directory that is named on the command line. Documents are interleaved by the hash of their text, so
+every part of the file is like every other.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def _corpora(directory: Path | None) -> Iterator[str]:
 def _installed() -> Iterator[str]:
     """Text files in the order of a hash of their path, so that a part is a fair sample."""
     roots = [sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "/usr/share"]
+    roots += [str(path) for path in Path("build/bench").glob("**/lib/*/site-packages")]
     files = {
         Path(directory, name)
         for root in roots

@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.cli import curate_shards
 from nmoe_core.cli.output import print_json, print_table
 
 _SEQ_LEN = 131_072
 
 
 def register(verbs: Any) -> None:
-    """Add the verb and its four parts."""
+    """Add the verb and its parts."""
     curate = verbs.add_parser(
         "curate", help="order documents so that every window is diverse", description=__doc__
     )
@@ -38,6 +39,7 @@ def register(verbs: Any) -> None:
     _register_embed(parts)
     _register_compare(parts)
     _register_animate(parts)
+    curate_shards.register(parts)
 
 
 def _input_flags(parser: argparse.ArgumentParser, *, required: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.cli.output import print_json
-from nmoe_core.completions import Report, Settings, complete_file
+from nmoe_core.completions import Report, Settings, check_is_file, complete_file
 
 if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nmoe_core.engine.devices import Shard
 
     shard = Shard.parse(arguments.shard)
+    check_is_file(arguments.prompts)
     generator, settings = _generator(arguments, shard)
     started = time.perf_counter()
     report = complete_file(

@@ -1,117 +1,142 @@
-"""`nmoe hydra` and `nmoe train`: the quality stages of a run, one by one, without Dagster."""
+"""`nmoe hydra calibrate|grade`: thresholds for trained heads, and decisions on documents.
+
+Each verb takes a run's `--config`, or the paths themselves. The labelling verbs are registered
+here too and live in `hydra_labels`; the heads' training is `nmoe train`.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.cli.output import print_json, print_table
+from nmoe_core.cli import hydra_labels, train
+from nmoe_core.cli.hydra_labels import Outputs, show
+from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
 from nmoe_core.config import Run
 from nmoe_core.errors import ConfigError
 from nmoe_core.mixture import run_sources
 from nmoe_core.stages.result import Output
 
-LABEL_SPLITS = ("train", "val")
-NUM_LABEL_SLICES = 8
-Outputs = dict[str, Output]
-Stage = Callable[[argparse.Namespace, Run], Outputs]
-
 
 def register(verbs: Any) -> None:
-    """Add the two groups of verbs."""
+    """Add `nmoe hydra` and `nmoe train`."""
     hydra = verbs.add_parser("hydra", help="slices, labels, calibration, grades")
     stages = hydra.add_subparsers(dest="stage", required=True, metavar="STAGE")
-    _add(stages, "slices", slices, "list the documents of each source by split")
-    label = _add(stages, "oracle-label", oracle_label, "score slices with the oracle")
-    label.add_argument("--slices", nargs="+", metavar="train-00", help="some slices only")
-    _add(stages, "merge-labels", merge_labels, "join the labels of each split")
-    _add(stages, "calibrate", calibrate, "fit thresholds on the heads' own scores")
-    grade_verb = _add(stages, "grade", grade, "score and decide every document")
-    grade_verb.add_argument("--source", help="one source only")
-
-    train = verbs.add_parser("train", help="train the heads")
-    heads = train.add_subparsers(dest="stage", required=True, metavar="HEAD")
-    for kind in ("probe", "judge"):
-        _add(heads, kind, train_head, f"train the {kind} on the merged labels")
-    convert = _add(heads, "import-pt", import_pt, "convert a pickled head of another tool")
-    convert.add_argument("head", type=Path, help="the .pt file")
+    hydra_labels.register(stages)
+    _add_calibrate(stages)
+    _add_grade(stages)
+    train.register(verbs)
 
 
-def _add(group: Any, name: str, stage: Stage, text: str) -> argparse.ArgumentParser:
-    parser = group.add_parser(name, help=text)
-    parser.add_argument("--config", required=True, metavar="TOML", help="run configuration")
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(run=lambda arguments: _run(arguments, stage))
-    return parser
+def _add_calibrate(stages: Any) -> None:
+    verb = stages.add_parser("calibrate", help="fit thresholds on the heads' own scores of val")
+    verb.add_argument("--config", metavar="TOML", help="run configuration, instead of paths")
+    verb.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
+    verb.add_argument("--out", type=Path, metavar="DIR", help="for calibration_summary.json")
+    verb.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
+    verb.add_argument("--heads-dir", type=Path, metavar="DIR", help="score val with these heads")
+    add_backbone_flags(verb)
+    verb.add_argument("--max-ctx", type=int, default=4096, help="tokens of a document")
+    verb.add_argument("--max-batch", type=int, default=64, help="documents at once")
+    verb.add_argument("--target-keep", type=float, default=0.5, help="share of documents to keep")
+    verb.add_argument("--target-drop", type=float, help="share to drop; default: what is safe")
+    verb.add_argument("--max-false-drop", type=float, default=0.02, help="bound among the dropped")
+    verb.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
+    verb.add_argument("--json", action="store_true")
+    verb.set_defaults(run=lambda arguments: show(calibrate(arguments), arguments.json))
 
 
-def _run(arguments: argparse.Namespace, stage: Stage) -> int:
-    outputs = stage(arguments, Run(arguments.config))
-    facts = {name: output.facts for name, output in outputs.items()}
-    if arguments.json:
-        print_json(facts)
-        return 0
-    header = list(dict.fromkeys(key for row in facts.values() for key in row))
-    rows = [[name, *(row.get(key) for key in header)] for name, row in facts.items()]
-    print_table(["output", *header], rows)
-    return 0
+def _add_grade(stages: Any) -> None:
+    verb = stages.add_parser("grade", help="score and decide documents")
+    verb.add_argument("--config", metavar="TOML", help="run configuration, instead of paths")
+    verb.add_argument("--source", help="with --config: one source only")
+    given = verb.add_mutually_exclusive_group()
+    given.add_argument("--input-docids", type=Path, metavar="SLICE", help="rows of document ids")
+    given.add_argument("--input-jsonl", type=Path, metavar="FILE", help="rows with a text")
+    add_backbone_flags(verb)
+    verb.add_argument("--heads-dir", type=Path, metavar="DIR")
+    verb.add_argument("--calibration", type=Path, metavar="DIR")
+    verb.add_argument("--out", type=Path, metavar="DIR")
+    verb.add_argument("--max-ctx", type=int, default=4096, help="tokens of a document")
+    verb.add_argument("--max-batch", type=int, default=64, help="documents at once")
+    verb.add_argument("--no-early-exit", action="store_true", help="judge every document")
+    verb.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
+    verb.add_argument("--text-field", default="text", help="of --input-jsonl")
+    verb.add_argument("--id-field", default="doc_id", help="of --input-jsonl")
+    verb.add_argument("--tokenizer", default="o200k_harmony", help="of --input-jsonl")
+    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    verb.add_argument("--json", action="store_true")
+    verb.set_defaults(run=lambda arguments: show(grade(arguments), arguments.json))
 
 
-def slices(arguments: argparse.Namespace, run: Run) -> Outputs:
-    """Docid slices of every source."""
-    from nmoe_core.stages.prep import make_slices
-
-    return {source.name: make_slices(run, source) for source in run_sources(run)}
-
-
-def oracle_label(arguments: argparse.Namespace, run: Run) -> Outputs:
-    """Labels of the asked-for slices, all when none is named."""
-    from nmoe_core.stages.hydra import label_slices
-
-    known = [f"{split}-{i:02d}" for split in LABEL_SPLITS for i in range(NUM_LABEL_SLICES)]
-    asked = arguments.slices or known
-    for key in asked:
-        if key not in known:
-            raise ConfigError("no such slice", found=key, expected=f"{known[0]} to {known[-1]}")
-    return label_slices(run, [source.name for source in run_sources(run)], asked)
-
-
-def merge_labels(arguments: argparse.Namespace, run: Run) -> Outputs:
-    """One label file a split."""
-    from nmoe_core.stages.hydra import merge_split
-
-    return {split: merge_split(run, split) for split in LABEL_SPLITS}
-
-
-def train_head(arguments: argparse.Namespace, run: Run) -> Outputs:
-    """The head that the verb names."""
+def calibrate(arguments: argparse.Namespace) -> Outputs:
+    """Weights and thresholds, from predictions, from heads, or by the published rule."""
     from nmoe_core.stages import hydra
 
-    hydra.make_backbone(run)
-    return {arguments.stage: hydra.train_head(run, arguments.stage)}
+    if arguments.config is not None:
+        return {"calibration": hydra.calibrate_heads(Run(arguments.config))}
+    from nmoe_core.hydra import calibrate as core
+
+    labels, out = required(arguments, "labels"), required(arguments, "out")
+    names = ("target_keep", "max_false_drop", "target_drop")
+    targets: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    if arguments.compat:
+        report = core.calibrate_compat(labels, out, arguments.target_keep)
+    elif arguments.predictions is not None:
+        report = core.calibrate_predictions(labels, arguments.predictions, out, **targets)
+    elif arguments.heads_dir is not None:
+        data_root = required(arguments, "data_root")
+        report = core.calibrate(
+            labels,
+            arguments.heads_dir,
+            hydra.load_checkpoint(required(arguments, "checkpoint"), *_place(arguments)),
+            data_root,
+            out,
+            eos_token_id=hydra.eos_of(data_root),
+            max_ctx=arguments.max_ctx,
+            max_batch=arguments.max_batch,
+            **targets,
+        )
+    else:
+        raise ConfigError(
+            "there are no scores to calibrate on",
+            expected="--predictions, or --heads-dir with --checkpoint and --data-root",
+            do="add one of them; --compat fits the published rule to labels alone",
+        )
+    keys = [key for key in hydra.CALIBRATION_FACTS if key in report.summary]
+    facts = {key: report.summary[key] for key in keys} | {"path": str(report.path)}
+    return {"calibration": Output("", facts)}
 
 
-def import_pt(arguments: argparse.Namespace, run: Run) -> Outputs:
-    """The head file made from a pickle."""
+def grade(arguments: argparse.Namespace) -> Outputs:
+    """Grades of a run's sources, of a slice, or of a file of texts."""
+    if arguments.config is not None:
+        return _grade_run(arguments)
+    from nmoe_core.hydra.grade import Grader, grade_documents
     from nmoe_core.stages import hydra
 
-    hydra.make_backbone(run)
-    return {arguments.head.name: hydra.import_head(run, arguments.head)}
+    documents = _documents(arguments)
+    calibration = required(arguments, "calibration")
+    grader = Grader.load(
+        hydra.load_checkpoint(required(arguments, "checkpoint"), *_place(arguments)),
+        required(arguments, "heads_dir"),
+        calibration.parent if calibration.is_file() else calibration,
+        arguments.max_ctx,
+        arguments.max_batch,
+        not arguments.no_early_exit,
+    )
+    progress = None if arguments.quiet else _show_progress
+    report = grade_documents(grader, documents, required(arguments, "out"), progress)
+    return {str(arguments.out): Output("", asdict(report))}
 
 
-def calibrate(arguments: argparse.Namespace, run: Run) -> Outputs:
-    """Weights and thresholds."""
-    from nmoe_core.stages.hydra import calibrate_heads
-
-    return {"calibration": calibrate_heads(run)}
-
-
-def grade(arguments: argparse.Namespace, run: Run) -> Outputs:
-    """Grades of one source or of all."""
+def _grade_run(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.stages.hydra import grade_shards
 
+    run = Run(arguments.config)
     names = [source.name for source in run_sources(run)]
     if arguments.source is not None and arguments.source not in names:
         expected = ", ".join(names)
@@ -121,3 +146,29 @@ def grade(arguments: argparse.Namespace, run: Run) -> Outputs:
         graded = grade_shards(run, name, range(run.config.prep.num_shards))
         outputs |= {f"{name}/{bucket:04d}": output for bucket, output in graded.items()}
     return outputs
+
+
+def _documents(arguments: argparse.Namespace) -> Any:
+    from nmoe_core.hydra.grade_inputs import DocIdInput, TextInput
+    from nmoe_core.hydra.slices import read_slice
+
+    if arguments.input_jsonl is not None:
+        from nmoe_core.prep.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(arguments.tokenizer)
+        fields = arguments.text_field, arguments.id_field
+        return TextInput(arguments.input_jsonl, tokenizer, *fields)
+    if arguments.input_docids is None:
+        raise ConfigError("nothing to grade", expected="--input-docids, --input-jsonl or --config")
+    data_root = required(arguments, "data_root")
+    return DocIdInput(read_slice(arguments.input_docids), data_root, arguments.sample)
+
+
+def _place(arguments: argparse.Namespace) -> tuple[str, str]:
+    device = arguments.device or default_device()
+    return device, arguments.dtype or default_dtype(device)
+
+
+def _show_progress(num_done: int, num_all: int | None) -> None:
+    of_all = f" of {num_all:,}" if num_all is not None else ""
+    print(f"{num_done:,}{of_all} documents graded", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
@@ -17,9 +18,10 @@ import orjson
 
 from loader.format import MANIFEST_NAME, Manifest, load_manifest, read_json_object
 from nmoe_core.curate.documents import ShardFile, shard_files, shard_manifest
-from nmoe_core.curate.inputs import load_quality, select_documents
+from nmoe_core.curate.inputs import SCORES_NAME, load_quality, select_documents
 from nmoe_core.curate.lineage import lineage_lines
 from nmoe_core.curate.order import consumed
+from nmoe_core.curate.topics import SUMMARY_NAME
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import recorded
 from nmoe_core.shards.manifest import shard_dir_name
@@ -103,27 +105,58 @@ def kept_tokens_before(
         CurationError: One of them is not graded yet (E-CURATION-MISSING).
         FormatError: One of them is missing or broken.
     """
-    include = list(include)
-    total = 0
-    for earlier in range(bucket):
-        manifest = shard_manifest(data_root, source, earlier)
-        quality = load_quality(quality_root, source, earlier, manifest)
-        made_from = {
-            "parent": manifest.content_digest(),
-            "quality": quality.checksum,
-            "include": ",".join(include),
-        }
-        facts = curated_root / source / "train" / shard_dir_name(earlier) / CURATION_NAME
-        known = recorded(facts) or {}
-        if "resume_from_token" not in known and made_from.items() <= known.items():
-            total += read_json_object(facts)["num_kept_tokens"]
-            continue
-        files = shard_files(data_root, manifest)
-        doc_ids = (doc_id for file in files for doc_id in file.doc_ids())
-        kept = select_documents(quality.path, doc_ids, include).indices
-        lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
-        total += int(lengths[kept].sum())
-    return total
+    names = tuple(include)
+    roots = data_root, curated_root, quality_root
+    return sum(
+        _kept_tokens(*roots, source, k, names, _stamps(data_root, quality_root, source, k))
+        for k in range(bucket)
+    )
+
+
+@lru_cache(maxsize=65_536)
+def _kept_tokens(
+    data_root: Path,
+    curated_root: Path,
+    quality_root: Path,
+    source: str,
+    bucket: int,
+    include: tuple[str, ...],
+    stamps: tuple[tuple[int, int, int], ...],
+) -> int:
+    """Tokens that a shard keeps: read once a process, or N shards would read N^2 / 2 of them."""
+    manifest = shard_manifest(data_root, source, bucket)
+    quality = load_quality(quality_root, source, bucket, manifest)
+    made_from = {
+        "parent": manifest.content_digest(),
+        "quality": quality.checksum,
+        "include": ",".join(include),
+    }
+    facts = curated_root / source / "train" / shard_dir_name(bucket) / CURATION_NAME
+    known = recorded(facts) or {}
+    if "resume_from_token" not in known and made_from.items() <= known.items():
+        return read_json_object(facts)["num_kept_tokens"]
+    files = shard_files(data_root, manifest)
+    doc_ids = (doc_id for file in files for doc_id in file.doc_ids())
+    kept = select_documents(quality.path, doc_ids, include).indices
+    lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
+    return int(lengths[kept].sum())
+
+
+def _stamps(
+    data_root: Path, quality_root: Path, source: str, bucket: int
+) -> tuple[tuple[int, int, int], ...]:
+    """Inode, time and size of what a shard's kept tokens follow from; commits replace inodes."""
+    shard = shard_dir_name(bucket)
+    scores = quality_root / source / shard
+    stamps = []
+    for path in (
+        data_root / source / "train" / shard / MANIFEST_NAME,
+        scores / SCORES_NAME,
+        scores / SUMMARY_NAME,
+    ):
+        stat = path.stat() if path.is_file() else None
+        stamps.append((stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else (0, 0, 0))
+    return tuple(stamps)
 
 
 def _committed(curated_root: Path, source: str, bucket: int) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from nmoe_core.atomic import TMP_MARK, atomic_file, output_lock
 from nmoe_core.curate.jsonl_input import JsonlInput
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import sha256_file
+
+ORDERING_NAME, CLOUD_NAME = "ordering_comparison.png", "cluster_cloud.png"
+SHARES_NAME, HEAD_TAIL_NAME = "cluster_shares.png", "head_tail.png"
+CALIBRATION_NAME = "k_calibration.png"
+PICTURE_NAMES = (ORDERING_NAME, CLOUD_NAME, SHARES_NAME, HEAD_TAIL_NAME, CALIBRATION_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,23 @@ def lock_outputs(paths: OutputPaths) -> Iterator[None]:
         stem = paths.beside("").name
         for left in paths.output.parent.glob(f"{stem}*{TMP_MARK}*"):
             left.unlink()
+        # These names are not of this output alone: another one's writer may be at work.
+        shared = [paths.token_counts, *map(paths.output.with_name, PICTURE_NAMES)]
+        for path in shared:
+            for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
+                if not _is_running(left.name.rpartition(".")[2]):
+                    left.unlink(missing_ok=True)
         yield
+
+
+def _is_running(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:

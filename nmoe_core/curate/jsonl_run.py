@@ -25,6 +25,11 @@ from nmoe_core.curate.jsonl import (
 )
 from nmoe_core.curate.jsonl_meta import meta
 from nmoe_core.curate.jsonl_output import (
+    CALIBRATION_NAME,
+    CLOUD_NAME,
+    HEAD_TAIL_NAME,
+    ORDERING_NAME,
+    SHARES_NAME,
     OutputPaths,
     lock_outputs,
     write_array,
@@ -110,7 +115,7 @@ def calibrate_file(
         if plot:
             from nmoe_core.plots import k_plot
 
-            write_bytes(paths.output.with_name("k_calibration.png"), k_plot(found))
+            write_bytes(paths.output.with_name(CALIBRATION_NAME), k_plot(found))
         write_json(paths.beside(CALIBRATION_ENDING), found.to_json())
     return found
 
@@ -143,10 +148,10 @@ def _draw(paths: OutputPaths, curated: Curated, settings: JsonlSettings) -> None
     points, method = flat_projection(curated.rows, settings.seed)
     write_array(paths.beside(f"_{method}2d.npy"), points)
     pictures = {
-        "ordering_comparison.png": ordering_plot(labels, lengths, orders, settings.seq_len),
-        "cluster_cloud.png": cloud_plot(points, labels, curated.terms, method),
-        "cluster_shares.png": share_plot(labels, lengths, orders, curated.terms),
-        "head_tail.png": head_tail_plot(labels, lengths, orders, settings.seq_len, curated.terms),
+        ORDERING_NAME: ordering_plot(labels, lengths, orders, settings.seq_len),
+        CLOUD_NAME: cloud_plot(points, labels, curated.terms, method),
+        SHARES_NAME: share_plot(labels, lengths, orders, curated.terms),
+        HEAD_TAIL_NAME: head_tail_plot(labels, lengths, orders, settings.seq_len, curated.terms),
     }
     for name, png in pictures.items():
         write_bytes(paths.output.with_name(name), png)

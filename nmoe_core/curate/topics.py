@@ -16,7 +16,7 @@ import numpy as np
 
 from loader.format import MANIFEST_NAME, Manifest, load_manifest, read_json_object
 from nmoe_core.atomic import atomic_file, fsync_dir, output_lock, write_json
-from nmoe_core.curate.documents import open_entry, shard_files, shard_manifest
+from nmoe_core.curate.documents import ShardFile, open_entry, shard_files, shard_manifest
 from nmoe_core.curate.embed import EmbeddingTable, embed_documents
 from nmoe_core.curate.locks import replacing
 from nmoe_core.curate.order.spacing import PLASTIC
@@ -172,26 +172,33 @@ def assign_topics(
     return TopicsReport(source=source, bucket=bucket, is_current=unchanged, **facts)
 
 
-def _sample(
-    data_root: Path, manifests: list[Manifest], table: EmbeddingTable, most: int, seed: int
-) -> np.ndarray:
-    """Embeddings of evenly spaced documents that have text: float32 `[at most `most`, D]`."""
+def sampled_documents(
+    data_root: Path, manifests: list[Manifest], most: int, seed: int
+) -> Iterator[tuple[ShardFile, np.ndarray]]:
+    """Evenly spaced training documents: files that hold some, and their spans, int64 `[n, 2]`."""
     total = sum(manifest.total_documents for manifest in manifests)
     chosen = np.arange(total)
     if total > most:
         # Every total/most-th document from a seeded start: each source and shard in proportion,
         # read front to back. Prep has already dealt documents to shards by hash.
         chosen = ((np.arange(most) + seed * PLASTIC % 1.0) * (total / most)).astype(np.int64)
-    blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
     first = 0
     for manifest in manifests:
         for entry in manifest.shards:
             low, high = np.searchsorted(chosen, [first, first + entry.num_documents])
             if high > low:
                 file = open_entry(data_root, manifest, entry)
-                spans = file.spans[chosen[low:high] - first]
-                blocks += embed_documents(file.tokens, spans, table)
+                yield file, file.spans[chosen[low:high] - first]
             first += entry.num_documents
+
+
+def _sample(
+    data_root: Path, manifests: list[Manifest], table: EmbeddingTable, most: int, seed: int
+) -> np.ndarray:
+    """Embeddings of sampled documents that have text: float32 `[at most `most`, D]`."""
+    blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
+    for file, spans in sampled_documents(data_root, manifests, most, seed):
+        blocks += embed_documents(file.tokens, spans, table)
     rows = np.concatenate(blocks)
     return rows[rows.any(axis=1)]
 

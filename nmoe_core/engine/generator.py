@@ -10,6 +10,7 @@ the logits of the sequences that get a token.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.prefixes import PrefixTree
 from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.sampling import Sampling, sample
+from nmoe_core.engine.sampling import Sampling, likeliest, sample
 from nmoe_core.engine.scheduler import Counts, Planned, Scheduler, wanted_rows
 from nmoe_core.engine.scheduler import Sequence as Running
 from nmoe_core.errors import ConfigError, StateError, TokenizerError
@@ -147,8 +148,7 @@ class BatchedGenerator:
             ConfigError: Prompt and new tokens do not fit, or there are none (E-CONFIG-GENERATE).
             TokenizerError: An id is outside the vocabulary (E-TOKENIZER-VOCAB).
         """
-        prompt = [int(token) for token in tokens]
-        self._check(prompt, max_tokens)
+        prompt = self._checked(tokens, max_tokens)
         seq_id = next(self._next_id)
         room = self.max_seq_len - len(prompt)
         sequence = Running(
@@ -237,6 +237,7 @@ class BatchedGenerator:
         Raises:
             ConfigError: As `add` and `Sampling`, or the generator is not idle (E-CONFIG-GENERATE).
             TokenizerError: As `add`.
+            CheckpointError: As `complete`.
         """
         stops = frozenset(stop_ids)
         requests = [
@@ -255,7 +256,7 @@ class BatchedGenerator:
             ConfigError: As `add`.
             TokenizerError: As `add`.
         """
-        self._check(list(request.tokens), request.max_tokens)
+        self._checked(request.tokens, request.max_tokens)
 
     def complete(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Completions of requests as they end, in any order.
@@ -265,6 +266,7 @@ class BatchedGenerator:
         Raises:
             ConfigError: As `add`, or the generator is not idle (E-CONFIG-GENERATE).
             TokenizerError: As `add`.
+            CheckpointError: The logits are not finite (E-CHECKPOINT-LOGITS).
         """
         if not self.idle:
             raise _refused("other sequences are under way", f"{len(self._active)}", "none")
@@ -287,11 +289,11 @@ class BatchedGenerator:
         result = self.step()
         assert result is not None
         logits, seq_ids = result
-        likeliest = logits.argmax(-1).tolist()
+        greedy = likeliest(logits).tolist()
         done = []
         for row, seq_id in enumerate(seq_ids):
             index, request = taken[seq_id]
-            sequence, token = self._active[seq_id], likeliest[row]
+            sequence, token = self._active[seq_id], greedy[row]
             if request.sampling.temperature > 0:
                 token = sample(logits[row], request.sampling, len(sequence.tokens))
             stop_id = token if token in request.stop_ids else None
@@ -326,7 +328,9 @@ class BatchedGenerator:
             self._prefixes.remove(self._finished.popleft())
         self._finished.append(sequence.end)
 
-    def _check(self, prompt: list[int], max_tokens: int | None) -> None:
+    def _checked(self, tokens: Sequence[int], max_tokens: int | None) -> list[int]:
+        """A prompt's ids, which fit."""
+        prompt = [operator.index(token) for token in tokens]
         new = 1 if max_tokens is None else max_tokens
         if not prompt:
             raise _refused("the prompt is empty", 0, "at least one token")
@@ -337,6 +341,7 @@ class BatchedGenerator:
             expected = f"at most {self.max_seq_len} (max_seq_len)"
             raise _refused("prompt and new tokens do not fit a sequence", found, expected)
         self._check_vocabulary(prompt)
+        return prompt
 
     def _check_vocabulary(self, ids: list[int]) -> None:
         size = self.model.config.vocab_size

@@ -4,7 +4,7 @@ Temperature divides the logits, top-k keeps the k largest, top-p then the smalle
 probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the edge are kept, so the
 set does not depend on an order of equals. The draw is one uniform number that a counter-based
 generator gives for (seed, position): it is the same in any batch, after an eviction, and in any
-process.
+process. Logits whose largest is no finite number are an error, never a token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmoe_core.errors import ConfigError
+from nmoe_core.errors import CheckpointError, ConfigError
 
 _FIRST_LOOK = 256
 
@@ -52,9 +52,13 @@ def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
         logits: float32 [vocab].
         sampling: How to draw.
         position: Place of the token in its sequence; with the seed it fixes the draw.
+
+    Raises:
+        CheckpointError: As `likeliest`.
     """
+    first = int(likeliest(logits))
     if sampling.temperature == 0:
-        return int(logits.argmax())
+        return first
     mass = kept_probabilities(logits, sampling).cumsum(0)
     share = uniform(sampling.seed, position) * mass[-1]
     # The bound matters where rounding makes the share the whole mass.
@@ -62,9 +66,30 @@ def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
     return int(torch.minimum(torch.searchsorted(mass, share, right=True), last))
 
 
+def likeliest(logits: Tensor) -> Tensor:
+    """int64 [...]: ids of the largest logits [..., vocab], the first of equals.
+
+    Raises:
+        CheckpointError: A row has NaN or infinity, or nothing but minus infinity
+            (E-CHECKPOINT-LOGITS).
+    """
+    ids = logits.argmax(-1, keepdim=True)
+    # NaN counts as the largest, so that looking at the largest is enough.
+    largest = logits.gather(-1, ids)
+    if not bool(largest.isfinite().all()):
+        raise CheckpointError(
+            "the model's logits are not finite",
+            found=float(largest[~largest.isfinite()][0]),
+            do="compute in float32, or check the weights",
+            code="E-CHECKPOINT-LOGITS",
+        )
+    return ids.squeeze(-1)
+
+
 def kept_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """float64 [vocab]: probabilities of what top-k and top-p keep, not normalised, else zero."""
-    scaled = logits.double() / sampling.temperature
+    # Relative to the largest, so that a temperature near zero overflows nothing.
+    scaled = (logits.double() - logits.max()) / sampling.temperature
     if 0 < sampling.top_k < len(scaled):
         smallest = scaled.topk(sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, -torch.inf)

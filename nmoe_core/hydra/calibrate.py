@@ -1,12 +1,14 @@
-"""Calibration: scores the val labels' documents with the deployed heads and fits thresholds there.
+"""Calibration: thresholds on the deployed heads' scores of val documents.
 
-Writes `calibration_summary.json`: weights, `tau_probe`, `tau_drop`, `tau_keep`, and what they do on
-val (shares, false drops, reliability, the keep-rate curve). Refuses too few documents, constant
-scores, and heads trained on another backbone; costs one pass of the backbone over val.
+Val is halved by the hash of each document's content: thresholds come from one half, every reported
+figure from the other. Writes `calibration_summary.json`. Refuses too few documents, labels that
+mostly failed, constant scores, and heads trained on another backbone; costs one pass of the
+backbone over val, or none when predictions are given (docs/calibration.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +17,25 @@ import numpy as np
 
 from loader.format import read_json_object
 from nmoe_core.atomic import output_lock, write_json
-from nmoe_core.docid import DocumentReader
 from nmoe_core.errors import CalibrationError
-from nmoe_core.fingerprint import is_current, sha256_json
-from nmoe_core.hydra.features import Backbone, buffers, one_thread, read_documents
-from nmoe_core.hydra.head_files import Heads, load_heads
-from nmoe_core.hydra.label_files import Labels, read_labels
-from nmoe_core.hydra.metrics import spearman
-from nmoe_core.hydra.scores import DECIMALS, UNIFORM_WEIGHTS, aggregate
-from nmoe_core.hydra.scoring import score_documents
-from nmoe_core.hydra.slices import data_digest
-from nmoe_core.hydra.thresholds import (
-    CALIBRATION_NAME,
-    Thresholds,
-    fit_thresholds,
-    fit_weights,
-    midpoint_above,
-    top_share,
+from nmoe_core.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
+from nmoe_core.hydra.calibration_file import CALIBRATION_NAME
+from nmoe_core.hydra.calibration_rows import (
+    CalibrationRows,
+    require_enough,
+    rows_from_heads,
+    rows_from_predictions,
 )
+from nmoe_core.hydra.calibration_summary import summarise
+from nmoe_core.hydra.features import Backbone, one_thread
+from nmoe_core.hydra.head_files import load_heads
+from nmoe_core.hydra.label_files import Labels, read_labels
+from nmoe_core.hydra.scores import DIMENSIONS, MAX_GRADE
+from nmoe_core.hydra.slices import data_digest
 
-CALIBRATE_CODE = "calibrate/1"
+CALIBRATE_CODE = "calibrate/2"
 MIN_DOCUMENTS = 20
-NUM_BINS = 10
+MIN_PARSE_RATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,45 @@ class CalibrationReport:
     path: Path
     summary: dict[str, Any]
     is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What thresholds are to achieve.
+
+    Attributes:
+        target_keep: Share of documents to keep, in (0, 1).
+        max_false_drop: Bound on the share, among dropped documents, of those in the oracle's own
+            top `target_keep`; in [0, 1).
+        target_drop: Share of documents to drop, in [0, 1 - target_keep]; None drops as many as
+            `max_false_drop` allows.
+    """
+
+    target_keep: float = 0.5
+    max_false_drop: float = 0.02
+    target_drop: float | None = None
+
+    def check(self) -> None:
+        """Refuse targets out of range.
+
+        Raises:
+            CalibrationError: E-CALIBRATION-TARGET.
+        """
+        drop = self.target_drop
+        is_possible = drop is None or 0 <= drop <= 1 - self.target_keep + 1e-9
+        if not (0 < self.target_keep < 1 and 0 <= self.max_false_drop < 1 and is_possible):
+            raise CalibrationError(
+                "a target is out of range",
+                found=f"target_keep {self.target_keep}, max_false_drop {self.max_false_drop}, "
+                f"target_drop {drop}",
+                expected="target_keep in (0, 1), max_false_drop in [0, 1), "
+                "target_drop in [0, 1 - target_keep]",
+                code="E-CALIBRATION-TARGET",
+            )
+
+    def as_list(self) -> list[float | None]:
+        """The three values, for fingerprints."""
+        return [self.target_keep, self.max_false_drop, self.target_drop]
 
 
 def calibrate(
@@ -60,8 +98,9 @@ def calibrate(
     max_batch: int = 32,
     target_keep: float = 0.5,
     max_false_drop: float = 0.02,
+    target_drop: float | None = None,
 ) -> CalibrationReport:
-    """Fit weights and thresholds on the val labels.
+    """Fit weights and thresholds on the heads' own scores of the val labels' documents.
 
     Args:
         labels_val: Merged labels of the val split; no head was fitted on them.
@@ -72,21 +111,18 @@ def calibrate(
         eos_token_id: Token that ends every document.
         max_ctx: Tokens of a document that heads see; the same as in training.
         max_batch: Documents that run together.
-        target_keep: Share of documents to keep, in (0, 1).
-        max_false_drop: Largest share, among dropped documents, of those in the oracle's own top
-            `target_keep`; in [0, 1).
+        target_keep: As in `Targets`, with the two that follow.
 
     Raises:
         CalibrationError: A target is out of range (E-CALIBRATION-TARGET), fewer than 20 labels
-            (E-CALIBRATION-FEW), or scores without spread (E-CALIBRATION-CONSTANT).
-        HeadError: As `load_heads`; or a state is not finite (E-HEAD-NONFINITE).
+            (E-CALIBRATION-FEW), most labels failed (E-CALIBRATION-COVERAGE), or scores without
+            spread (E-CALIBRATION-CONSTANT).
+        HeadError: As `load_heads`; or states are not finite (E-HEAD-NONFINITE).
         LabelError: As `read_labels`.
     """
-    _require_targets(target_keep, max_false_drop)
-    labels = read_labels(labels_val)
-    _require_enough(labels)
+    targets = Targets(target_keep, max_false_drop, target_drop)
+    labels = _checked_labels(labels_val, targets)
     heads = load_heads(heads_dir, model, max_ctx)
-    settings = [max_ctx, target_keep, max_false_drop]
     fingerprints = {
         "code": CALIBRATE_CODE,
         "labels": labels.digest,
@@ -94,31 +130,110 @@ def calibrate(
         "backbone": model.digest,
         "probe": heads.probe_digest,
         "judge": heads.judge_digest,
-        "settings": sha256_json(settings),
+        "settings": sha256_json([max_ctx, *targets.as_list()]),
     }
+
+    def rows() -> CalibrationRows:
+        with one_thread():
+            return rows_from_heads(model, heads, labels, data_root, eos_token_id, max_batch)
+
+    return _commit(out_dir, labels, targets, rows, fingerprints, {"max_ctx": max_ctx})
+
+
+def calibrate_predictions(
+    labels_val: Path,
+    predictions: Path,
+    out_dir: Path,
+    *,
+    target_keep: float = 0.5,
+    max_false_drop: float = 0.02,
+    target_drop: float | None = None,
+) -> CalibrationReport:
+    """As `calibrate`, on a file of the heads' scores as grading without early exits writes it.
+
+    Raises:
+        CalibrationError: As `calibrate`, or the file does not hold what is needed
+            (E-CALIBRATION-PREDICTIONS).
+        LabelError: As `read_labels`.
+    """
+    targets = Targets(target_keep, max_false_drop, target_drop)
+    labels = _checked_labels(labels_val, targets)
+    rows = rows_from_predictions(predictions, labels)
+    fingerprints = {
+        "code": CALIBRATE_CODE,
+        "labels": labels.digest,
+        "predictions": sha256_file(predictions),
+        "settings": sha256_json(targets.as_list()),
+    }
+    return _commit(out_dir, labels, targets, lambda: rows, fingerprints, {})
+
+
+def calibrate_compat(
+    labels_val: Path, out_dir: Path, target_keep: float = 0.5
+) -> CalibrationReport:
+    """The published rule, number for number, from labels alone.
+
+    Weights are least squares on the aggregate, which labels define as the plain mean, so they come
+    out uniform; thresholds are the (1 - t, t) quantiles of the labels, which for t below one half
+    cross: grading refuses such a pair.
+
+    Raises:
+        CalibrationError: The target is out of range (E-CALIBRATION-TARGET), or no label
+            (E-CALIBRATION-FEW).
+        LabelError: As `read_labels`.
+    """
+    Targets(target_keep).check()
+    labels = read_labels(labels_val)
+    require_enough(labels.doc_ids, 1, labels.path)
+    x = labels.scores.astype(np.float64) / MAX_GRADE
+    y = x.mean(axis=1) if labels.targets is None else labels.targets
+    raw = np.clip(np.linalg.lstsq(x, y, rcond=None)[0], 0, 1)
+    weights = raw / raw.sum() if raw.sum() > 0 else np.full(len(DIMENSIONS), 1 / len(DIMENSIONS))
+    low, high = np.quantile(x @ weights, [1 - target_keep, target_keep])
+    facts = {
+        "weights": dict(zip(DIMENSIONS, weights.tolist())),
+        "tau_drop": float(low),
+        "tau_keep": float(high),
+        "count": len(labels.doc_ids),
+        "rule": "compat: quantiles (1 - target_keep, target_keep) of the labels",
+        "target_keep": target_keep,
+        "labels_digest": labels.digest,
+    }
+    path = out_dir / CALIBRATION_NAME
+    with output_lock(out_dir):
+        write_json(path, facts)
+    return CalibrationReport(path, facts, False)
+
+
+def _commit(
+    out_dir: Path,
+    labels: Labels,
+    targets: Targets,
+    rows_of: Callable[[], CalibrationRows],
+    fingerprints: Fingerprints,
+    more: dict[str, Any],
+) -> CalibrationReport:
+    """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
     if is_current(path, fingerprints):
         return CalibrationReport(path, read_json_object(path), True)
-    weights, weights_source = _weights(labels)
-    with one_thread():
-        probe, judge = _scores(model, heads, labels, data_root, eos_token_id, max_ctx, max_batch)
+    rows = rows_of()
+    require_enough(rows.keys, MIN_DOCUMENTS, labels.path)
+    fit, report = rows.halves()
+    for half in (fit, report):
+        require_enough(half.keys, MIN_DOCUMENTS // 4, labels.path)
     summary = summarise(
-        aggregate(probe, weights),
-        aggregate(judge, weights),
-        aggregate(labels.scores, weights),
-        target_keep,
-        max_false_drop,
+        fit, report, targets.target_keep, targets.max_false_drop, targets.target_drop
     )
     facts = {
-        "weights": weights,
-        "weights_source": weights_source,
         **summary,
         "num_failed_labels": labels.num_failed,
-        "max_ctx": max_ctx,
+        "left_out": rows.left_out,
+        **more,
         "scorer_model": labels.scorer[0],
         "scorer_version": labels.scorer[1],
         "labels_digest": labels.digest,
-        "heads_digest": heads.digest,
+        "heads_digest": rows.heads_digest,
         "fingerprints": fingerprints,
     }
     with output_lock(out_dir):
@@ -126,135 +241,18 @@ def calibrate(
     return CalibrationReport(path, facts, False)
 
 
-def summarise(
-    probe: np.ndarray,
-    judge: np.ndarray,
-    oracle: np.ndarray,
-    target_keep: float,
-    max_false_drop: float,
-) -> dict[str, Any]:
-    """Fit thresholds on aggregated scores `[N]` and say what they do there.
-
-    Raises:
-        CalibrationError: Probe, judge or oracle scores are all alike (E-CALIBRATION-CONSTANT).
-    """
-    for name, scores in (("probe", probe), ("judge", judge), ("oracle", oracle)):
-        if np.ptp(scores) < 10**-DECIMALS:
-            raise CalibrationError(
-                f"{name} scores are all alike, so no threshold parts them",
-                found=f"{scores[0]} for {len(scores)} documents",
-                do="train the heads longer, or check the oracle",
-                code="E-CALIBRATION-CONSTANT",
-            )
-    oracle_keeps = top_share(oracle, target_keep)
-    taus = fit_thresholds(probe, judge, oracle_keeps, target_keep, max_false_drop)
-    return {
-        "tau_drop": taus.tau_drop,
-        "tau_keep": taus.tau_keep,
-        "tau_probe": taus.tau_probe,
-        "count": len(judge),
-        "target_keep": target_keep,
-        "max_false_drop": max_false_drop,
-        **_outcome(probe, judge, oracle_keeps, taus),
-        "spearman_probe": _rounded(spearman(probe, oracle)),
-        "spearman_judge": _rounded(spearman(judge, oracle)),
-        "reliability": reliability(judge, oracle, oracle_keeps),
-        "keep_curve": keep_curve(judge),
-    }
-
-
-def _outcome(
-    probe: np.ndarray, judge: np.ndarray, oracle_keeps: np.ndarray, taus: Thresholds
-) -> dict[str, Any]:
-    exits = probe < taus.tau_probe
-    keeps = ~exits & (judge >= taus.tau_keep)
-    drops = exits | (judge < taus.tau_drop)
-    return {
-        "achieved_keep": _rounded(keeps.mean()),
-        "achieved_drop": _rounded(drops.mean()),
-        "early_exit_rate": _rounded(exits.mean()),
-        "false_drop_rate": _share(oracle_keeps, drops),
-        "precision_keep": _share(oracle_keeps, keeps),
-        "recall_keep": _share(keeps, oracle_keeps),
-        "oracle_keep": _rounded(oracle_keeps.mean()),
-    }
-
-
-def reliability(
-    judge: np.ndarray, oracle: np.ndarray, oracle_keeps: np.ndarray
-) -> list[dict[str, Any]]:
-    """Ten bins of equal count by judge score: their count, means, and the oracle's keep rate."""
-    order = np.argsort(judge, kind="stable")
-    return [
-        {
-            "count": len(rows),
-            "judge_mean": _rounded(judge[rows].mean()),
-            "oracle_mean": _rounded(oracle[rows].mean()),
-            "oracle_keep_rate": _rounded(oracle_keeps[rows].mean()),
-        }
-        for rows in np.array_split(order, NUM_BINS)
-    ]
-
-
-def keep_curve(judge: np.ndarray) -> list[list[float]]:
-    """Points (share to keep, judge threshold that keeps it) at 1 % to 99 %."""
-    descending = np.sort(judge)[::-1]
-    counts = [max(1, round(percent * len(judge) / 100)) for percent in range(1, 100)]
-    taus = [midpoint_above(descending, count) for count in counts]
-    return [[percent / 100, tau] for percent, tau in zip(range(1, 100), taus)]
-
-
-def _scores(
-    model: Backbone,
-    heads: Heads,
-    labels: Labels,
-    data_root: Path,
-    eos_token_id: int,
-    max_ctx: int,
-    max_batch: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Stored scores `[N, 5]` of both heads for every labelled document, nothing left out."""
-    reader = DocumentReader(data_root)
-    probe, judge = [], []
-    for names in buffers(labels.doc_ids, max_batch):
-        documents = read_documents(reader, names, eos_token_id, max_ctx)
-        scores = score_documents(model, heads.probe, heads.judge, documents, names, max_batch)
-        probe.append(scores.probe)
-        judge.append(scores.judge)
-    return np.concatenate(probe), np.concatenate(judge)
-
-
-def _weights(labels: Labels) -> tuple[dict[str, float], str]:
-    if labels.targets is None:
-        return UNIFORM_WEIGHTS, "uniform: labels carry no independent target"
-    return fit_weights(labels.scores, labels.targets), "least squares on the labels' target"
-
-
-def _require_targets(target_keep: float, max_false_drop: float) -> None:
-    if not (0 < target_keep < 1 and 0 <= max_false_drop < 1):
+def _checked_labels(labels_val: Path, targets: Targets) -> Labels:
+    targets.check()
+    labels = read_labels(labels_val)
+    total = len(labels.doc_ids) + labels.num_failed
+    if total and len(labels.doc_ids) < MIN_PARSE_RATE * total:
         raise CalibrationError(
-            "a target is out of range",
-            found=f"target_keep {target_keep}, max_false_drop {max_false_drop}",
-            expected="target_keep in (0, 1), max_false_drop in [0, 1)",
-            code="E-CALIBRATION-TARGET",
-        )
-
-
-def _require_enough(labels: Labels) -> None:
-    if len(labels.doc_ids) < MIN_DOCUMENTS:
-        raise CalibrationError(
-            "too few val labels to fit thresholds",
+            "most val labels failed, so those that did not say nothing of the rest",
             where=labels.path,
-            found=len(labels.doc_ids),
-            expected=f"at least {MIN_DOCUMENTS}",
-            do="label more documents",
-            code="E-CALIBRATION-FEW",
+            found=f"{len(labels.doc_ids)} of {total} parsed",
+            expected=f"at least {MIN_PARSE_RATE:.0%}",
+            do="check the oracle, and label again",
+            code="E-CALIBRATION-COVERAGE",
         )
-
-
-def _share(of: np.ndarray, among: np.ndarray) -> float | None:
-    return _rounded(of[among].mean()) if among.any() else None
-
-
-def _rounded(value: float | np.floating[Any] | None) -> float | None:
-    return None if value is None else round(float(value), DECIMALS)
+    require_enough(labels.doc_ids, MIN_DOCUMENTS, labels.path)
+    return labels

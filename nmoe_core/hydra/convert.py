@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError
 from nmoe_core.hydra.features import Backbone
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, save_head
@@ -48,7 +49,8 @@ def import_pickle(
     if arch.hidden_size != model.config.hidden_size:
         raise _not_a_head(path, f"hidden size {arch.hidden_size}", f"{model.config.hidden_size}")
     target = heads_dir / (PROBE_NAME if isinstance(arch, ProbeArch) else JUDGE_NAME)
-    save_head(target, head, _header(path, model, max_ctx))
+    tap = tap_layers(model.config.num_hidden_layers)[isinstance(arch, JudgeArch)]
+    save_head(target, head, {"tap": tap, **_header(path, model, max_ctx)})
     return target
 
 
@@ -67,8 +69,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 def _arch_of(tensors: dict[str, Tensor], num_heads: int) -> ProbeArch | JudgeArch:
     rows, hidden_size = tensors["proj.weight"].shape
     if "q0" not in tensors:
-        return ProbeArch(hidden_size)
-    return JudgeArch(hidden_size, rows, num_heads, tensors["enc0.linear1.weight"].shape[0])
+        return ProbeArch(hidden_size, nan_to_num=True)
+    ffn_dim = tensors["enc0.linear1.weight"].shape[0]
+    return JudgeArch(hidden_size, rows, num_heads, ffn_dim, nan_to_num=True)
 
 
 def _header(path: Path, model: Backbone, max_ctx: int) -> dict[str, Any]:

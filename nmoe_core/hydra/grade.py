@@ -1,43 +1,45 @@
-"""Grades every document of a shard: `quality_scores.jsonl` in document order, `summary.json` last.
+"""Grades documents: `quality_scores.jsonl` in the input's order, `summary.json` last.
 
-Rows are computed in bounded buffers and streamed to a temporary file, so memory does not grow with
-the shard. A shard whose recorded fingerprints (its content, backbone, heads, calibration, settings)
-are those of this call is left as it is. A document's decision depends on the document alone, not
-on what it was batched with.
+Rows are computed in bounded buffers and appended to a partial file, so memory does not grow with
+the input and a killed grading goes on at the last whole buffer, with the same bytes in the end. An
+output whose recorded fingerprints (documents, backbone, heads, calibration, settings) are those of
+this call is left as it is. A document's decision depends on the document alone, not on what it was
+batched with. One whose states are not finite is dropped, with the reason in its row.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loader.format import Manifest, load_manifest, read_json_object
-from nmoe_core.atomic import atomic_file, output_lock, write_json
+from nmoe_core.atomic import output_lock, write_json
 from nmoe_core.docid import DocumentReader
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_json
-from nmoe_core.hydra.decide import DECISIONS, GRADE_CODE, decide
-from nmoe_core.hydra.features import Backbone, buffers, one_thread, read_documents
+from nmoe_core.hydra.calibration_file import Calibration, load_calibration
+from nmoe_core.hydra.decide import GRADE_CODE, decide
+from nmoe_core.hydra.features import (
+    BUFFER_BATCHES,
+    Backbone,
+    one_thread,
+    read_documents,
+    require_few_failed,
+)
+from nmoe_core.hydra.grade_file import SCORES_NAME, SUMMARY_NAME, PartialRows, Progress, Row, Tally
+from nmoe_core.hydra.grade_inputs import GradeDocument, GradeInput, ShardInput
 from nmoe_core.hydra.head_files import Heads, load_heads
 from nmoe_core.hydra.scores import as_scores
 from nmoe_core.hydra.scoring import HeadScores, score_documents
-from nmoe_core.hydra.slices import documents_of
-from nmoe_core.hydra.thresholds import Calibration, load_calibration
-
-SCORES_NAME = "quality_scores.jsonl"
-SUMMARY_NAME = "summary.json"
-Row = dict[str, Any]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GradeReport:
-    """Counts of one shard; `backbone_tokens` were given to the backbone now."""
+    """Counts of one output; `backbone_tokens` were given to the backbone now."""
 
     path: Path
     total: int
@@ -45,6 +47,7 @@ class GradeReport:
     band: int
     dropped: int
     early_exits: int
+    failed: int
     backbone_tokens: int
     is_current: bool
 
@@ -53,7 +56,7 @@ class GradeReport:
 class Grader:
     """The backbone, heads and calibration that grade, checked against each other.
 
-    One grader serves any number of shards.
+    One grader serves any number of inputs.
     """
 
     model: Backbone
@@ -84,61 +87,109 @@ class Grader:
         calibration.require_heads(heads.digest)
         return cls(model, heads, calibration, max_batch, early_exit)
 
-    def fingerprints(self, manifest: Manifest) -> Fingerprints:
-        """What the grades of a shard are made from."""
-        return {
-            "code": GRADE_CODE,
-            "shard": manifest.content_digest(),
-            "backbone": self.model.digest,
-            "probe": self.heads.probe_digest,
-            "judge": self.heads.judge_digest,
-            "calibration": self.calibration.digest,
-            "settings": sha256_json([self.heads.max_ctx, self.early_exit]),
-        }
+    def fingerprints(self, documents: Fingerprints) -> Fingerprints:
+        """What the grades of documents are made from."""
+        return grade_fingerprints(
+            documents,
+            backbone=self.model.digest,
+            probe=self.heads.probe_digest,
+            judge=self.heads.judge_digest,
+            calibration=self.calibration.digest,
+            max_ctx=self.heads.max_ctx,
+            early_exit=self.early_exit,
+        )
+
+    @property
+    def buffer_size(self) -> int:
+        """Documents that are sorted by length and scored together."""
+        return self.max_batch * BUFFER_BATCHES
+
+    def buffers(self, documents: Iterable[GradeDocument]) -> Iterator[list[Row]]:
+        """The rows of documents, in order, a buffer at a time."""
+        exits = self.calibration.leaves_at_probe if self.early_exit else None
+        source = iter(documents)
+        while buffer := list(islice(source, self.buffer_size)):
+            tokens, names = [d.tokens for d in buffer], [d.doc_id for d in buffer]
+            scores = score_documents(self.model, self.heads, tokens, names, self.max_batch, exits)
+            yield list(grade_rows(buffer, scores, self.calibration))
 
     def rows(
         self, reader: DocumentReader, doc_ids: Sequence[str], source: str, eos_token_id: int
     ) -> Iterator[Row]:
-        """One row a document, in order."""
-        exits = self.calibration.leaves_at_probe if self.early_exit else None
-        for names in buffers(doc_ids, self.max_batch):
-            documents = read_documents(reader, names, eos_token_id, self.heads.max_ctx)
-            scores = score_documents(
-                self.model,
-                self.heads.probe,
-                self.heads.judge,
-                documents,
-                names,
-                self.max_batch,
-                exits,
+        """The rows of some documents of one source, in order."""
+        max_ctx = self.heads.max_ctx
+        documents = (
+            GradeDocument(
+                doc_id, source, read_documents(reader, [doc_id], eos_token_id, max_ctx)[0]
             )
-            yield from grade_rows(names, source, scores, self.calibration)
+            for doc_id in doc_ids
+        )
+        for rows in self.buffers(documents):
+            yield from rows
+
+
+def grade_fingerprints(
+    documents: Manifest | Fingerprints,
+    *,
+    backbone: str,
+    probe: str,
+    judge: str,
+    calibration: str,
+    max_ctx: int,
+    early_exit: bool,
+) -> Fingerprints:
+    """What grades are made from, told without loading a model.
+
+    Args:
+        documents: The manifest of a shard, or an input's own fingerprints.
+        backbone: Digest of the backbone.
+        probe: SHA-256 of the probe's file.
+        judge: SHA-256 of the judge's file.
+        calibration: SHA-256 of `calibration_summary.json`.
+        max_ctx: Tokens of a document that heads see.
+        early_exit: Whether documents leave at the probe.
+    """
+    if isinstance(documents, Manifest):
+        documents = {"shard": documents.content_digest()}
+    return {
+        "code": GRADE_CODE,
+        **documents,
+        "backbone": backbone,
+        "probe": probe,
+        "judge": judge,
+        "calibration": calibration,
+        "settings": sha256_json([max_ctx, early_exit]),
+    }
 
 
 def grade_rows(
-    doc_ids: Sequence[str], source: str, scores: HeadScores, calibration: Calibration
+    documents: Sequence[GradeDocument], scores: HeadScores, calibration: Calibration
 ) -> Iterator[Row]:
     """Rows of `quality_scores.jsonl`: the decision and every number it came from.
 
     A document that left at the probe has `scores` null, the probe's aggregate as `aggregated`, and
-    the decision `drop`.
+    the decision `drop`. One without finite states has `aggregated` 0, the decision `drop`, and a
+    key `failed` that says why.
     """
     taus = calibration.thresholds
     q_probe = calibration.aggregate(scores.probe)
     aggregated = np.where(scores.exited, q_probe, calibration.aggregate(scores.judge))
-    for i, doc_id in enumerate(doc_ids):
-        exited = bool(scores.exited[i])
-        value = float(aggregated[i])
-        yield {
-            "doc_id": doc_id,
-            "source": source,
-            "scores": None if exited else as_scores(scores.judge[i]),
+    for i, document in enumerate(documents):
+        exited, failed = bool(scores.exited[i]), scores.failed.get(i)
+        value = float(aggregated[i]) if failed is None else 0.0
+        is_dropped = exited or failed is not None
+        has_probe = bool(np.isfinite(scores.probe[i]).all())
+        row = {
+            "doc_id": document.doc_id,
+            "source": document.source,
+            "scores": None if is_dropped else as_scores(scores.judge[i]),
             "aggregated": value,
-            "decision": "drop" if exited else decide(value, taus.tau_drop, taus.tau_keep),
-            "q_probe": float(q_probe[i]),
+            "decision": "drop" if is_dropped else decide(value, taus.tau_drop, taus.tau_keep),
+            "q_probe": float(q_probe[i]) if has_probe else None,
             "early_exit": exited,
-            "probe_scores": as_scores(scores.probe[i]),
+            "probe_scores": as_scores(scores.probe[i]) if has_probe else None,
         }
+        yield row if failed is None else row | {"failed": failed}
 
 
 def grade_shard(
@@ -171,58 +222,51 @@ def grade_shard(
         progress: Called with (documents done, documents in all).
 
     Raises:
-        HeadError: As `load_heads`; or a state or score is not finite (E-HEAD-NONFINITE).
+        HeadError: As `load_heads`; or the states of more than a few documents, or a score, are not
+            finite (E-HEAD-NONFINITE).
         CalibrationError: As `load_calibration`; or fitted for other heads (E-CALIBRATION-HEADS).
         FormatError: A manifest, index or shard is not what it should be.
     """
     grader = Grader.load(model, heads_dir, calibration_dir, max_ctx, max_batch, early_exit)
-    manifest = load_manifest(shard_manifest)
-    fingerprints = grader.fingerprints(manifest)
+    documents = ShardInput(load_manifest(shard_manifest), data_root, source)
+    return grade_documents(grader, documents, out_dir, progress)
+
+
+def grade_documents(
+    grader: Grader, documents: GradeInput, out_dir: Path, progress: Progress | None = None
+) -> GradeReport:
+    """Grade any documents into `out_dir`; errors are those of `grade_shard`."""
+    fingerprints = grader.fingerprints(documents.fingerprints())
     path, summary = out_dir / SCORES_NAME, out_dir / SUMMARY_NAME
     if is_current(summary, fingerprints) and path.is_file():
         return _report(path, read_json_object(summary), 0, is_current=True)
-    tokens_before = model.tokens_processed
+    tokens_before = grader.model.tokens_processed
     with output_lock(out_dir), one_thread():
-        doc_ids = [str(document) for document in documents_of(manifest, data_root, source)]
-        rows = grader.rows(DocumentReader(data_root), doc_ids, source, manifest.eos_token_id)
-        decisions, num_exits = _write_rows(out_dir, rows, len(doc_ids), progress)
-        counts = _counts(decisions)
+        # Batches decide the last digits, so a partial file of another batch size is not used.
+        made_from = {**fingerprints, "max_batch": str(grader.max_batch)}
+        partial = PartialRows(out_dir, made_from)
         taus = grader.calibration.thresholds
+        tally = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep)
+        num_done = partial.resume(grader.buffer_size, tally)
+        total = documents.count()
+        for rows in grader.buffers(documents.documents(num_done, grader.heads.max_ctx)):
+            partial.append(rows)
+            tally.add(rows)
+            require_few_failed(tally.failed, total if total is not None else tally.total)
+            if progress is not None:
+                progress(tally.total, total)
         facts = {
-            "total": len(doc_ids),
-            **counts,
-            "per_source": {source: counts} if doc_ids else {},
+            **tally.facts(),
             "tau_drop": taus.tau_drop,
             "tau_keep": taus.tau_keep,
             "tau_probe": taus.tau_probe,
-            "early_exits": num_exits,
             "scorer_model": grader.heads.scorer_model,
             "fingerprints": fingerprints,
         }
+        partial.commit()
         write_json(summary, facts)
-    return _report(path, facts, model.tokens_processed - tokens_before, is_current=False)
-
-
-def _write_rows(
-    out_dir: Path, rows: Iterator[Row], num_documents: int, progress: Progress | None
-) -> tuple[Counter[str], int]:
-    decisions: Counter[str] = Counter()
-    num_exits = 0
-    with atomic_file(out_dir / SCORES_NAME) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-            decisions[row["decision"]] += 1
-            num_exits += row["early_exit"]
-            if progress is not None:
-                progress(decisions.total(), num_documents)
-        # Gone before its scores are replaced: a summary never speaks of another run's rows.
-        (out_dir / SUMMARY_NAME).unlink(missing_ok=True)
-    return decisions, num_exits
-
-
-def _counts(decisions: Counter[str]) -> dict[str, int]:
-    drop, band, keep = (decisions[decision] for decision in DECISIONS)
-    return {"kept": keep, "dropped": drop, "band": band}
+    tokens = grader.model.tokens_processed - tokens_before
+    return _report(path, facts, tokens, is_current=False)
 
 
 def _report(path: Path, summary: dict[str, Any], tokens: int, is_current: bool) -> GradeReport:
@@ -233,6 +277,7 @@ def _report(path: Path, summary: dict[str, Any], tokens: int, is_current: bool) 
         band=summary["band"],
         dropped=summary["dropped"],
         early_exits=summary["early_exits"],
+        failed=summary["failed"],
         backbone_tokens=tokens,
         is_current=is_current,
     )

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from nmoe_core.atomic import write_bytes
+from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError
 from nmoe_core.fingerprint import sha256_file, sha256_json
 from nmoe_core.hydra.features import Backbone
@@ -28,17 +30,24 @@ HEAD_FORMAT = "hydra-head/1"
 PROBE_NAME = "hydra_probe.safetensors"
 JUDGE_NAME = "hydra_judge.safetensors"
 HEADER_KEY = "nmoe"
+CONTENTS_KEY = "train_contents"
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 Header = dict[str, Any]
 
 
-def save_head(path: Path, head: Probe | Judge, header: Mapping[str, Any]) -> str:
+def save_head(
+    path: Path,
+    head: Probe | Judge,
+    header: Mapping[str, Any],
+    train_contents: np.ndarray | None = None,
+) -> str:
     """Commit a head; return the SHA-256 of its file.
 
     Args:
         path: A `.safetensors` file.
         head: The trained module.
         header: What it was made from; `format`, and `arch` from the head, are added.
+        train_contents: Digests of the documents it was fitted on, int64, for leak checks.
     """
     full = {"format": HEAD_FORMAT, "arch": head.arch.as_dict(), **header}
     text = json.dumps(full, ensure_ascii=False, allow_nan=False)
@@ -46,6 +55,8 @@ def save_head(path: Path, head: Probe | Judge, header: Mapping[str, Any]) -> str
         name: value.detach().to("cpu", torch.float32).contiguous()
         for name, value in head.state_dict().items()
     }
+    if train_contents is not None:
+        tensors[CONTENTS_KEY] = torch.from_numpy(np.unique(train_contents))
     write_bytes(path, save(tensors, metadata={HEADER_KEY: text}))
     return sha256_file(path)
 
@@ -102,6 +113,7 @@ def load_head(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Jud
 
 def _with_weights(path: Path, header: Header, tensors: dict[str, Tensor]) -> Probe | Judge:
     try:
+        tensors.pop(CONTENTS_KEY, None)
         head = build_head(arch_from_dict(header["arch"]))
         head.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
@@ -163,7 +175,12 @@ def _bad_format(path: Path, found: str) -> HeadError:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Probe and judge of one directory, with the digests of their files."""
+    """Probe and judge of one directory, with the digests of their files.
+
+    `probe_tap` and `judge_tap` are the numbers of the blocks whose states they read;
+    `train_contents` the digests of the documents they were fitted on (int64, sorted; see
+    `content_digests`), empty where that is not known.
+    """
 
     probe: Probe
     judge: Judge
@@ -171,6 +188,9 @@ class Heads:
     judge_digest: str
     scorer_model: str
     max_ctx: int
+    probe_tap: int
+    judge_tap: int
+    train_contents: np.ndarray
 
     @property
     def digest(self) -> str:
@@ -187,13 +207,17 @@ def load_heads(heads_dir: Path, backbone: Backbone, max_ctx: int) -> Heads:
     """Load both heads of a directory for a backbone.
 
     Raises:
-        HeadError: As `load_head`, for either file; or the files are not a probe and a judge
-            (E-HEAD-FORMAT).
+        HeadError: As `load_head`, for either file; or the files are not a probe and a judge that
+            reads no earlier block (E-HEAD-FORMAT).
     """
     probe, header = load_head(heads_dir / PROBE_NAME, backbone, max_ctx)
-    judge, _ = load_head(heads_dir / JUDGE_NAME, backbone, max_ctx)
+    judge, judge_header = load_head(heads_dir / JUDGE_NAME, backbone, max_ctx)
     if not isinstance(probe, Probe) or not isinstance(judge, Judge):
         raise _bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
+    taps = tap_of(header, backbone), tap_of(judge_header, backbone)
+    if taps[0] > taps[1]:
+        raise _bad_format(heads_dir, f"the probe reads block {taps[0]}, the judge {taps[1]}")
+    contents = [_contents(heads_dir / name) for name in (PROBE_NAME, JUDGE_NAME)]
     return Heads(
         probe=probe,
         judge=judge,
@@ -201,4 +225,18 @@ def load_heads(heads_dir: Path, backbone: Backbone, max_ctx: int) -> Heads:
         judge_digest=sha256_file(heads_dir / JUDGE_NAME),
         scorer_model=str(header.get("scorer_model", "")),
         max_ctx=max_ctx,
+        probe_tap=taps[0],
+        judge_tap=taps[1],
+        train_contents=np.unique(np.concatenate(contents)),
     )
+
+
+def tap_of(header: Header, backbone: Backbone) -> int:
+    """Number of the block a head reads; the usual one of its kind where the header is silent."""
+    usual = tap_layers(backbone.config.num_hidden_layers)
+    return int(header.get("tap") or usual[header["arch"]["kind"] == "judge"])
+
+
+def _contents(path: Path) -> np.ndarray:
+    tensors = load_file(str(path))
+    return tensors[CONTENTS_KEY].numpy() if CONTENTS_KEY in tensors else np.empty(0, np.int64)

@@ -19,13 +19,15 @@ from nmoe_core.hydra.scores import DIMENSIONS, MAX_GRADE
 
 NUM_SCORES = len(DIMENSIONS)
 DROPOUT = 0.1
+OLD_INFINITY = 1e4
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeArch:
-    """Shape of a probe."""
+    """Shape of a probe; `nan_to_num` marks one of the first published form, see `layer_norm`."""
 
     hidden_size: int
+    nan_to_num: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The shape as a head file's header holds it."""
@@ -34,12 +36,16 @@ class ProbeArch:
 
 @dataclass(frozen=True, slots=True)
 class JudgeArch:
-    """Shape of a judge: width of its encoder, attention heads, feed-forward width."""
+    """Shape of a judge: width of its encoder, attention heads, feed-forward width.
+
+    `nan_to_num` marks one of the first published form, see `layer_norm`.
+    """
 
     hidden_size: int
     mid_dim: int = 512
     num_heads: int = 8
     ffn_dim: int = 2048
+    nan_to_num: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The shape as a head file's header holds it."""
@@ -60,7 +66,7 @@ class Probe(nn.Module):
 
     def from_pooled(self, features: Tensor) -> Tensor:
         """Scores `[B, 5]` from pooled states `[B, H]`."""
-        return self.proj(layer_norm(features))
+        return self.proj(layer_norm(features, self.arch.nan_to_num))
 
 
 class Judge(nn.Module):
@@ -110,15 +116,25 @@ class Judge(nn.Module):
         """Encoder input `[B, 1 + T, mid]`, the query token first, and where it is padding."""
         mask = position_mask(lengths, hidden.shape[1])
         # Padding may hold anything, NaN included, and attention multiplies masked values by zero.
-        states = torch.where(mask[:, :, None], layer_norm(hidden.float()), 0.0)
+        states = layer_norm(hidden.float(), self.arch.nan_to_num)
+        states = torch.where(mask[:, :, None], states, 0.0)
         query = self.q0.expand(len(states), 1, -1)
         tokens = self.proj(torch.cat([query, states], dim=1))
         return tokens, F.pad(~mask, (1, 0), value=False)
 
 
-def layer_norm(states: Tensor) -> Tensor:
-    """LayerNorm over the last dimension, in float32, without parameters."""
-    return F.layer_norm(states.float(), states.shape[-1:])
+def layer_norm(states: Tensor, nan_to_num: bool = False) -> Tensor:
+    """LayerNorm over the last dimension, in float32, without parameters.
+
+    Args:
+        states: `[..., H]`.
+        nan_to_num: First put 0 for NaN and +-1e4 for infinities, as the first published heads do.
+            Grading has counted those and failed the document before any head runs.
+    """
+    states = states.float()
+    if nan_to_num:
+        states = torch.nan_to_num(states, nan=0.0, posinf=OLD_INFINITY, neginf=-OLD_INFINITY)
+    return F.layer_norm(states, states.shape[-1:])
 
 
 def _encoder_layer(arch: JudgeArch) -> nn.TransformerEncoderLayer:

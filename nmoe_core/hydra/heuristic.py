@@ -11,12 +11,13 @@ is true, and its word list is English. Cost: about a third of a millisecond a do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nmoe_core.fingerprint import sha256_json
 from nmoe_core.hydra import text_statistics
-from nmoe_core.hydra.oracle import OracleResult
+from nmoe_core.hydra.oracle import OracleResult, Question
 from nmoe_core.hydra.scores import DIMENSIONS, MAX_GRADE
 
 SCORER_MODEL = "heuristic"
@@ -104,23 +105,31 @@ class HeuristicOracle:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the version and every number above."""
-        table = {
-            name: [
-                [[c.statistic, c.weight, list(c.at), list(c.gives)] for c in dimension.curves],
-                list(dimension.grades_at),
-            ]
-            for name, dimension in _DIMENSIONS.items()
-        }
-        return sha256_json([SCORER_MODEL, SCORER_VERSION, table])
+        return sha256_json([SCORER_MODEL, SCORER_VERSION, _table()])
 
-    def label(self, texts: Sequence[str]) -> Iterator[OracleResult]:
+    @property
+    def facts(self) -> dict[str, Any]:
+        """No weights and no prompt: the digest of the numbers above."""
+        return {"backend": "heuristic", "table": self.fingerprint}
+
+    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """One result a text; a text of nothing but white space has no scores."""
-        for text in texts:
-            statistics = text_statistics.measure(text)
+        for i, question in enumerate(questions):
+            statistics = text_statistics.measure(question.text)
             if statistics:
-                yield OracleResult(grade(statistics), "", FINISH_SCORED)
+                yield i, OracleResult(grade(statistics), "", FINISH_SCORED)
             else:
-                yield OracleResult(None, "", FINISH_EMPTY)
+                yield i, OracleResult(None, "", FINISH_EMPTY)
+
+
+def _table() -> dict[str, Any]:
+    return {
+        name: [
+            [[c.statistic, c.weight, list(c.at), list(c.gives)] for c in dimension.curves],
+            list(dimension.grades_at),
+        ]
+        for name, dimension in _DIMENSIONS.items()
+    }
 
 
 def grade(statistics: Mapping[str, float]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from nmoe_core.hydra.scores import DIMENSIONS, as_vector, parse_scores
 MERGE_CODE = "merge-labels/1"
 SCORES_NAME = "scores.jsonl"
 SUMMARY_NAME = "summary.json"
+PARTIAL_NAME = "summary.partial.json"
 Record = dict[str, Any]
 Scorer = tuple[str, str, str]
 
@@ -36,18 +37,30 @@ def scorer_of(record: Record) -> Scorer:
     return model, version, rubric
 
 
-def read_records(path: Path) -> tuple[list[Record], int]:
-    """The records of an append-only file, and the number of bytes they take.
+def indexed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
+    """(offset, size in bytes, record) of each whole line of an append-only file.
 
     A line without its newline is what a killed writer leaves; it is not counted.
 
     Raises:
         LabelError: A whole line is not a record (E-LABEL-CORRUPT).
     """
-    payload = path.read_bytes()
-    num_bytes = payload.rfind(b"\n") + 1
-    lines = payload[:num_bytes].split(b"\n")[:-1]
-    return [_record(path, i, line) for i, line in enumerate(lines)], num_bytes
+    offset = 0
+    with open(path, "rb") as file:
+        for i, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                return
+            yield offset, len(line), _record(path, i, line)
+            offset += len(line)
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a label file, in its order.
+
+    Raises:
+        LabelError: As `indexed_records`.
+    """
+    return [record for _, _, record in indexed_records(path)]
 
 
 def _record(path: Path, i: int, line: bytes) -> Record:
@@ -118,7 +131,7 @@ def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> MergeRepo
     if is_current(summary, fingerprints) and path.is_file():
         value = read_json_object(summary)
         return MergeReport(path, value["total"], value["parsed"], True)
-    records = [record for shard in shards for record in read_records(shard / SCORES_NAME)[0]]
+    records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
     scorer = one_scorer(records, where=labels_dir / split)
     merged = list(latest(records).values())
     facts = dict(zip(("scorer_model", "scorer_version", "rubric_hash"), scorer))
@@ -207,7 +220,7 @@ def read_labels(path: Path) -> Labels:
             do="run nmoe hydra merge-labels",
             code="E-LABEL-MISSING",
         )
-    records = list(latest(read_records(path)[0]).values())
+    records = list(latest(read_records(path)).values())
     parsed = [record for record in records if record["ok"]]
     rows = [as_vector(parse_scores(record.get("scores") or {})) for record in parsed]
     return Labels(

@@ -1,46 +1,47 @@
-"""Oracle labels of one slice shard: `scores.jsonl`, appended record by record, `summary.json` last.
+"""Oracle labels of documents: `scores.jsonl`, appended record by record, `summary.json` last.
 
-A killed run loses at most the record it was writing: the next one cuts the torn line and asks only
-for documents that have no record, so the finished file has the bytes of an uninterrupted run.
-Labels of another scorer or rubric are refused unless `replace`; when the slice, its documents or
-the settings changed, labelling starts over. Memory does not grow with the documents' text.
+Records are appended and flushed as answers come, in any order; a killed run loses at most the
+record it was writing. The next one cuts the torn line and asks only about documents that have no
+record. When all have one, the file is put in the order of the documents, one record each, so its
+bytes do not depend on kills or on which answer came first. Labels of another scorer or rubric are
+refused unless `replace`; when documents or settings changed, labelling starts over. Memory does not
+grow with the documents' text.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loader.format import read_json_object
-from nmoe_core.atomic import failpoint, output_lock, write_bytes, write_json
-from nmoe_core.docid import DocumentReader
+from nmoe_core.atomic import TMP_MARK, atomic_file, failpoint, output_lock, write_bytes, write_json
 from nmoe_core.errors import LabelError
 from nmoe_core.fingerprint import Fingerprints, is_current, recorded, sha256_file
-from nmoe_core.hydra.document_texts import Decoder, DocumentTexts
+from nmoe_core.hydra.document_texts import Documents
 from nmoe_core.hydra.label_files import (
+    PARTIAL_NAME,
     SCORES_NAME,
     SUMMARY_NAME,
     Record,
+    Scorer,
     coverage,
-    latest,
-    read_records,
+    indexed_records,
     scorer_of,
 )
-from nmoe_core.hydra.oracle import Oracle, OracleResult
+from nmoe_core.hydra.oracle import Oracle, OracleResult, Question
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.scores import aggregate, as_vector, parse_scores
-from nmoe_core.hydra.slices import data_digest, read_slice
 
-LABEL_CODE = "labels/1"
+LABEL_CODE = "labels/2"
 STARTED_NAME = "started.json"
 SNIPPET_CHARS = 256
+PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
 
 
@@ -60,86 +61,73 @@ class LabelReport:
 
 
 def label_shard(
-    slice_file: Path,
-    data_root: Path,
+    documents: Documents,
     out_dir: Path,
     oracle: Oracle,
-    tokenizer: Decoder,
     rubric: Rubric,
-    max_doc_tokens: int,
-    eos_token_id: int,
     *,
     replace: bool = False,
     retry_failed: int = 0,
     progress: Progress | None = None,
 ) -> LabelReport:
-    """Label the documents of one slice file into `out_dir/scores.jsonl`.
+    """Label documents into `out_dir/scores.jsonl`.
 
     Args:
-        slice_file: Rows of (document id, source).
-        data_root: Directory that document ids are relative to.
-        out_dir: Directory of this shard's labels.
+        documents: What to label.
+        out_dir: Directory of these labels.
         oracle: Scores texts.
-        tokenizer: Decodes the shards' tokens.
         rubric: What the oracle was asked; its hash goes into every record.
-        max_doc_tokens: Tokens of a document that the oracle sees, from its start.
-        eos_token_id: Token that ends every document; the oracle never sees it.
         replace: Start over where another scorer's or rubric's labels lie.
         retry_failed: How many more times to ask about a document whose answer was not accepted.
-        progress: Called with (documents done, documents in all) after each record.
+        progress: Called with (documents done, documents to do) after each record.
 
     Raises:
         LabelError: The directory holds labels of another scorer or rubric (E-LABEL-MIXED), or of a
-            broken file (E-LABEL-CORRUPT); the oracle gave too few or too many results
-            (E-LABEL-ORACLE).
+            broken file (E-LABEL-CORRUPT); the oracle did not answer once for each text
+            (E-LABEL-ORACLE), or as the oracle.
         FormatError: A document cannot be read.
     """
-    rows = read_slice(slice_file)
     fingerprints = {
         "code": LABEL_CODE,
-        "slice": sha256_file(slice_file),
-        "data": data_digest(data_root, sorted({source for _, source in rows})),
-        "tokenizer": tokenizer.fingerprint,
+        **documents.fingerprints,
         "oracle": oracle.fingerprint,
         "rubric": rubric.hash,
-        "max_doc_tokens": str(max_doc_tokens),
     }
-    run = _LabelRun(out_dir, rows, fingerprints, oracle, rubric)
+    run = _LabelRun(out_dir, documents, fingerprints, oracle, rubric, progress)
     if retry_failed == 0 and (report := run.finished()) is not None:
         return report
     with output_lock(out_dir):
-        known = run.open_existing(replace)
-        pending = _pending(rows, known, retry_failed)
-        if not pending and (report := run.finished()) is not None:
+        run.open_existing(replace)
+        resumed_from, num_new = len(run.marks), 0
+        while pending := run.pending(retry_failed):
+            num_new += run.append(pending)
+        if num_new == 0 and (report := run.finished()) is not None:
             return report
-        reader = DocumentReader(data_root)
-        ids = [doc_id for doc_id, _ in pending]
-        texts = DocumentTexts(reader, ids, tokenizer, max_doc_tokens, eos_token_id)
-        run.append(pending, texts, progress)
-        return run.finish(resumed_from=len(latest(known)), num_new=len(pending))
-
-
-def _pending(
-    rows: list[tuple[str, str]], known: list[Record], retry_failed: int
-) -> list[tuple[str, str]]:
-    parsed = {record["doc_id"] for record in known if record["ok"]}
-    attempts = Counter(record["doc_id"] for record in known)
-    return [
-        (doc_id, source)
-        for doc_id, source in rows
-        if doc_id not in parsed and not 0 < attempts[doc_id] > retry_failed
-    ]
+        return run.finish(resumed_from, num_new)
 
 
 @dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where the record of a document lies in the file, and what came of it."""
+
+    offset: int
+    size: int
+    is_ok: bool
+    attempts: int
+
+
+@dataclass(slots=True)
 class _LabelRun:
-    """The files of one shard's labels and what they are made from."""
+    """The files of one shard's labels, what they are made from, and which records there are."""
 
     out_dir: Path
-    rows: list[tuple[str, str]]
+    documents: Documents
     fingerprints: Fingerprints
     oracle: Oracle
     rubric: Rubric
+    progress: Progress | None
+    marks: dict[str, _Mark] = field(default_factory=dict)
+    num_parsed: int = 0
 
     @property
     def scores(self) -> Path:
@@ -148,6 +136,10 @@ class _LabelRun:
     @property
     def summary(self) -> Path:
         return self.out_dir / SUMMARY_NAME
+
+    @property
+    def partial(self) -> Path:
+        return self.out_dir / PARTIAL_NAME
 
     @property
     def started(self) -> Path:
@@ -159,27 +151,49 @@ class _LabelRun:
         value = read_json_object(self.summary)
         return LabelReport(value["total"], value["parsed"], 0, value["total"])
 
-    def open_existing(self, replace: bool) -> list[Record]:
-        """Records that count, their torn tail cut off; the file is emptied when none can."""
+    def open_existing(self, replace: bool) -> None:
+        """Mark the records that count, their torn tail cut off; start over when none can."""
         began = recorded(self.started)
-        if began is None and not self.scores.exists():
-            self._start_over()
-            return []
-        records, num_bytes = read_records(self.scores) if self.scores.exists() else ([], 0)
-        if began == self.fingerprints and not self._foreign(records):
-            if self.scores.exists():
-                os.truncate(self.scores, num_bytes)
-            return records
+        if not self.scores.exists():
+            return self._start_over()
+        first_foreign = self._mark_existing()
+        if began == self.fingerprints and first_foreign is None:
+            return None
         has_other_scorer = began is None or any(
             began.get(key) != self.fingerprints[key] for key in ("oracle", "rubric")
         )
-        if records and not replace and (has_other_scorer or self._foreign(records)):
-            raise self._mixed(records[0])
-        self._start_over()
-        return []
+        if self.marks and not replace and (has_other_scorer or first_foreign is not None):
+            raise self._mixed(first_foreign or self._scorer(), began)
+        return self._start_over()
 
-    def _foreign(self, records: list[Record]) -> bool:
-        return any(scorer_of(record) != self._scorer() for record in records)
+    def _mark_existing(self) -> Scorer | None:
+        """Mark every whole record and cut what follows; the first scorer that is not this one."""
+        foreign, end = None, 0
+        for offset, size, record in indexed_records(self.scores):
+            self._mark(record, offset, size)
+            end = offset + size
+            if foreign is None and scorer_of(record) != self._scorer():
+                foreign = scorer_of(record)
+        os.truncate(self.scores, end)
+        return foreign
+
+    def _mark(self, record: Record, offset: int, size: int) -> None:
+        known = self.marks.get(record["doc_id"])
+        if known is not None and known.is_ok:
+            return
+        self.num_parsed += record["ok"]
+        mark = _Mark(offset, size, record["ok"], record.get("attempts", 1))
+        self.marks[record["doc_id"]] = mark
+
+    def pending(self, retry_failed: int) -> list[tuple[str, str]]:
+        """Documents to ask about: those never asked, then those refused and allowed once more."""
+        rows, marks = self.documents.rows, self.marks
+        new = [row for row in rows if row[0] not in marks]
+        return new or [
+            row
+            for row in rows
+            if not marks[row[0]].is_ok and marks[row[0]].attempts <= retry_failed
+        ]
 
     def _scorer(self) -> tuple[str, str, str]:
         return self.oracle.scorer_model, self.oracle.scorer_version, self.rubric.hash
@@ -187,38 +201,66 @@ class _LabelRun:
     def _start_over(self) -> None:
         # The mark of the new run comes last: records are never taken for those of another run.
         self.summary.unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
+        self.marks, self.num_parsed = {}, 0
         write_bytes(self.scores, b"")
         write_json(self.started, {"fingerprints": self.fingerprints})
 
-    def _mixed(self, record: Record) -> LabelError:
+    def _mixed(self, scorer: Scorer, began: Fingerprints | None) -> LabelError:
         return LabelError(
             "labels of another scorer or rubric lie here",
             where=self.scores,
-            found="/".join(scorer_of(record)),
+            found="/".join(scorer) if began else "labels that do not say what they are made from",
             expected="/".join(self._scorer()),
             do="label into another directory, or set [oracle] replace = true to drop them",
             code="E-LABEL-MIXED",
         )
 
-    def append(
-        self, pending: list[tuple[str, str]], texts: DocumentTexts, progress: Progress | None
-    ) -> None:
-        """Ask the oracle and append one flushed record a document."""
+    def append(self, pending: list[tuple[str, str]]) -> int:
+        """Ask the oracle and append one flushed record a document; return their number."""
         self.summary.unlink(missing_ok=True)
-        results = self.oracle.label(texts) if pending else iter(())
-        with open(self.scores, "ab", buffering=0) as file:
-            for i, (doc_id, source) in enumerate(pending):
-                result = next(results, None)
-                if result is None:
-                    raise self._wrong_count(f"{i} results", len(pending))
-                record = self._record(doc_id, source, texts[i], result)
+        shown: dict[int, tuple[str, bool]] = {}
+        num_done = 0
+        offset = self.scores.stat().st_size
+        with open(self.scores, "ab") as file:
+            for i, result in self.oracle.label(self._questions(pending, shown)):
+                if i not in shown:
+                    raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
+                record = self._record(*pending[i], *shown.pop(i), result)
                 failpoint("write")
-                file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-                if progress is not None:
-                    progress(i + 1, len(pending))
+                line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+                file.write(line)
+                file.flush()
+                self._mark(record, offset, len(line))
+                offset += len(line)
+                num_done += 1
+                self._report(num_done, len(pending))
             os.fsync(file.fileno())
-        if next(results, None) is not None:
-            raise self._wrong_count("more results", len(pending))
+        if num_done != len(pending):
+            raise self._wrong_count(f"{num_done} results", len(pending))
+        return num_done
+
+    def _questions(
+        self, pending: list[tuple[str, str]], shown: dict[int, tuple[str, bool]]
+    ) -> Iterator[Question]:
+        for i, (doc_id, _) in enumerate(pending):
+            text, is_truncated = self.documents.text(doc_id)
+            shown[i] = text[:SNIPPET_CHARS].replace("\n", " "), is_truncated
+            yield Question(text, self._attempts(doc_id))
+
+    def _attempts(self, doc_id: str) -> int:
+        return self.marks[doc_id].attempts if doc_id in self.marks else 0
+
+    def _report(self, num_done: int, num_pending: int) -> None:
+        if num_done % PARTIAL_EVERY == 0:
+            seen = len(self.marks)
+            counts = {"total_seen": seen, "parsed": self.num_parsed}
+            # For people who watch: whole, but not made durable, since that takes milliseconds.
+            tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
+            tmp.write_text(json.dumps(counts | {"parse_rate": self.num_parsed / seen}) + "\n")
+            os.replace(tmp, self.partial)
+        if self.progress is not None:
+            self.progress(num_done, num_pending)
 
     def _wrong_count(self, found: str, expected: int) -> LabelError:
         return LabelError(
@@ -229,12 +271,14 @@ class _LabelRun:
             code="E-LABEL-ORACLE",
         )
 
-    def _record(self, doc_id: str, source: str, text: str, result: OracleResult) -> Record:
+    def _record(
+        self, doc_id: str, source: str, snippet: str, is_truncated: bool, result: OracleResult
+    ) -> Record:
         record: Record = {
             "doc_id": doc_id,
             "source": source,
             "ok": result.scores is not None,
-            "snippet": text[:SNIPPET_CHARS].replace("\n", " "),
+            "snippet": snippet,
         }
         if result.scores is None:
             record["raw"] = result.raw
@@ -248,20 +292,32 @@ class _LabelRun:
             "scorer_version": version,
             "rubric_hash": rubric_hash,
             "finish_reason": result.finish_reason,
+            "attempts": self._attempts(doc_id) + 1,
+            "num_new_tokens": result.num_new_tokens,
+            "salvaged": result.is_salvaged,
+            "truncated": is_truncated or result.is_truncated,
         }
 
     def finish(self, resumed_from: int, num_new: int) -> LabelReport:
-        """Commit the summary over all records of the shard."""
-        records = list(latest(read_records(self.scores)[0]).values())
-        counts: dict[str, Any] = coverage(records)
+        """Put the records in the documents' order and commit the summary over them."""
+        rows = self.documents.rows
+        with open(self.scores, "rb") as written, atomic_file(self.scores) as file:
+            for doc_id, _ in rows:
+                written.seek(self.marks[doc_id].offset)
+                file.write(written.read(self.marks[doc_id].size))
+        outcomes = ({"source": source, "ok": self.marks[doc_id].is_ok} for doc_id, source in rows)
+        counts: dict[str, Any] = coverage(outcomes)
         model, version, rubric_hash = self._scorer()
         facts = {
             "scorer_model": model,
             "scorer_version": version,
             "rubric_hash": rubric_hash,
-            "resumed_from": resumed_from,
+            # A documented key: how often a run was resumed is no fact about its labels.
+            "resumed_from": None,
+            "oracle": self.oracle.facts,
             "scores_sha256": sha256_file(self.scores),
             "fingerprints": self.fingerprints,
         }
         write_json(self.summary, counts | facts)
+        self.partial.unlink(missing_ok=True)
         return LabelReport(counts["total"], counts["parsed"], num_new, resumed_from)

@@ -7,14 +7,14 @@ text. Intervals are percentile bootstraps with a fixed seed, so they repeat.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from nmoe_core.hydra.scores import DIMENSIONS, aggregate
+from nmoe_core.hydra.intervals import bootstrap
+from nmoe_core.hydra.scores import DECIMALS, DIMENSIONS, MAX_GRADE, aggregate
 
-NUM_RESAMPLES = 200
 NUM_LENGTH_GROUPS = 10
 
 
@@ -36,20 +36,14 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
 
 def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | None:
     """95 % bootstrap interval of the rank correlation; None when it is not defined."""
-    rng = np.random.default_rng(0)
-    draws = (rng.integers(0, len(a), len(a)) for _ in range(NUM_RESAMPLES))
-    values = [v for draw in draws if (v := spearman(a[draw], b[draw])) is not None]
-    if len(values) < NUM_RESAMPLES // 2:
-        return None
-    low, high = np.quantile(values, [0.025, 0.975])
-    return round(float(low), 6), round(float(high), 6)
+    return bootstrap(lambda rows: spearman(a[rows], b[rows]), len(a))
 
 
-def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str]) -> float | None:
+def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
     """Rank correlation inside each group, averaged by the size of the groups that have one."""
     names = np.asarray(groups)
     total = weight = 0.0
-    for name in sorted(set(groups)):
+    for name in np.unique(names):
         member = names == name
         value = spearman(a[member], b[member])
         if value is not None:
@@ -76,43 +70,156 @@ def length_groups(train_lengths: np.ndarray, lengths: np.ndarray) -> tuple[list[
     return np.digitize(train_lengths, edges).tolist(), np.digitize(lengths, edges).tolist()
 
 
-def agreement(predicted: np.ndarray, oracle: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
-    """Agreement of predicted scores `[N, 5]` with the oracle's.
+def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -> float | None:
+    """Agreement of grades 0..num_grades-1 beyond chance, errors weighed by their square.
+
+    Cohen 1968. None when either side has one grade only.
+    """
+    counts = np.zeros((num_grades, num_grades))
+    np.add.at(counts, (predicted.astype(int), truth.astype(int)), 1)
+    distance = (np.arange(num_grades)[:, None] - np.arange(num_grades)) ** 2
+    by_chance = np.outer(counts.sum(1), counts.sum(0)) / max(counts.sum(), 1)
+    expected = float((distance * by_chance).sum())
+    return 1 - float((distance * counts).sum()) / expected if expected > 0 else None
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """Chance that a positive outscores a negative, ties counting half; None without both."""
+    num_positive = int(positive.sum())
+    num_negative = len(positive) - num_positive
+    if num_positive == 0 or num_negative == 0:
+        return None
+    rank_sum = float(mean_ranks(scores)[positive].sum())
+    return (rank_sum - num_positive * (num_positive - 1) / 2) / (num_positive * num_negative)
+
+
+def average_precision(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """Mean precision over the positives, documents of equal scores taken together."""
+    if not positive.any():
+        return None
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(positive[order])
+    is_last = np.append(np.diff(scores[order]) != 0, True)
+    taken, found = np.flatnonzero(is_last) + 1, hits[is_last]
+    gained = np.diff(found, prepend=0)
+    return float((gained * found / taken).sum() / hits[-1])
+
+
+def isotonic(scores: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The non-decreasing function of the score nearest to the outcomes, by pooling violators.
 
     Returns:
-        `n`; `mae` and `r2` of each dimension, in grades; `spearman` of the uniform aggregate with
-        its `spearman_ci95`, and `spearman_within_source`. Undefined values are None.
+        Ascending distinct scores and the value at each; read between them with `numpy.interp`.
     """
+    points, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    means = np.bincount(inverse, outcomes) / counts
+    blocks: list[list[float]] = []
+    for mean, count in zip(means.tolist(), counts.tolist()):
+        blocks.append([mean, count, 1])
+        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+            value, weight, size = blocks.pop()
+            last = blocks[-1]
+            last[0] = (last[0] * last[1] + value * weight) / (last[1] + weight)
+            last[1], last[2] = last[1] + weight, last[2] + size
+    return points, np.repeat([b[0] for b in blocks], [int(b[2]) for b in blocks])
+
+
+def calibration_error(probabilities: np.ndarray, outcomes: np.ndarray, num_bins: int = 15) -> float:
+    """Expected calibration error in bins of equal count (Naeini et al. 2015)."""
+    order = np.argsort(probabilities, kind="stable")
+    gaps = [
+        abs(float(probabilities[rows].mean() - outcomes[rows].mean())) * len(rows)
+        for rows in np.array_split(order, min(num_bins, len(order)))
+    ]
+    return sum(gaps) / len(order)
+
+
+def regression_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """Intercept and slope of least squares; None when `x` is constant."""
+    spread = float(((x - x.mean()) ** 2).sum())
+    if spread == 0:
+        return None
+    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
+    return float(y.mean() - slope * x.mean()), slope
+
+
+def agreement(
+    predicted: np.ndarray,
+    oracle: np.ndarray,
+    sources: Sequence[str],
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Agreement of predicted scores `[N, 5]` with the oracle's, overall and inside each source.
+
+    Returns:
+        `n`; `mae`, `r2` and `qwk` of each dimension, in grades; `dimensions`, the rank correlations
+        of each with their intervals; `spearman`, `mae_aggregate`, `r2_aggregate` of the aggregate,
+        with `_ci95` and `_within_source` forms; `per_source`. Undefined values are None.
+    """
+    a, b = aggregate(predicted, weights), aggregate(oracle, weights)
     error = predicted - oracle
-    mae, mse, spread = np.abs(error).mean(0), (error**2).mean(0), oracle.var(0)
-    a, b = aggregate(predicted), aggregate(oracle)
+    columns = list(zip(DIMENSIONS, error.T, predicted.T, oracle.T))
     return {
         "n": len(oracle),
-        "mae": {name: _round(value) for name, value in zip(DIMENSIONS, mae)},
-        "r2": {
-            name: _round(1 - m / s) if s > 0 else None
-            for name, m, s in zip(DIMENSIONS, mse, spread)
+        "mae": {name: _round(np.abs(e).mean()) for name, e, _, _ in columns},
+        "r2": {name: _round(explained(x, y)) for name, _, x, y in columns},
+        "qwk": {
+            name: _round(quadratic_kappa(np.rint(x), np.rint(y), MAX_GRADE + 1))
+            for name, _, x, y in columns
         },
+        "dimensions": {name: correlations(x, y, sources) for name, _, x, y in columns},
+        **correlations(a, b, sources),
+        "mae_aggregate": _round(np.abs(a - b).mean()),
+        "r2_aggregate": _round(explained(a, b)),
+        "per_source": {
+            name: {
+                "n": int(member.sum()),
+                "spearman": _round(spearman(a[member], b[member])),
+                "mae_aggregate": _round(np.abs(a - b)[member].mean()),
+            }
+            for name in sorted(set(sources))
+            for member in [np.asarray(sources) == name]
+        },
+    }
+
+
+def explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
+    """R2: share of the truth's variance that the prediction explains; None without variance."""
+    spread = float(truth.var())
+    return 1 - float(((predicted - truth) ** 2).mean()) / spread if spread > 0 else None
+
+
+def correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
+    """`spearman` and `spearman_within_source`, each with a 95 % bootstrap interval."""
+    names = np.asarray(sources)
+    return {
         "spearman": _round(spearman(a, b)),
         "spearman_ci95": spearman_interval(a, b),
-        "spearman_within_source": _round(within_groups(a, b, sources)),
+        "spearman_within_source": _round(within_groups(a, b, names)),
+        "spearman_within_source_ci95": bootstrap(
+            lambda rows: within_groups(a[rows], b[rows], names[rows]), len(a)
+        ),
     }
 
 
 def baselines(
     train: tuple[np.ndarray, Sequence[str], np.ndarray],
     val: tuple[np.ndarray, Sequence[str], np.ndarray],
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """What predictors that do not read the text reach on val, after the same training labels.
 
     Args:
-        train: The oracle's scores `[N, 5]`, sources, and document lengths `[N]` in tokens.
+        train: The oracle's scores `[N, 5]`, sources, and document lengths `[N]` in tokens; a length
+            of 0 is one that is not known.
         val: The same of the val documents.
+        weights: Of the aggregate.
 
     Returns:
-        `spearman_source_only`, `spearman_length_only`, and `mae_mean_only` of each dimension.
+        `spearman_source_only`, `spearman_length_only` and its `_within_source` form, and
+        `mae_mean_only` of each dimension.
     """
-    fitted, truth = aggregate(train[0]), aggregate(val[0])
+    fitted, truth = aggregate(train[0], weights), aggregate(val[0], weights)
     by_source = group_means(train[1], fitted, val[1])
     train_groups, val_groups = length_groups(train[2], val[2])
     by_length = group_means(train_groups, fitted, val_groups)
@@ -120,9 +227,10 @@ def baselines(
     return {
         "spearman_source_only": _round(spearman(by_source, truth)),
         "spearman_length_only": _round(spearman(by_length, truth)),
+        "spearman_length_only_within_source": _round(within_groups(by_length, truth, val[1])),
         "mae_mean_only": {name: _round(value) for name, value in zip(DIMENSIONS, constant)},
     }
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None else round(float(value), 6)
+    return None if value is None else round(float(value), DECIMALS)

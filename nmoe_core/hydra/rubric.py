@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -73,6 +73,10 @@ class Rubric:
         """SHA-256 over every word that reaches an oracle."""
         rows = [[d.name, d.question, list(d.grades)] for d in self.dimensions]
         return sha256_json([self.name, self.version, self.instructions, self.answer, rows])
+
+    def turned(self) -> Rubric:
+        """The same rubric with its dimensions in reverse order, for a second opinion."""
+        return replace(self, dimensions=self.dimensions[::-1])
 
     def text(self) -> str:
         """The rubric as an oracle reads it."""

@@ -1,4 +1,4 @@
-"""Thresholds from the heads' own scores, the aggregation weights, and the file that holds both.
+"""Thresholds from the heads' own scores, and the aggregation weights.
 
 Thresholds are fitted on the scores that the deployed path gives, never on the oracle's: a head's
 scores shrink towards their mean, so a cut through the oracle's would keep another share than asked
@@ -11,17 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from loader.format import read_json_object
-from nmoe_core.errors import CalibrationError
-from nmoe_core.fingerprint import sha256_file
-from nmoe_core.hydra.scores import DECIMALS, DIMENSIONS, MAX_GRADE, aggregate
+from nmoe_core.hydra.intervals import chance_of_at_most
+from nmoe_core.hydra.scores import DECIMALS, DIMENSIONS, MAX_GRADE
 
-CALIBRATION_NAME = "calibration_summary.json"
+DELTA = 0.05
+STARTS = (1.0, 1.6, 2.6, 5.0)
 # Largest share of all documents that the early exit may take from what the judge keeps.
 MAX_LOST_KEEP = 0.01
 
@@ -40,34 +37,53 @@ class Thresholds:
 
 
 def fit_thresholds(
-    probe: np.ndarray,
+    probe: np.ndarray | None,
     judge: np.ndarray,
     oracle_keeps: np.ndarray,
     target_keep: float,
     max_false_drop: float,
+    target_drop: float | None = None,
 ) -> Thresholds:
     """Fit the three thresholds on documents that both heads scored.
 
     Args:
-        probe: Aggregated probe scores `[N]`.
+        probe: Aggregated probe scores `[N]`; without them nothing leaves early.
         judge: Aggregated judge scores `[N]`.
         oracle_keeps: Whether the oracle would keep the document: bool `[N]`.
-        target_keep: Share of documents to keep, in (0, 1).
-        max_false_drop: Largest share of documents the oracle would keep among those dropped: of
-            those that leave at the probe, and of all that are dropped.
+        target_keep: Share of documents that grading keeps, early exits counted as not kept.
+        max_false_drop: Bound on the share of documents the oracle would keep among those that
+            leave at the probe, and among all that are dropped.
+        target_drop: Share of documents to drop, early exits included; without it as many are
+            dropped as `max_false_drop` allows.
     """
     num_keep = max(1, round(target_keep * len(judge)))
+    tau_probe = 0.0
+    if probe is not None:
+        ceiling = _probe_ceiling(probe, judge, num_keep, target_drop)
+        tau_probe = largest_certified(probe, oracle_keeps, max_false_drop, ceiling)
+    # A document that left has no judge score; it ranks below all that stay.
+    deployed = judge if probe is None else np.where(probe < tau_probe, -1.0, judge)
+    descending = np.sort(deployed)[::-1]
+    tau_keep = midpoint_above(descending, num_keep)
+    if target_drop is None:
+        tau_drop = largest_certified(deployed, oracle_keeps, max_false_drop, tau_keep)
+    else:
+        num_stay = len(judge) - round(target_drop * len(judge))
+        tau_drop = min(midpoint_above(descending, num_stay), tau_keep)
+    return Thresholds(tau_probe, tau_drop, tau_keep)
+
+
+def _probe_ceiling(
+    probe: np.ndarray, judge: np.ndarray, num_keep: int, target_drop: float | None
+) -> float:
+    """What the judge would keep hardly leaves at the probe, nor more than is to be dropped."""
     tau_keep = midpoint_above(np.sort(judge)[::-1], num_keep)
-    # What the judge would keep may hardly leave at the probe: the share kept is then the target
-    # with and without the early exit.
     judge_keeps = np.sort(probe[judge >= tau_keep])
     num_lost = int(MAX_LOST_KEEP * len(judge))
     ceiling = float(judge_keeps[num_lost]) if num_lost < len(judge_keeps) else 1.0
-    tau_probe = largest_safe(probe, oracle_keeps, max_false_drop, ceiling)
-    # A document that left has no judge score; it ranks below all that stay.
-    deployed = np.where(probe < tau_probe, -1.0, judge)
-    tau_drop = largest_safe(deployed, oracle_keeps, max_false_drop, tau_keep)
-    return Thresholds(tau_probe, tau_drop, tau_keep)
+    if target_drop is None:
+        return ceiling
+    return min(ceiling, float(np.sort(probe)[min(int(target_drop * len(probe)), len(probe) - 1)]))
 
 
 def midpoint_above(descending: np.ndarray, num_above: int) -> float:
@@ -87,25 +103,35 @@ def midpoint_above(descending: np.ndarray, num_above: int) -> float:
     return _between(float(descending[nearest]), float(descending[nearest - 1]))
 
 
-def largest_safe(
+def largest_certified(
     scores: np.ndarray, oracle_keeps: np.ndarray, max_false_drop: float, ceiling: float
 ) -> float:
     """The largest threshold up to `ceiling` below which few documents are worth keeping.
 
-    Below it, at most `max_false_drop` of the documents are ones the oracle keeps; 0.0, which drops
-    nothing, when no threshold between two scores is safe.
+    With a confidence of 95 %, at most `max_false_drop` of the documents below it are ones that the
+    oracle keeps. Thresholds are tested in ascending order, a hundredth of the documents apart, from
+    four starts, each at a quarter of the error; a start's first failure ends it. That is
+    fixed-sequence testing, so no correction for the number of thresholds is due (Angelopoulos et
+    al. 2021, Learn then Test). The first start has just enough documents to pass without an error.
+    0.0, which drops nothing, when no threshold passes.
     """
-    order = np.argsort(scores, kind="stable")
-    ranked = scores[order]
-    false_drops = np.cumsum(oracle_keeps[order])
-    num_below = np.arange(1, len(ranked))
-    is_gap = ranked[1:] > ranked[:-1]
-    is_safe = false_drops[:-1] <= max_false_drop * num_below
-    for i in np.flatnonzero(is_gap & is_safe)[::-1]:
-        tau = _between(float(ranked[i]), float(ranked[i + 1]))
-        if tau <= ceiling:
-            return tau
-    return 0.0
+    if max_false_drop <= 0:
+        return 0.0
+    ranked, num_scores = np.sort(scores), len(scores)
+    false_drops = np.cumsum(oracle_keeps[np.argsort(scores, kind="stable")])
+    delta, best = DELTA / len(STARTS), 0.0
+    fewest = math.log(delta) / math.log1p(-max_false_drop)
+    for start in STARTS:
+        for place in range(math.ceil(start * fewest), num_scores, max(1, num_scores // 100)):
+            count = int(np.searchsorted(ranked, ranked[place], side="left"))
+            if count == 0:
+                continue
+            tau = _between(float(ranked[count - 1]), float(ranked[count]))
+            chance = chance_of_at_most(int(false_drops[count - 1]), count, max_false_drop)
+            if tau > ceiling or chance > delta:
+                break
+            best = max(best, tau)
+    return best
 
 
 def _between(low: float, high: float) -> float:
@@ -114,13 +140,9 @@ def _between(low: float, high: float) -> float:
     return middle if low < middle <= high else high
 
 
-def top_share(values: np.ndarray, share: float) -> np.ndarray:
-    """Which items are in the top `share`: bool `[N]`; values tied at the cut are all on one side.
-
-    That side is the one that brings the share nearer: oracle aggregates have 21 levels only.
-    """
-    num_top = max(1, round(share * len(values)))
-    return values >= midpoint_above(np.sort(values)[::-1], num_top)
+def would_keep(oracle: np.ndarray, target_keep: float) -> float:
+    """The oracle's own threshold: its (1 - target_keep) quantile, a value that it gave."""
+    return float(np.quantile(oracle, 1 - target_keep, method="higher"))
 
 
 def fit_weights(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -153,86 +175,3 @@ def _weights_on(x: np.ndarray, y: np.ndarray, chosen: list[int]) -> np.ndarray:
     weights[chosen[:-1]] = free
     weights[chosen[-1]] = 1 - free.sum()
     return weights
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """A committed calibration: weights and thresholds, and the heads they were fitted for."""
-
-    path: Path
-    digest: str
-    weights: dict[str, float]
-    thresholds: Thresholds
-    heads_digest: str
-
-    def aggregate(self, scores: np.ndarray) -> np.ndarray:
-        """Weighted aggregate, in 0..1, of scores `[..., 5]`."""
-        return aggregate(scores, self.weights)
-
-    def leaves_at_probe(self, probe_scores: np.ndarray) -> np.ndarray:
-        """Which documents leave after the probe: bool `[B]` from its scores `[B, 5]`."""
-        return self.aggregate(probe_scores) < self.thresholds.tau_probe
-
-    def require_heads(self, heads_digest: str) -> None:
-        """Refuse heads that this calibration was not fitted for.
-
-        Raises:
-            CalibrationError: The digests differ (E-CALIBRATION-HEADS).
-        """
-        if heads_digest != self.heads_digest:
-            raise CalibrationError(
-                "calibration was fitted for other heads",
-                where=self.path,
-                found=f"heads {heads_digest}",
-                expected=self.heads_digest,
-                do="run nmoe hydra calibrate with these heads",
-                code="E-CALIBRATION-HEADS",
-            )
-
-
-def load_calibration(calibration_dir: Path) -> Calibration:
-    """Read `calibration_summary.json`.
-
-    Raises:
-        CalibrationError: Missing (E-CALIBRATION-MISSING), or without finite thresholds in order
-            and weights of the five dimensions (E-CALIBRATION-FORMAT).
-    """
-    path = calibration_dir / CALIBRATION_NAME
-    if not path.is_file():
-        raise CalibrationError(
-            "calibration is missing",
-            where=path,
-            do="run nmoe hydra calibrate",
-            code="E-CALIBRATION-MISSING",
-        )
-    value = read_json_object(path)
-    taus = [value.get(key) for key in ("tau_probe", "tau_drop", "tau_keep")]
-    numbers = [float(tau) for tau in taus if isinstance(tau, int | float)]
-    if len(numbers) != len(taus) or numbers[1] > numbers[2]:
-        raise _bad_calibration(path, f"tau_probe, tau_drop, tau_keep = {taus}")
-    weights = value.get("weights")
-    if not isinstance(weights, dict) or not _are_weights(weights):
-        raise _bad_calibration(path, f"weights = {weights}"[:160])
-    return Calibration(
-        path=path,
-        digest=sha256_file(path),
-        weights={name: float(weights[name]) for name in DIMENSIONS},
-        thresholds=Thresholds(*numbers),
-        heads_digest=str(value.get("heads_digest", "")),
-    )
-
-
-def _are_weights(value: dict[str, Any]) -> bool:
-    weights = [w for w in value.values() if isinstance(w, int | float) and w >= 0]
-    return set(value) == set(DIMENSIONS) and len(weights) == len(value) and sum(weights) > 0
-
-
-def _bad_calibration(path: Path, found: str) -> CalibrationError:
-    return CalibrationError(
-        "not a calibration",
-        where=path,
-        found=found,
-        expected="three thresholds with tau_drop <= tau_keep, and five weights",
-        do="run nmoe hydra calibrate",
-        code="E-CALIBRATION-FORMAT",
-    )

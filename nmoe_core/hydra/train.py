@@ -1,13 +1,15 @@
 """Trains the probe and the judge on oracle labels, over a frozen backbone.
 
-The probe needs one backbone pass: pooled states are kept, and its epochs are cheap. The judge reads
-every position: its states are kept in memory while they take at most `cache_bytes`, else computed
-again for each batch. Val labels are only reported on, never fitted. A head whose recorded
-fingerprints are those of this call is left as it is; on failure nothing is written.
+The probe needs one backbone pass: pooled states are kept on disk, and its epochs cost seconds. The
+judge reads every position: its states are kept in memory while they take at most `cache_bytes`,
+else computed again for each batch. A killed training goes on where it was. Val labels are only
+reported on, never fitted. A head whose recorded fingerprints are those of this call is left as it
+is; on failure no head is written.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,25 +19,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmoe_core.atomic import output_lock
+from loader.format import read_json_object
+from nmoe_core.atomic import output_lock, write_bytes
 from nmoe_core.docid import DocumentReader, parse_doc_id
 from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError, LabelError
 from nmoe_core.fingerprint import Fingerprints, sha256_file, sha256_json
-from nmoe_core.hydra.features import Backbone, device_of, read_documents
+from nmoe_core.hydra.card import head_card
+from nmoe_core.hydra.features import Backbone, content_digests, device_of, read_documents
 from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, reproducible, thin_curve
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, Header, read_header, save_head
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe
 from nmoe_core.hydra.label_files import Labels, read_labels
 from nmoe_core.hydra.metrics import agreement, baselines
-from nmoe_core.hydra.scores import aggregate
+from nmoe_core.hydra.scores import aggregate, stored
 from nmoe_core.hydra.scoring import predict
 from nmoe_core.hydra.slices import data_digest
 from nmoe_core.hydra.states import FEATURE_BATCH, TapStates, pooled_features
+from nmoe_core.hydra.training_state import SAVE_INTERVAL_S, TrainingState
 
-TRAIN_CODE = "train-heads/1"
+TRAIN_CODE = "train-heads/2"
 MIN_LABELS = 10
 DEFAULT_CACHE_BYTES = 512 * 2**20
+FEATURES_DIR = ".features"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class TrainReport:
 
     `loss_curve` holds at most 100 (step, loss) points; `metrics` is agreement with the oracle on
     val beside the baselines; `backbone_tokens` counts tokens that the backbone was given now (0
-    when the head was current); `states` says how the states were held.
+    when the head was current, or its features were); `states` says how the states were held.
     """
 
     path: Path
@@ -60,59 +66,68 @@ class TrainReport:
 
 def train_probe(
     labels_train: Path,
-    labels_val: Path,
+    labels_val: Path | None,
     model: Backbone,
     data_root: Path,
     heads_dir: Path,
     *,
     eos_token_id: int,
     max_ctx: int,
+    tap: int | None = None,
     batch_size: int = 256,
     epochs: int = 1,
     lr: float = 1e-3,
     seed: int = 0,
+    save_interval_s: float = SAVE_INTERVAL_S,
 ) -> TrainReport:
     """Train `heads_dir/hydra_probe.safetensors`.
 
     Args:
         labels_train: Merged labels to fit.
-        labels_val: Merged labels to report on.
+        labels_val: Merged labels to report on; None reports nothing.
         model: The frozen backbone.
         data_root: Directory that document ids are relative to.
         heads_dir: Where the head goes.
         eos_token_id: Token that ends every document.
         max_ctx: Tokens of a document that the head sees, from its start.
+        tap: Number of the block whose states it reads; as `tap_layers` says when left out.
         batch_size: Documents a step.
         epochs: Passes over the labels.
         lr: Peak learning rate.
         seed: Of the order of documents.
+        save_interval_s: Seconds between saves of an unfinished training.
 
     Raises:
         LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
-        HeadError: Too few labels (E-HEAD-FEW), all alike (E-HEAD-CONSTANT), or states or a loss
-            that are not finite (E-HEAD-NONFINITE).
+        HeadError: Too few labels (E-HEAD-FEW), all alike (E-HEAD-CONSTANT), the tap is no block
+            (E-HEAD-FORMAT), or states or a loss that are not finite (E-HEAD-NONFINITE).
     """
     recipe = Recipe(batch_size, epochs, lr, seed=seed)
-    run = _Training("probe", labels_train, labels_val, model, data_root, eos_token_id, max_ctx)
+    tap = _checked_tap(tap, model, 0)
+    run = _Training(
+        *("probe", labels_train, labels_val, model, data_root, heads_dir),
+        *(eos_token_id, max_ctx, tap, save_interval_s),
+    )
 
-    def fit(labels: Labels) -> tuple[Probe, list[float], str]:
-        documents = run.documents(labels)
-        features = pooled_features(model, documents, labels.doc_ids)
-        probe, losses = fit_probe(features, run.targets(labels), recipe)
-        return probe, losses, "pooled, in memory"
+    def fit(labels: Labels, state: TrainingState) -> _Fitted:
+        features = run.pooled(labels)
+        good = torch.isfinite(features).all(dim=1)
+        probe, losses = fit_probe(features[good], run.targets(labels)[good], recipe, state)
+        return _Fitted(probe, losses, "pooled, on disk", int((~good).sum()))
 
     return run.commit(heads_dir / PROBE_NAME, asdict(recipe), recipe.seed, fit)
 
 
 def train_judge(
     labels_train: Path,
-    labels_val: Path,
+    labels_val: Path | None,
     model: Backbone,
     data_root: Path,
     heads_dir: Path,
     *,
     eos_token_id: int,
     max_ctx: int,
+    tap: int | None = None,
     batch_size: int = 128,
     epochs: int = 1,
     lr: float = 5e-4,
@@ -121,6 +136,7 @@ def train_judge(
     num_heads: int = 8,
     ffn_dim: int = 2048,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
+    save_interval_s: float = SAVE_INTERVAL_S,
 ) -> TrainReport:
     """Train `heads_dir/hydra_judge.safetensors`.
 
@@ -140,14 +156,31 @@ def train_judge(
             found=f"mid_dim {mid_dim}, num_heads {num_heads}",
             code="E-HEAD-FORMAT",
         )
-    run = _Training("judge", labels_train, labels_val, model, data_root, eos_token_id, max_ctx)
+    tap = _checked_tap(tap, model, 1)
+    run = _Training(
+        *("judge", labels_train, labels_val, model, data_root, heads_dir),
+        *(eos_token_id, max_ctx, tap, save_interval_s),
+    )
 
-    def fit(labels: Labels) -> tuple[Judge, list[float], str]:
-        states = TapStates(model, run.documents(labels), labels.doc_ids, cache_bytes)
-        judge, losses = fit_judge(arch, states.of, states.lengths, run.targets(labels), recipe)
-        return judge, losses, "in memory" if states.is_cached else "computed for each batch"
+    def fit(labels: Labels, state: TrainingState) -> _Fitted:
+        states = TapStates(model, run.documents(labels), labels.doc_ids, tap, cache_bytes)
+        targets = run.targets(labels)
+        judge, losses = fit_judge(arch, states.of, states.lengths, targets, recipe, state)
+        held = "in memory" if states.is_cached else "computed for each batch"
+        return _Fitted(judge, losses, held, len(states.failed))
 
     return run.commit(heads_dir / JUDGE_NAME, asdict(recipe) | asdict(arch), recipe.seed, fit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    head: Probe | Judge
+    losses: list[float]
+    states: str
+    num_failed: int
+
+
+Fit = Callable[[Labels, TrainingState], _Fitted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +189,14 @@ class _Training:
 
     kind: str
     labels_train: Path
-    labels_val: Path
+    labels_val: Path | None
     model: Backbone
     data_root: Path
+    heads_dir: Path
     eos_token_id: int
     max_ctx: int
+    tap: int
+    save_interval_s: float
 
     def documents(self, labels: Labels) -> list[np.ndarray]:
         reader = DocumentReader(self.data_root)
@@ -169,35 +205,52 @@ class _Training:
     def targets(self, labels: Labels) -> Tensor:
         return torch.from_numpy(labels.scores).to(device_of(self.model))
 
-    def commit(
-        self,
-        path: Path,
-        settings: dict[str, Any],
-        seed: int,
-        fit: Callable[[Labels], tuple[Probe | Judge, list[float], str]],
-    ) -> TrainReport:
+    def pooled(self, labels: Labels) -> Tensor:
+        """Pooled states of the labelled documents, from disk where they were computed before."""
+        weights = next(iter(self.model.parameters()))
+        made_from = {
+            "documents": labels.doc_ids,
+            "data": data_digest(self.data_root, sorted(set(labels.sources))),
+            "backbone": self.model.digest,
+            "arithmetic": f"{weights.dtype} {weights.device.type}",
+            "settings": [self.tap, self.max_ctx, self.eos_token_id, FEATURE_BATCH],
+        }
+        cache = self.heads_dir / FEATURES_DIR / sha256_json(made_from)[:32]
+        documents = self.documents(labels)
+        return pooled_features(self.model, documents, labels.doc_ids, self.tap, cache)
+
+    def commit(self, path: Path, settings: dict[str, Any], seed: int, fit: Fit) -> TrainReport:
         """Fit, measure and write the head, unless the file was made from the same inputs."""
-        train, val = read_labels(self.labels_train), read_labels(self.labels_val)
+        train = read_labels(self.labels_train)
+        val = read_labels(self.labels_val) if self.labels_val is not None else None
         self._check(train, val)
         fingerprints = self._fingerprints(train, val, settings)
         if path.is_file() and (header := _current_header(path, fingerprints)) is not None:
-            return _report(path, sha256_file(path), header, is_current=True)
+            return _report(path, sha256_file(path), header, 0, is_current=True)
         tokens_before = self.model.tokens_processed
         with output_lock(path.parent / f".{self.kind}"), reproducible(seed, device_of(self.model)):
-            head, losses, states = fit(train)
+            state_path = path.with_name(f".{path.stem}.training.safetensors")
+            # Val labels do not move the weights, so another val is no other training.
+            made_from = {key: v for key, v in fingerprints.items() if key != "labels_val"}
+            state = TrainingState(state_path, made_from, self.save_interval_s)
+            fitted = fit(train, state)
             training = {
-                "num_documents": len(train.doc_ids),
-                "num_steps": len(losses),
-                "states": states,
-                "loss_curve": thin_curve(losses),
+                "num_documents": len(train.doc_ids) - fitted.num_failed,
+                "num_failed_documents": fitted.num_failed,
+                "num_steps": len(fitted.losses),
+                "states": fitted.states,
+                "loss_curve": thin_curve(fitted.losses),
             }
-            metrics = self._metrics(head, train, val)
-            training["backbone_tokens"] = self.model.tokens_processed - tokens_before
+            metrics = self._metrics(fitted.head, train, val) if val is not None else {}
             header = self._header(train, settings, metrics, training, fingerprints)
-            digest = save_head(path, head, header)
-        return _report(path, digest, header, is_current=False)
+            contents = content_digests(self.documents(train))
+            digest = save_head(path, fitted.head, header, contents)
+            write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
+            state.clear()
+        tokens = self.model.tokens_processed - tokens_before
+        return _report(path, digest, header, tokens, is_current=False)
 
-    def _check(self, train: Labels, val: Labels) -> None:
+    def _check(self, train: Labels, val: Labels | None) -> None:
         if len(train.doc_ids) < MIN_LABELS:
             raise HeadError(
                 "too few labels to train on",
@@ -215,7 +268,7 @@ class _Training:
                 do="check the oracle",
                 code="E-HEAD-CONSTANT",
             )
-        if val.doc_ids and val.scorer != train.scorer:
+        if val is not None and val.doc_ids and val.scorer != train.scorer:
             raise LabelError(
                 "train and val labels have different scorers or rubrics",
                 where=val.path,
@@ -224,25 +277,47 @@ class _Training:
                 code="E-LABEL-MIXED",
             )
 
-    def _fingerprints(self, train: Labels, val: Labels, settings: dict[str, Any]) -> Fingerprints:
-        sources = sorted({*train.sources, *val.sources})
+    def _fingerprints(
+        self, train: Labels, val: Labels | None, settings: dict[str, Any]
+    ) -> Fingerprints:
+        sources = sorted({*train.sources, *(val.sources if val is not None else ())})
         return {
             "code": TRAIN_CODE,
             "labels_train": train.digest,
-            "labels_val": val.digest,
+            "labels_val": val.digest if val is not None else "",
             "data": data_digest(self.data_root, sources),
             "backbone": self.model.digest,
-            "settings": sha256_json({"max_ctx": self.max_ctx, **settings}),
+            "settings": sha256_json({"max_ctx": self.max_ctx, "tap": self.tap, **settings}),
         }
 
     def _metrics(self, head: Probe | Judge, train: Labels, val: Labels) -> dict[str, Any]:
         """Agreement on val by the path that grades; empty where val has no labels."""
         if not val.doc_ids:
             return {}
+        predicted = self._predicted(head, val)
+        good = np.flatnonzero(np.isfinite(predicted).all(axis=1))
+        sources = [val.sources[i] for i in good.tolist()]
+        metrics = agreement(predicted[good], val.scores[good], sources)
+        lengths = _document_lengths(val)[good]
+        metrics |= baselines(
+            (train.scores, train.sources, _document_lengths(train)),
+            (val.scores[good], sources, lengths),
+        )
+        ceiling = noise_ceiling(val.path)
+        share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
+        return metrics | {
+            "num_failed": len(predicted) - len(good),
+            "noise_ceiling": ceiling,
+            "share_of_ceiling": share and round(share, 6),
+        }
+
+    def _predicted(self, head: Probe | Judge, val: Labels) -> np.ndarray:
+        if isinstance(head, Probe):
+            with torch.no_grad():
+                outputs = head.from_pooled(self.pooled(val)).cpu().numpy()
+            return stored(outputs)
         documents = self.documents(val)
-        predicted = predict(self.model, head, documents, val.doc_ids, FEATURE_BATCH)
-        known = [(x.scores, x.sources, _document_lengths(x)) for x in (train, val)]
-        return agreement(predicted, val.scores, val.sources) | baselines(*known)
+        return predict(self.model, head, self.tap, documents, val.doc_ids, FEATURE_BATCH)
 
     def _header(
         self,
@@ -253,10 +328,9 @@ class _Training:
         fingerprints: Fingerprints,
     ) -> Header:
         config = self.model.config
-        probe_tap, judge_tap = tap_layers(config.num_hidden_layers)
         model, version, rubric_hash = train.scorer
         return {
-            "tap": probe_tap if self.kind == "probe" else judge_tap,
+            "tap": self.tap,
             "max_ctx": self.max_ctx,
             "backbone": {
                 "digest": self.model.digest,
@@ -274,19 +348,48 @@ class _Training:
         }
 
 
+def noise_ceiling(labels: Path) -> float | None:
+    """Best rank correlation that the oracle's own noise allows, where documents were asked twice.
+
+    Read from `noise_{split}.json` beside `labels_{split}.jsonl`.
+    """
+    path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
+    ceiling = read_json_object(path).get("ceiling") if path.is_file() else None
+    return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
+
+
+def clear_features(heads_dir: Path) -> None:
+    """Delete the pooled states kept for trainings under `heads_dir`."""
+    shutil.rmtree(heads_dir / FEATURES_DIR, ignore_errors=True)
+
+
+def _checked_tap(tap: int | None, model: Backbone, which: int) -> int:
+    depth = model.config.num_hidden_layers
+    if tap is None:
+        return tap_layers(depth)[which]
+    if not 1 <= tap <= depth:
+        raise HeadError(
+            "the backbone has no such block to read",
+            found=f"tap {tap}",
+            expected=f"1 to {depth}",
+            code="E-HEAD-FORMAT",
+        )
+    return tap
+
+
 def _current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
     header = read_header(path)
     return header if header.get("fingerprints") == fingerprints else None
 
 
-def _report(path: Path, digest: str, header: Header, is_current: bool) -> TrainReport:
+def _report(path: Path, digest: str, header: Header, tokens: int, is_current: bool) -> TrainReport:
     training = header["training"]
     return TrainReport(
         path=path,
         digest=digest,
         num_documents=training["num_documents"],
         num_steps=training["num_steps"],
-        backbone_tokens=0 if is_current else training["backbone_tokens"],
+        backbone_tokens=tokens,
         states=training["states"],
         loss_curve=training["loss_curve"],
         metrics=header["metrics"],

@@ -226,7 +226,7 @@ def k_plot(calibration: Calibration) -> bytes:
             axes.minorticks_off()
         right.axhline(95, color=GREY, linestyle=":", linewidth=1)
         right.set_ylim(0, 104)
-        left.legend(loc="best")
+        right.legend(loc="lower left")  # the line is above it
 
     return render(draw, 340)
 

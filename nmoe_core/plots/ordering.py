@@ -87,7 +87,7 @@ def _strip(axes: Axes, pixels: np.ndarray, label: str) -> None:
 
 def _diversity(axes: Axes, named: Mapping[str, Sequence], seq_len: int, what: str) -> None:
     others = iter(_OTHERS)
-    ceiling = 0.0
+    ceiling = highest = 0.0
     for name, sequence in named.items():
         found = window_diversity(sequence.clusters, sequence.tokens, seq_len)
         if found is None:
@@ -96,12 +96,14 @@ def _diversity(axes: Axes, named: Mapping[str, Sequence], seq_len: int, what: st
         counts = window_topics(sequence.clusters, sequence.tokens, seq_len)
         _line(axes, counts, _LINES.get(name) or next(others), text)
         ceiling = found.ceiling
-    axes.axhline(ceiling, color=RED, linestyle="--", label=f"ceiling {ceiling:.2f}", linewidth=1)
+        highest = max(highest, ceiling, float(counts.max()))  # one window may pass the mean's bound
+    label = f"ceiling of the mean {ceiling:.2f}"
+    axes.axhline(ceiling, color=RED, linestyle="--", label=label, linewidth=1)
     axes.set(
         title=f"Distinct {what} in each window of {seq_len:,} tokens",
         xlabel="window, in training order",
         ylabel=f"distinct {what}",
-        ylim=(0, ceiling * 1.08),
+        ylim=(0, highest * 1.08),
     )
     axes.margins(x=0.01)
     count_axis(axes.xaxis)

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ class Pass:
         self.resumed_bytes = self.size_bytes
         states = {} if entry is None else entry["shards"]
         self.writers: dict[int, ShardWriter] = {}
+        self._checksums: dict[int, list[str]] = {}
         try:
             for bucket in plan.wanted:
                 state = states.get(str(bucket))
@@ -118,11 +119,14 @@ class Pass:
         self.is_complete = True
         self._judge_bad(at_end=True)
 
-    def commit(self, pool: Pool) -> None:
-        """Seal the files in the pool, and swap in the shards one after the other."""
-        buckets = list(self.writers)
-        paths = [self.writers[bucket].close() for bucket in buckets]
-        for bucket, checksums in zip(buckets, pool.map(_seal, paths)):
+    def seal(self, pool: Pool) -> None:
+        """Finish the files and make them durable, in the pool."""
+        paths = [writer.close() for writer in self.writers.values()]
+        self._checksums = dict(zip(self.writers, pool.map(_seal, paths)))
+
+    def commit(self) -> None:
+        """Swap in the sealed shards, one after the other."""
+        for bucket, checksums in self._checksums.items():
             self.writers[bucket].commit(
                 checksums, self.plan.fingerprints, self._source_info(bucket)
             )
@@ -180,13 +184,8 @@ class Pass:
             ends = self.total_tokens + np.cumsum(columns.num_tokens)
             stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)
             self.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
+        self._write(block, stop)
         buckets, num_tokens = columns.buckets[:stop], columns.num_tokens[:stop]
-        id_bytes = columns.id_bytes[:stop]
-        for bucket, part in block.parts.items():
-            documents = np.flatnonzero((buckets == bucket) & (id_bytes > 0))
-            if len(documents):
-                sizes = num_tokens[documents], id_bytes[documents]
-                self.writers[bucket].add_batch(part.tokens, sizes[0], part.ids, sizes[1])
         outcomes = columns.outcomes[:stop]
         np.add.at(self.outcomes, (buckets, outcomes), 1)
         self.totals += np.bincount(outcomes, minlength=len(OUTCOMES))
@@ -200,6 +199,27 @@ class Pass:
         self.bad_examples += block.bad[: min(num_bad, _NUM_EXAMPLES - len(self.bad_examples))]
         self.size_bytes += block.size_bytes
         self.position = block.end
+
+    def _write(self, block: TokenizedBlock, stop: int) -> None:
+        """Append the documents among the first `stop` records to their shards."""
+        columns, ids = block.columns, memoryview(block.ids)
+        stored = np.flatnonzero(columns.id_bytes)
+        stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
+        num_tokens, id_bytes = columns.num_tokens[stored], columns.id_bytes[stored]
+        token_ends = [0, *np.cumsum(num_tokens).tolist()]
+        id_ends = [0, *np.cumsum(id_bytes).tolist()]
+        firsts = np.flatnonzero(np.diff(columns.buckets[stored], prepend=-1)).tolist()
+        for first, last in pairwise([*firsts, len(stored)]):
+            bucket = int(columns.buckets[stored[first]])
+            # A budget may end inside the block.
+            last = first + int(np.searchsorted(stored[first:last], stop))
+            if last > first:
+                self.writers[bucket].add_batch(
+                    block.tokens[token_ends[first] : token_ends[last]],
+                    num_tokens[first:last],
+                    ids[id_ends[first] : id_ends[last]],
+                    id_bytes[first:last],
+                )
 
     def _judge_bad(self, at_end: bool) -> None:
         settings = self.plan.settings

@@ -11,6 +11,7 @@ from __future__ import annotations
 import resource
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -158,13 +159,16 @@ def _run(
                 do="check text_field, the paths and min_doc_tokens",
                 code="E-SOURCE-EMPTY",
             )
-        _require_unchanged(plan)
+        with ThreadPoolExecutor(1) as beside:
+            revision = beside.submit(plan.source.revision)
+            work.seal(pool)
+            _require_unchanged(plan, revision.result())
         if journal.is_written:
             journal.commit(work.entry, work.flush)
         # No published manifest may name bytes that are being replaced.
         (plan.split_dir / MANIFEST_NAME).unlink(missing_ok=True)
         fsync_dir(plan.split_dir)
-        work.commit(pool)
+        work.commit()
     except BaseException as error:
         work.leave()
         is_lasting = isinstance(error, NmoeError) and error.code not in _PASSING
@@ -208,8 +212,7 @@ def _refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
         )
 
 
-def _require_unchanged(plan: PassPlan) -> None:
-    revision = plan.source.revision()
+def _require_unchanged(plan: PassPlan, revision: str) -> None:
     if revision != plan.fingerprints["source"]:
         raise SourceError(
             "source changed while it was read",

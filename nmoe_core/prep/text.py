@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
 
 NORMALIZER = "nfc-ctl-v1"
 _DROPPED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
-# First UTF-8 byte of U+0300; every character below it is NFC whatever stands next to it.
-_FIRST_COMPOSING_BYTE = 0xCC
 
 
 def normalize_text(text: str) -> str:
@@ -59,28 +57,42 @@ def _utf8(text: str) -> bytes:
 
 def _suspects(texts: list[str], encoded: list[bytes]) -> list[int]:
     """Indices of the texts that may not be normalised; every text that is not, is among them."""
-    filled = [i for i, payload in enumerate(encoded) if payload]
-    if not filled:
-        return []
-    bounds = np.fromiter(accumulate(len(encoded[i]) for i in filled), np.int64, len(filled))
-    starts = np.concatenate([np.zeros(1, np.int64), bounds[:-1]])
-    view = np.frombuffer(b"".join(encoded), np.uint8)
-    hits = np.searchsorted(bounds, _controls(view), side="right")
-    suspects = {filled[i] for i in np.unique(hits).tolist()}
-    highest = np.maximum.reduceat(view, starts)
-    for k in np.flatnonzero(highest >= _FIRST_COMPOSING_BYTE).tolist():
-        i = filled[k]
+    suspects = _holders(range(len(texts)), encoded, _ascii_controls)
+    others = [i for i, payload in enumerate(encoded) if len(payload) != len(texts[i])]
+    suspects |= _holders(others, encoded, _other_controls)
+    for i in others:
         if i not in suspects and not unicodedata.is_normalized("NFC", texts[i]):
             suspects.add(i)
     return sorted(suspects)
 
 
-def _controls(view: np.ndarray) -> np.ndarray:
-    """Offsets in UTF-8 bytes of what normalisation removes or replaces: uint8 in, int64 out."""
-    # 0x0b..0x1f by one comparison, since uint8 wraps.
-    ascii_controls = (view < 0x09) | (view - np.uint8(0x0B) < 0x15) | (view == 0x7F)
+def _holders(
+    indices: Sequence[int], encoded: list[bytes], find: Callable[[bytes], np.ndarray]
+) -> set[int]:
+    """Which of the texts hold something that `find` finds; it looks at all of them at once."""
+    payloads = [encoded[i] for i in indices]
+    found = find(b"".join(payloads))
+    if not len(found):
+        return set()
+    bounds = np.fromiter(accumulate(map(len, payloads)), np.int64, len(payloads))
+    return {indices[k] for k in np.unique(np.searchsorted(bounds, found, side="right")).tolist()}
+
+
+def _ascii_controls(payload: bytes) -> np.ndarray:
+    """Offsets of the ASCII controls that normalisation removes or replaces: int64."""
+    view = np.frombuffer(payload, np.uint8)
+    hits = view < 0x09
+    hits |= view - np.uint8(0x0B) < 0x15  # 0x0b..0x1f by one comparison, since uint8 wraps
+    if 0x7F in payload:
+        hits |= view == 0x7F
+    return np.flatnonzero(hits)
+
+
+def _other_controls(payload: bytes) -> np.ndarray:
+    """Offsets of C1 controls and U+FEFF in UTF-8 bytes: int64."""
+    view = np.frombuffer(payload, np.uint8)
     c1 = np.flatnonzero(view[:-1] == 0xC2)
     c1 = c1[view[c1 + 1] < 0xA0]
     marks = np.flatnonzero(view[:-2] == 0xEF)
     marks = marks[(view[marks + 1] == 0xBB) & (view[marks + 2] == 0xBF)]
-    return np.concatenate([np.flatnonzero(ascii_controls), c1, marks])
+    return np.concatenate([c1, marks])

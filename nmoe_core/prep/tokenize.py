@@ -8,9 +8,10 @@ pieces, as far as `max_doc_tokens`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,6 @@ from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
 OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere")
 KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE = range(len(OUTCOMES))
 _BATCH_CHARS = 4 * 2**20
-_HASH_CHARS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,6 @@ class Columns:
     """bool: whether bytes of the record were replaced."""
 
 
-class ShardPart(NamedTuple):
-    """What one block adds to one shard: ids with EOS as `<u4`, and lines of ids."""
-
-    tokens: bytes
-    ids: bytes
-
-
 @dataclass(slots=True)
 class TokenizedBlock:
     """The records of one block."""
@@ -76,18 +69,21 @@ class TokenizedBlock:
     end: Position
     size_bytes: int
     columns: Columns
-    parts: dict[int, ShardPart]
+    tokens: np.ndarray
+    """`<u4`: ids of the stored documents with their EOS, by shard, in order in each."""
+    ids: bytes
+    """Their lines of ids in the same order."""
     num_tokenized: int
     num_text_bytes: int
     bad: list[str]
 
 
-class _Document(NamedTuple):
-    """A text to tokenise: its place in the columns, its id, its hash."""
+class _Stored(NamedTuple):
+    """A document for one of the asked-for shards: its ids without EOS, its line of ids."""
 
-    i: int
-    ingest_id: str
-    text_sha256: str
+    bucket: int
+    tokens: np.ndarray
+    line: bytes
 
 
 _settings: TokenizeSettings
@@ -112,23 +108,29 @@ def tokenize_block(block: Block) -> TokenizedBlock:
         SourceError: The block cannot be read.
     """
     start, end = block.start, block.end
-    records = list(_in_rows(block)) if _settings.rows.overlaps(start.row, end.row) else []
+    rows, records = _settings.rows, []
+    if rows == Rows():
+        records = list(block.records())
+    elif rows.overlaps(start.row, end.row):
+        records = [record for record in block.records() if record.row in rows]
     columns = _columns(records)
     bad = [str(record) for record in records if isinstance(record, BadRecord)]
     wanted = np.flatnonzero(columns.outcomes == KEPT).tolist()
     chosen = [(i, record) for i in wanted if isinstance(record := records[i], Record)]
     del records
-    parts = _Parts()
+    stored: list[_Stored] = []
     num_text_bytes = 0
     while chosen:
         batch = _take_batch(chosen)
-        num_text_bytes += _tokenize(batch, columns, parts)
+        num_text_bytes += _tokenize(batch, columns, stored)
+    tokens, ids = _by_shard(stored)
     return TokenizedBlock(
         start=start,
         end=end,
         size_bytes=block.size_bytes,
         columns=columns,
-        parts=parts.joined(),
+        tokens=tokens,
+        ids=ids,
         num_tokenized=int(np.count_nonzero(np.isin(columns.outcomes, _TOKENIZED))),
         num_text_bytes=num_text_bytes,
         bad=bad,
@@ -138,40 +140,21 @@ def tokenize_block(block: Block) -> TokenizedBlock:
 _TOKENIZED = (KEPT, TRUNCATED, FILTERED)
 
 
-class _Parts:
-    """Pieces of each shard, in the order of the documents."""
-
-    def __init__(self) -> None:
-        self._tokens: dict[int, list[np.ndarray]] = {}
-        self._ids: dict[int, list[bytes]] = {}
-        self._eos = np.array([_tokenizer.eos_token_id], "<u4")
-
-    def add(self, bucket: int, tokens: np.ndarray, line: bytes) -> None:
-        self._tokens.setdefault(bucket, []).extend((tokens, self._eos))
-        self._ids.setdefault(bucket, []).append(line)
-
-    def joined(self) -> dict[int, ShardPart]:
-        return {
-            bucket: ShardPart(_joined(tokens), b"".join(self._ids[bucket]))
-            for bucket, tokens in self._tokens.items()
-        }
-
-
-def _joined(tokens: list[np.ndarray]) -> bytes:
-    row = np.concatenate(tokens).astype("<u4", copy=False)
-    # Two tests of a whole shard's part cost less than one of every document.
-    num_eos = int(np.count_nonzero(row == _tokenizer.eos_token_id))
-    if int(row.max()) >= _tokenizer.vocab_size or num_eos != len(tokens) // 2:
+def _by_shard(stored: list[_Stored]) -> tuple[np.ndarray, bytes]:
+    """Tokens with EOS, and lines of ids, of the documents of each shard in turn."""
+    stored.sort(key=attrgetter("bucket"))  # keeps the order of equal ones
+    eos = np.array([_tokenizer.eos_token_id], "<u4")
+    pieces = [piece for document in stored for piece in (document.tokens, eos)]
+    tokens = np.concatenate([np.empty(0, "<u4"), *pieces], dtype="<u4")
+    # Two tests of a whole block cost less than one of every document.
+    num_eos = int(np.count_nonzero(tokens == _tokenizer.eos_token_id))
+    if num_eos != len(stored) or (num_eos and int(tokens.max()) >= _tokenizer.vocab_size):
         raise FormatError(
             "the tokenizer gave an EOS inside a text, or an id outside its vocabulary",
             where=_tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
-    return row.tobytes()
-
-
-def _in_rows(block: Block) -> Iterator[Record | BadRecord]:
-    return (record for record in block.records() if record.row in _settings.rows)
+    return tokens, b"".join([document.line for document in stored])
 
 
 def _columns(records: Sequence[Record | BadRecord]) -> Columns:
@@ -199,35 +182,35 @@ def _take_batch(chosen: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
     return batch
 
 
-def _tokenize(batch: list[tuple[int, Record]], columns: Columns, parts: _Parts) -> int:
-    """Tokenise one batch into columns and parts; return the bytes of its texts."""
+def _tokenize(batch: list[tuple[int, Record]], columns: Columns, stored: list[_Stored]) -> int:
+    """Tokenise one batch into columns and documents; return the bytes of its texts."""
     texts, encoded = normalize_batch([record.text for _, record in batch])
     documents = [
-        _Document(i, record.id, hashlib.sha256(payload).hexdigest())
+        (i, record.id, hashlib.sha256(payload).hexdigest(), len(payload) > 0)
         for (i, record), payload in zip(batch, encoded)
     ]
     batch.clear()
     num_bytes = sum(map(len, encoded))
     del encoded
-    limit = _settings.max_doc_tokens
+    least, most = _settings.min_doc_tokens, _settings.max_doc_tokens
     if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
-        rows = [_tokenizer.encode_long(texts[0], limit + 1)]
+        ids = _tokenizer.encode_long(texts[0], most + 1)
+        bounds = [0, len(ids)]
     else:
         ids, offsets = _tokenizer.encode_batch(texts)
-        rows = [ids[start:stop] for start, stop in pairwise(offsets.tolist())]
-    for document, text, row in zip(documents, texts, rows):
-        i = document.i
-        if not text or len(row) < _settings.min_doc_tokens:
-            columns.outcomes[i] = FILTERED if text else EMPTY
+        bounds = offsets.tolist()
+    for (i, ingest_id, digest, has_text), (start, stop) in zip(documents, pairwise(bounds)):
+        if not has_text or stop - start < least:
+            columns.outcomes[i] = FILTERED if has_text else EMPTY
             continue
-        if len(row) > limit:
-            columns.outcomes[i], row = TRUNCATED, row[:limit]
-        columns.num_tokens[i] = len(row) + 1
+        if stop - start > most:
+            columns.outcomes[i], stop = TRUNCATED, start + most
+        columns.num_tokens[i] = stop - start + 1
         bucket = int(columns.buckets[i])
         if bucket in _settings.buckets:
-            line = id_line(_encodable(document.ingest_id), document.text_sha256)
+            line = id_line(_encodable(ingest_id), digest)
             columns.id_bytes[i] = len(line)
-            parts.add(bucket, row, line)
+            stored.append(_Stored(bucket, ids[start:stop], line))
     return num_bytes
 
 

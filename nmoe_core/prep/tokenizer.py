@@ -16,6 +16,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,9 +41,9 @@ _PROBES = (
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \x00\x01 'LL 'Ve 's 000000 !!!???",
     " " * 40 + "\n" * 5 + "a" * 300,
 )
-# About one character in a hundred: every hundredth text, its first 20,000 characters.
+# One character in a hundred of a batch, from the starts of every hundredth text.
 _SAMPLE_EVERY = 100
-_SAMPLE_CHARS = 20_000
+_MIN_SAMPLE_CHARS = 1000
 
 
 class Encoded(NamedTuple):
@@ -89,9 +90,10 @@ class Tokenizer:
     @functools.cached_property
     def _fingerprint(self) -> str:
         ref = self._reference
-        by_rank = sorted(ref._mergeable_ranks.items(), key=lambda item: item[1])
-        packed = [struct.pack("<II", rank, len(token)) + token for token, rank in by_rank]
-        ranks = hashlib.sha256(b"".join(packed))
+        ranks = hashlib.sha256()
+        pack, update = struct.Struct("<II").pack, ranks.update
+        for token, rank in sorted(ref._mergeable_ranks.items(), key=itemgetter(1)):
+            update(pack(rank, len(token)) + token)
         facts = [ref.name, ref.n_vocab, ref._pat_str, sorted(ref._special_tokens.items())]
         return sha256_json([*facts, ranks.hexdigest()])
 
@@ -103,12 +105,7 @@ class Tokenizer:
         """
         encoded = self._encode(texts)
         if self.engine != "tiktoken":
-            for i in range(0, len(texts), _SAMPLE_EVERY):
-                text = texts[i]
-                if len(text) > _SAMPLE_CHARS:
-                    self._compare(text[:_SAMPLE_CHARS], self._encode([text[:_SAMPLE_CHARS]]).ids)
-                else:
-                    self._compare(text, encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]])
+            self._compare_sample(texts, encoded)
         return encoded
 
     def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
@@ -128,6 +125,19 @@ class Tokenizer:
     def decode(self, ids: np.ndarray | Sequence[int]) -> str:
         """Text of token ids; a cut inside a character becomes U+FFFD."""
         return self._reference.decode(np.asarray(ids).tolist())
+
+    def _compare_sample(self, texts: Sequence[str], encoded: Encoded) -> None:
+        num_chars = max(_MIN_SAMPLE_CHARS, sum(map(len, texts)) // _SAMPLE_EVERY)
+        for i in range(0, len(texts), _SAMPLE_EVERY):
+            text = texts[i][:num_chars]
+            if len(text) < len(texts[i]):
+                ids = self._encode([text]).ids
+            else:
+                ids = encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]]
+            self._compare(text, ids)
+            num_chars -= len(text)
+            if not num_chars:
+                return
 
     def _compare(self, text: str, ids: np.ndarray) -> None:
         expected = np.asarray(self._reference.encode_ordinary(text), np.uint32)

@@ -25,11 +25,13 @@ def index_rows(start: int, num_tokens: np.ndarray) -> bytes:
         start: Tokens before the first document.
         num_tokens: int64 `[documents]`: tokens of each, its EOS included.
     """
-    bounds = np.empty(len(num_tokens) + 1, "<u8")
-    bounds[0] = start
-    np.cumsum(num_tokens, out=bounds[1:])
-    bounds[1:] += np.uint64(start)
-    return np.stack([bounds[:-1], bounds[1:]], axis=1).tobytes()
+    rows = np.empty((len(num_tokens), 2), "<u8")
+    ends = num_tokens.cumsum()
+    ends += start
+    rows[:, 1] = ends
+    rows[1:, 0] = ends[:-1]
+    rows[:1, 0] = start
+    return rows.tobytes()
 
 
 class IndexWriter:

@@ -112,15 +112,19 @@ class ShardWriter:
         row[:-1] = tokens
         row[-1] = eos
         line = id_line(ingest_id, text_sha256)
-        self.add_batch(row.tobytes(), np.array([len(row)]), line, np.array([len(line)]))
+        self.add_batch(row, np.array([len(row)]), line, np.array([len(line)]))
 
     def add_batch(
-        self, tokens: bytes, num_tokens: np.ndarray, ids: bytes, id_bytes: np.ndarray
+        self,
+        tokens: np.ndarray,
+        num_tokens: np.ndarray,
+        ids: bytes | memoryview,
+        id_bytes: np.ndarray,
     ) -> None:
         """Append documents that are whole already: checked ids, each with its EOS.
 
         Args:
-            tokens: `<u4` ids of all documents.
+            tokens: `<u4` `[ids of all documents]`, contiguous.
             num_tokens: int64 `[documents]`: ids of each.
             ids: Their lines of the `.ids.jsonl` file.
             id_bytes: int64 `[documents]`: bytes of each line.
@@ -128,6 +132,9 @@ class ShardWriter:
         Raises:
             FormatError: A document is longer than a file may be (E-SHARD-DOCUMENT).
         """
+        if self._file and self._file.num_tokens + len(tokens) <= self.tokens_per_shard:
+            self._file.append(tokens, num_tokens, ids)
+            return
         token_ends, id_ends = np.cumsum(num_tokens), np.cumsum(id_bytes)
         first, last = 0, len(num_tokens)
         while first < last:
@@ -137,7 +144,7 @@ class ShardWriter:
             stop = int(np.searchsorted(token_ends, tokens_before + room, side="right"))
             if stop > first:
                 self._open().append(
-                    tokens[4 * tokens_before : 4 * int(token_ends[stop - 1])],
+                    tokens[tokens_before : int(token_ends[stop - 1])],
                     num_tokens[first:stop],
                     ids[ids_before : int(id_ends[stop - 1])],
                 )
@@ -272,12 +279,12 @@ class _OpenFile:
         """Token file under its working name, index, ids."""
         return self._part, self.npy.with_suffix(".idx"), self.npy.with_suffix(".ids.jsonl")
 
-    def append(self, tokens: bytes, num_tokens: np.ndarray, ids: bytes) -> None:
+    def append(self, tokens: np.ndarray, num_tokens: np.ndarray, ids: bytes | memoryview) -> None:
         failpoint("write")
-        self._tokens.write(tokens)
+        self._tokens.write(tokens.data)
         self._index.write(index_rows(self.num_tokens, num_tokens))
         self._ids.write(ids)
-        self.num_tokens += len(tokens) // 4
+        self.num_tokens += len(tokens)
         self.num_documents += len(num_tokens)
         self.ids_bytes += len(ids)
 

@@ -116,14 +116,17 @@ class _Lines:
             reason = f"not a JSON object but {type(value).__name__}"
             return BadRecord(row, self._where(line), reason)
         text, id_ = value.get(self.fields.text), value.get(self.fields.id or "id")
-        if type(text) is str and type(id_) is str and id_:
-            return Record(row, id_, text, is_replaced)
+        default_id = f"{self.source}/{self.file.name}:{line}"
+        if type(text) is str:  # nearly all records; the rest is for `make_record`
+            if type(id_) is str and id_:
+                return Record(row, id_, text, is_replaced)
+            if id_ is None and self.fields.id is None:
+                return Record(row, default_id, text, is_replaced)
         for field in (self.fields.text, self.fields.id):
             is_there = field is None or field in value
             if not is_there or (field == self.fields.id and field is not None and id_ is None):
                 return BadRecord(row, self._where(line), f"field {field!r} is missing")
-        default_id = f"{self.source}/{self.file.name}:{line}"
-        where = "" if type(text) is str and id_ is None else self._where(line)
+        where = self._where(line)
         return make_record(row, where, self.fields, text, id_, default_id, is_replaced)
 
     def _where(self, line: int) -> str:

@@ -1,4 +1,4 @@
-"""Stages of curation: topics, curated shards, their manifest."""
+"""Stages of curation: topics, curated shards, their manifest, and what it is held to."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from nmoe_core.config import Run
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.stages.curate_pictures import order_picture, order_pictures, topic_pictures
 from nmoe_core.stages.result import Output
 
 if TYPE_CHECKING:
     from nmoe_core.curate.embed import EmbeddingTable
     from nmoe_core.curate.planning import CurateSettings
 
-# An order passes when it reaches these, or does as well as a shuffle of the same documents: few or
-# short sources cannot reach them by any order.
-MIN_PERCENT_OF_CEILING = 95.0
-MAX_WRAP_TV_8 = 0.15
 CHECKS = ("permutation", "alignment", "diversity", "boundary")
 
 
@@ -34,11 +31,15 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Output:
     if table.stability != "replan" and path.is_file():
         # New topics would move old documents: an order that keeps its past keeps its model.
         model = load_topic_model(path)
-        return Output(model.digest, {"topics": len(model.centroids), "path": str(path)})
+        facts = {"topics": len(model.centroids), "path": str(path)}
+        return Output(
+            model.digest, facts, topic_pictures(run, sources, _table(run), model, _window(run))
+        )
+    embeddings = _table(run)
     report = fit_topic_model(
         run.paths.data,
         list(sources),
-        _table(run),
+        embeddings,
         run.paths.topics,
         num_topics=table.num_topics,
         seed=run.config.seed,
@@ -51,7 +52,21 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Output:
         "largest_topic": max(report.count_per_topic),
         "path": str(report.path),
     }
-    return Output(report.digest, facts)
+    model = load_topic_model(report.path)
+    pictures = topic_pictures(run, sources, embeddings, model, _window(run))
+    return Output(report.digest, facts, pictures)
+
+
+def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Output:
+    """The topic model that is there; fitted over all sources where there is none, or on request."""
+    from nmoe_core.curate.topic_model import load_topic_model
+    from nmoe_core.curate.topics import MODEL_NAME
+
+    path = run.paths.topics / MODEL_NAME
+    if refit or not path.is_file():
+        return fit_topics(run, sources)
+    model = load_topic_model(path)
+    return Output(model.digest, {"topics": len(model.centroids), "path": str(path)})
 
 
 def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Output]:
@@ -94,7 +109,7 @@ def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Ou
         if settings.resume_from_token is not None:
             facts["documents_frozen"] = report.num_frozen
             facts["documents_deferred"] = report.num_deferred
-        picture = _order_picture(run, source, [bucket])
+        picture = order_picture(run, source, bucket, settings.seq_len)
         outputs[bucket] = Output(report.content_hash, facts, picture)
     return outputs
 
@@ -118,7 +133,8 @@ def combine(run: Run, source: str) -> Output:
     }
     if settings.resume_from_token is not None:
         facts["documents_deferred"] = report.num_deferred
-    return Output(report.content_hash, facts, _order_picture(run, source, range(num_shards)))
+    pictures = order_pictures(run, source, range(num_shards), settings.seq_len)
+    return Output(report.content_hash, facts, pictures)
 
 
 def check_curated(run: Run, source: str, buckets: Iterable[int]) -> dict[str, tuple[bool, str]]:
@@ -131,7 +147,9 @@ def check_curated(run: Run, source: str, buckets: Iterable[int]) -> dict[str, tu
     from nmoe_core.curate.consumed import CURATION_NAME
     from nmoe_core.curate.verify import verify_curated_shard
 
-    paths, settings = run.paths, curate_settings(run, source)
+    # An order passes when it reaches the limits, or does as well as a shuffle of its documents:
+    # few or short sources cannot reach them by any order.
+    paths, settings, limits = run.paths, curate_settings(run, source), run.config.checks
     roots = paths.data, paths.curated, paths.quality
     try:
         documents = sum(verify_curated_shard(*roots, source, bucket) for bucket in buckets)
@@ -141,17 +159,22 @@ def check_curated(run: Run, source: str, buckets: Iterable[int]) -> dict[str, tu
     facts = read_json_object(paths.curated / source / "train" / CURATION_NAME)
     windows = facts["diversity"][settings.loader]
     misaligned = facts["num_misaligned"]
-    found["alignment"] = (misaligned == 0, f"{misaligned} shards planned for another place")
+    found["alignment"] = (
+        misaligned == 0,
+        f"{misaligned} shards were planned for another place in a window than they have"
+        + ("; curate the source again: other shards cost nothing" if misaligned else ""),
+    )
     if windows["after"] is None:
         return found | dict.fromkeys(("diversity", "boundary"), (True, "no documents were kept"))
     after, shuffled = windows["after"], windows["shuffle"]
     found["diversity"] = (
-        after["percent_of_ceiling"] >= min(MIN_PERCENT_OF_CEILING, shuffled["percent_of_ceiling"]),
+        after["percent_of_ceiling"]
+        >= min(limits.min_percent_of_ceiling, shuffled["percent_of_ceiling"]),
         f"{after['percent_of_ceiling']:.2f} % of the ceiling, "
         f"a shuffle {shuffled['percent_of_ceiling']:.2f} %",
     )
     found["boundary"] = (
-        after["wrap_tv_8"] <= max(MAX_WRAP_TV_8, shuffled["wrap_tv_8"]),
+        after["wrap_tv_8"] <= max(limits.max_wrap_tv_8, shuffled["wrap_tv_8"]),
         f"topics of the first and last 8 windows differ by {after['wrap_tv_8']:.3f}, "
         f"of a shuffle by {shuffled['wrap_tv_8']:.3f}",
     )
@@ -163,20 +186,25 @@ def curate_settings(run: Run, source: str) -> CurateSettings:
     from nmoe_core.curate.planning import CurateSettings
 
     config, table = run.config, run.config.curation
-    stride = config.seq_len + (config.window_stride == "seq_len+1")
     insert_only, resumes = (table.stability == name for name in ("insert_only", "resume"))
     return CurateSettings(
         include=table.include,
         order="insert_only" if insert_only else table.order,
         seed=config.seed,
         epoch=table.epoch,
-        seq_len=table.seq_len or stride,
+        seq_len=_window(run),
         loader=table.loader,
         by=table.by,
         descending=table.descending,
         resume_from_token=table.resume_from_token.get(source, 0) if resumes else None,
         tokens_per_shard=config.prep.tokens_per_shard,
     )
+
+
+def _window(run: Run) -> int:
+    config = run.config
+    stride = config.seq_len + (config.window_stride == "seq_len+1")
+    return config.curation.seq_len or stride
 
 
 def _composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
@@ -190,16 +218,6 @@ def _composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
             facts[f"wrap_tv_8_{when}"] = windows[when]["wrap_tv_8"]
     names = ("min_full", "last", "std", "kl_mean", "discrepancy_max", "padding", "cut_documents")
     return facts | {name: windows["after"][name] for name in names if windows["after"]}
-
-
-def _order_picture(run: Run, source: str, buckets: Iterable[int]) -> str:
-    from nmoe_core.curate.lineage import arranged_documents
-    from nmoe_core.plots import curated_plot, png_markdown
-
-    documents = arranged_documents(run.paths.curated, source, buckets)
-    return png_markdown(
-        curated_plot(documents, curate_settings(run, source).seq_len), f"{source}: order"
-    )
 
 
 def _table(run: Run) -> EmbeddingTable:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from loader.format import MANIFEST_NAME
+from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.errors import CheckpointError, ConfigError
 from nmoe_core.fingerprint import sha256_file
@@ -17,10 +17,13 @@ from nmoe_core.stages.result import Output
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
-    from nmoe_core.hydra.oracle import Oracle
     from nmoe_core.hydra.train import TrainReport
 
 HeadKind = Literal["probe", "judge"]
+CALIBRATION_FACTS = (
+    *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
+    *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
+)
 
 
 def make_backbone(run: Run) -> Output:
@@ -48,47 +51,62 @@ def make_backbone(run: Run) -> Output:
 
 
 def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Output]:
-    """Label slices named `train-00` and so on with the run's oracle."""
+    """Label slices named `train-00` and so on with the run's oracle.
+
+    Raises:
+        LabelError: As `label_shard`.
+    """
+    from nmoe_core.hydra.document_texts import ShardDocuments
     from nmoe_core.hydra.label_files import SCORES_NAME
+    from nmoe_core.hydra.label_noise import label_again
     from nmoe_core.hydra.labels import label_shard
+    from nmoe_core.hydra.oracles import make_oracle
     from nmoe_core.hydra.rubric import Rubric
     from nmoe_core.hydra.slices import combine_slices, shard_name
 
     paths, table = run.paths, run.config.oracle
     combine_slices(paths.slices, sources)
     tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
-    rubric, oracle = Rubric.load(run.resolve(table.rubric)), _oracle(run)
+    rubric = Rubric.load(run.resolve(table.rubric))
+    make = functools.cache(lambda asked: make_oracle(table, asked, run.resolve))
+    options = {"replace": table.replace, "retry_failed": table.retry_failed}
     outputs = {}
     for key in keys:
         split, _, number = key.rpartition("-")
         out_dir = paths.labels / split / f"shard_{int(number)}"
-        report = label_shard(
-            paths.slices / shard_name(split, int(number)),
-            paths.data,
-            out_dir,
-            oracle,
-            tokenizer,
-            rubric,
-            table.max_doc_tokens,
-            tokenizer.eos_token_id,
-            replace=table.replace,
+        slice_file = paths.slices / shard_name(split, int(number))
+        documents = ShardDocuments(
+            slice_file, paths.data, tokenizer, table.max_doc_tokens, tokenizer.eos_token_id
         )
+        oracle = make(rubric)
+        report = label_shard(documents, out_dir, oracle, rubric, **options)
         facts = {
             "documents": report.total,
             "parse_rate": report.parsed / max(report.total, 1),
             "oracle_calls": report.num_new,
             "scorer": f"{oracle.scorer_model}/{oracle.scorer_version}",
         }
+        if split == "val" and table.relabel:
+            again = label_again(documents, table.relabel, out_dir, make, rubric, **options)
+            facts["relabelled"] = again.total
         outputs[key] = Output(sha256_file(out_dir / SCORES_NAME), facts)
     return outputs
 
 
 def merge_split(run: Run, split: str) -> Output:
     """Join the labels of a split into one file; a current one is left alone."""
-    from nmoe_core.hydra.label_files import merge_labels
+    return merge_directory(run.paths.labels, split)
 
-    report = merge_labels(run.paths.labels, split)
+
+def merge_directory(labels_dir: Path, split: str) -> Output:
+    """The same for a directory of labels."""
+    from nmoe_core.hydra.label_files import merge_labels
+    from nmoe_core.hydra.label_noise import merge_noise
+
+    report = merge_labels(labels_dir, split)
     facts = {"labels": report.total, "parsed": report.parsed, "changed": not report.is_current}
+    if (noise := merge_noise(labels_dir, split)) is not None:
+        facts["oracle_reliability"] = noise["reliability"]
     return Output(sha256_file(report.path), facts | {"path": str(report.path)})
 
 
@@ -100,7 +118,7 @@ def train_head(run: Run, kind: HeadKind) -> Output:
     common: dict[str, Any] = {
         "labels_train": _merged(run, "train"),
         "labels_val": _merged(run, "val"),
-        "model": _model(run),
+        "model": load_backbone(run),
         "data_root": run.paths.data,
         "heads_dir": run.paths.heads,
         "eos_token_id": _eos_token_id(run),
@@ -112,7 +130,7 @@ def train_head(run: Run, kind: HeadKind) -> Output:
     else:
         report = train_judge(**common, **run.config.heads.judge.model_dump())
     picture = png_markdown(loss_plot({kind: report.loss_curve}), f"loss of the {kind}")
-    return Output(report.digest, _head_facts(report), picture)
+    return Output(report.digest, head_facts(report), picture)
 
 
 def import_head(run: Run, path: Path) -> Output:
@@ -120,7 +138,9 @@ def import_head(run: Run, path: Path) -> Output:
     from nmoe_core.hydra.convert import import_pickle
 
     num_heads = run.config.heads.judge.num_heads
-    made = import_pickle(path, run.paths.heads, _model(run), run.config.heads.max_ctx, num_heads)
+    made = import_pickle(
+        path, run.paths.heads, load_backbone(run), run.config.heads.max_ctx, num_heads
+    )
     return Output(sha256_file(made), {"path": str(made)})
 
 
@@ -129,7 +149,7 @@ def calibrate_heads(run: Run) -> Output:
     from nmoe_core.hydra.calibrate import calibrate
     from nmoe_core.plots import calibration_plot, png_markdown
 
-    table, model = run.config.calibration, _model(run)
+    table, model = run.config.calibration, load_backbone(run)
     tokens_before = model.tokens_processed
     report = calibrate(
         _merged(run, "val"),
@@ -141,10 +161,10 @@ def calibrate_heads(run: Run) -> Output:
         max_ctx=run.config.heads.max_ctx,
         target_keep=table.target_keep,
         max_false_drop=table.max_false_drop,
+        target_drop=table.target_drop,
     )
     summary = report.summary
-    keys = ("tau_drop", "tau_keep", "tau_probe", "target_keep", "achieved_keep", "count")
-    facts = {key: summary[key] for key in keys}
+    facts = {key: summary[key] for key in CALIBRATION_FACTS}
     facts["backbone_tokens"] = model.tokens_processed - tokens_before
     picture = png_markdown(calibration_plot(summary), "keep rate and reliability")
     return Output(sha256_file(report.path), facts, picture)
@@ -154,7 +174,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Out
     """Grade shards of a source; current ones are left alone."""
     from nmoe_core.hydra.grade import grade_shard
 
-    model, table = _model(run), run.config.grading
+    model, table = load_backbone(run), run.config.grading
     outputs = {}
     for bucket in buckets:
         name = shard_dir_name(bucket)
@@ -176,6 +196,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Out
             "band": report.band,
             "dropped": report.dropped,
             "early_exits": report.early_exits,
+            "failed": report.failed,
             "keep_rate": report.kept / max(report.total, 1),
             "backbone_tokens": report.backbone_tokens,
         }
@@ -183,7 +204,8 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Out
     return outputs
 
 
-def _head_facts(report: TrainReport) -> dict[str, Any]:
+def head_facts(report: TrainReport) -> dict[str, Any]:
+    """What a person looks at first of a trained head."""
     metrics = {
         key: value
         for key, value in report.metrics.items()
@@ -205,31 +227,50 @@ def _merged(run: Run, split: str) -> Path:
     return merge_labels(run.paths.labels, split).path
 
 
-def _oracle(run: Run) -> Oracle:
-    from nmoe_core.hydra.heuristic import HeuristicOracle
-
-    if run.config.oracle.kind != "heuristic":
-        raise ConfigError("unknown oracle", where=run.path, found=run.config.oracle.kind)
-    return HeuristicOracle()
-
-
 def _eos_token_id(run: Run) -> int:
     return load_tokenizer(run.config.tokenizer, run.config.prep.engine).eos_token_id
 
 
-def _model(run: Run) -> Transformer:
+def load_backbone(run: Run) -> Transformer:
+    """The run's backbone, loaded once in a process. Raises CheckpointError (E-CHECKPOINT-...)."""
     table = run.config.backbone
-    if not run.paths.checkpoint.is_dir():
+    return load_checkpoint(run.paths.checkpoint, table.device, table.dtype)
+
+
+def load_checkpoint(path: Path, device: str, dtype: str) -> Transformer:
+    """A checkpoint, loaded once in a process.
+
+    Raises:
+        CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
+    """
+    if not path.is_dir():
         raise CheckpointError(
             "no backbone checkpoint",
-            where=run.paths.checkpoint,
-            do="materialise hydra/backbone, or set [backbone] checkpoint",
+            where=path,
+            do="materialise hydra/backbone, or name one: [backbone] checkpoint, --checkpoint",
             code="E-CHECKPOINT-MISSING",
         )
     from nmoe_core.engine.checkpoint import checkpoint_digest
 
-    digest = checkpoint_digest(run.paths.checkpoint)
-    return _loaded(run.paths.checkpoint, digest, table.device, table.dtype)
+    return _loaded(path, checkpoint_digest(path), device, dtype)
+
+
+def eos_of(data_root: Path) -> int:
+    """The token that ends every document of the sources below a data root.
+
+    Raises:
+        ConfigError: There is no source, or two differ in it.
+    """
+    manifests = sorted(data_root.glob(f"*/train/{MANIFEST_NAME}"))
+    found = sorted({load_manifest(path).eos_token_id for path in manifests})
+    if len(found) != 1:
+        raise ConfigError(
+            "sources have no one token that ends documents",
+            where=data_root,
+            found=", ".join(map(str, found)) or "no manifest",
+            do="name the directory that holds {source}/train/manifest.json",
+        )
+    return found[0]
 
 
 @functools.lru_cache(maxsize=1)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from loader.format import MANIFEST_NAME, IndexReader, Manifest, load_manifest
 from nmoe_core.config import Run
-from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.hydra.slices import write_source_slices
 from nmoe_core.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
 from nmoe_core.shards.manifest import shard_dir_name
-from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
 from nmoe_core.sources.spec import open_source
 from nmoe_core.stages.result import Output
 
@@ -58,33 +55,6 @@ def make_manifest(run: Run, source: SourcePlan, split: str) -> tuple[Manifest, b
     split_dir = run.paths.split(source.name, split)
     _, changed = write_manifest(prep_settings(run, source, split), split_dir)
     return load_manifest(split_dir / MANIFEST_NAME), changed
-
-
-def verify_split(run: Run, source: SourcePlan, split: str) -> list[Problem]:
-    """Every problem of a split's files: structure, checksums and every token."""
-    manifest = load_manifest(run.paths.split(source.name, split) / MANIFEST_NAME)
-    return verify_manifest(manifest, checksums=True, deep=True)
-
-
-def split_leak(run: Run, source: SourcePlan) -> dict[str, Any]:
-    """Documents that training and validation share: by id, and by exact text.
-
-    Raises:
-        FormatError: A split has no manifest.
-    """
-    train, valid = (
-        load_manifest(run.paths.split(source.name, split) / MANIFEST_NAME)
-        for split in ("train", "valid")
-    )
-    if not valid.total_documents:
-        raise FormatError("validation split is empty", where=valid.path, code="E-MANIFEST-EMPTY")
-    leak = find_leak(train, valid)
-    return {
-        "shared_ids": leak.num_ids,
-        "shared_texts": leak.num_texts,
-        "example": leak.example or "",
-        "valid_documents": valid.total_documents,
-    }
 
 
 def make_slices(run: Run, source: SourcePlan) -> Output:

@@ -150,6 +150,11 @@ def run_job() -> Execute:
 
 
 @pytest.fixture(scope="session")
+def dagster_environment() -> Callable[[Path], dict[str, str]]:
+    return environment
+
+
+@pytest.fixture(scope="session")
 def make_project() -> Callable[..., Path]:
     return write_project
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from nmoe_core.config import Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")
-NAMED_JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate"}
+NAMED_JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify"}
 
 
 def test_definitions_load_without_torch_or_any_other_heavy_package() -> None:
@@ -39,14 +41,79 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(
     names += ("topics", "curated", "curated_manifest")
     expected = {(source, name) for source in DEMO_SOURCES for name in names}
     heads = ("backbone", "oracle_labels", "probe_head", "judge_head", "calibration")
-    expected |= {("hydra", name) for name in heads}
+    expected |= {("hydra", name) for name in (*heads, "regrade_plan")}
     expected |= {("curation", "topic_model"), ("mixture", "loader_plan")}
     assert keys == expected
     assert {job.name for job in defs.jobs or []} >= NAMED_JOBS
-    checks = {(tuple(k.asset_key.path), k.name) for k in graph.asset_check_keys}
-    assert len(checks) == 4 * len(DEMO_SOURCES)
     external = {tuple(key.path) for key in graph.external_asset_keys}
     assert external == {(source, "documents") for source in DEMO_SOURCES}
+    checked = {tuple(key.asset_key.path) for key in graph.asset_check_keys}
+    assert checked == expected - {("hydra", "regrade_plan")} - external
+
+
+def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
+    from nmoe_assets.definitions import build_definitions
+
+    graph = build_definitions(Run(REPOSITORY / "configs" / "demo.toml")).resolve_asset_graph()
+    keys = graph.get_all_asset_keys()
+    for key in keys:
+        node = graph.get(key)
+        assert node.owners, key
+        assert node.group_name, key
+        assert node.kinds, key
+        assert node.description, key
+        assert node.tags["stage"], key
+        links = [v.asset_key for v in node.metadata.values() if hasattr(v, "asset_key")]
+        assert set(links) <= set(keys), key
+        assert links or key.path == ["mixture", "loader_plan"], key
+    schema = graph.get(dg.AssetKey(["stdlib", "quality_scores"])).metadata["dagster/column_schema"]
+    names = [column.name for column in schema.columns]
+    assert names[:5] == ["doc_id", "source", "scores", "aggregated", "decision"]
+
+
+def test_a_secret_is_shown_as_the_name_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nmoe_assets.resources import WEBHOOK_VARIABLE, resources
+
+    monkeypatch.setenv(WEBHOOK_VARIABLE, "http://127.0.0.1/secret")
+    notifier = resources()["notifier"]
+    assert "secret" not in str(notifier)
+    assert WEBHOOK_VARIABLE in str(notifier)
+
+
+def test_fifty_sources_of_a_thousand_shards_load_within_two_seconds(tmp_path: Path) -> None:
+    (tmp_path / "workspace.yaml").touch()
+    sources = "".join(
+        f"[[mixtures.m.sources]]\nid = 'source{i}'\ntokens_b = 1\nkind = 'jsonl'\n"
+        f"paths = ['in/{i}.jsonl']\nvalid_split = 'train[:1%]'\n"
+        for i in range(50)
+    )
+    (tmp_path / "mixture.toml").write_text(f"[mixtures.m]\ntotal_tokens_b = 50\n{sources}")
+    (tmp_path / "flows.toml").write_text(
+        "[flow.f]\nmode = 'f'\nstages = ['pretrain']\nscale = 1.0\n"
+        "[flow.f.mixture]\npretrain = 'm'\n"
+    )
+    (tmp_path / "run.toml").write_text(
+        "root = 'out'\nmixture_toml = 'mixture.toml'\nflow_profiles_toml = 'flows.toml'\n"
+        "flow_mode = 'f'\n[prep]\nnum_shards = 1000\n"
+    )
+    code = """
+import time, resource
+import dagster
+started = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+from nmoe_assets.definitions import defs
+repository = defs.get_repository_def()
+assert len(repository.asset_graph.get_all_asset_keys()) == 508
+print(resource.getrusage(resource.RUSAGE_SELF).ru_utime - started)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "NMOE_CONFIG": str(tmp_path / "run.toml")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < 2.0, "seconds of processor time beyond the import of dagster"
 
 
 def test_the_workspace_file_names_a_location_that_loads() -> None:

@@ -27,6 +27,7 @@ print(inputs.tolist(), targets.tolist())
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # pip may take minutes on a busy machine
 def test_an_empty_environment_gets_numpy_only_and_reads_batches(tmp_path: Path, two_stages) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"

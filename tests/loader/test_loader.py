@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from loader import (
+    ConfigError,
     DeterministicLoader,
     PlanError,
     PlanSettings,
@@ -20,7 +21,7 @@ from loader import (
     build_loader,
     build_plan,
 )
-from loader.loader import rank_rows
+from loader.arguments import rank_rows
 
 
 def all_rows(loader) -> np.ndarray:
@@ -373,7 +374,10 @@ def test_print_fn_is_called_on_rank_0_alone(two_stages):
     assert "33 steps of 12 x 16" in lines[0]
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (0, 13)])
+@pytest.mark.parametrize(
+    ("rank", "world_size"),
+    [(2, 2), (-1, 2), (0, 0), (0, 13), ("0", 2), (0.0, 2), (0, "2"), (True, 2), (0, 2.0)],
+)
 def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
     with pytest.raises(ValueError, match=r"world_size|rank"):
         open_loader(two_stages.cfg, rank, world_size)
@@ -381,12 +385,27 @@ def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
 
 @pytest.mark.parametrize(
     ("argument", "text"),
-    [({"prefetch": -1}, "prefetch"), ({"pin_memory": True, "backend": "numpy"}, "torch's")],
+    [
+        ({"prefetch": -1}, "prefetch"),
+        ({"prefetch": 1.5}, "1.5"),
+        ({"pin_memory": True, "backend": "numpy"}, "torch's"),
+    ],
 )
 def test_arguments_out_of_range_are_refused(two_stages, argument, text):
     plan = build_loader(two_stages.cfg, backend="numpy")[1]
     with pytest.raises(ValueError, match=text):
         DeterministicLoader(plan, **argument)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [{"rank": 2, "world_size": 2}, {"dtype": "int8"}, {"split": "test"}, {"prefetch": -1}],
+)
+def test_arguments_are_refused_before_a_plan_is_made(argument, monkeypatch):
+    monkeypatch.setattr("loader.loader.resolve_plan", lambda _: pytest.fail("a plan was made"))
+    with pytest.raises(ConfigError) as caught:
+        build_loader({}, **argument)
+    assert str(next(iter(argument.values()))) in str(caught.value)
 
 
 @pytest.mark.parametrize("argument", [{"split": "test"}, {"backend": "jax"}, {"dtype": "int46"}])

@@ -48,11 +48,13 @@ def test_a_jump_forgets_what_was_read_ahead_and_close_ends_the_thread():
     assert threading.active_count() == before
 
 
-def test_thread_of_a_forgotten_loader_ends(two_stages):
+@pytest.mark.parametrize("wait_s", [0, 0.3])  # while it reads; where it waits for room
+def test_thread_of_a_forgotten_loader_ends(two_stages, wait_s):
     before = threading.active_count()
     loader = build_loader(two_stages.cfg, backend="numpy", prefetch=2)[0]
     loader.next()
     assert threading.active_count() == before + 1
+    time.sleep(wait_s)
     del loader
     gc.collect()
     deadline = time.monotonic() + 10

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from loader import StateError, build_loader
@@ -38,7 +39,7 @@ def test_state_is_small_json_with_the_published_fields(state):
     ("change", "named"),
     [
         ({"seed": 43}, "plan.seed"),
-        ({"batch_size": 6}, "plan.batch_size"),
+        ({"batch_size": 6, "seed": 43}, "plan.batch_size"),
         ({"seq_len": 8}, "plan.seq_len"),
         ({"window_stride": "seq_len+1"}, "plan.window_stride"),
         ({"on_exhaust": "wrap"}, "plan.on_exhaust"),
@@ -71,21 +72,87 @@ def test_hash_alone_is_enough_to_refuse(two_stages, state):
             loader.load_state_dict(state | {"plan_hash": "0", "plan": plan})
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 8, 18, 30, 36, 50])
+@pytest.mark.parametrize("with_phase", [False, True])
+def test_state_loads_at_another_batch_size_and_goes_on_with_the_same_rows(
+    two_stages, batch_size, with_phase
+):
+    def cfg(size):
+        phases = [{"start_step": 72 // size, "dataset_weights": {"web": 1}, "lr_scale": 0.5}]
+        if not with_phase or 72 % size:
+            phases = []
+        return two_stages.cfg | {"batch_size": size, "phases": phases}
+
+    before, after = open_loader(cfg(12)), open_loader(cfg(batch_size))
+    before.seek(360)
+    state = json.loads(json.dumps(before.state_dict()))
+    if with_phase and 72 % batch_size:  # no step of the new size is where the phase begins
+        with pytest.raises(StateError, match="differs"):
+            after.load_state_dict(state)
+        return
+    if 360 % batch_size:
+        with pytest.raises(StateError) as caught:
+            after.load_state_dict(state)
+        assert caught.value.code == "E-SEEK"
+        return
+    after.load_state_dict(state)
+    assert after.metrics() == before.metrics()
+    rest = [np.concatenate([inputs for inputs, _ in rows]) for rows in (before, after)]
+    num_rows = min(map(len, rest))
+    assert num_rows >= 30
+    np.testing.assert_array_equal(rest[0][:num_rows], rest[1][:num_rows])
+
+
+def version_1(**parts) -> dict:
+    return {
+        "version": 1,
+        "current_stage": "mid",
+        "stage_index": 1,
+        "global_sequence_index": 360,
+    } | (parts)
+
+
 def test_version_1_is_taken_by_its_index(two_stages):
     sought, loaded = open_loader(two_stages.cfg), open_loader(two_stages.cfg)
     sought.seek(360)
-    loaded.load_state_dict(
-        {
-            "version": 1,
-            "current_stage": "mid",
-            "stage_index": 1,
-            "global_sequence_index": 360,
-            "accumulators": [0, 0, 0],
-            "emitted_sequences": {"web": 1},
-            "cursors": {"web": {"file_idx": 0, "pos_in_file": 0, "wrap_count": 0}},
-        }
-    )
-    assert loaded.next()[0].tobytes() == sought.next()[0].tobytes()
+    counts = (sought._open_stream().counts_before(360) - [189, 79, 32]).tolist()
+    assert sum(counts) == 60
+    for state in (
+        version_1(),
+        version_1(
+            accumulators=[0, 0, 0],
+            emitted_sequences=dict(zip(("web", "code", "math"), counts)),
+            cursors={"web": {"file_idx": 0, "pos_in_file": 0, "wrap_count": 0}},
+        ),
+    ):
+        loaded.seek(0)
+        loaded.load_state_dict(state)
+        assert loaded.next()[0].tobytes() == sought.next()[0].tobytes()
+        sought.seek(360)
+
+
+@pytest.mark.parametrize(
+    ("change", "parts", "words"),
+    [
+        ({}, {"emitted_sequences": {"web": 1}}, ["emitted_sequences[web]", "found 1", "20"]),
+        ({}, {"emitted_sequences": {"gone": 3}}, ["emitted_sequences[gone]", "found 3"]),
+        ({"policy": "block"}, {"accumulators": [0, 5, -5]}, ["policy", "'swrr'", "'block'"]),
+        (
+            {},
+            {"cursors": {"web": {"file_idx": 0, "pos_in_file": 340, "wrap_count": 0}}},
+            ["window_stride", "'seq_len+1'"],
+        ),
+        ({}, {"stage_index": "mid"}, ["stage_index 'mid'"]),
+    ],
+)
+def test_version_1_of_another_stream_is_refused_by_what_differs(two_stages, change, parts, words):
+    loader = open_loader(two_stages.cfg | change)
+    loader.seek_step(2)
+    with pytest.raises(StateError) as caught:
+        loader.load_state_dict(version_1(**parts))
+    for word in words:
+        assert word in str(caught.value)
+    assert loader.step == 2
 
 
 @pytest.mark.parametrize(
@@ -247,6 +314,38 @@ def test_missing_token_offset_is_zero(balanced):
     state = {"datasets": [{"spec": name, "row_offset": n} for name, n in rows_read.items()]}
     rows = continued(balanced, state).state_dict()["datasets"]
     assert [(row["row_offset"], row["token_offset"]) for row in rows] == [(6, 0), (7, 0), (9, 0)]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (40, 40, 40),  # a place of the plan's own
+        (0, 0, 0),
+        (7, 1, 3),  # no whole step: the third counts as done
+        (100, 0, 20),  # more of one than its quota of the stage before the phase
+        (10, 100, 100),  # and past the start of the phase
+    ],
+)
+def test_phases_stay_at_their_global_step_whatever_was_read_of_each_source(balanced, counts):
+    phases = [
+        {"start_step": 25, "dataset_weights": {"web": 3, "code": 1, "math": 1}, "lr_scale": 0.5},
+        {"start_step": 40, "dataset_weights": {"web": 1, "code": 1, "math": 3}, "lr_scale": 0.1},
+    ]
+    cfg = balanced | {"policy": "swrr", "phases": phases, "on_exhaust": "wrap"}
+    rows = [(n, k, 16 * k) for n, k in zip(("web", "code", "math"), counts)]
+    loader = continued(cfg, counts_state(*rows))
+    # A state that is a place in the stream is sought, and steps go on; else they begin anew.
+    base = 0 if loader.step else -(-sum(counts) // 6)
+    scales, drawn = {}, {}
+    for step in range(base + loader.step, 50):
+        batch = loader.next_with_meta()
+        scales[step] = batch.lr_scale
+        drawn[step] = [batch.source_names[i] for i in batch.source_index]
+    with pytest.raises(StopIteration):
+        loader.next()
+    assert scales == {s: 1.0 if s < 25 else 0.5 if s < 40 else 0.1 for s in scales}
+    late = [name for step in range(40, 50) for name in drawn[step]]
+    assert {name: late.count(name) for name in set(late)} == {"web": 12, "code": 12, "math": 36}
 
 
 def test_run_that_goes_on_from_counts_resumes_exactly_again_and_again(balanced):

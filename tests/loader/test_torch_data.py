@@ -105,6 +105,50 @@ def test_state_of_a_plain_loader_starts_the_dataset_there(two_stages):
     np.testing.assert_array_equal(np.concatenate(got), np.concatenate(expected(two_stages)[9:]))
 
 
+def test_counts_of_another_run_are_continued_by_workers_too(tree):
+    for name in ("web", "code"):
+        tree.add(name, 3000)
+    cfg = {
+        "datasets": [{"path": str(tree.root / name)} for name in ("web", "code")],
+        "batch_size": 6,
+        "seq_len": 16,
+        "steps": 20,
+    }
+    counts = {"datasets": [{"spec": "web", "row_offset": 31}, {"spec": "code", "row_offset": 5}]}
+    plain = build_loader(cfg, backend="numpy")[0]
+    plain.load_state_dict(counts)
+    whole = all_inputs(plain)
+    assert len(whole) == 14
+    with WorkerLoader(cfg, num_workers=2) as loader:
+        loader.load_state_dict(counts)
+        got = [loader.next()[0].numpy().copy() for _ in range(5)]
+        state = loader.state_dict()
+    with WorkerLoader(cfg, num_workers=0) as loader:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        assert loader.plan.plan_hash == plain.plan.plan_hash
+        got += all_inputs(loader)
+    np.testing.assert_array_equal(np.concatenate(got), np.concatenate(whole))
+    data = TokenDataset(cfg)
+    data.load_state_dict(counts)
+    again = all_inputs(DataLoader(data, batch_size=None, num_workers=2))
+    np.testing.assert_array_equal(np.concatenate(again), np.concatenate(whole))
+
+
+def test_state_of_one_worker_is_refused_at_another_batch_size(two_stages):
+    data = TokenDataset(two_stages.cfg)
+    list(itertools.islice(data, 3))
+    halved = two_stages.cfg | {"batch_size": 6}
+    state = data.state_dict()
+    with pytest.raises(StateError) as caught:
+        TokenDataset(halved).load_state_dict(state)
+    assert caught.value.code == "E-STATE-WORKER"
+    assert "found 12, expected 6" in str(caught.value)
+    whole = all_inputs(build_loader(halved, backend="numpy")[0])
+    with WorkerLoader(halved, num_workers=0) as loader:
+        loader.load_state_dict(state["loader"])
+        np.testing.assert_array_equal(loader.next()[0].numpy(), whole[6])
+
+
 def test_attention_stays_inside_documents_and_looks_back_only():
     spans = [np.array([[0, 3], [3, 5]]), np.array([[0, 2]])]
     mask = attention_mask(document_ids(spans, 6))

@@ -6,6 +6,8 @@ import numpy as np
 
 from nmoe_core.errors import CurationError
 
+_MAX_TOPICS = 2**20  # orders hold a few numbers for every topic up to the highest
+
 
 def check_rows(doc_clusters: np.ndarray, doc_tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both as int64 `[N]`, copied only where they are of another type.
@@ -19,6 +21,8 @@ def check_rows(doc_clusters: np.ndarray, doc_tokens: np.ndarray) -> tuple[np.nda
     for what, values in (("topics", clusters), ("lengths", tokens)):
         if values.dtype.kind not in "iu" or (len(values) and values.min() < 0):
             raise refusal(f"{what} are not counts", values.dtype, "integers from 0")
+    if len(clusters) and clusters.max() >= _MAX_TOPICS:
+        raise refusal("topics are not numbered from 0", clusters.max(), f"below {_MAX_TOPICS:,}")
     return clusters.astype(np.int64, copy=False), tokens.astype(np.int64, copy=False)
 
 

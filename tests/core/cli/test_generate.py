@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,8 @@ def test_completions_of_another_model_or_other_prompts_are_refused(
         ({"id": "x"}, "E-SOURCE-RECORD", "text"),
         ({"id": "x", "text": "a", "tokens": [1]}, "E-SOURCE-RECORD", "both"),
         ({"id": 3, "tokens": [1]}, "E-SOURCE-RECORD", "no id"),
+        ({"id": "\ud800", "tokens": [1]}, "E-SOURCE-RECORD", "surrogate"),
+        ({"id": "x", "text": "a\udc00"}, "E-SOURCE-RECORD", "surrogate"),
     ],
 )
 def test_a_bad_prompt_is_one_line_and_nothing_is_written(
@@ -232,6 +235,68 @@ def test_wrong_options_are_one_line_and_nothing_is_written(
     line = _refused(capsys, [*_command(prompts, checkpoint), *more])
     assert line.startswith(f"ERROR [{code}]")
     assert sorted(path.name for path in prompts.parent.iterdir()) == ["prompts.jsonl"]
+
+
+@pytest.mark.parametrize("failing", ["write:1:ENOSPC", "write:2:ENOSPC", "write:9:EIO"])
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
+    prompts: Path, checkpoint: Path, capsys, monkeypatch: pytest.MonkeyPatch, failing: str
+):
+    command, output = _command(prompts, checkpoint), prompts.parent / "out.jsonl"
+    main(command)
+    whole = output.read_bytes()
+    output.unlink()
+    (prompts.parent / "out.jsonl.made_with.json").unlink()
+    capsys.readouterr()
+    with monkeypatch.context() as failure:
+        failure.setattr("nmoe_core.atomic._steps", Counter())
+        failure.setenv("NMOE_FAILPOINT", failing)
+        assert _refused(capsys, command).startswith("ERROR [E-IO]")
+    assert whole.startswith(output.read_bytes())
+    assert main(command) == 0
+    assert output.read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [b"one line, no end", b"two\nlines", b'{"id": "p0"}\n'])
+def test_a_file_that_is_no_output_is_left_alone(
+    prompts: Path, checkpoint: Path, capsys, content: bytes
+):
+    output = prompts.parent / "out.jsonl"
+    output.write_bytes(content)
+    _refused(capsys, _command(prompts, checkpoint))
+    assert output.read_bytes() == content
+    single = prompts.parent / "single.jsonl"
+    single.write_text('{"id": "p", "tokens": [1]}')
+    command = ["generate", str(single), "-o", str(single), "--checkpoint", str(checkpoint)]
+    _refused(capsys, [*command, "--max-tokens", "2", "--max-seq-len", "8", "--quiet"])
+    assert single.read_text() == '{"id": "p", "tokens": [1]}'
+
+
+def test_records_without_a_whole_sidecar_are_refused(prompts: Path, checkpoint: Path, capsys):
+    main(_command(prompts, checkpoint))
+    sidecar = prompts.parent / "out.jsonl.made_with.json"
+    whole = sidecar.read_bytes()
+    for part in (whole[: len(whole) // 2], b"", b"{}"):
+        sidecar.write_bytes(part)
+        assert "found code not recorded" in _refused(capsys, _command(prompts, checkpoint))
+        assert sidecar.read_bytes() == part
+
+
+def test_what_is_no_file_of_prompts_is_refused_before_the_model_is_loaded(
+    prompts: Path, checkpoint: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Transformer, "from_checkpoint", None)
+    os.mkfifo(prompts.parent / "pipe")
+    for name in ("nowhere", "pipe", "."):
+        line = _refused(capsys, _command(prompts.parent / name, checkpoint))
+        assert line.startswith("ERROR [E-SOURCE-MISSING]")
+    assert not (prompts.parent / "out.jsonl").exists()
+
+
+def test_an_output_that_cannot_be_made_is_one_line(prompts: Path, checkpoint: Path, capsys):
+    command = [*_command(prompts, checkpoint), "-o", str(prompts / "out.jsonl")]
+    assert _refused(capsys, command).startswith("ERROR [E-IO]")
+    command = [*_command(prompts, checkpoint), "-o", str(prompts.parent)]
+    assert _refused(capsys, command).startswith("ERROR [E-IO]")
 
 
 def test_two_processes_do_not_write_one_file(prompts: Path, checkpoint: Path, capsys):

@@ -1,13 +1,20 @@
-"""The engine stands on torch, numpy and safetensors: every other import fails here and it works."""
+"""The engine stands on torch, numpy and safetensors: every other import fails here and it works.
+
+Its kernels add triton, the tests of the kernels pytest: a machine with a GPU needs no more.
+"""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
 
 # What torch itself declares or may load stays allowed; torch imports some of it late.
 SCRIPT = """
-import importlib, importlib.metadata, pkgutil, re, sys, tempfile
+import importlib, importlib.metadata, importlib.util, pkgutil, re, sys, tempfile
 import torch, numpy, safetensors.torch
 
 declared = importlib.metadata.requires("torch") or []
@@ -20,7 +27,7 @@ blocked = []
 class OnlyAllowed:
     def find_spec(self, name, path=None, target=None):
         root = name.partition(".")[0]
-        if root in allowed or root.startswith("__editable__"):
+        if root in allowed or root.startswith(("__editable__", "_sysconfigdata")):
             return None
         blocked.append(name)
         raise ModuleNotFoundError(f"blocked: {name}", name=name)
@@ -31,9 +38,12 @@ for name in [name for name in sys.modules if name.partition(".")[0] not in allow
 sys.meta_path.insert(0, OnlyAllowed())
 
 import nmoe_core.engine as engine
-for module in pkgutil.iter_modules(engine.__path__):
-    if not module.ispkg:
-        importlib.import_module(f"nmoe_core.engine.{module.name}")
+modules = {module.name for module in pkgutil.walk_packages(engine.__path__, "nmoe_core.engine.")}
+assert {"nmoe_core.engine.generator", "nmoe_core.engine.kernels.block"} <= modules
+has_triton = importlib.util.find_spec("triton") is not None
+for module in sorted(modules):
+    if has_triton or ".kernels." not in module:
+        importlib.import_module(module)
 with tempfile.TemporaryDirectory() as directory:
     path = engine.make_tiny_checkpoint(directory + "/c", vocab_size=300, num_layers=2)
     model = engine.Transformer.from_checkpoint(path)
@@ -50,3 +60,15 @@ def test_the_engine_needs_torch_numpy_and_safetensors_alone():
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("blocked:")
+
+
+def test_tests_on_a_gpu_need_torch_triton_numpy_and_pytest_alone():
+    allowed = {"torch", "triton", "numpy", "safetensors", "pytest", "nmoe_core"}
+    for path in (ROOT / "tests" / "gpu").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                root = name.partition(".")[0]
+                assert root in allowed | sys.stdlib_module_names, f"{path.name} imports {name}"
+                assert root != "nmoe_core" or name.startswith("nmoe_core.engine"), name

@@ -75,7 +75,7 @@ def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("dtype", "experts"),
     [
         ("bfloat16", "packed"),
-        ("bfloat16", "decoded"),
+        pytest.param("bfloat16", "decoded", marks=pytest.mark.slow),
         pytest.param("float32", "decoded", marks=pytest.mark.slow),
     ],
 )

@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from nmoe_core.engine.sampling import Sampling, kept_probabilities, sample, uniform
-from nmoe_core.errors import ConfigError
+from nmoe_core.engine.sampling import (
+    Sampling,
+    kept_probabilities,
+    likeliest,
+    sample,
+    uniform,
+)
+from nmoe_core.errors import CheckpointError, ConfigError
 
 
 def _twin(logits: list[float], temperature: float, top_p: float, top_k: int) -> np.ndarray:
@@ -82,6 +88,31 @@ def test_uniform_numbers_are_uniform():
 
 def test_temperature_zero_takes_the_first_of_the_largest():
     assert sample(torch.tensor([1.0, 3.0, 3.0]), Sampling(0.0, 0.5, 2, 9), 0) == 1
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9])
+def test_a_temperature_near_zero_takes_the_largest(temperature: float):
+    logits = torch.tensor([-3.0, 30.0, -torch.inf, 29.99])
+    assert {sample(logits, Sampling(temperature), i) for i in range(20)} == {1}
+
+
+def test_sets_at_their_ends_keep_one_or_all():
+    logits = torch.tensor([1.0, 3.0, 2.0, -torch.inf])
+    kept = kept_probabilities(logits, Sampling(1.0, top_p=1e-12))
+    assert (kept > 0).tolist() == [False, True, False, False]
+    everything = kept_probabilities(logits, Sampling(1.0))
+    assert torch.equal(kept_probabilities(logits, Sampling(1.0, top_k=99)), everything)
+
+
+@pytest.mark.parametrize(
+    "logits", [[0.0, np.nan, 1.0], [np.inf, 0.0], [np.nan, np.inf], [-np.inf, -np.inf]]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_taken_from_logits_that_are_not_finite(logits, temperature: float):
+    with pytest.raises(CheckpointError, match="not finite"):
+        sample(torch.tensor(logits), Sampling(temperature), 0)
+    with pytest.raises(CheckpointError, match="not finite"):
+        likeliest(torch.tensor([[1.0] * len(logits), logits]))
 
 
 def test_only_kept_tokens_are_drawn_at_both_ends(monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from nmoe_core.atomic import write_json
-from nmoe_core.docid import DocumentReader
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.hydra.calibrate import CalibrationReport, calibrate
 from nmoe_core.hydra.grade import Grader, GradeReport, grade_shard
+from nmoe_core.hydra.grade_inputs import DocIdInput
 from nmoe_core.hydra.head_files import save_head
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.hydra.oracle import OracleResult
+from nmoe_core.hydra.oracle import OracleResult, Question
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.scores import DIMENSIONS
 from nmoe_core.hydra.slices import combine_slices, read_slice, write_source_slices
@@ -93,13 +93,17 @@ class FakeOracle:
     def fingerprint(self) -> str:
         return f"{self.scorer_model}/{self.scorer_version}"
 
-    def label(self, texts: Sequence[str]) -> Iterator[OracleResult]:
-        for text in texts:
-            self.asked.append(text)
-            if self.fails_on(text):
-                yield OracleResult(None, "no scores", "length")
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"backend": "fake"}
+
+    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+        for i, question in enumerate(questions):
+            self.asked.append(question.text)
+            if self.fails_on(question.text):
+                yield i, OracleResult(None, "no scores", "length")
             else:
-                yield OracleResult(self.scores(text), "", "stop")
+                yield i, OracleResult(self.scores(question.text), "", "stop")
 
     @staticmethod
     def scores(text: str) -> dict[str, int]:
@@ -167,6 +171,14 @@ def write_labels(
     return path
 
 
+def rows_of(
+    grader: Grader, data_root: Path, rows: Sequence[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """What the grader says of documents."""
+    documents = DocIdInput(rows, data_root).documents(0, grader.heads.max_ctx)
+    return [row for buffer in grader.buffers(documents) for row in buffer]
+
+
 class Grading:
     """Heads of random weights, a calibration with real exits, and shards to grade."""
 
@@ -211,8 +223,7 @@ class Grading:
         grader = Grader.load(
             self.model, self.heads, self.calibration, self.world.MAX_CTX, 32, early_exit=False
         )
-        ids = [doc_id for doc_id, _ in self.rows]
-        rows = list(grader.rows(DocumentReader(self.data), ids, "all", self.world.EOS))
+        rows = rows_of(grader, self.data, self.rows)
         judged = [row["aggregated"] for row in rows]
         path = self.calibration / "calibration_summary.json"
         taus = {
@@ -267,4 +278,5 @@ def world() -> SimpleNamespace:
         slice_all=slice_all,
         write_labels=write_labels,
         Grading=Grading,
+        rows_of=rows_of,
     )

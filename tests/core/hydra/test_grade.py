@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +15,16 @@ import torch
 from loader.format import load_manifest
 from nmoe_core.docid import DocumentReader
 from nmoe_core.engine import Transformer
-from nmoe_core.errors import CalibrationError, HeadError
+from nmoe_core.errors import CalibrationError, HeadError, SourceError
+from nmoe_core.hydra.calibration_file import Calibration
 from nmoe_core.hydra.decide import decide
-from nmoe_core.hydra.features import read_documents
-from nmoe_core.hydra.grade import Grader, grade_rows
-from nmoe_core.hydra.head_files import load_heads
+from nmoe_core.hydra.grade import Grader, grade_documents, grade_rows
+from nmoe_core.hydra.grade_file import PARTIAL_NAME, PartialRows
+from nmoe_core.hydra.grade_inputs import DocIdInput, GradeDocument, TextInput
 from nmoe_core.hydra.scores import UNIFORM_WEIGHTS, aggregate, as_vector
-from nmoe_core.hydra.scoring import HeadScores, score_documents
+from nmoe_core.hydra.scoring import HeadScores
 from nmoe_core.hydra.slices import documents_of
-from nmoe_core.hydra.thresholds import Calibration, Thresholds
+from nmoe_core.hydra.thresholds import Thresholds
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,8 @@ def test_a_document_that_leaves_is_dropped_whatever_its_probe_score() -> None:
     )
     taus = Thresholds(tau_probe=0.9, tau_drop=0.2, tau_keep=0.5)
     calibration = Calibration(Path("c"), "d", UNIFORM_WEIGHTS, taus, "h")
-    left, stayed = grade_rows(["a", "b"], "web", scores, calibration)
+    documents = [GradeDocument(name, "web", np.empty(0, np.uint32)) for name in "ab"]
+    left, stayed = grade_rows(documents, scores, calibration)
     assert (left["decision"], left["scores"], left["aggregated"]) == ("drop", None, 0.75)
     assert (stayed["decision"], stayed["aggregated"], stayed["q_probe"]) == ("keep", 1.0, 1.0)
 
@@ -131,9 +134,8 @@ def test_a_document_gets_its_decision_alone_or_in_any_company(grading: Any) -> N
         grader = Grader.load(
             grading.model, grading.heads, grading.calibration, grading.world.MAX_CTX, max_batch
         )
-        ids = [row["doc_id"] for row in rows]
-        reader = DocumentReader(grading.data)
-        others = list(grader.rows(reader, ids, "web", grading.world.EOS))
+        ids = [(row["doc_id"], "web") for row in rows]
+        others = grading.world.rows_of(grader, grading.data, ids)
         assert [r["decision"] for r in others] == [r["decision"] for r in rows]
         for a, b in zip(rows, others):
             assert abs(a["aggregated"] - b["aggregated"]) < 1e-4
@@ -161,8 +163,8 @@ def test_survivors_score_as_if_nobody_had_left(grading: Any) -> None:
     grader = Grader.load(
         grading.model, grading.heads, grading.calibration, grading.world.MAX_CTX, 8, False
     )
-    ids = [row["doc_id"] for row in with_exits]
-    without = list(grader.rows(DocumentReader(grading.data), ids, "web", grading.world.EOS))
+    ids = [(row["doc_id"], "web") for row in with_exits]
+    without = grading.world.rows_of(grader, grading.data, ids)
     assert not any(row["early_exit"] for row in without)
     for a, b in zip(with_exits, without):
         assert a["probe_scores"] == b["probe_scores"]
@@ -250,30 +252,167 @@ def test_a_document_of_nothing_but_its_eos_is_graded_too(
     assert own.grade().total == 2
 
 
-def test_states_that_are_not_finite_fail_by_document_and_commit_nothing(own: Any) -> None:
+def test_a_document_without_finite_states_fails_alone_and_says_so(own: Any) -> None:
     rows = own.graded(own.grade())
-    victim = rows[5]["doc_id"]
-    token = int(DocumentReader(own.data).tokens(victim)[0])
+    tokens = {r["doc_id"]: DocumentReader(own.data).tokens(r["doc_id"])[:24] for r in rows}
+    counts = np.bincount(np.concatenate([np.unique(t) for t in tokens.values()]), minlength=500)
+    token = int(np.flatnonzero(counts == 1)[0])
+    (victim,) = [doc_id for doc_id, ids in tokens.items() if token in ids]
     saved = own.model.embedding.data[token].clone()
-    report = own.grade("web", 1)
-    payload = report.path.read_bytes()
-    report.path.with_name("summary.json").unlink()
     try:
         own.model.embedding.data[token] = torch.inf
-        what = r"web//web/train\S+: backbone states after block [68]"
-        with pytest.raises(HeadError, match=what) as refused:
-            own.grade("web", 0, early_exit=False)
-        assert refused.value.code == "E-HEAD-NONFINITE"
-        (document,) = read_documents(
-            DocumentReader(own.data), [victim], own.world.EOS, own.world.MAX_CTX
-        )
-        heads = load_heads(own.heads, own.model, own.world.MAX_CTX)
-        with pytest.raises(HeadError, match=victim):
-            score_documents(own.model, heads.probe, heads.judge, [document], [victim], 8)
+        report = own.grade(early_exit=False)
     finally:
         own.model.embedding.data[token] = saved
+    summary = json.loads(report.path.with_name("summary.json").read_text())
+    assert report.failed == summary["failed"] == 1
+    for row, before in zip(own.graded(report), rows):
+        if row["doc_id"] != victim:
+            assert "failed" not in row
+            assert row["probe_scores"] == before["probe_scores"], "the others are as they were"
+            continue
+        assert (row["decision"], row["scores"], row["aggregated"]) == ("drop", None, 0.0)
+        assert "after block 6 are not finite: " in row["failed"]
+        assert (row["q_probe"], row["probe_scores"], row["early_exit"]) == (None, None, False)
+
+
+def test_states_that_are_not_finite_everywhere_are_an_error_that_commits_nothing(own: Any) -> None:
+    report = own.grade()
+    payload = report.path.read_bytes()
+    saved = own.model.embedding.data[:500, 3].clone()
+    try:
+        own.model.embedding.data[:500, 3] = torch.nan
+        with pytest.raises(HeadError, match=r"web//web/train\S+: backbone states after") as refused:
+            own.grade(early_exit=False)
+    finally:
+        own.model.embedding.data[:500, 3] = saved
+    assert refused.value.code == "E-HEAD-NONFINITE"
     assert report.path.read_bytes() == payload
-    assert not list((own.base / "quality").rglob("*.tmp.*"))
-    assert json.loads((own.base / "quality" / "web" / "shard_0000" / "summary.json").read_text()), (
-        "the grades made before are still there"
+    assert json.loads(report.path.with_name("summary.json").read_text())["failed"] == 0
+    assert own.grade().is_current
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_grading_killed_after_any_buffer_ends_in_the_same_bytes_and_repeats_no_work(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.part_by_hand()
+    monkeypatch.setattr("nmoe_core.hydra.grade.BUFFER_BATCHES", 1)
+    whole = own.grade(max_batch=16)
+    payload, summary = _files(whole)
+    shutil.rmtree(whole.path.parent)
+    append, num_appended = PartialRows.append, 0
+
+    def killed(self: PartialRows, rows: Any) -> None:
+        nonlocal num_appended
+        append(self, rows)
+        num_appended += 1
+        if num_appended in (1, 2):
+            if num_appended == 2:  # a torn row, as a kill in a write leaves it
+                with open(whole.path.with_name(PARTIAL_NAME), "ab") as file:
+                    file.write(b'{"doc_id": "web//')
+            raise Killed
+
+    monkeypatch.setattr(PartialRows, "append", killed)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            own.grade(max_batch=16)
+        assert not whole.path.exists()
+    last = own.grade(max_batch=16)
+    assert _files(last) == (payload, summary)
+    assert num_appended == -(-whole.total // 16), "no buffer was computed twice"
+    assert 0 < last.backbone_tokens < whole.backbone_tokens
+    assert sorted(p.name for p in last.path.parent.iterdir() if p.name[0] != ".") == [
+        "quality_scores.jsonl",
+        "summary.json",
+    ]
+    assert not last.path.with_name(PARTIAL_NAME).exists()
+
+
+def _files(report: Any) -> tuple[bytes, bytes]:
+    return report.path.read_bytes(), report.path.with_name("summary.json").read_bytes()
+
+
+def test_rows_of_another_calibration_are_not_gone_on_from(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.hydra.grade.BUFFER_BATCHES", 1)
+    append = PartialRows.append
+
+    def killed(self: PartialRows, rows: Any) -> None:
+        append(self, rows)
+        raise Killed
+
+    monkeypatch.setattr(PartialRows, "append", killed)
+    with pytest.raises(Killed):
+        own.grade()
+    monkeypatch.setattr(PartialRows, "append", append)
+    own.calibrate(target_keep=0.8)
+    other = own.grade()
+    payload = other.path.read_bytes()
+    shutil.rmtree(other.path.parent)
+    assert own.grade().path.read_bytes() == payload
+
+
+def test_the_probes_false_drops_are_counted_when_nothing_leaves(own: Any) -> None:
+    own.part_by_hand()
+    gate = json.loads(own.grade(early_exit=False).path.with_name("summary.json").read_text())
+    rows = own.graded(own.grade(early_exit=False))
+    taus = json.loads((own.calibration / "calibration_summary.json").read_text())
+    would_exit = [row for row in rows if row["q_probe"] < taus["tau_probe"]]
+    lost = [row for row in would_exit if row["decision"] == "keep"]
+    found = gate["probe_gate"]
+    assert (found["would_exit"], found["judge_keeps"]) == (len(would_exit), len(lost))
+    assert (
+        found["false_drop_rate"]
+        == len(lost) / len(would_exit)
+        <= (found["false_drop_rate_upper95"])
     )
+    exits = own.grade().early_exits
+    assert exits == len(would_exit)
+
+
+def test_a_slice_of_several_sources_is_graded_as_its_shards_are(own: Any) -> None:
+    own.part_by_hand()
+    grader = Grader.load(own.model, own.heads, own.calibration, own.world.MAX_CTX, 8)
+    report = grade_documents(grader, DocIdInput(own.rows, own.data), own.base / "slice")
+    rows = {row["doc_id"]: row for row in own.graded(report)}
+    assert list(rows) == [doc_id for doc_id, _ in own.rows]
+    summary = json.loads(report.path.with_name("summary.json").read_text())
+    assert set(summary["per_source"]) == {"web", "books"}
+    for row in own.graded(own.grade("books", 1)):
+        if row["doc_id"] in rows:
+            assert row["decision"] == rows[row["doc_id"]]["decision"]
+            assert row["source"] == "books"
+    sample = DocIdInput(own.rows, own.data, sample=25)
+    chosen = [d.doc_id for d in sample.documents(0, 24)]
+    assert len(chosen) == sample.count() == 25
+    assert chosen == [doc_id for doc_id in rows if doc_id in set(chosen)], "in the slice's order"
+    assert grade_documents(grader, DocIdInput(own.rows, own.data), own.base / "slice").is_current
+
+
+def test_text_is_graded_as_the_shard_made_of_it(own: Any, tmp_path: Path) -> None:
+    class Tokenizer:
+        fingerprint, eos_token_id = "fake", own.world.EOS
+
+        def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
+            return np.array([int(w) for w in text.split()], np.uint32)[:max_tokens]
+
+    reader = DocumentReader(own.data)
+    tokens = {doc_id: reader.tokens(doc_id, own.world.EOS) for doc_id, _ in own.rows[:40]}
+    path = tmp_path / "texts.jsonl"
+    lines = [{"doc_id": i, "text": " ".join(map(str, t))} for i, t in tokens.items()]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n" + '{"text": "1 2 3"}\n')
+    grader = Grader.load(own.model, own.heads, own.calibration, own.world.MAX_CTX, 8)
+    texts = own.graded(grade_documents(grader, TextInput(path, Tokenizer()), tmp_path / "t"))
+    shards = own.world.rows_of(grader, own.data, own.rows[:40])
+    assert [r["decision"] for r in texts[:40]] == [r["decision"] for r in shards]
+    for text, shard in zip(texts, shards):
+        assert as_vector(text["probe_scores"]) == pytest.approx(as_vector(shard["probe_scores"]))
+    assert (texts[40]["doc_id"], texts[40]["source"]) == ("texts.jsonl:41", "texts")
+    path.write_text('{"txt": "1"}\n')
+    with pytest.raises(SourceError, match=r"texts.jsonl:1: "):
+        grade_documents(grader, TextInput(path, Tokenizer()), tmp_path / "u")

@@ -16,7 +16,13 @@ from safetensors import safe_open
 from nmoe_core.engine import Transformer
 from nmoe_core.errors import HeadError
 from nmoe_core.hydra.convert import import_pickle
-from nmoe_core.hydra.features import batches, pooled, require_finite, tap_states
+from nmoe_core.hydra.features import (
+    batches,
+    count_nonfinite,
+    pooled,
+    require_few_failed,
+    tap_states,
+)
 from nmoe_core.hydra.head_files import load_head, load_heads, read_header, save_head
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch, _at_query
 
@@ -93,15 +99,37 @@ def test_the_scale_of_states_does_not_matter(hidden: torch.Tensor, judge: Judge)
         )
 
 
-def test_a_state_that_is_not_finite_is_refused_by_name_and_padding_is_not(
+def test_values_that_are_not_finite_are_counted_in_documents_and_not_in_padding(
     hidden: torch.Tensor,
 ) -> None:
-    require_finite(spoiled(hidden), LENGTHS, ["a", "b", "c"], "states")
+    assert count_nonfinite(spoiled(hidden), LENGTHS).tolist() == [0, 0, 0]
     hidden[1, 2, 0] = torch.inf
     hidden[1, 1, 3] = torch.nan
-    with pytest.raises(HeadError, match=r"b: .*2 NaN or infinite values, 1 of 3") as refused:
-        require_finite(hidden, LENGTHS, ["a", "b", "c"], "states")
-    assert refused.value.code == "E-HEAD-NONFINITE"
+    assert count_nonfinite(hidden, LENGTHS).tolist() == [0, 2, 0]
+
+
+def test_a_few_failed_documents_are_borne_and_more_are_an_error_that_names_one() -> None:
+    failed = {f"d{i}": "states are not finite" for i in range(10)}
+    require_few_failed(failed, 500)
+    require_few_failed({f"d{i}": "" for i in range(50)}, 5000)
+    for num_documents, more in ((500, {"x": "why"}), (10, {})):
+        with pytest.raises(HeadError, match="d0: ") as refused:
+            require_few_failed(failed | more, num_documents)
+        assert refused.value.code == "E-HEAD-NONFINITE"
+
+
+def test_only_heads_of_the_first_published_form_put_numbers_for_what_is_none(
+    hidden: torch.Tensor,
+) -> None:
+    hidden[0, 2, 5], hidden[1, 0, 1], hidden[2, 0, 7] = torch.nan, torch.inf, -torch.inf
+    old = Judge(JudgeArch(32, 16, 4, 32, nan_to_num=True)).eval()
+    new = Judge(JudgeArch(32, 16, 4, 32)).eval()
+    new.load_state_dict(old.state_dict())
+    by_hand = hidden.clone()
+    by_hand[0, 2, 5], by_hand[1, 0, 1], by_hand[2, 0, 7] = 0.0, 1e4, -1e4
+    with torch.no_grad():
+        assert torch.equal(old(hidden, LENGTHS), new(by_hand, LENGTHS))
+        assert not torch.isfinite(new(hidden, LENGTHS)).all()
 
 
 def test_batches_hold_documents_of_like_length_and_their_states_do_not_depend_on_it(
@@ -114,13 +142,13 @@ def test_batches_hold_documents_of_like_length_and_their_states_do_not_depend_on
     for batch in batches(documents, names, 4, torch.device("cpu")):
         assert batch.names == [names[i] for i in batch.rows]
         longest.append(batch.input_ids.shape[1])
-        states = pooled(tap_states(backbone, batch, 6), batch.lengths)
+        states = pooled(tap_states(backbone, batch, 6)[0], batch.lengths)
         seen |= dict(zip(batch.rows, states))
     assert sorted(seen) == list(range(13))
     assert longest == sorted(longest)
     for i, document in enumerate(documents):
         (alone,) = batches([document], [""], 1, torch.device("cpu"))
-        states = pooled(tap_states(backbone, alone, 6), alone.lengths)
+        states = pooled(tap_states(backbone, alone, 6)[0], alone.lengths)
         torch.testing.assert_close(states[0], seen[i], atol=1e-5, rtol=1e-5)
 
 
@@ -193,7 +221,21 @@ def test_weights_of_the_first_published_form_come_in_unchanged(
     with torch.no_grad():
         assert torch.equal(heads.judge(hidden, LENGTHS), judge(hidden, LENGTHS))
         assert torch.equal(heads.probe(hidden, LENGTHS), probe(hidden, LENGTHS))
-    assert read_header(tmp_path / "heads" / "hydra_judge.safetensors")["scorer_model"] == "unknown"
+    header = read_header(tmp_path / "heads" / "hydra_judge.safetensors")
+    assert (header["scorer_model"], header["arch"]["nan_to_num"]) == ("unknown", True)
+    assert (heads.probe_tap, heads.judge_tap) == (6, 8)
+
+
+def test_a_probe_that_reads_a_later_block_than_the_judge_is_refused(
+    tmp_path: Path, judge: Judge, probe: Probe, backbone: Transformer
+) -> None:
+    save_head(tmp_path / "hydra_probe.safetensors", probe, header_of(backbone, tap=4))
+    save_head(tmp_path / "hydra_judge.safetensors", judge, header_of(backbone, tap=3))
+    with pytest.raises(HeadError, match="the probe reads block 4, the judge 3"):
+        load_heads(tmp_path, backbone, 24)
+    save_head(tmp_path / "hydra_judge.safetensors", judge, header_of(backbone, tap=4))
+    heads = load_heads(tmp_path, backbone, 24)
+    assert (heads.probe_tap, heads.judge_tap) == (4, 4)
 
 
 def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
@@ -214,7 +256,7 @@ def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
 
 
 def test_slices_labels_and_thresholds_do_not_need_torch() -> None:
-    modules = "slices labels label_files heuristic rubric thresholds metrics decide"
+    modules = "slices labels label_files heuristic rubric thresholds metrics gates decide"
     code = (
         "import sys, importlib\n"
         f"for m in {modules.split()}: importlib.import_module('nmoe_core.hydra.' + m)\n"

@@ -12,6 +12,7 @@ import pytest
 
 from nmoe_core.hydra.heuristic import _DIMENSIONS, HeuristicOracle, grade
 from nmoe_core.hydra.metrics import spearman
+from nmoe_core.hydra.oracle import Question
 from nmoe_core.hydra.scores import DIMENSIONS
 from nmoe_core.hydra.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
 
@@ -50,7 +51,7 @@ def texts(corpus: list[tuple[str, str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def grades(texts: list[str]) -> np.ndarray:
-    results = list(HeuristicOracle().label(texts))
+    results = [result for _, result in HeuristicOracle().label(map(Question, texts))]
     return np.array([list((r.scores or {}).values()) for r in results])
 
 
@@ -125,9 +126,9 @@ def test_each_curve_of_the_oracle_counts() -> None:
 
 def test_equal_texts_get_equal_scores_and_blank_ones_none() -> None:
     oracle = HeuristicOracle()
-    first, second = oracle.label(["a b c.\n"] * 2)
-    assert first == second == next(oracle.label(["a b c.\n"]))
-    blank = next(oracle.label([" \n\t "]))
+    (_, first), (_, second) = oracle.label([Question("a b c.\n")] * 2)
+    assert (0, first) == (0, second) == next(oracle.label([Question("a b c.\n")]))
+    _, blank = next(oracle.label([Question(" \n\t ")]))
     assert blank.scores is None
     assert blank.finish_reason == "empty_text"
     assert oracle.fingerprint == HeuristicOracle().fingerprint
@@ -137,7 +138,7 @@ def test_equal_texts_get_equal_scores_and_blank_ones_none() -> None:
     "text", ["x", "\ufffd", "東京" * 300, "((((", "\n" * 50 + "a", "\x00\ud800"]
 )
 def test_odd_texts_get_scores(text: str) -> None:
-    result = next(HeuristicOracle().label([text]))
+    _, result = next(HeuristicOracle().label([Question(text)]))
     assert result.scores is not None
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import random
+import shutil
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +11,16 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.errors import LabelError
+from nmoe_core.atomic import output_lock
+from nmoe_core.errors import FormatError, LabelError
+from nmoe_core.hydra.document_texts import JsonlDocuments, ShardDocuments
 from nmoe_core.hydra.label_files import merge_labels, read_labels, read_records
+from nmoe_core.hydra.label_noise import agreement, label_again, merge_noise
+from nmoe_core.hydra.label_status import label_status
 from nmoe_core.hydra.labels import LabelReport, label_shard
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.slices import read_slice
+from nmoe_core.prep.tokenizer import load_tokenizer
 
 
 class Labelling:
@@ -26,16 +34,20 @@ class Labelling:
     def shard(self, i: int, split: str = "train") -> Path:
         return self.labels / split / f"shard_{i}"
 
-    def run(self, i: int = 0, split: str = "train", oracle: Any = None, **more: Any) -> LabelReport:
-        settings: dict[str, Any] = {"rubric": self.rubric, "max_doc_tokens": 16} | more
-        return label_shard(
+    def documents(self, i: int, split: str, max_doc_tokens: int = 16) -> ShardDocuments:
+        return ShardDocuments(
             self.slices / f"{split}_shard_{i:02d}",
             self.data_root,
-            self.shard(i, split),
-            oracle or self.world.FakeOracle(),
             self.world.FakeTokenizer(),
-            eos_token_id=self.world.EOS,
-            **settings,
+            max_doc_tokens,
+            self.world.EOS,
+        )
+
+    def run(self, i: int = 0, split: str = "train", oracle: Any = None, **more: Any) -> LabelReport:
+        documents = self.documents(i, split, more.pop("max_doc_tokens", 16))
+        rubric = more.pop("rubric", self.rubric)
+        return label_shard(
+            documents, self.shard(i, split), oracle or self.world.FakeOracle(), rubric, **more
         )
 
     def run_all(self, **more: Any) -> None:
@@ -59,12 +71,13 @@ def test_a_record_names_document_scores_and_scorer_and_never_shows_the_eos(
 ) -> None:
     oracle = world.FakeOracle()
     report = labelling.run(oracle=oracle)
-    records, _ = read_records(labelling.shard(0) / "scores.jsonl")
+    records = read_records(labelling.shard(0) / "scores.jsonl")
     rows = read_slice(labelling.slices / "train_shard_00")
     assert [(r["doc_id"], r["source"]) for r in records] == rows
     assert list(records[0]) == [
         *("doc_id", "source", "ok", "snippet", "scores", "aggregated"),
         *("scorer_model", "scorer_version", "rubric_hash", "finish_reason"),
+        *("attempts", "num_new_tokens", "salvaged", "truncated"),
     ]
     for text, record in zip(oracle.asked, records):
         assert f"w{world.EOS}" not in text
@@ -75,7 +88,7 @@ def test_a_record_names_document_scores_and_scorer_and_never_shows_the_eos(
     summary = json.loads((labelling.shard(0) / "summary.json").read_text())
     assert summary["total"] == summary["parsed"] == report.total == len(rows)
     assert sum(s["count"] for s in summary["per_source"].values()) == len(rows)
-    assert (summary["scorer_model"], summary["resumed_from"]) == ("fake", 0)
+    assert (summary["scorer_model"], summary["resumed_from"]) == ("fake", None)
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"doc_id": "web//we', b"\0\0\0\0"])
@@ -90,7 +103,7 @@ def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(
     (labelling.shard(0) / "summary.json").unlink()
     oracle = world.FakeOracle()
     report = labelling.run(0, oracle=oracle)
-    assert labelling.files()["scores.jsonl"] == whole["scores.jsonl"]
+    assert labelling.files() == whole
     assert report.resumed_from == 3
     assert len(oracle.asked) == len(lines) - 3
 
@@ -99,8 +112,8 @@ def test_an_oracle_that_stops_early_leaves_its_records_and_the_next_run_goes_on(
     labelling: Labelling, world: SimpleNamespace
 ) -> None:
     class Stops(world.FakeOracle):
-        def label(self, texts):
-            return islice(super().label(texts), 2)
+        def label(self, questions):
+            return islice(super().label(questions), 2)
 
     # As if the records of a finished shard had been lost: its summary may not outlive them.
     labelling.run()
@@ -140,7 +153,7 @@ def test_labels_of_another_scorer_or_rubric_are_refused_unless_replaced(
         assert refused.value.code == "E-LABEL-MIXED"
         assert labelling.files() == kept
     labelling.run(oracle=world.FakeOracle(scorer_version="v2"), replace=True)
-    records, _ = read_records(labelling.shard(0) / "scores.jsonl")
+    records = read_records(labelling.shard(0) / "scores.jsonl")
     assert {record["scorer_version"] for record in records} == {"v2"}
     assert len(records) == len(read_slice(labelling.slices / "train_shard_00"))
 
@@ -171,7 +184,7 @@ def test_a_changed_slice_or_changed_documents_start_over(
     world.slice_all(labelling.data_root, labelling.slices)
     report = labelling.run()
     rows = read_slice(labelling.slices / "train_shard_00")
-    records, _ = read_records(labelling.shard(0) / "scores.jsonl")
+    records = read_records(labelling.shard(0) / "scores.jsonl")
     assert [r["doc_id"] for r in records] == [doc_id for doc_id, _ in rows]
     assert report.resumed_from == 0
 
@@ -190,7 +203,7 @@ def test_refused_answers_are_kept_raw_and_asked_again_only_on_request(
     failing = world.FakeOracle(fails_on=lambda text: "w" in text)
     report = labelling.run(oracle=failing)
     assert report.parsed == 0
-    records, _ = read_records(labelling.shard(0) / "scores.jsonl")
+    records = read_records(labelling.shard(0) / "scores.jsonl")
     assert {(r["ok"], r["raw"], r["finish_reason"]) for r in records} == {
         (False, "no scores", "length")
     }
@@ -239,7 +252,7 @@ def test_an_empty_slice_makes_empty_labels(labelling: Labelling) -> None:
 def test_merged_labels_hold_every_document_of_the_split_once(labelling: Labelling) -> None:
     labelling.run_all()
     report = merge_labels(labelling.labels, "train")
-    ids = [record["doc_id"] for record in read_records(report.path)[0]]
+    ids = [record["doc_id"] for record in read_records(report.path)]
     expected = [
         doc_id
         for i in range(8)
@@ -309,3 +322,161 @@ def test_missing_or_malformed_labels_are_refused(tmp_path: Path, world: SimpleNa
     with pytest.raises(LabelError) as bad:
         read_labels(path)
     assert bad.value.code == "E-LABEL-SCORES"
+
+
+class OutOfOrder:
+    """An oracle whose answers end in another order than they were asked for."""
+
+    def __init__(self, world: SimpleNamespace, seed: int) -> None:
+        self._inner, self._seed = world.FakeOracle(), seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def label(self, questions: Any) -> Any:
+        results = list(self._inner.label(questions))
+        random.Random(self._seed).shuffle(results)
+        return iter(results)
+
+
+def test_the_order_of_answers_leaves_no_trace(labelling: Labelling, world: SimpleNamespace) -> None:
+    labelling.run()
+    whole = labelling.files()
+    for seed in range(3):
+        shutil.rmtree(labelling.shard(0))
+        labelling.run(oracle=OutOfOrder(world, seed))
+        assert labelling.files() == whole
+    scores = labelling.shard(0) / "scores.jsonl"
+    lines = whole["scores.jsonl"].splitlines(keepends=True)
+    scores.write_bytes(b"".join([lines[4], lines[1], lines[2]]))
+    (labelling.shard(0) / "summary.json").unlink()
+    assert labelling.run(oracle=OutOfOrder(world, 9)).resumed_from == 3
+    assert labelling.files() == whole
+
+
+def test_an_oracle_that_answers_twice_or_about_nothing_is_refused(
+    labelling: Labelling, world: SimpleNamespace
+) -> None:
+    class Twice(world.FakeOracle):
+        def label(self, questions):
+            for item in super().label(questions):
+                yield item
+                yield item
+
+    with pytest.raises(LabelError) as refused:
+        labelling.run(oracle=Twice())
+    assert refused.value.code == "E-LABEL-ORACLE"
+
+
+def test_a_slice_that_names_a_document_twice_is_refused(labelling: Labelling) -> None:
+    path = labelling.slices / "train_shard_00"
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(FormatError, match="named twice"):
+        labelling.run()
+    assert not labelling.shard(0).exists()
+
+
+def test_progress_is_on_disk_while_labelling_and_gone_after_it(
+    labelling: Labelling, world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.hydra.labels.PARTIAL_EVERY", 2)
+    partial = labelling.shard(0) / "summary.partial.json"
+    seen: list[dict[str, Any]] = []
+
+    def look(done: int, total: int) -> None:
+        if partial.exists():
+            seen.append(json.loads(partial.read_text()))
+
+    failing = world.FakeOracle(fails_on=lambda text: len(failing.asked) % 2 == 0)
+    labelling.run(oracle=failing, progress=look)
+    assert seen[0] == {"total_seen": 2, "parsed": 1, "parse_rate": 0.5}
+    assert not partial.exists()
+
+
+def test_a_sample_is_labelled_twice_with_the_rubric_turned_round(
+    labelling: Labelling, world: SimpleNamespace, rubric: Rubric
+) -> None:
+    class Noisy(world.FakeOracle):
+        def label(self, questions):
+            for i, result in super().label(questions):
+                scores = dict(result.scores)
+                scores["density"] = (scores["density"] + len(self.asked) % 2) % 5
+                yield i, dataclasses.replace(result, scores=scores)
+
+    labelling.run_all()
+    assert merge_noise(labelling.labels, "val") is None
+    asked: list[Rubric] = []
+    for i in range(8):
+        documents = labelling.documents(i, "val")
+        label_again(
+            documents,
+            3,
+            labelling.shard(i, "val"),
+            lambda turned: asked.append(turned) or Noisy(),
+            rubric,
+        )
+    assert {turned.hash for turned in asked} == {rubric.turned().hash} != {rubric.hash}
+    noise = merge_noise(labelling.labels, "val")
+    assert noise is not None
+    rows = sum(min(3, len(labelling.documents(i, "val").rows)) for i in range(8))
+    assert noise["asked"] == noise["count"] == rows
+    assert noise["same_grade"]["helpfulness"] == 1.0
+    assert noise["same_grade"]["density"] < 1.0
+    assert noise["mae"] > 0
+    assert noise["ceiling"] == pytest.approx(noise["reliability"] ** 0.5)
+    written = json.loads((labelling.labels / "merged" / "noise_val.json").read_text())
+    assert written == noise
+
+
+def test_noise_without_pairs_has_no_numbers() -> None:
+    noise = agreement([])
+    assert (noise["count"], noise["reliability"], noise["ceiling"]) == (0, None, None)
+
+
+def test_status_tells_pending_running_and_done_shards_apart(labelling: Labelling) -> None:
+    labelling.run(0)
+    lines = len((labelling.slices / "train_shard_00").read_bytes().splitlines())
+    labelling.run(1)
+    (labelling.shard(1) / "summary.json").unlink()
+    labelling.run(2)
+    (labelling.shard(2) / "summary.json").unlink()
+    with output_lock(labelling.shard(2)):
+        rows = label_status(labelling.labels, labelling.slices)
+    assert [row.state for row in rows] == ["DONE", "PENDING", "RUNNING", *["PENDING"] * 13]
+    assert [(row.split, row.shard) for row in rows][7:9] == [("train", 7), ("val", 0)]
+    assert (rows[0].documents, rows[0].labelled, rows[0].parsed) == (lines, lines, lines)
+    assert rows[0].scorer == "fake/v1"
+    assert rows[1].labelled > 0
+    assert rows[9].labelled == 0
+    nothing = label_status(labelling.labels, labelling.slices / "none")
+    assert nothing[3].documents is None
+
+
+def test_json_lines_are_labelled_without_shards(
+    tmp_path: Path, world: SimpleNamespace, rubric: Rubric
+) -> None:
+    path = tmp_path / "web.jsonl"
+    rows = [
+        {"doc_id": "a", "source": "s", "text": "w1 w2"},
+        {"id": 7, "text": "w3 " * 40},
+        {"text": "w5\ud83d"},
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    documents = JsonlDocuments(path, load_tokenizer(), 16)
+    assert documents.rows == [("a", "s"), ("7", "web"), ("web.jsonl:3", "web")]
+    label_shard(documents, tmp_path / "out", world.FakeOracle(fails_on=bool), rubric)
+    records = read_records(tmp_path / "out" / "scores.jsonl")
+    assert [record["truncated"] for record in records] == [False, True, False]
+    assert "w3" in records[1]["snippet"]
+    assert records[2]["snippet"] == "w5?"
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[1]", '{"text": 5}', "nonsense", '{"id": "a", "text": ""}']
+)
+def test_a_json_line_without_text_or_with_a_known_id_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "a", "text": "t"}\n' + line + "\n")
+    with pytest.raises(FormatError) as refused:
+        JsonlDocuments(path, load_tokenizer(), 16)
+    assert refused.value.code == "E-DOCID"

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.errors import CalibrationError
-from nmoe_core.hydra.calibrate import keep_curve, reliability, summarise
+from nmoe_core.hydra.calibration_file import load_calibration
+from nmoe_core.hydra.calibration_summary import keep_curve, reliability
 from nmoe_core.hydra.metrics import agreement, baselines, spearman, within_groups
 from nmoe_core.hydra.scores import DIMENSIONS
 from nmoe_core.hydra.thresholds import (
     fit_thresholds,
     fit_weights,
-    largest_safe,
-    load_calibration,
+    largest_certified,
     midpoint_above,
-    top_share,
+    would_keep,
 )
 
 
@@ -45,7 +45,7 @@ def test_thresholds_are_ordered_for_every_target(
     seed: int, count: int, noise: float, target_keep: float, max_false_drop: float
 ) -> None:
     probe, judge, oracle = scored(seed, count, noise)
-    keeps = top_share(oracle, target_keep)
+    keeps = oracle >= would_keep(oracle, target_keep)
     taus = fit_thresholds(probe, judge, keeps, target_keep, max_false_drop)
     assert 0 <= taus.tau_drop <= taus.tau_keep <= 1
     exits = probe < taus.tau_probe
@@ -55,33 +55,37 @@ def test_thresholds_are_ordered_for_every_target(
     kept = ~exits & (judge >= taus.tau_keep)
     if len(np.unique(judge)) == len(np.unique(probe)) == count:
         assert abs(kept.mean() - target_keep) <= 0.01 + 1 / count
-        assert abs((judge >= taus.tau_keep).mean() - target_keep) <= 1 / count
 
 
-def test_the_share_kept_is_the_target_although_heads_shrink() -> None:
-    probe, judge, oracle = scored(0, 2000, 0.05)
-    assert judge.std() < 0.6 * oracle.std()
-    for target in (0.1, 0.3, 0.5, 0.9):
-        summary = summarise(probe, judge, oracle, target, 0.02)
-        assert abs(summary["achieved_keep"] - target) <= 0.01 + 1e-9
-        assert summary["false_drop_rate"] is None or summary["false_drop_rate"] <= 0.02
+def test_the_largest_certified_threshold_is_one_whose_bound_holds() -> None:
+    scores = np.arange(1000) / 1000
+    keeps = np.zeros(1000, np.bool_)
+    keeps[600:] = True
+    # From 564 in steps of 10: 4 errors among 604 pass at a quarter of 5 %, 14 among 614 do not.
+    assert largest_certified(scores, keeps, 0.02, 1.0) == pytest.approx(0.6035)
+    assert largest_certified(scores, keeps, 0.02, 0.45) == pytest.approx(0.4470, abs=0.004)
+    assert largest_certified(scores, keeps, 0.0, 1.0) == 0.0
+    assert largest_certified(scores[:200], keeps[:200], 0.02, 1.0) == 0.0, "too few to be sure"
+    assert largest_certified(scores, ~keeps, 0.02, 1.0) == 0.0
 
 
-def test_the_largest_safe_threshold_is_the_largest() -> None:
-    scores = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    keeps = np.array([False, True, False, False, False, True])
-    # Shares of keepers below 0.15, .25, .35, .45, .55: 0, 1/2, 1/3, 1/4, 1/5.
-    assert largest_safe(scores, keeps, 0.0, 1.0) == pytest.approx(0.15)
-    assert largest_safe(scores, keeps, 0.26, 1.0) == pytest.approx(0.55)
-    assert largest_safe(scores, keeps, 0.26, 0.5) == pytest.approx(0.45)
-    assert largest_safe(scores, keeps, 0.0, 0.1) == 0.0
-    assert largest_safe(scores, ~keeps, 0.0, 1.0) == 0.0
+def test_certified_thresholds_drop_more_than_allowed_in_few_trials() -> None:
+    wrong = 0
+    for trial in range(200):
+        rng = np.random.default_rng(trial)
+        scores = rng.random(1000)
+        keeps = rng.random(1000) < scores * 0.2
+        tau = largest_certified(scores, keeps, 0.02, 1.0)
+        # Below tau a document is worth keeping with a chance of 0.1 tau.
+        wrong += 0.1 * tau > 0.02
+    assert wrong <= 0.05 * 200 + 6
 
 
 def test_thresholds_lie_between_scores_so_noise_does_not_move_documents() -> None:
     rng = np.random.default_rng(0)
     probe, judge, oracle = scored(1, 200, 0.1)
-    taus = fit_thresholds(probe, judge, top_share(oracle, 0.5), 0.5, 0.1)
+    keeps = oracle >= would_keep(oracle, 0.5)
+    taus = fit_thresholds(probe, judge, keeps, 0.5, 0.3)
     for tau, scores in ((taus.tau_probe, probe), (taus.tau_drop, judge), (taus.tau_keep, judge)):
         nearest = np.abs(scores - tau).min()
         moved = scores + rng.uniform(-nearest / 2, nearest / 2, len(scores))
@@ -101,10 +105,10 @@ def test_the_early_exit_takes_hardly_any_of_what_the_judge_keeps() -> None:
     rng = np.random.default_rng(0)
     judge, probe = rng.permutation(1000) / 1000, rng.permutation(1000) / 1000
     # The oracle would keep nothing, so every exit is safe by its word.
-    taus = fit_thresholds(probe, judge, np.zeros(1000, np.bool_), 0.5, 0.0)
+    taus = fit_thresholds(probe, judge, np.zeros(1000, np.bool_), 0.5, 0.5)
     lost = (judge >= taus.tau_keep) & (probe < taus.tau_probe)
-    assert lost.sum() == 10
-    assert (probe < taus.tau_probe).sum() > 10
+    assert 0 < lost.sum() <= 10
+    assert (probe < taus.tau_probe).sum() > lost.sum()
 
 
 def test_weights_of_an_independent_target_are_recovered_and_never_negative() -> None:
@@ -120,18 +124,9 @@ def test_weights_of_an_independent_target_are_recovered_and_never_negative() -> 
     assert np.allclose(list(circular.values()), 0.2)
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_scores_without_spread_are_refused(which: int) -> None:
-    arrays = list(scored(0, 50, 0.1))
-    arrays[which] = np.full(50, 0.4)
-    with pytest.raises(CalibrationError) as refused:
-        summarise(*arrays, 0.5, 0.02)
-    assert refused.value.code == "E-CALIBRATION-CONSTANT"
-
-
 def test_reliability_bins_and_the_keep_curve_follow_the_scores() -> None:
     _, judge, oracle = scored(2, 300, 0.02)
-    bins = reliability(judge, oracle, top_share(oracle, 0.5))
+    bins = reliability(judge, oracle, oracle >= would_keep(oracle, 0.5))
     assert sum(b["count"] for b in bins) == 300
     assert [b["judge_mean"] for b in bins] == sorted(b["judge_mean"] for b in bins)
     assert bins[-1]["oracle_keep_rate"] > 0.9 > 0.1 > bins[0]["oracle_keep_rate"]

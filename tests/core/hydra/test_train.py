@@ -13,13 +13,14 @@ from nmoe_core.engine import Transformer
 from nmoe_core.errors import HeadError, LabelError
 from nmoe_core.hydra.features import read_documents
 from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, learning_rate, reproducible
-from nmoe_core.hydra.head_files import load_head, read_header
+from nmoe_core.hydra.head_files import load_head, load_heads, read_header
 from nmoe_core.hydra.heads import JudgeArch, layer_norm
 from nmoe_core.hydra.scores import stored
 from nmoe_core.hydra.scoring import predict, score_documents
 from nmoe_core.hydra.slices import read_slice
 from nmoe_core.hydra.states import pooled_features
 from nmoe_core.hydra.train import train_judge, train_probe
+from nmoe_core.hydra.training_state import TrainingState
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def planted(
         ids = [doc_id for doc_id, _ in split_rows]
         reader = DocumentReader(shared_data)
         documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
-        signal = layer_norm(pooled_features(backbone, documents, ids)) @ weight
+        signal = layer_norm(pooled_features(backbone, documents, ids, 6)) @ weight
         means = means or (signal.mean(0), signal.std(0))
         grades = (2 + 1.2 * (signal - means[0]) / means[1]).round().clamp(0, 4).numpy()
         path = base / "labels" / "merged" / f"labels_{split}.jsonl"
@@ -87,7 +88,7 @@ def test_targets_outside_the_scale_count_as_its_ends() -> None:
             probe, _ = fit_probe(features, values, Recipe(20, 5, 1e-2))
             judge, _ = fit_judge(
                 JudgeArch(8, 8, 2, 8),
-                lambda rows: (features[rows][:, None], torch.ones(len(rows), dtype=torch.int64)),
+                lambda rows: (features[rows][:, None], torch.ones(len(rows), dtype=int), rows),
                 [1] * 60,
                 values,
                 Recipe(20, 2, 1e-3),
@@ -200,23 +201,19 @@ def test_training_and_grading_see_the_same_features(
     report = train_probe(
         planted.train, planted.val, backbone, heads_dir=tmp_path, **probe_arguments(planted, world)
     )
-    probe, _ = load_head(report.path, backbone, world.MAX_CTX)
-    with reproducible(0):
-        judge, _ = fit_judge(
-            JudgeArch(32, 16, 4, 32),
-            lambda rows: (torch.randn(len(rows), 4, 32), torch.tensor([4] * len(rows))),
-            [4] * 20,
-            torch.rand(20, 5),
-            Recipe(10, 1, 1e-3),
-        )
+    judge = judge_arguments(planted, world)
+    train_judge(planted.train, None, backbone, heads_dir=tmp_path, **judge)
+    heads = load_heads(tmp_path, backbone, world.MAX_CTX)
+    probe = heads.probe
+    assert report.path.with_suffix(".md").is_file()
     ids = [doc_id for doc_id, _ in planted.rows["val"]]
     reader = DocumentReader(planted.data_root)
     documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
     with torch.no_grad():
-        trained_on = probe.from_pooled(pooled_features(backbone, documents, ids))
+        trained_on = probe.from_pooled(pooled_features(backbone, documents, ids, 6))
     trained_on = stored(trained_on.numpy())
-    assert np.array_equal(predict(backbone, probe, documents, ids, 32), trained_on)
-    graded = score_documents(backbone, probe, judge, documents, ids, 5)
+    assert np.array_equal(predict(backbone, probe, 6, documents, ids, 32), trained_on)
+    graded = score_documents(backbone, heads, documents, ids, 5)
     np.testing.assert_allclose(graded.probe, trained_on, atol=1e-4)
 
 
@@ -260,3 +257,145 @@ def test_labels_that_cannot_be_learned_from_are_refused_and_nothing_is_written(
         assert code_of(planted.train) == "E-HEAD-NONFINITE"
     finally:
         backbone.embedding.data[:500, 3] = saved
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["probe", "judge"])
+def test_a_training_killed_at_any_step_ends_in_the_same_bytes(
+    tmp_path: Path,
+    planted: SimpleNamespace,
+    backbone: Transformer,
+    world: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    train = train_probe if kind == "probe" else train_judge
+    arguments = (probe_arguments if kind == "probe" else judge_arguments)(planted, world)
+    arguments |= {"epochs": 3, "save_interval_s": 0.0}
+    whole = train(planted.train, planted.val, backbone, heads_dir=tmp_path / "a", **arguments)
+    assert whole.num_steps > 15
+    save = TrainingState.save
+    for step in (2, 9, 16):
+
+        def killed(self: Any, head: Any, optimizer: Any, losses: list[float], step=step) -> None:
+            save(self, head, optimizer, losses)
+            if len(losses) == step:
+                raise Killed
+
+        monkeypatch.setattr(TrainingState, "save", killed)
+        with pytest.raises(Killed):
+            train(planted.train, planted.val, backbone, heads_dir=tmp_path / "b", **arguments)
+        monkeypatch.setattr(TrainingState, "save", save)
+        torch.rand(3)
+    resumed: list[int] = []
+    restore = TrainingState.restore
+
+    def counted(self: Any, *more: Any) -> list[float]:
+        resumed.append(len(losses := restore(self, *more)))
+        return losses
+
+    monkeypatch.setattr(TrainingState, "restore", counted)
+    last = train(planted.train, planted.val, backbone, heads_dir=tmp_path / "b", **arguments)
+    assert resumed == [16]
+    assert last.path.read_bytes() == whole.path.read_bytes()
+    assert not list((tmp_path / "b").glob("*.training.*"))
+
+
+def test_the_state_of_another_training_is_not_gone_on_from(tmp_path: Path) -> None:
+    features = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
+    targets = torch.rand(40, 5, generator=torch.Generator().manual_seed(2)) * 4
+    states = [TrainingState(tmp_path / "state", {"labels": name}, 0.0) for name in "ab"]
+    fits = []
+    for state in (states[0], states[1], None):
+        with reproducible(0):
+            fits.append(fit_probe(features, targets, Recipe(20, 2, 1e-2), state)[0].proj.weight)
+    assert torch.equal(fits[1], fits[2])
+
+
+def test_another_rate_costs_no_backbone_pass_for_the_probe(
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+) -> None:
+    arguments = probe_arguments(planted, world)
+    labels = (planted.train, planted.val, backbone)
+    first = train_probe(*labels, heads_dir=tmp_path / "a", **arguments)
+    assert first.backbone_tokens > 0
+    fresh = train_probe(*labels, heads_dir=tmp_path / "b", **arguments | {"lr": 1e-3})
+    kept = train_probe(*labels, heads_dir=tmp_path / "a", **arguments | {"lr": 1e-3})
+    assert (kept.backbone_tokens, kept.is_current) == (0, False)
+    assert kept.path.read_bytes() == fresh.path.read_bytes()
+    other_tap = train_probe(*labels, heads_dir=tmp_path / "a", **arguments | {"tap": 3})
+    assert other_tap.backbone_tokens == fresh.backbone_tokens
+    assert read_header(other_tap.path)["tap"] == 3
+
+
+def test_a_tap_outside_the_backbone_is_refused(
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+) -> None:
+    for tap in (0, 9):
+        with pytest.raises(HeadError, match="no such block"):
+            train_probe(
+                *(planted.train, None, backbone),
+                heads_dir=tmp_path,
+                **probe_arguments(planted, world) | {"tap": tap},
+            )
+
+
+@pytest.mark.parametrize("cache_bytes", [None, 0])
+def test_a_training_document_without_finite_states_is_left_out_and_counted(
+    tmp_path: Path,
+    planted: SimpleNamespace,
+    backbone: Transformer,
+    world: SimpleNamespace,
+    cache_bytes: int | None,
+) -> None:
+    """`None` trains the probe, 0 the judge with states computed for each batch."""
+    ids = [doc_id for doc_id, _ in planted.rows["train"]]
+    reader = DocumentReader(planted.data_root)
+    documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
+    counts = np.bincount(np.concatenate([np.unique(d) for d in documents]), minlength=world.VOCAB)
+    token = int(np.flatnonzero(counts == 2)[0])
+    saved = backbone.embedding.data[token].clone()
+    try:
+        backbone.embedding.data[token] = torch.inf
+        if cache_bytes is None:
+            report = train_probe(
+                *(planted.train, None, backbone),
+                heads_dir=tmp_path,
+                **probe_arguments(planted, world),
+            )
+        else:
+            report = train_judge(
+                *(planted.train, None, backbone),
+                heads_dir=tmp_path,
+                **judge_arguments(planted, world) | {"cache_bytes": cache_bytes},
+            )
+    finally:
+        backbone.embedding.data[token] = saved
+    training = read_header(report.path)["training"]
+    assert (training["num_failed_documents"], report.num_documents) == (2, len(ids) - 2)
+
+
+def test_the_card_says_what_the_header_says(
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+) -> None:
+    noise = planted.val.with_name("noise_val.json")
+    noise.write_text('{"count": 50, "ceiling": 0.9}')
+    try:
+        report = train_probe(
+            planted.train,
+            planted.val,
+            backbone,
+            heads_dir=tmp_path,
+            **probe_arguments(planted, world),
+        )
+    finally:
+        noise.unlink()
+    assert report.metrics["share_of_ceiling"] == pytest.approx(report.metrics["spearman"] / 0.9)
+    card = report.path.with_suffix(".md").read_text()
+    assert report.digest in card
+    assert backbone.digest in card
+    assert f"{report.metrics['spearman']:.3f} [{report.metrics['spearman_ci95'][0]:.3f}" in card
+    assert "Share of the oracle's noise ceiling" in card

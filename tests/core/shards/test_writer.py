@@ -31,7 +31,7 @@ def _add_batch(writer: ShardWriter, documents: list[np.ndarray], first: int) -> 
     rows = [np.append(tokens, np.uint32(EOS)).astype("<u4") for tokens in documents]
     lines = [id_line(f"d{first + i}", "") for i in range(len(rows))]
     writer.add_batch(
-        b"".join(row.tobytes() for row in rows),
+        np.concatenate([np.empty(0, "<u4"), *rows]),
         np.array([len(row) for row in rows], np.int64),
         b"".join(lines),
         np.array([len(line) for line in lines], np.int64),

@@ -1,0 +1,151 @@
+"""How full labelling over HTTP keeps a server, and what a label costs beside the server's time.
+
+`python -m benchmarks.hydra_labels` labels documents of about 1,000 tokens from token shards against
+a server on loopback, in a process of its own, that answers 64 requests at once in 50 ms each: its
+capacity is 1,280 a second. Five rounds; medians. `overhead` is CPU time of the labelling process
+(decoding, request, answer, record) a document; `write` the same for an oracle that answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.atomic import write_json
+from nmoe_core.cli.output import print_table
+from nmoe_core.config import HttpOracleTable
+from nmoe_core.hydra.document_texts import ShardDocuments
+from nmoe_core.hydra.labels import label_shard
+from nmoe_core.hydra.oracle import OracleResult, Question
+from nmoe_core.hydra.oracles.http import HttpOracle
+from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
+from nmoe_core.shards.writer import ShardWriter
+
+ROUNDS = 5
+CONCURRENCY, LATENCY_S = 64, 0.05
+CAPACITY = CONCURRENCY / LATENCY_S
+NUM_DOCUMENTS, NUM_TOKENS = 4000, 1000
+SCORES = {str(name): 3 for name in DIMENSIONS}
+RUBRIC = Path(__file__).parents[1] / "configs" / "rubrics" / "quality_v1.toml"
+
+
+class _Server(asyncio.Protocol):
+    """Answers whole requests after the latency, `CONCURRENCY` at once; the others queue."""
+
+    slots: asyncio.Semaphore
+    answer: bytes
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport, self._received = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, found, rest = self._received.partition(b"\r\n\r\n")
+        if found:
+            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            if len(rest) >= length:
+                self._received = rest[length:]
+                self._task = asyncio.ensure_future(self._respond())
+
+    async def _respond(self) -> None:
+        async with self.slots:
+            await asyncio.sleep(LATENCY_S)
+        self._transport.write(self.answer)
+
+
+async def _serve() -> None:
+    message = {"role": "assistant", "content": json.dumps(SCORES)}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    body = json.dumps({"model": "judge", "choices": [choice]}).encode()
+    _Server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    _Server.slots = asyncio.Semaphore(CONCURRENCY)
+    server = await asyncio.get_running_loop().create_server(_Server, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+class _Instant:
+    """An oracle that takes no time."""
+
+    scorer_model, scorer_version, fingerprint = "instant", "1", "instant"
+    facts: dict[str, Any] = {"backend": "none"}  # noqa: RUF012
+
+    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+        for i, _ in enumerate(questions):
+            yield i, OracleResult(SCORES, "", "stop")
+
+
+def make_documents(root: Path) -> ShardDocuments:
+    """Shards of one source, and a slice of all its documents."""
+    tokenizer = load_tokenizer()
+    split = root / "data" / "web" / "train"
+    eos = tokenizer.eos_token_id
+    fmt = ShardFormat("web", "v1", tokenizer.name, 201088, eos, tokenizer.fingerprint)
+    writer = ShardWriter(split / shard_dir_name(0), fmt)
+    source = (Path(__file__).parents[1] / "nmoe_core" / "config.py").read_text("utf-8")
+    words = tokenizer.encode_batch([source * 2]).ids[:NUM_TOKENS]
+    for i in range(NUM_DOCUMENTS):
+        writer.add_document(np.roll(words, i), f"web:{i}", f"{i:064x}")
+    writer.finish({}, {})
+    write_json(split / "manifest.json", combine_shards(split, fmt, 1, {}))
+    (path,) = split.rglob("*.npy")
+    rel, step = path.relative_to(root / "data").as_posix(), NUM_TOKENS + 1
+    rows = [
+        {"doc_id": f"web//{rel}#s={i * step}:e={(i + 1) * step}", "source": "web"}
+        for i in range(NUM_DOCUMENTS)
+    ]
+    (root / "slice").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ShardDocuments(root / "slice", root / "data", tokenizer, 2048, eos)
+
+
+def timed(documents: ShardDocuments, oracle: Any, rubric: Rubric) -> tuple[float, float]:
+    """(documents a second, CPU milliseconds a document) of labelling all of them."""
+    with tempfile.TemporaryDirectory() as out:
+        started, cpu = time.perf_counter(), time.process_time()
+        report = label_shard(documents, Path(out), oracle, rubric)
+        elapsed_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    assert report.parsed == report.num_new == NUM_DOCUMENTS
+    return NUM_DOCUMENTS / elapsed_s, 1000 * cpu_s / NUM_DOCUMENTS
+
+
+def main() -> None:
+    """Run the rounds and print medians."""
+    command = [sys.executable, "-m", "benchmarks.hydra_labels", "serve"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+        rubric = Rubric.load(RUBRIC)
+        table = HttpOracleTable(base_url=url, model="judge", concurrency=CONCURRENCY)
+        with tempfile.TemporaryDirectory() as root:
+            documents = make_documents(Path(root))
+            over_http = [timed(documents, HttpOracle(table, rubric), rubric) for _ in range(ROUNDS)]
+            instant = [timed(documents, _Instant(), rubric) for _ in range(ROUNDS)]
+    finally:
+        server.kill()
+        server.wait()
+    shares = [rate / CAPACITY for rate, _ in over_http]
+    rows = [
+        ("share of the server's capacity", shares),
+        ("overhead a label over HTTP, CPU ms", [ms for _, ms in over_http]),
+        ("write a label, CPU ms", [ms for _, ms in instant]),
+    ]
+    table_rows = [[name, statistics.median(v), min(v), max(v)] for name, v in rows]
+    print_table(("figure", "median", "min", "max"), table_rows)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve()) if sys.argv[1:] == ["serve"] else main()

@@ -1,0 +1,125 @@
+"""Checks of every asset: `nmoe_core.stages.checks` says what was found, the run's `[checks]` what
+it matters. A check of level `block` stops what is downstream in the same run.
+
+An asset checks what it has just made in its own step, which costs no second process and sees the
+partitions of its run. Manifests and the plan are checked by steps of their own, so that they can be
+checked again when nothing is made.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import dagster as dg
+
+from nmoe_core.config import Run
+from nmoe_core.mixture import SourcePlan
+from nmoe_core.stages import checks
+from nmoe_core.stages.checks import Verdicts
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks of one asset: their names, and the one function that gives all verdicts.
+
+    `check` takes the partition keys that a run made, or nothing for an unpartitioned asset.
+    """
+
+    run: Run
+    asset: list[str]
+    names: tuple[str, ...]
+    check: Callable[..., Verdicts]
+
+    def specs(self) -> list[dg.AssetCheckSpec]:
+        """What the asset's definition declares."""
+        return [
+            dg.AssetCheckSpec(
+                name,
+                asset=self.asset,
+                blocking=checks.level_of(self.run, name) == "block",
+                description=DESCRIPTIONS[name],
+            )
+            for name in self.names
+        ]
+
+    def results(self, *made: list[str]) -> Iterator[dg.AssetCheckResult]:
+        """Check now."""
+        verdicts = self.check(*made)
+        for name in self.names:
+            verdict = verdicts[name]
+            is_warning = checks.level_of(self.run, name) == "warn"
+            severity = dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR
+            yield dg.AssetCheckResult(
+                check_name=name,
+                asset_key=self.asset,
+                passed=verdict.passed,
+                severity=severity,
+                description=verdict.found,
+                metadata={"found": verdict.found, **verdict.facts},
+            )
+
+    def definition(self) -> dg.AssetChecksDefinition:
+        """The checks as a step of their own."""
+
+        @dg.multi_asset_check(name="__".join(["check", *self.asset]), specs=self.specs())
+        def check() -> Iterator[dg.AssetCheckResult]:
+            yield from self.results()
+
+        return check
+
+
+def manifest_checks(run: Run, sources: list[SourcePlan]) -> list[dg.AssetChecksDefinition]:
+    """Checks of all manifests and of the plan."""
+    found = []
+    for source in sources:
+        found += [_manifest(run, source.name, split) for split in ("train", "valid")]
+        if not source.has_valid:
+            found.pop()
+        found.append(_curated(run, source.name))
+    names = ("digests", "keep_rate_of_all")
+    plan = Checks(run, ["mixture", "loader_plan"], names, lambda: checks.check_plan(run, sources))
+    return [part.definition() for part in (*found, plan)]
+
+
+def _manifest(run: Run, source: str, split: str) -> Checks:
+    names = checks.MANIFEST_CHECKS
+    if split == "train":
+        key = [source, "manifest"]
+        return Checks(run, key, names, lambda: checks.check_manifest(run, source, split))
+
+    def check() -> Verdicts:
+        return checks.check_manifest(run, source, split) | checks.check_leak(run, source)
+
+    return Checks(run, [source, "valid_manifest"], (*names, "no_leak"), check)
+
+
+def _curated(run: Run, source: str) -> Checks:
+    key = [source, "curated_manifest"]
+    return Checks(run, key, checks.CURATED_CHECKS, lambda: checks.check_curated(run, source))
+
+
+DESCRIPTIONS = {
+    "integrity": "Checksums, index and every token of the shards that this run made.",
+    "checksums": "SHA-256 of every file is that of the manifest.",
+    "eos": "One EOS ends each document, and none is inside.",
+    "index": "Indexes cover their shards without gap or overlap.",
+    "token_range": "Every token id is in the vocabulary.",
+    "no_leak": "No validation document is in training.",
+    "split_rule": "Each document is in the split that the MD5 of its id says, and none is missing.",
+    "readable": "The file opens and is whole.",
+    "coverage": "Every document of a finished slice has a record.",
+    "parse_rate": "The oracle's answers were sets of scores.",
+    "one_scorer": "All labels are of one scorer and one rubric.",
+    "promotion": "The head agrees with the oracle on held-out documents as well as asked.",
+    "thresholds": "Thresholds are in order, and few good documents are dropped.",
+    "calibrated_keep_rate": "The share kept on val is the target, within sampling error.",
+    "false_drops": "Few of the dropped documents are the oracle's own top.",
+    "counts": "Every document of the shard as it is now has one decision.",
+    "keep_rate": "The share kept is in the configured interval.",
+    "topic_range": "Every document of the shard as it is now has a topic of the model.",
+    "permutation": "Each kept document is there once and unchanged.",
+    "alignment": "Shards were planned for the place in a window that they have.",
+    "diversity": "Windows reach the share of their ceiling that was asked for.",
+    "boundary": "The end of the source joins its start.",
+    "digests": "The plan's digests are those of its files, and its first batches can be read.",
+    "keep_rate_of_all": "The share kept of all documents is that of calibration's sample.",
+}

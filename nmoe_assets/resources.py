@@ -1,0 +1,61 @@
+"""Resources: what the platform is told by its environment rather than by the run's TOML.
+
+Secrets are `EnvVar`s, so the UI shows the variable's name and not its value.
+"""
+
+import json
+import os
+import urllib.request
+
+import dagster as dg
+
+WEBHOOK_VARIABLE = "NMOE_FAILURE_WEBHOOK"
+COST_VARIABLE = "NMOE_USD_PER_HOUR"
+_TIMEOUT_S = 10
+
+
+class Notifier(dg.ConfigurableResource):
+    """Where notices go besides the log.
+
+    Attributes:
+        webhook_url: Gets `{"text": ...}` by POST, as chat services take it; empty sends nothing.
+    """
+
+    webhook_url: str = ""
+
+    def send(self, text: str) -> bool:
+        """Post a notice; False where no webhook is set. Raises OSError when it is not taken."""
+        if not self.webhook_url:
+            return False
+        request = urllib.request.Request(
+            self.webhook_url,
+            data=json.dumps({"text": text}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+            return True
+
+
+class Machine(dg.ConfigurableResource):
+    """What the machine that runs the work costs.
+
+    Attributes:
+        usd_per_hour: 0 leaves the cost out of the metadata.
+    """
+
+    usd_per_hour: float = 0.0
+
+    def cost_usd(self, seconds: float) -> dict[str, float]:
+        """`{"cost_usd": ...}` of some seconds, or nothing where no price is set."""
+        if not self.usd_per_hour:
+            return {}
+        return {"cost_usd": round(seconds / 3600 * self.usd_per_hour, 6)}
+
+
+def resources() -> dict[str, dg.ConfigurableResource]:
+    """The resources as the environment asks for them."""
+    has_webhook = bool(os.environ.get(WEBHOOK_VARIABLE))
+    return {
+        "notifier": Notifier(webhook_url=dg.EnvVar(WEBHOOK_VARIABLE) if has_webhook else ""),
+        "machine": Machine(usd_per_hour=float(os.environ.get(COST_VARIABLE) or 0)),
+    }

@@ -1,0 +1,75 @@
+"""Intervals: of a share (Wilson), of an error rate from above (Clopper-Pearson), of any statistic.
+
+All are for 95 % unless told otherwise. The bootstrap has a fixed seed, so it repeats; a statistic
+that is not defined on more than half of the draws has no interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+NUM_RESAMPLES = 200
+Z95 = 1.959963984540054
+Z975 = 2.241402727604947
+Interval = tuple[float, float]
+
+
+def wilson(num_hits: int, num_trials: int, z: float = Z95) -> Interval:
+    """Interval of a share seen as `num_hits` of `num_trials` (Wilson 1927), `z` deviations wide.
+
+    >>> [round(bound, 3) for bound in wilson(5, 10)]
+    [0.237, 0.763]
+    """
+    if num_trials == 0:
+        return 0.0, 1.0
+    share, width = num_hits / num_trials, z**2 / num_trials
+    centre = (share + width / 2) / (1 + width)
+    spread = z * math.sqrt(share * (1 - share) / num_trials + width / num_trials / 4)
+    half = spread / (1 + width)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def upper_bound(num_errors: int, num_trials: int, delta: float = 0.05) -> float:
+    """Largest error rate that gives so few errors with probability `delta` (Clopper-Pearson 1934).
+
+    >>> round(upper_bound(0, 149), 4)
+    0.0199
+    """
+    if num_errors >= num_trials:
+        return 1.0
+    low, high = num_errors / num_trials, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_likely = chance_of_at_most(num_errors, num_trials, middle) > delta
+        low, high = (middle, high) if is_likely else (low, middle)
+    return high
+
+
+def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
+    """Probability that `num_trials` with an error rate of `rate` have at most `most` errors.
+
+    >>> round(chance_of_at_most(1, 2, 0.5), 6)
+    0.75
+    """
+    if most >= num_trials or rate <= 0:
+        return 1.0
+    if rate >= 1:
+        return 0.0
+    k = np.arange(most + 1)
+    steps = np.log(num_trials - k[:-1]) - np.log(k[1:]) + math.log(rate) - math.log1p(-rate)
+    logs = num_trials * math.log1p(-rate) + np.concatenate([[0.0], np.cumsum(steps)])
+    return float(np.exp(logs).sum())
+
+
+def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -> Interval | None:
+    """95 % percentile interval of a statistic of rows, drawn with replacement."""
+    rng = np.random.default_rng(0)
+    draws = (rng.integers(0, num_items, num_items) for _ in range(NUM_RESAMPLES))
+    values = [v for draw in draws if (v := statistic(draw)) is not None]
+    if len(values) < NUM_RESAMPLES // 2:
+        return None
+    low, high = np.quantile(values, [0.025, 0.975])
+    return round(float(low), 6), round(float(high), 6)

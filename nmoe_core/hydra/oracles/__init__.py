@@ -1,0 +1,52 @@
+"""The oracles behind one protocol, made from the `[oracle]` table of a run or of a command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from nmoe_core.config import OracleTable
+from nmoe_core.errors import ConfigError
+from nmoe_core.hydra.oracle import Oracle
+from nmoe_core.hydra.rubric import Rubric
+
+
+def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
+    """The oracle that `table.kind` names; no weights are loaded and no server is asked yet.
+
+    Args:
+        table: Kind and settings.
+        rubric: What it is asked; the heuristic does not read it.
+        resolve: Makes a path of the table absolute.
+
+    Raises:
+        ConfigError: A key's environment variable is not set (E-CONFIG-MISSING), or as the oracle.
+        CheckpointError: As `EngineOracle`.
+    """
+    if table.kind == "engine":
+        from nmoe_core.hydra.oracles.engine import EngineOracle
+
+        assert table.engine.checkpoint is not None
+        return EngineOracle(resolve(table.engine.checkpoint), table.engine, rubric)
+    if table.kind == "http":
+        from nmoe_core.hydra.oracles.http import HttpOracle
+
+        assert table.http is not None
+        return HttpOracle(table.http, rubric, _api_key(table.http.api_key_env))
+    from nmoe_core.hydra.heuristic import HeuristicOracle
+
+    return HeuristicOracle()
+
+
+def _api_key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    if not os.environ.get(name):
+        raise ConfigError(
+            "the oracle's key is not in the environment",
+            where=name,
+            do=f"export {name}=...",
+            code="E-CONFIG-MISSING",
+        )
+    return os.environ[name]

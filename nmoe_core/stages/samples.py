@@ -1,0 +1,87 @@
+"""A few rows of what a stage made, for people to look at: text with scores and decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from loader.format import MANIFEST_NAME, load_manifest
+from nmoe_core.config import Run
+from nmoe_core.docid import DocumentReader
+from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.shards.manifest import shard_dir_name
+
+Row = dict[str, str | int | float]
+_TEXT_CHARS = 160
+_TEXT_TOKENS = 64
+
+
+def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:
+    """The first documents of a shard: their number of tokens and the start of their text."""
+    from nmoe_core.hydra.slices import documents_of
+
+    path = run.paths.split(source, split) / shard_dir_name(bucket) / MANIFEST_NAME
+    documents = list(islice(documents_of(load_manifest(path), run.paths.data, source), count))
+    texts = _texts(run, [str(document) for document in documents])
+    return [
+        {"doc_id": str(document), "tokens": document.end - document.start, "text": text}
+        for document, text in zip(documents, texts)
+    ]
+
+
+def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
+    """Documents of a graded shard at even ranks of their score, lowest first."""
+    from nmoe_core.hydra.grade import SCORES_NAME
+
+    path = run.paths.quality / source / shard_dir_name(bucket) / SCORES_NAME
+    with open(path, "rb") as file:
+        scores = [orjson.loads(line)["aggregated"] for line in file]
+    ranked = sorted(range(len(scores)), key=scores.__getitem__)
+    steps = range(min(count, len(ranked)))
+    chosen = [ranked[i * (len(ranked) - 1) // max(len(steps) - 1, 1)] for i in steps]
+    wanted = set(chosen)
+    with open(path, "rb") as file:
+        rows = {i: orjson.loads(line) for i, line in enumerate(file) if i in wanted}
+    picked = [rows[i] for i in chosen]
+    texts = _texts(run, [row["doc_id"] for row in picked])
+    return [
+        {
+            "decision": row["decision"],
+            "aggregated": round(row["aggregated"], 4),
+            "q_probe": round(row["q_probe"], 4),
+            "left_at_probe": str(row["early_exit"]).lower(),
+            "text": text,
+        }
+        for row, text in zip(picked, texts)
+    ]
+
+
+def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
+    """The first parsed labels of a slice: scores and the start of the text."""
+    from nmoe_core.hydra.label_files import SCORES_NAME
+
+    split, _, number = key.rpartition("-")
+    path = run.paths.labels / split / f"shard_{int(number)}" / SCORES_NAME
+    return list(islice(_label_rows(path.read_bytes().splitlines()), count))
+
+
+def _label_rows(lines: Iterable[bytes]) -> Iterator[Row]:
+    for line in lines:
+        record = orjson.loads(line)
+        if record["ok"]:
+            scores: dict[str, Any] = record["scores"]
+            text = record["snippet"][:_TEXT_CHARS]
+            yield {"aggregated": round(record["aggregated"], 4), **scores, "text": text}
+
+
+def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
+    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    reader = DocumentReader(run.paths.data)
+    texts = []
+    for doc_id in doc_ids:
+        tokens = reader.tokens(doc_id, tokenizer.eos_token_id)[:_TEXT_TOKENS]
+        texts.append(" ".join(tokenizer.decode(tokens).split())[:_TEXT_CHARS].rstrip("\ufffd"))
+    return texts

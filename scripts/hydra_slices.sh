@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# List the documents of all sources by split, and deal train and val out to eight shards each.
+set -euo pipefail
+# shellcheck source=scripts/hydra_env.sh
+source "$(dirname "$0")/hydra_env.sh"
+
+run_nmoe hydra slices --data-root "$DATA_ROOT" --out "$SLICES_DIR" "$@"

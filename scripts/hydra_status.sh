@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# PENDING, RUNNING or DONE of every label shard, and what the GPUs do where there are any.
+set -euo pipefail
+# shellcheck source=scripts/hydra_env.sh
+source "$(dirname "$0")/hydra_env.sh"
+
+run_nmoe hydra status --labels "$LABELS_DIR" --slices "$SLICES_DIR" "$@"
+run_on nvidia-smi --query-gpu=index,utilization.gpu,memory.used --format=csv 2>/dev/null || true

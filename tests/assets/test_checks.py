@@ -1,0 +1,186 @@
+"""Each check fails on the damage it is for; only the run's `[checks]` says what that matters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from nmoe_assets.definitions import build_definitions
+from nmoe_core.config import ChecksTable, Run
+from nmoe_core.errors import ConfigError
+from nmoe_core.mixture import run_sources
+from nmoe_core.stages import checks
+from nmoe_core.stages.checks import LEVELS, Verdicts
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def run(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run of its own, so that it can be damaged."""
+    directory = tmp_path_factory.mktemp("checked")
+    shutil.copytree(project, directory, dirs_exist_ok=True)
+    return Run(directory / "run.toml")
+
+
+def with_checks(run: Run, **table: Any) -> Run:
+    return run.with_config(run.config.model_copy(update={"checks": ChecksTable(**table)}))
+
+
+@contextmanager
+def changed(path: Path, payload: bytes) -> Iterator[None]:
+    before = path.read_bytes()
+    path.write_bytes(payload)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+@contextmanager
+def edited(path: Path, **values: Any) -> Iterator[None]:
+    value = json.loads(path.read_bytes()) | values
+    with changed(path, json.dumps(value).encode()):
+        yield
+
+
+def failed(verdicts: Verdicts) -> set[str]:
+    return {name for name, verdict in verdicts.items() if not verdict.passed}
+
+
+def test_a_finished_run_passes_every_check(run: Run) -> None:
+    found: Verdicts = {}
+    for source in run_sources(run):
+        name = source.name
+        found |= checks.check_shards(run, name, "train", (0, 1))
+        found |= checks.check_manifest(run, name, "train")
+        found |= checks.check_slices(run, name)
+        found |= checks.check_grades(run, name, (0, 1))
+        found |= checks.check_topics(run, name, (0, 1))
+        found |= checks.check_curated_shards(run, name, (0, 1))
+        found |= checks.check_curated(run, name)
+    found |= checks.check_leak(run, "docs") | checks.check_backbone(run)
+    found |= checks.check_labels(run) | checks.check_calibration(run)
+    found |= checks.check_head(run, "probe") | checks.check_head(run, "judge")
+    found |= checks.check_topic_model(run) | checks.check_plan(run, run_sources(run))
+    assert set(found) == set(LEVELS)
+    blocking = {name for name in failed(found) if LEVELS[name] == "block"}
+    assert not blocking, {name: found[name].found for name in blocking}
+
+
+def test_a_flipped_token_fails_integrity_of_its_shard_alone(run: Run) -> None:
+    shard = next((run.paths.split("code", "train") / "shard_0001").glob("*.npy"))
+    payload = bytearray(shard.read_bytes())
+    payload[-9] ^= 1
+    with changed(shard, bytes(payload)):
+        assert failed(checks.check_shards(run, "code", "train", (1,))) == {"integrity"}
+        assert not failed(checks.check_shards(run, "code", "train", (0,)))
+        assert "checksums" in failed(checks.check_manifest(run, "code", "train"))
+
+
+def test_a_document_in_another_split_fails_the_rule(run: Run) -> None:
+    directory = run.paths.slices / "sources" / "docs"
+    train, val = (directory / f"docids_{split}.jsonl" for split in ("train", "val"))
+    row, rest = train.read_bytes().split(b"\n", 1)
+    with changed(val, val.read_bytes() + row + b"\n"), changed(train, rest):
+        assert failed(checks.check_slices(run, "docs")) == {"split_rule"}
+    with changed(train, rest):
+        assert failed(checks.check_slices(run, "docs")) == {"split_rule"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"total": 1, "parsed": 1}, {"coverage"}),
+        ({"parsed": 0}, set()),
+        ({"rubric_hash": "another"}, {"one_scorer"}),
+    ],
+)
+def test_labels_that_lack_mix_or_fail(run: Run, values: Any, expected: set[str]) -> None:
+    with edited(run.paths.labels / "val" / "shard_3" / "summary.json", **values):
+        assert failed(checks.check_labels(run)) == expected
+        strict = with_checks(run, min_parse_rate=0.9999)
+        has_failures = values.get("parsed") == 0
+        assert ("parse_rate" in failed(checks.check_labels(strict))) == has_failures
+
+
+def test_a_head_below_its_gate_is_not_promoted(run: Run) -> None:
+    assert failed(checks.check_head(with_checks(run, min_spearman=1.0), "probe")) == {"promotion"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"tau_drop": 0.9, "tau_keep": 0.1}, "thresholds"),
+        ({"achieved_keep": 0.999}, "calibrated_keep_rate"),
+        ({"false_drop_rate": 1.0, "max_false_drop": 0.0, "achieved_drop": 0.5}, "false_drops"),
+    ],
+)
+def test_a_calibration_that_is_off(run: Run, values: Any, expected: str) -> None:
+    with edited(run.paths.calibration / "calibration_summary.json", **values):
+        assert expected in failed(checks.check_calibration(run))
+
+
+def test_grades_that_do_not_cover_the_shard_fail(run: Run) -> None:
+    summary = run.paths.quality / "docs" / "shard_0000" / "summary.json"
+    with edited(summary, kept=0):
+        assert failed(checks.check_grades(run, "docs", (0,))) == {"counts"}
+    other = json.loads(summary.read_bytes())["fingerprints"] | {"shard": "other"}
+    with edited(summary, fingerprints=other):
+        assert failed(checks.check_grades(run, "docs", (0,))) == {"counts"}
+    assert failed(checks.check_grades(with_checks(run, max_keep_rate=0.0), "docs", (0, 1))) == {
+        "keep_rate"
+    }
+
+
+def test_topics_of_other_documents_fail(run: Run) -> None:
+    topics = run.paths.topics / "docs" / "shard_0000" / "topics.npy"
+    payload = bytearray(topics.read_bytes())
+    payload[-1] ^= 255
+    with changed(topics, bytes(payload)):
+        assert failed(checks.check_topics(run, "docs", (0,))) == {"topic_range"}
+
+
+def test_a_plan_whose_data_changed_does_not_open(run: Run) -> None:
+    manifest = run.paths.curated / "docs" / "train" / "manifest.json"
+    value = json.loads(manifest.read_bytes())
+    value["shards"] = value["shards"][:-1]
+    with changed(manifest, json.dumps(value).encode()):
+        assert "digests" in failed(checks.check_plan(run, run_sources(run)))
+
+
+def test_a_torn_checkpoint_is_not_readable(run: Run) -> None:
+    config = run.paths.checkpoint / "config.json"
+    with changed(config, config.read_bytes()[:-20]):
+        assert failed(checks.check_backbone(run)) == {"readable"}
+
+
+def test_what_a_failed_check_matters_is_configured(run: Run) -> None:
+    changed_run = with_checks(run, levels={"promotion": "warn", "diversity": "block"})
+    graph = build_definitions(changed_run).resolve_asset_graph()
+    blocking = {key.name: graph.get(key).blocking for key in graph.asset_check_keys}
+    assert blocking == {
+        name: level == "block"
+        for name, level in (LEVELS | {"promotion": "warn", "diversity": "block"}).items()
+    }
+    with pytest.raises(ConfigError, match="no such check"):
+        checks.level_of(with_checks(run, levels={"promotoin": "warn"}), "promotion")
+
+
+def test_a_warning_check_does_not_stop_what_is_downstream(run: Run) -> None:
+    lenient = with_checks(run, min_spearman=1.0, levels={"promotion": "warn"})
+    strict = with_checks(run, min_spearman=1.0)
+    for configured, calibrated in ((lenient, True), (strict, False)):
+        with dg.DagsterInstance.ephemeral() as instance:
+            job = build_definitions(configured).resolve_job_def("train_and_calibrate")
+            done = job.execute_in_process(instance=instance, raise_on_error=False)
+            made = instance.get_latest_materialization_event(dg.AssetKey(["hydra", "calibration"]))
+            assert (made is not None) == calibrated
+            assert done.success == calibrated

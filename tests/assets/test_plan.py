@@ -1,0 +1,152 @@
+"""`nmoe plan`: what it says will be done and changed is what is then done and changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from nmoe_assets.definitions import build_definitions
+from nmoe_core.cli import main
+from nmoe_core.config import Run
+from nmoe_core.stages.hydra import grade_shards
+from nmoe_core.stages.plan_regrade import plan_regrade
+
+SOURCES = ("code", "docs", "notes")
+
+
+@pytest.fixture
+def run(project: Path, tmp_path: Path) -> Run:
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    return Run(tmp_path / "run.toml")
+
+
+def decisions(run: Run) -> dict[str, str]:
+    rows = (
+        json.loads(line)
+        for path in run.paths.quality.rglob("quality_scores.jsonl")
+        for line in path.read_text().splitlines()
+    )
+    return {row["doc_id"]: row["decision"] for row in rows}
+
+
+def grade(run: Run) -> int:
+    """Grade everything; the number of decisions that flipped."""
+    before = decisions(run)
+    for source in SOURCES:
+        grade_shards(run, source, (0, 1))
+    after = decisions(run)
+    assert before.keys() == after.keys()
+    return sum(before[name] != after[name] for name in before)
+
+
+def move_threshold(run: Run, **taus: float) -> None:
+    path = run.paths.calibration / "calibration_summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | taus))
+
+
+def test_a_finished_run_has_nothing_to_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--config", str(run.path), "--json", "--read-sources"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["regrade"]["shards"] == []
+    assert plan["regrade"]["current_shards"] == 6
+    assert plan["regrade"]["seconds"] == 0
+    assert plan["curated"] == {source: {} for source in SOURCES}
+    assert {(s["made"], s["num_shards"], s["is_changed"]) for s in plan["splits"]} == {
+        (2, 2, False),
+        (1, 1, False),
+    }
+
+
+def test_flips_of_a_new_threshold_are_told_exactly(run: Run) -> None:
+    taus = json.loads((run.paths.calibration / "calibration_summary.json").read_text())
+    move_threshold(run, tau_keep=(taus["tau_keep"] + 1) / 2)
+    plan = plan_regrade(run, SOURCES)
+    assert {(s.source, s.shard) for s in plan.shards} == {
+        (source, f"shard_000{i}") for source in SOURCES for i in (0, 1)
+    }
+    assert {s.reasons for s in plan.shards} == {("calibration",)}
+    low, high = plan.may_flip
+    flipped = grade(run)
+    assert low == flipped
+    assert low > 0
+    assert high - low == sum(s.open_flips for s in plan.shards)
+    assert plan_regrade(run, SOURCES).shards == []
+
+
+@pytest.mark.slow
+def test_documents_that_no_longer_leave_at_the_probe_stay_open(run: Run) -> None:
+    move_threshold(run, tau_probe=1.0)
+    grade(run)
+    assert set(decisions(run).values()) == {"drop"}
+    move_threshold(run, tau_probe=0.0)
+    plan = plan_regrade(run, SOURCES)
+    assert plan.may_flip == (0, len(decisions(run)))
+    assert 0 < grade(run) <= plan.may_flip[1]
+
+
+def test_a_sample_bounds_the_flips_and_measures_the_time(run: Run) -> None:
+    update = {"grading": run.config.grading.model_copy(update={"early_exit": False})}
+    other = run.with_config(run.config.model_copy(update=update))
+    blind = plan_regrade(other, SOURCES)
+    assert blind.may_flip == (0, len(decisions(run)))
+    assert blind.seconds is None
+    plan = plan_regrade(other, SOURCES, sample_documents=60)
+    assert {s.reasons for s in plan.shards} == {("settings",)}
+    assert plan.sampled == 60
+    assert plan.seconds is not None
+    assert plan.seconds > 0
+    assert plan.may_flip[0] <= grade(other) <= plan.may_flip[1] < len(decisions(run))
+
+
+def test_one_changed_shard_is_the_only_stale_one(run: Run) -> None:
+    (run.paths.quality / "docs" / "shard_0001" / "quality_scores.jsonl").unlink()
+    [stale] = plan_regrade(run, SOURCES).shards
+    assert (stale.source, stale.shard, stale.reasons) == ("docs", "shard_0001", ("not graded yet",))
+
+
+def test_heads_without_their_calibration_are_named_as_the_problem(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    move_threshold(run, heads_digest="f" * 64)
+    assert main(["plan", "--config", str(run.path)]) == 0
+    assert "calibration was fitted for other heads" in capsys.readouterr().out
+
+
+def test_the_table_names_changed_sources_stale_grades_and_what_follows(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(run.base / "in" / "docs.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"text": "a document that is new since the shards were made, of some words"}\n')
+    shutil.rmtree(run.paths.quality / "code" / "shard_0000")
+    scores = run.paths.quality / "notes" / "shard_0001" / "quality_scores.jsonl"
+    scores.write_text(scores.read_text().replace('"keep"', '"band"'))
+    assert main(["plan", "--config", str(run.path), "--sample", "0", "--read-sources"]) == 0
+    text = capsys.readouterr().out
+    lines = {tuple(line.split()[:2]): line for line in text.splitlines() if line.strip()}
+    assert lines["docs", "train"].endswith("changed")
+    assert "not graded yet" in lines["code", "1"]
+    assert "time to grade: not measured (--sample 0)" in text
+    assert "notes: 1 shards: quality (1)" in text
+
+
+def test_the_asset_shows_the_plan_as_metadata(run: Run) -> None:
+    move_threshold(run, tau_keep=1.0)
+    job = dg.define_asset_job("plan_only", selection=[dg.AssetKey(["hydra", "regrade_plan"])])
+    defs = dg.Definitions.merge(build_definitions(run), dg.Definitions(jobs=[job]))
+    config: dict[str, Any] = {"ops": {"hydra__regrade_plan": {"config": {"sample_documents": 0}}}}
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = defs.resolve_job_def("plan_only").execute_in_process(
+            instance=instance, run_config=config
+        )
+    [event] = done.get_asset_materialization_events()
+    facts = {k: v.value for k, v in event.materialization.metadata.items()}
+    assert facts["stale_shards"] == 6
+    assert facts["documents_to_grade"] == len(decisions(run))
+    assert facts["may_flip_most"] >= facts["may_flip_least"] > 0
+    assert "decisions may flip" in facts["summary"]
+    assert len(facts["stale"].records) == 6

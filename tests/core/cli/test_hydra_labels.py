@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmoe_core.cli import main
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+WORDS = ["quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "again", "today"]
+
+
+@pytest.fixture
+def data_root(tmp_path: Path) -> Path:
+    """Two sources, prepared from JSON lines with the real tokenizer."""
+    for name, count in (("web", 90), ("books", 60)):
+        path = tmp_path / f"{name}.jsonl"
+        rows = [
+            {"id": f"{name}-{i}", "text": " ".join(WORDS[(i * k) % 10] for k in range(12 + i % 9))}
+            for i in range(count)
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        split = tmp_path / "data" / name / "train"
+        flags = ["--paths", str(path), "--name", name, "--num-shards", "2", "--workers", "1"]
+        assert main(["prep", "--source", "jsonl", *flags, "--output", str(split)]) == 0
+    return tmp_path / "data"
+
+
+def show(capsys: pytest.CaptureFixture[str], *command: str) -> object:
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configuration(
+    data_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slices, labels = tmp_path / "slices", tmp_path / "labels"
+    counts = show(capsys, "hydra", "slices", "--data-root", str(data_root), "--out", str(slices))
+    assert sum(counts["all"][split] for split in ("train", "val", "test")) == 150
+    again = show(capsys, "hydra", "slices", "--data-root", str(data_root), "--out", str(slices))
+    assert not again["all"]["changed"]
+    for split in ("train", "val"):
+        for i in range(8):
+            facts = show(
+                capsys, "hydra", "oracle-label", "--oracle", "heuristic",
+                "--input-docids", str(slices / f"{split}_shard_0{i}"),
+                "--data-root", str(data_root), "--out", str(labels / split / f"shard_{i}"),
+                "--relabel", "2" if split == "val" else "0", "--quiet",
+            )  # fmt: skip
+            (row,) = facts.values()
+            assert row["scorer"] == "heuristic/text-statistics-v1"
+    rows = show(capsys, "hydra", "status", "--labels", str(labels), "--slices", str(slices))
+    assert [row["state"] for row in rows] == ["DONE"] * 16
+    merged = show(capsys, "hydra", "merge-labels", "--labels", str(labels))
+    assert merged["train"]["labels"] == counts["all"]["train"]
+    assert merged["val"]["labels"] == counts["all"]["val"]
+    noise = json.loads((labels / "merged" / "noise_val.json").read_text())
+    assert noise["mae"] == 0.0
+    assert main(["hydra", "status", "--labels", str(labels), "--slices", str(slices)]) == 0
+    assert "16 shards: 16 DONE, 0 RUNNING, 0 PENDING" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ([], "--out"),
+        (["--out", "x"], "--checkpoint"),
+        (["--out", "x", "--oracle", "http"], "--base-url"),
+        (["--out", "x", "--oracle", "http", "--base-url", "http://h/v1"], "--model"),
+        (["--out", "x", "--oracle", "heuristic"], "--input-docids"),
+        (["--out", "x", "--oracle", "heuristic", "--input-docids", "s"], "--data-root"),
+        (["--out", "x", "--oracle", "heuristic", "--max-doc-tokens", "1"], "max_doc_tokens"),
+    ],
+)
+def test_a_missing_flag_is_named_before_anything_is_written(
+    flags: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["hydra", "oracle-label", *flags]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("ERROR [E-CONFIG]")
+    assert named in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `nmoe` and `kubectl` write down how they were called."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("nmoe", "kubectl", "nvidia-smi"):
+        path = tools / name
+        path.write_text(
+            "#!/bin/sh\n"
+            f'echo "{name} gpu=$CUDA_VISIBLE_DEVICES $*" >>"$CALLS"\n'
+            'case "$*" in *val_shard_03*) exit "${FAIL:-0}";; esac\n'
+        )
+        path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    kept = {
+        k: v for k, v in os.environ.items() if k not in ("POD", "LOCAL", "CUDA_VISIBLE_DEVICES")
+    }
+    return kept | {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "LABELS_ROOT": str(tmp_path / "labels"),
+        "LOG_DIR": str(tmp_path),
+        "DATA_ROOT": "/corpus",
+        "SLICES_ID": "slices_v1",
+        "ORACLE_RUN_ID": "run_v1",
+        "CKPT_120B": "/weights/120b",
+    }
+
+
+def script(name: str, environment: dict[str, str], *arguments: str) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        ["bash", str(SCRIPTS / name), *arguments], env=environment, check=False, capture_output=True
+    )
+    return done.returncode, Path(environment["CALLS"]).read_text().splitlines()
+
+
+def test_scripts_hand_the_environment_to_the_commands(
+    recorder: dict[str, str], tmp_path: Path
+) -> None:
+    root = tmp_path / "labels"
+    code, calls = script("hydra_slices.sh", recorder)
+    assert (code, calls) == (
+        0,
+        [f"nmoe gpu= hydra slices --data-root /corpus --out {root}/slices_v1"],
+    )
+    code, calls = script("hydra_status.sh", recorder | {"POD": "pod-1"})
+    assert code == 0
+    places = f"--labels {root}/run_v1 --slices {root}/slices_v1"
+    assert calls[1] == f"kubectl gpu= exec pod-1 -- env nmoe hydra status {places}"
+    code, calls = script("hydra_status.sh", recorder | {"POD": "pod-1", "LOCAL": "1"})
+    assert calls[3] == f"nmoe gpu= hydra status {places}"
+
+
+def test_the_launcher_labels_train_then_val_of_each_shard_on_its_own_gpu(
+    recorder: dict[str, str], tmp_path: Path
+) -> None:
+    code, calls = script("hydra_oracle_8gpu.sh", recorder, "--max-batch", "64")
+    root = tmp_path / "labels"
+    assert code == 0
+    for gpu in range(8):
+        mine = [call for call in calls if f"gpu={gpu} " in call]
+        assert mine == [
+            f"nmoe gpu={gpu} hydra oracle-label"
+            f" --input-docids {root}/slices_v1/{split}_shard_0{gpu} --data-root /corpus"
+            f" --checkpoint /weights/120b --out {root}/run_v1/{split}/shard_{gpu} --max-batch 64"
+            for split in ("train", "val")
+        ]
+
+
+def test_the_launcher_fails_when_a_shard_does_and_still_finishes_the_others(
+    recorder: dict[str, str],
+) -> None:
+    code, calls = script("hydra_oracle_8gpu.sh", recorder | {"FAIL": "1"})
+    assert code == 1
+    assert len(calls) == 16
+
+
+@pytest.mark.slow
+def test_the_scripts_label_a_corpus(data_root: Path, tmp_path: Path) -> None:
+    nmoe = Path(sys.executable).parent / "nmoe"
+    environment = os.environ | {
+        "LOCAL": "1",
+        "NMOE": str(nmoe),
+        "DATA_ROOT": str(data_root),
+        "LABELS_ROOT": str(tmp_path / "labels"),
+        "LOG_DIR": str(tmp_path),
+    }
+    for name, arguments in (
+        ("hydra_slices.sh", []),
+        ("hydra_oracle_8gpu.sh", ["--oracle", "heuristic"]),
+        ("hydra_status.sh", ["--json"]),
+    ):
+        done = subprocess.run(
+            ["bash", str(SCRIPTS / name), *arguments],
+            env=environment, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    assert done.stdout.count('"DONE"') == 16

@@ -1,0 +1,240 @@
+"""Curation of a run from its configuration: settings, command, pictures, checks, and a regrade."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from nmoe_core.cli import main
+from nmoe_core.config import Run
+from nmoe_core.curate.embed import EmbeddingTable
+from nmoe_core.errors import CurationError
+from nmoe_core.plots.png import MAX_PNG_BYTES
+from nmoe_core.stages import checks, curate, curate_pictures
+
+CONFIG = """
+root = "."
+mixture_toml = "mixture.toml"
+flow_profiles_toml = "flows.toml"
+flow_mode = "small"
+seq_len = 256
+[prep]
+num_shards = 2
+[backbone]
+checkpoint = "backbone"
+[curation]
+num_topics = 6
+{curation}
+"""
+MIXTURE = """
+[mixtures.mix]
+total_tokens_b = 0.00001
+[[mixtures.mix.sources]]
+id = "web"
+tokens_b = 0.00001
+kind = "jsonl"
+paths = ["in.jsonl"]
+"""
+FLOWS = """
+[flow.small]
+mode = "small"
+stages = ["pretrain"]
+scale = 1.0
+[flow.small.mixture]
+pretrain = "mix"
+"""
+
+
+def configure(root: Path, curation: str = "") -> Run:
+    (root / "backbone").mkdir(exist_ok=True)
+    rows = np.random.default_rng(9).standard_normal((1201, 16)).astype(np.float32)
+    save_file({"embedding.weight": rows}, root / "backbone" / "model.safetensors")
+    (root / "backbone" / "config.json").write_text("{}")
+    (root / "in.jsonl").write_text("")
+    (root / "mixture.toml").write_text(MIXTURE)
+    (root / "flows.toml").write_text(FLOWS)
+    (root / "run.toml").write_text(CONFIG.format(curation=curation))
+    return Run(root / "run.toml")
+
+
+@pytest.fixture(autouse=True)
+def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of the topic model are drawn from few documents, since each k costs a fit."""
+    monkeypatch.setattr(curate_pictures, "_SAMPLE_DOCUMENTS", 40)
+
+
+@pytest.fixture
+def graded_run(corpus) -> Run:
+    """A run of one source with prepared and graded shards, nothing of curation made."""
+    for bucket in range(2):
+        corpus.grade(bucket)
+    return configure(corpus.root)
+
+
+def command(run: Run, *flags: str) -> int:
+    return main(["curate", "shards", "--config", str(run.path), *flags])
+
+
+def pictures(markdown: str) -> list[bytes]:
+    found = re.findall(r"base64,([A-Za-z0-9+/=]+)\)", markdown)
+    return [base64.b64decode(text) for text in found]
+
+
+def test_the_command_curates_the_shards_of_a_run_and_then_does_nothing(graded_run, corpus, capsys):
+    assert command(graded_run, "--json") == 0
+    made = json.loads(capsys.readouterr().out)["sources"]["web"]
+    assert made["documents"] == 81  # one in three of each shard is kept
+    assert made["shards_written"] == 2
+    assert all(passed for passed, _ in made["checks"].values())
+    assert made["window_topics_after"] > made["window_topics_before"]
+    before = corpus.times(corpus.curated)
+    assert command(graded_run) == 0
+    printed = capsys.readouterr().out
+    assert "web: 0 shards written" in printed
+    assert "ok     permutation" in printed
+    assert corpus.times(corpus.curated) == before
+    assert command(graded_run, "--source", "books") == 1
+    assert "no such source" in capsys.readouterr().err
+
+
+def test_the_command_writes_what_the_assets_write(graded_run, corpus, tmp_path):
+    assert command(graded_run) == 0
+    first = corpus.outputs(corpus.curated)
+    (corpus.root / "curated").rename(tmp_path / "by_command")
+    curate.fit_topics(graded_run, ["web"])
+    curate.assign_shard_topics(graded_run, "web", range(2))
+    curate.curate_shards(graded_run, "web", [1])
+    curate.curate_shards(graded_run, "web", [0])
+    curate.combine(graded_run, "web")
+    assert corpus.outputs(corpus.curated) == first
+
+
+def test_every_stage_shows_small_pictures(graded_run, corpus):
+    fitted = curate.fit_topics(graded_run, ["web"])
+    curate.assign_shard_topics(graded_run, "web", range(2))
+    shards = curate.curate_shards(graded_run, "web", range(2))
+    combined = curate.combine(graded_run, "web")
+    shown = {"model": fitted, "shard": shards[0], "manifest": combined}
+    found = {name: pictures(output.picture) for name, output in shown.items()}
+    # Topic cloud and k; order strip; order strip, shares by position, head and tail.
+    assert {name: len(pngs) for name, pngs in found.items()} == {
+        "model": 2,
+        "shard": 1,
+        "manifest": 3,
+    }
+    for i, png in enumerate(png for pngs in found.values() for png in pngs):
+        assert len(png) <= MAX_PNG_BYTES
+        path = corpus.root / f"{i}.png"
+        path.write_bytes(png)
+        with Image.open(path) as image:
+            image.load()
+    terms = json.loads((graded_run.paths.topics / "topic_terms.json").read_text())["terms"]
+    assert len(terms) == 6
+    assert any(terms)
+    # Drawn once a model.
+    times = corpus.times(corpus.topics)
+    assert curate.fit_topics(graded_run, ["web"]).picture == fitted.picture
+    assert corpus.times(corpus.topics) == times
+
+
+def test_a_regrade_that_moves_a_later_shard_fails_a_blocking_check_until_it_follows(
+    graded_run, corpus, capsys
+):
+    run = configure(corpus.root, 'order = "window_fill"')
+    assert command(run) == 0
+    corpus.grade(0, lambda i: "keep" if i % 4 else "drop")
+    curate.curate_shards(run, "web", [0])  # as the partition that Dagster finds stale
+    curate.combine(run, "web")
+    found = checks.check_curated(run, "web")
+    assert not found["alignment"].passed
+    assert "1 shards" in found["alignment"].found
+    assert checks.level_of(run, "alignment") == "block"
+    assert found["permutation"].passed
+    assert command(run, "--json") == 0
+    printed = capsys.readouterr().out
+    made = json.loads(printed[printed.index("{") :])
+    assert made["sources"]["web"]["shards_written"] == 1
+    assert checks.check_curated(run, "web")["alignment"].passed
+
+
+def test_insert_only_in_the_configuration_keeps_old_documents_in_their_order(corpus):
+    from tests.core.curate.test_stability import prepare, stream
+
+    run = configure(corpus.root, 'stability = "insert_only"')
+    corpus.table = EmbeddingTable.open(run.paths.checkpoint)
+    curate.fit_topics(run, ["web"])
+    model = (run.paths.topics / "topic_model.safetensors").read_bytes()
+    prepare(corpus, 240)
+    assert command(run) == 0
+    before = stream(corpus)
+    prepare(corpus, 300)
+    curate.fit_topics(run, ["web"])  # kept, although documents came
+    assert (run.paths.topics / "topic_model.safetensors").read_bytes() == model
+    assert command(run) == 0
+    after = stream(corpus)
+    assert len(after) > len(before)
+    kept = set(before)
+    assert [row for row in after if row in kept] == before
+    assert run.config.curation.order == "auto"
+
+
+def test_resume_in_the_configuration_keeps_consumed_tokens_byte_for_byte(corpus):
+    from tests.core.curate.test_stability import prepare, stream
+
+    run = configure(corpus.root)
+    corpus.table = EmbeddingTable.open(run.paths.checkpoint)
+    curate.fit_topics(run, ["web"])
+    prepare(corpus, 240)
+    assert command(run) == 0
+    before = stream(corpus)
+    resumed = configure(
+        corpus.root, 'stability = "resume"\n[curation.resume_from_token]\nweb = 1500'
+    )
+    ends = np.cumsum([len(tokens) // 4 for _, tokens in before])
+    front = before[: int((ends < 1500).sum()) + 1]
+    prepare(corpus, 330, dropped=(front[2][0],))
+    assert command(resumed) == 0
+    after = stream(corpus)
+    assert after[: len(front)] == front
+    assert len(after) > len(before)
+    found = checks.check_curated(resumed, "web")
+    assert all(found[name].passed for name in ("permutation", "alignment"))
+
+
+def test_a_run_without_grades_is_refused_before_anything_is_written(corpus):
+    run = configure(corpus.root)
+    curate.open_topics(run, ["web"])
+    curate.assign_shard_topics(run, "web", range(2))
+    with pytest.raises(CurationError) as caught:
+        curate.curate_shards(run, "web", range(2))
+    assert caught.value.code == "E-CURATION-MISSING"
+    assert not corpus.outputs(corpus.curated)
+
+
+def test_scores_of_earlier_shards_are_read_once_a_process(graded_run, corpus, monkeypatch):
+    from nmoe_core.curate import consumed
+
+    run = configure(corpus.root, 'order = "window_fill"')
+    curate.open_topics(run, ["web"])
+    curate.assign_shard_topics(run, "web", range(2))
+    reads: list[int] = []
+    load = consumed.load_quality
+
+    def counted(quality_root, source, bucket, manifest):
+        reads.append(bucket)
+        return load(quality_root, source, bucket, manifest)
+
+    monkeypatch.setattr(consumed, "load_quality", counted)
+    digests = [curate.curate_shards(run, "web", [1])[1].digest for _ in range(3)]
+    assert reads == [0]
+    corpus.grade(0, lambda i: "keep")
+    curate.curate_shards(run, "web", [1])
+    assert reads == [0, 0]  # other scores are seen
+    assert len(set(digests)) == 1

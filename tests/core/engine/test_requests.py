@@ -1,0 +1,192 @@
+"""The generator's calls: the loop, where a sequence ends, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nmoe_core.engine import (
+    BatchedGenerator,
+    Request,
+    Transformer,
+    make_tiny_checkpoint,
+)
+from nmoe_core.errors import CheckpointError, ConfigError, TokenizerError
+
+
+def test_the_documented_loop_of_add_step_update(prompt_of, greedy, tiny_model: Transformer):
+    prompt = prompt_of(20)
+    generator = BatchedGenerator(tiny_model, max_seq_len=64, max_batch=1)
+    assert generator.step() is None
+    seq_id = generator.add(prompt, max_tokens=9)
+    generated: list[int] = []
+    while not generator.idle:
+        result = generator.step()
+        if not result:
+            break
+        logits, seq_ids = result
+        assert (logits.shape, logits.dtype, seq_ids) == ((1, 300), torch.float32, [seq_id])
+        generated.append(int(logits[0].argmax()))
+        generator.update(seq_ids[0], generated[-1], finished=len(generated) >= 9)
+    assert generated == greedy(tiny_model, prompt, 9)
+    assert generator.is_idle()
+
+
+def test_a_sequence_ends_with_exactly_max_tokens_or_with_the_room(
+    prompt_of, tiny_model: Transformer
+):
+    generator = BatchedGenerator(tiny_model, 32, 4)
+    for prompt, max_tokens, num_new in (([1] * 31, None, 1), ([1] * 5, None, 27), ([1], 3, 3)):
+        seq_id = generator.add(prompt, max_tokens)
+        for count in range(num_new):
+            assert not generator.idle, count
+            result = generator.step()
+            assert result is not None
+            generator.update(seq_id, 5)
+        assert generator.idle
+    for max_tokens in (1, 2, 17):
+        got = generator.generate_batch([prompt_of(3), prompt_of(15)], max_tokens)
+        assert [len(tokens) for tokens in got] == [max_tokens] * 2
+
+
+def test_stop_ids_end_a_sequence_and_are_left_out(prompt_of, greedy, tiny_model: Transformer):
+    whole = greedy(tiny_model, prompt_of(33), 18)
+    stop = next(t for i, t in enumerate(whole) if i >= 3 and t not in whole[:i])
+    generator = BatchedGenerator(tiny_model, 200, 2)
+    request = Request(prompt_of(33), 18, stop_ids=frozenset({stop, 299}))
+    (done,) = generator.complete([request])
+    assert done.tokens == whole[: whole.index(stop)]
+    assert (done.finish_reason, done.stop_id) == ("stop", stop)
+    (done,) = generator.complete([Request(prompt_of(33), 18)])
+    assert (done.tokens, done.finish_reason, done.stop_id) == (whole, "length", None)
+    assert generator.generate_batch([prompt_of(33)], 18, stop_ids=[stop]) == [
+        whole[: whole.index(stop)]
+    ]
+
+
+def test_results_are_in_the_order_of_the_prompts(prompt_of, greedy, tiny_model: Transformer):
+    prompts = [prompt_of(n, 8) for n in (60, 1, 30, 2, 45, 3)]
+    generator = BatchedGenerator(tiny_model, 200, 2)
+    got = generator.generate_batch(prompts, max_tokens=3)
+    assert got == [greedy(tiny_model, prompt, 3) for prompt in prompts]
+    assert generator.generate_batch([], max_tokens=3) == []
+
+
+def test_stop_ids_in_a_prompt_end_nothing(prompt_of, greedy, tiny_model: Transformer):
+    whole = greedy(tiny_model, prompt_of(33), 3)
+    stops = frozenset(prompt_of(33)) - set(whole)
+    generator = BatchedGenerator(tiny_model, 64, 2)
+    (done,) = generator.complete([Request(prompt_of(33), 3, stop_ids=stops)])
+    assert (done.tokens, done.finish_reason) == (whole, "length")
+
+
+def test_the_published_examples_run_line_for_line(tmp_path: Path):
+    path = str(make_tiny_checkpoint(tmp_path / "gpt-oss-20b", num_layers=2, hidden_size=32))
+    device = torch.device("cpu")
+    model = Transformer.from_checkpoint(path, device=device)
+    assert (model.config.num_hidden_layers, model.config.num_experts) == (2, 8)
+    gen = BatchedGenerator(path, max_seq_len=512, max_batch=1)
+    tokens = [976, 3613, 328, 35378, 22990, 382]
+    seq_id = gen.add(tokens, max_tokens=12)
+    generated: list[int] = []
+    while not gen.idle:
+        result = gen.step()
+        if not result:
+            break
+        logits, seq_ids = result
+        next_token = logits[0].argmax().item()
+        generated.append(next_token)
+        gen.update(seq_ids[0], next_token, finished=len(generated) >= 12)
+    assert seq_id == 0
+    assert len(generated) == 12
+    gen = BatchedGenerator(checkpoint=path, max_batch=128)
+    results = gen.generate_batch([tokens, tokens[:3]], max_tokens=12, temperature=0.0)
+    assert results[0] == generated
+    assert gen.is_idle()
+
+
+def test_a_sequence_finished_before_its_last_token_ends_there(tiny_model: Transformer):
+    generator = BatchedGenerator(tiny_model, 300, 2)
+    seq_id = generator.add_request([1, 2, 3])
+    for finished in (False, True):
+        result = generator.step()
+        assert result is not None
+        generator.update(seq_id, int(result[0][0].argmax()), finished=finished)
+    assert generator.idle
+    assert generator.step() is None
+    with pytest.raises(ConfigError, match="45 and 256 tokens"):
+        generator.add_request([1] * 45)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error_and_no_token(
+    tiny_dir: Path, all_free, temperature: float, value: float
+):
+    model = Transformer.from_checkpoint(tiny_dir)
+    model.unembedding[5] = value
+    generator = BatchedGenerator(model, 32, 2)
+    with pytest.raises(CheckpointError, match="not finite") as caught:
+        generator.generate_batch([[1, 2], [3]], 4, temperature=temperature)
+    assert caught.value.code == "E-CHECKPOINT-LOGITS"
+    assert all_free(generator)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), "the prompt is empty"),
+        (([1] * 33,), "33 and 1 tokens"),
+        (([1] * 32,), "32 and 1 tokens"),
+        (([1] * 20, 13), "20 and 13 tokens"),
+        (([1], 0), "max_tokens"),
+    ],
+)
+def test_what_cannot_fit_is_refused_when_it_is_added(all_free, tiny_model, arguments, message: str):
+    generator = BatchedGenerator(tiny_model, 32, 2)
+    with pytest.raises(ConfigError, match=message) as caught:
+        generator.add(*arguments)
+    assert caught.value.code == "E-CONFIG-GENERATE"
+    with pytest.raises(ConfigError, match=message):
+        generator.generate_batch([[1, 2], arguments[0]], *(arguments[1:] or (1,)))
+    assert all_free(generator)
+    assert generator.counts.passes == 0
+
+
+def test_ids_outside_the_vocabulary_are_refused(tiny_model: Transformer):
+    generator = BatchedGenerator(tiny_model, 32, 2)
+    for token in (300, -1):
+        with pytest.raises(TokenizerError, match=f"found {token}"):
+            generator.add([1, token])
+    with pytest.raises(TypeError, match="float"):
+        generator.add([1, 2.5])  # pyright: ignore[reportArgumentType]
+    seq_id = generator.add(torch.tensor([1, 2]))  # pyright: ignore[reportArgumentType]
+    generator.step()
+    with pytest.raises(TokenizerError, match="found 300"):
+        generator.update(seq_id, 300)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_seq_len": 1},
+        {"max_batch": 0},
+        {"page_size": 0},
+        {"num_pages": 3},
+        {"max_step_tokens": 0},
+        {"max_prefixes": -1},
+        {"max_seq_len": 131_073, "num_pages": 8193},
+    ],
+)
+def test_sizes_out_of_range_are_refused(tiny_model: Transformer, wrong: dict[str, int]):
+    with pytest.raises(ConfigError, match=next(iter(wrong))) as caught:
+        BatchedGenerator(tiny_model, **({"max_seq_len": 64} | wrong))
+    assert caught.value.code == "E-CONFIG-GENERATE"
+
+
+def test_tiny_checkpoints_generate_with_the_published_vocabulary(tmp_path: Path):
+    directory = make_tiny_checkpoint(tmp_path / "checkpoint", num_layers=2, hidden_size=32)
+    (tokens,) = BatchedGenerator(directory, 32, 1).generate_batch([[199_998, 5]], max_tokens=3)
+    assert len(tokens) == 3

@@ -1,0 +1,187 @@
+"""A chat-completions server on loopback that answers, or misbehaves, as a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.config import HttpOracleTable
+from nmoe_core.hydra.oracles import flow
+from nmoe_core.hydra.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.hydra.scores import DIMENSIONS
+
+MODEL = "judge-1"
+RUBRIC = Path(__file__).parents[4] / "configs" / "rubrics" / "quality_v1.toml"
+
+
+@dataclass
+class Reply:
+    """What to send: a whole response, some bytes and a reset, or nothing at all."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    after_s: float = 0.0
+    resets: bool = False
+
+
+Behaviour = Callable[[str, int], Reply]
+
+
+def grades_of(document: str) -> dict[str, int]:
+    """The scores this server gives a document: a function of its text alone."""
+    return {
+        name: (len(document) * 7 + i * len(document[:9])) % 5 for i, name in enumerate(DIMENSIONS)
+    }
+
+
+def completion(content: Any, *, reason: str = "stop", **more: Any) -> Reply:
+    """A chat completion with this content."""
+    message = {"role": "assistant", "content": content, **more.pop("message", {})}
+    value = {
+        "model": MODEL,
+        "choices": [{"index": 0, "finish_reason": reason, "message": message}],
+        "usage": {"completion_tokens": 41},
+    }
+    return Reply(json.dumps(value | more).encode())
+
+
+def answers(document: str, nth: int) -> Reply:
+    """The normal behaviour."""
+    return completion(json.dumps(grades_of(document)))
+
+
+class JudgeServer:
+    """Runs in a thread of its own; remembers who was asked about, how often, and when."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.behave: Behaviour = answers
+        self.asked: Counter[str] = Counter()
+        self.times: dict[str, list[float]] = {}
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[str] = []
+        self.answered: Counter[str] = Counter()
+        self.most_at_once = self._at_once = 0
+        self._wanted_port, self._loop = port, asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._ready = threading.Event()
+        self._thread.start()
+        self._ready.wait()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        self._loop.run_until_complete(self._main())
+        self._loop.close()
+
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
+        server = await asyncio.start_server(self._talk, "127.0.0.1", self._wanted_port)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._stop.wait()
+        server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+                if not await self._respond(head, await reader.readexactly(length), writer):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    async def _respond(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> bool:
+        request = json.loads(body)
+        user = request["messages"][-1]["content"]
+        document = user.removeprefix(DOCUMENT_HEAD).removesuffix(DOCUMENT_TAIL)
+        reply = self.behave(document, self.asked[document])
+        self.asked[document] += 1
+        self.times.setdefault(document, []).append(time.monotonic())
+        self.requests.append(request)
+        self.headers.append(head.decode())
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await asyncio.sleep(reply.after_s)
+        finally:
+            self._at_once -= 1
+        lines = [f"HTTP/1.1 {reply.status} X", f"Content-Length: {len(reply.body)}"]
+        lines += [f"{key}: {value}" for key, value in reply.headers.items()]
+        payload = "\r\n".join([*lines, "", ""]).encode() + reply.body
+        if reply.resets:
+            writer.write(payload[: len(payload) * 2 // 3] if reply.body else b"")
+            await writer.drain()
+            raw: socket.socket = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+        writer.write(payload)
+        await writer.drain()
+        self.answered[document] += reply.status == 200
+        return True
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    made = JudgeServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def judge_rubric() -> Rubric:
+    return Rubric.load(RUBRIC)
+
+
+@pytest.fixture
+def table(server: JudgeServer) -> Callable[..., HttpOracleTable]:
+    def make(**more: Any) -> HttpOracleTable:
+        settings: dict[str, Any] = {"timeout_s": 5.0, "max_outage_s": 5.0, "concurrency": 8}
+        return HttpOracleTable(base_url=server.url, model=MODEL, **settings | more)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "FIRST_PAUSE_S", 0.02)
+
+
+@pytest.fixture
+def talk() -> Any:
+    """The builders above, for the test files."""
+    from types import SimpleNamespace
+
+    return SimpleNamespace(
+        Reply=Reply,
+        JudgeServer=JudgeServer,
+        completion=completion,
+        answers=answers,
+        grades_of=grades_of,
+        MODEL=MODEL,
+        RUBRIC=RUBRIC,
+    )

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmoe_core.config import EngineOracleTable, OracleTable
+from nmoe_core.engine import make_tiny_checkpoint
+from nmoe_core.errors import CheckpointError, ConfigError
+from nmoe_core.hydra.document_texts import JsonlDocuments
+from nmoe_core.hydra.harmony import RETURN, STOP_IDS, encoding
+from nmoe_core.hydra.labels import label_shard
+from nmoe_core.hydra.oracle import OracleResult, Question
+from nmoe_core.hydra.oracles import engine, make_oracle
+from nmoe_core.hydra.oracles.engine import EngineOracle, model_name
+from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.prep.tokenizer import load_tokenizer
+
+GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
+REASONS = {"final_stop", "stop_outside_final", "length", "parser_error"}
+TEXTS = ["A short one.", "word " * 3000, "<|end|><|start|>system", "x = 1\n" * 10, "Ünï çødé."]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("oracle_weights")
+    return make_tiny_checkpoint(path, num_layers=2, num_experts=4, hidden_size=32)
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_model() -> Iterator[None]:
+    clear = engine._generator.cache_clear
+    yield
+    clear()
+
+
+@pytest.fixture
+def _short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
+
+
+def settings(**more: Any) -> EngineOracleTable:
+    return EngineOracleTable(**{"max_ctx": 900, "max_new": 160, "max_batch": 3} | more)
+
+
+def ask(oracle: EngineOracle, texts: list[str], attempt: int = 0) -> dict[int, OracleResult]:
+    results = list(oracle.label(Question(text, attempt) for text in texts))
+    assert len(results) == len(dict(results)) == len(texts)
+    return dict(results)
+
+
+@pytest.mark.usefixtures("_short_answers")
+def test_random_weights_give_failures_that_are_counted_and_kept(
+    checkpoint: Path, judge_rubric: Rubric, tmp_path: Path
+) -> None:
+    rows = [{"id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(TEXTS)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    documents = JsonlDocuments(tmp_path / "in.jsonl", load_tokenizer(), 2048)
+    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), judge_rubric)
+    report = label_shard(documents, tmp_path / "out", oracle, judge_rubric)
+    assert (report.total, report.parsed) == (5, 0)
+    lines = (tmp_path / "out" / "scores.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [record["doc_id"] for record in records] == [row["id"] for row in rows]
+    assert all(record["finish_reason"] in REASONS and record["raw"] for record in records)
+    assert [record["truncated"] for record in records] == [False, True, False, False, False]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["parse_rate"] == 0.0
+    assert summary["scorer_model"] == "gpt-oss-shaped-2x32x4"
+    assert len(summary["oracle"]["weights"]) == 64
+    assert label_shard(documents, tmp_path / "out", oracle, judge_rubric).is_current
+
+
+@pytest.mark.usefixtures("_short_answers")
+def test_answers_do_not_depend_on_the_batch_and_reasoning_ends_at_its_budget(
+    checkpoint: Path, judge_rubric: Rubric
+) -> None:
+    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), judge_rubric)
+    together = ask(oracle, TEXTS)
+    alone = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24, max_batch=1), judge_rubric)
+    assert together == ask(alone, TEXTS)
+    assert {result.num_new_tokens for result in together.values()} == {24}
+
+
+class Scripted:
+    """A generator whose sequences 'want' to write what a script says, token by token."""
+
+    def __init__(self, scripts: list[list[int]]) -> None:
+        self.scripts, self.live, self.written = scripts, {}, {}
+        self.cancelled: list[int] = []
+        self.most_live = 0
+
+    def add(self, tokens: list[int], max_tokens: int) -> int:
+        seq_id = len(self.written)
+        self.live[seq_id], self.written[seq_id] = self.scripts[seq_id], []
+        self.most_live = max(self.most_live, len(self.live))
+        return seq_id
+
+    def step(self) -> tuple[torch.Tensor, list[int]]:
+        ids = list(self.live)[:3]
+        logits = torch.zeros(len(ids), 201088)
+        for row, seq_id in enumerate(ids):
+            script, done = self.live[seq_id], len(self.written[seq_id])
+            logits[row, script[done] if done < len(script) else 11] = 1.0
+        return logits, ids
+
+    def update(self, seq_id: int, token: int, finished: bool) -> None:
+        self.written[seq_id].append(token)
+        if finished:
+            del self.live[seq_id]
+
+    def cancel(self, seq_id: int) -> None:
+        self.cancelled.append(seq_id)
+
+
+def script(text: str) -> list[int]:
+    return encoding().encode(text, allowed_special="all")
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(*texts: str) -> Scripted:
+        generator = Scripted([script(text) for text in texts])
+        monkeypatch.setattr(engine, "_generator", lambda *settings: generator)
+        return generator
+
+    return make
+
+
+THINK = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+FINAL = f"<|channel|>final<|message|>{GOOD}<|return|>"
+
+
+def test_an_answer_ends_with_its_first_action_stop_and_not_with_the_end_of_reasoning(
+    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+) -> None:
+    generator = scripted(
+        THINK + FINAL + "more",
+        "<|channel|>analysis<|message|>Hm.<|return|>more",
+        "<|channel|>commentary to=f<|message|>{}<|call|>more",
+    )
+    results = ask(EngineOracle(checkpoint, settings(), judge_rubric), ["a", "b", "c"])
+    assert [results[i].finish_reason for i in range(3)] == [
+        "final_stop",
+        "stop_outside_final",
+        "stop_outside_final",
+    ]
+    assert [results[i].scores is not None for i in range(3)] == [True, False, False]
+    for written in generator.written.values():
+        assert written[-1] in STOP_IDS
+        assert sum(token in STOP_IDS for token in written) == 1
+
+
+def test_reasoning_that_does_not_end_is_ended_and_the_answer_still_comes(
+    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+) -> None:
+    table = settings()
+    room = table.max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
+    thoughts = script("<|channel|>analysis<|message|>" + "hm " * 400)[:room]
+    generator = scripted("")
+    # The script goes on as a model would that finds its final channel opened.
+    generator.scripts[0] = [*thoughts, *engine.TO_FINAL, *script(GOOD), RETURN]
+    generator.scripts[0][room] = 11
+    result = ask(EngineOracle(checkpoint, table, judge_rubric), ["a"])[0]
+    assert (result.finish_reason, result.scores) == ("final_stop", json.loads(GOOD))
+    assert generator.written[0][room : room + len(engine.TO_FINAL)] == list(engine.TO_FINAL)
+
+
+def test_a_final_answer_under_way_at_the_budget_is_not_interrupted(
+    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+) -> None:
+    room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
+    head = script("<|channel|>analysis<|message|>" + "hm " * 100)[: room - 10]
+    generator = scripted("")
+    generator.scripts[0] = [*head, *engine.TO_FINAL, *script(GOOD), RETURN]
+    result = ask(EngineOracle(checkpoint, settings(), judge_rubric), ["a"])[0]
+    assert (result.finish_reason, result.scores) == ("final_stop", json.loads(GOOD))
+    assert generator.written[0] == generator.scripts[0]
+
+
+def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_rest(
+    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+) -> None:
+    generator = scripted(*[THINK * (i % 3) + FINAL for i in range(20)])
+    taken: list[int] = []
+
+    def questions() -> Iterator[Question]:
+        for i in range(20):
+            taken.append(i)
+            yield Question(f"text {i}")
+
+    results = EngineOracle(checkpoint, settings(), judge_rubric).label(questions())
+    assert next(results)[1].scores
+    assert len(taken) == generator.most_live == 6
+    results.close()
+    assert sorted(generator.cancelled) == sorted(generator.live)
+
+
+def test_the_version_is_measured_from_weights_prompt_and_decoding(
+    checkpoint: Path, judge_rubric: Rubric, tmp_path: Path
+) -> None:
+    base = EngineOracle(checkpoint, settings(), judge_rubric).fingerprint
+    assert EngineOracle(checkpoint, settings(max_batch=7), judge_rubric).fingerprint == base
+    other = make_tiny_checkpoint(tmp_path, seed=1, num_layers=2, num_experts=4, hidden_size=32)
+    changed = [
+        EngineOracle(other, settings(), judge_rubric),
+        EngineOracle(checkpoint, settings(max_new=128), judge_rubric),
+        EngineOracle(checkpoint, settings(reasoning="none"), judge_rubric),
+        EngineOracle(checkpoint, settings(), judge_rubric.turned()),
+        EngineOracle(checkpoint, settings(), replace(judge_rubric, version="v2")),
+    ]
+    assert len({base, *(oracle.fingerprint for oracle in changed)}) == 6
+
+
+def test_published_shapes_have_their_names() -> None:
+    from types import SimpleNamespace
+
+    def named(layers: int, hidden: int, experts: int) -> str:
+        config: Any = SimpleNamespace(
+            num_hidden_layers=layers, hidden_size=hidden, num_experts=experts
+        )
+        return model_name(config)
+
+    assert named(24, 2880, 32) == "gpt-oss-20b"
+    assert named(36, 2880, 128) == "gpt-oss-120b"
+
+
+def test_what_cannot_label_is_refused_before_anything_is_loaded(
+    judge_rubric: Rubric, checkpoint: Path, tmp_path: Path
+) -> None:
+    small = make_tiny_checkpoint(tmp_path, num_layers=2, vocab_size=512)
+    with pytest.raises(CheckpointError, match="vocabulary"):
+        EngineOracle(small, settings(), judge_rubric)
+    table = OracleTable(kind="engine", engine=settings(checkpoint=str(checkpoint), max_new=800))
+    with pytest.raises(ConfigError) as refused:
+        make_oracle(table, judge_rubric, Path)
+    assert refused.value.code == "E-CONFIG-CONTEXT"

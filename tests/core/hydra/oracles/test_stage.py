@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.cli import main
+from nmoe_core.config import Run
+from nmoe_core.engine import make_tiny_checkpoint
+from nmoe_core.errors import ConfigError, LabelError
+from nmoe_core.hydra.oracles import engine
+from nmoe_core.hydra.slices import write_source_slices
+from nmoe_core.stages.hydra import label_slices
+
+
+@pytest.fixture
+def project(tmp_path: Path, talk: Any) -> Path:
+    """A run with one small source, prepared and sliced."""
+    path = tmp_path / "web.jsonl"
+    rows = [{"id": f"w{i}", "text": f"Document number {i} " + "and more " * 9} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    split = tmp_path / "run" / "data" / "web" / "train"
+    flags = ["--paths", str(path), "--name", "web", "--num-shards", "1", "--workers", "1"]
+    assert main(["prep", "--source", "jsonl", *flags, "--output", str(split)]) == 0
+    write_source_slices(tmp_path / "run" / "data", "web", tmp_path / "run" / "slices")
+    return tmp_path
+
+
+def run_of(project: Path, rubric: Path, oracle: str) -> Run:
+    path = project / "run.toml"
+    path.write_text(f'root = "{project}/run"\n[oracle]\nrubric = "{rubric}"\n{oracle}\n')
+    return Run(path)
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_model() -> Iterator[None]:
+    yield
+    engine._generator.cache_clear()
+
+
+def test_a_run_labels_over_http_with_two_lines_of_settings(
+    project: Path, server: Any, talk: Any
+) -> None:
+    settings = f'kind = "http"\nrelabel = 2\n[oracle.http]\nbase_url = "{server.url}"\n'
+    run = run_of(project, talk.RUBRIC, settings + f'model = "{talk.MODEL}"')
+    outputs = label_slices(run, ["web"], ["train-00", "val-01"])
+    assert outputs["train-00"].facts["parse_rate"] == 1.0
+    assert outputs["train-00"].facts["scorer"].startswith(f"{talk.MODEL}/")
+    assert outputs["val-01"].facts["relabelled"] <= 2
+    asked = server.asked.total()
+    again = label_slices(run, ["web"], ["train-00", "val-01"])
+    assert server.asked.total() == asked
+    assert [again[key].digest for key in again] == [outputs[key].digest for key in outputs]
+
+
+def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
+    project: Path, talk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
+    make_tiny_checkpoint(project / "weights", num_layers=2, num_experts=4, hidden_size=32)
+    settings = f'kind = "engine"\n[oracle.engine]\ncheckpoint = "{project}/weights"\n'
+    run = run_of(project, talk.RUBRIC, settings + "max_ctx = 764\nmax_new = 16\n")
+    facts = label_slices(run, ["web"], ["val-00"])["val-00"].facts
+    assert facts["oracle_calls"] == facts["documents"]
+    assert facts["parse_rate"] == 0.0
+    with pytest.raises(LabelError) as mixed:
+        label_slices(run_of(project, talk.RUBRIC, 'kind = "heuristic"'), ["web"], ["val-00"])
+    assert mixed.value.code == "E-LABEL-MIXED"
+
+
+@pytest.mark.parametrize(
+    ("oracle", "named"),
+    [
+        ('kind = "engine"', "checkpoint"),
+        ('kind = "http"', "base_url"),
+        ('kind = "oracle"', "kind"),
+        ('kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "ftp://h"', "base_url"),
+        ('kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "http://me:key@h/v1"', "base_url"),
+        ('kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "http://h"\nkey = "k"', "key"),
+        ('[oracle.engine]\nmax_contxt = 5', "max_ctx"),
+        ("retry_failed = -1", "retry_failed"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused_when_the_run_is_read(
+    tmp_path: Path, talk: Any, oracle: str, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        run_of(tmp_path, talk.RUBRIC, oracle)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.errors import ConfigError
+from nmoe_core.hydra import harmony
+from nmoe_core.hydra.answers import read_scores
+from nmoe_core.hydra.harmony import CALL, END, RETURN, JudgePrompt, encoding, read_answer
+from nmoe_core.hydra.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.hydra.scores import DIMENSIONS
+
+RUBRIC = Path(__file__).parents[3] / "configs" / "rubrics" / "quality_v1.toml"
+SCORES = {name: i for i, name in enumerate(DIMENSIONS)}
+GOOD = json.dumps(SCORES)
+OTHER = json.dumps(dict.fromkeys(DIMENSIONS, 4))
+THINK = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+
+STREAMS = {
+    # name: (the model's tokens as text, stop token came), (ok, finish reason, salvaged)
+    "reasoning then final": (THINK + FINAL + GOOD, True, True, "final_stop", False),
+    "constrained final": (
+        f"<|channel|>final <|constrain|>json<|message|>{GOOD}",
+        *(True, True, "final_stop", False),
+    ),
+    "return inside reasoning": (THINK[:35], True, False, "stop_outside_final", False),
+    "channel misspelt": (
+        f"<|channel|>finalx<|message|>{GOOD}",
+        *(True, False, "stop_outside_final", False),
+    ),
+    "message marker missing": (f"<|channel|>final{GOOD}", True, True, "stop_outside_final", True),
+    "cut in the answer": (FINAL + GOOD[:-4], False, False, "length", False),
+    "cut after the answer": (FINAL + GOOD, False, True, "length", False),
+    "cut in the reasoning": (THINK[:35], False, False, "length", False),
+    "text between messages": (
+        "<|channel|>analysis<|message|>Hm.<|end|> well <|start|>assistant" + FINAL + GOOD,
+        *(True, True, "parser_error", True),
+    ),
+    "end, then return": (FINAL + GOOD + "<|end|>", True, True, "final_stop", False),
+    "doubled opening": ("<|start|>assistant" + FINAL + GOOD, True, True, "final_stop", False),
+    "no channel at all": (GOOD, True, True, "stop_outside_final", True),
+    "two finals that differ": (
+        FINAL + GOOD + "<|end|><|start|>assistant" + FINAL + OTHER,
+        *(True, False, "final_stop", False),
+    ),
+    "tool call": (
+        "<|channel|>commentary to=f<|message|>{}",
+        *(True, False, "stop_outside_final", False),
+    ),
+    "quoted scores in the reasoning only": (
+        f"<|channel|>analysis<|message|>It says {OTHER}.",
+        *(True, False, "stop_outside_final", False),
+    ),
+    "prose around": (FINAL + f"Sure: {GOOD}!", True, True, "final_stop", True),
+    "nothing": ("", True, False, "stop_outside_final", False),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rubric() -> Rubric:
+    return Rubric.load(RUBRIC)
+
+
+def tokens_of(text: str) -> list[int]:
+    return encoding().encode(text, allowed_special="all")
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_token_streams_give_their_scores_and_reasons(name: str) -> None:
+    text, has_stopped, is_ok, reason, is_salvaged = STREAMS[name]
+    tokens = tokens_of(text)
+    result = read_answer(tokens, has_stopped)
+    assert (result.scores is not None, result.finish_reason, result.is_salvaged) == (
+        is_ok,
+        reason,
+        is_salvaged,
+    )
+    assert result.scores in (None, SCORES)
+    assert result.num_new_tokens == len(tokens)
+
+
+def test_an_answer_in_an_opened_final_channel_is_read() -> None:
+    result = read_answer(tokens_of(GOOD), True, opened=True)
+    assert (result.scores, result.finish_reason) == (SCORES, "final_stop")
+
+
+def test_only_return_and_call_stop_an_answer() -> None:
+    actions = set(encoding().stop_tokens_for_assistant_actions())
+    assert harmony.STOP_IDS == actions == {RETURN, CALL}
+    assert END not in harmony.STOP_IDS
+
+
+def test_a_prompt_reads_as_harmony_renders_the_same_conversation(rubric: Rubric) -> None:
+    import openai_harmony as oh
+
+    text = "A document of a few words."
+    system = (
+        oh.SystemContent.new()
+        .with_reasoning_effort(oh.ReasoningEffort.LOW)
+        .with_conversation_start_date(harmony.CONVERSATION_DATE)
+        .with_required_channels(["analysis", "final"])
+    )
+    contents = [
+        (oh.Role.SYSTEM, system),
+        (oh.Role.DEVELOPER, oh.DeveloperContent.new().with_instructions(rubric.text())),
+        (oh.Role.USER, DOCUMENT_HEAD + text + DOCUMENT_TAIL),
+    ]
+    whole = oh.Conversation.from_messages(
+        [oh.Message.from_role_and_content(*content) for content in contents]
+    )
+    expected = encoding().render_conversation_for_completion(whole, oh.Role.ASSISTANT)
+    made = JudgePrompt(rubric, 4096).prompt(text)
+    assert encoding().decode(made.tokens) == encoding().decode(expected)
+    assert not made.is_truncated
+
+
+@pytest.mark.parametrize("room", [1024, 2048])
+@pytest.mark.parametrize("text", ["word " * 50_000, "x" * 200_000, "東京\U0001f468" * 30_000])
+def test_a_long_document_loses_its_end_and_never_the_rubric_or_the_opening(
+    rubric: Rubric, text: str, room: int
+) -> None:
+    made = JudgePrompt(rubric, room)
+    prompt = made.prompt(text)
+    assert prompt.is_truncated
+    assert len(prompt.tokens) == room
+    assert prompt.tokens[: len(made.prefix)] == made.prefix
+    assert prompt.tokens[-2:] == [200006, 173781]
+    read = encoding().decode(prompt.tokens)
+    assert rubric.text() in read
+    assert read.endswith(f"{DOCUMENT_TAIL}<|end|><|start|>assistant")
+    document = prompt.tokens[len(made.prefix) : -len(made.suffix)]
+    assert document == encoding().encode(text[:12_000], disallowed_special=())[: len(document)]
+
+
+def test_without_room_for_a_document_the_settings_are_refused(rubric: Rubric) -> None:
+    with pytest.raises(ConfigError) as refused:
+        JudgePrompt(rubric, 300)
+    assert refused.value.code == "E-CONFIG-CONTEXT"
+
+
+def test_a_prompt_without_reasoning_ends_with_the_opened_final_channel(rubric: Rubric) -> None:
+    made = JudgePrompt(rubric, 4096, "none").prompt("a")
+    assert encoding().decode(made.tokens).endswith("<|start|>assistant<|channel|>final<|message|>")
+
+
+SPELLINGS = ["<|end|>", "<|start|>", "<|return|>", "<|message|>", "<|channel|>", "<|endoftext|>"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(SPELLINGS) | st.text(max_size=8), max_size=12).map("".join))
+def test_no_document_puts_a_control_token_into_a_prompt(text: str) -> None:
+    made = _prompt()
+    prompt = made.prompt(text)
+    document = prompt.tokens[len(made.prefix) : len(prompt.tokens) - len(made.suffix)]
+    assert all(token < harmony.FIRST_SPECIAL for token in document)
+    assert len(prompt.tokens) <= 1024
+
+
+def _prompt() -> JudgePrompt:
+    return JudgePrompt(Rubric.load(RUBRIC), 1024)
+
+
+_CONTROL = st.sampled_from([200002, 200003, 200005, 200006, 200007, 200008, 200012, 173781, 17196])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            _CONTROL.map(lambda t: [t]),
+            st.integers(0, 199997).map(lambda t: [t]),
+            st.sampled_from([GOOD, OTHER, "{", "}", "assistant", "final", "analysis"]).map(
+                lambda text: tokens_of(text)
+            ),
+        ),
+        max_size=30,
+    ).map(lambda parts: [t for part in parts for t in part]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_tokens_give_scores_or_a_reason(tokens: list[int], stop: bool, opened: bool) -> None:
+    result = read_answer(tokens, stop, opened)
+    assert result.finish_reason in ("final_stop", "stop_outside_final", "length", "parser_error")
+    assert result.scores in (None, SCORES, json.loads(OTHER))
+    assert result.scores is None or result.raw == ""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text() | st.text(alphabet='{}[]":,0123456789.eE-ntrufalse \n'))
+def test_any_text_is_scores_or_none(text: str) -> None:
+    scores, is_salvaged = read_scores(text)
+    assert scores is None or (
+        set(scores) == set(DIMENSIONS) and {*scores.values()} <= set(range(5))
+    )
+    assert scores is not None or not is_salvaged
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_characters="{}"), min_size=1),
+    st.text(alphabet=st.characters(exclude_characters="{}")),
+    st.lists(st.integers(0, 4), min_size=5, max_size=5),
+)
+def test_scores_among_words_are_found_and_two_objects_are_none(
+    before: str, after: str, grades: list[int]
+) -> None:
+    scores = dict(zip(DIMENSIONS, grades))
+    text = before + json.dumps(scores) + after
+    assert read_scores(text)[0] == scores
+    assert read_scores(f"{text} {OTHER}") == (None, False)
+
+
+def test_the_vocabulary_needs_no_network(tmp_path: Path) -> None:
+    code = (
+        "from nmoe_core.hydra.harmony import encoding; "
+        "print(encoding().encode('hello world', disallowed_special=()))"
+    )
+    keys = ("TIKTOKEN_CACHE_DIR", "TIKTOKEN_ENCODINGS_BASE")
+    environment = {k: v for k, v in os.environ.items() if k not in keys}
+    environment |= {"NMOE_CACHE_DIR": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [24912, 2375]

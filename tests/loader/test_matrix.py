@@ -1,0 +1,208 @@
+"""Every policy with every packing, shuffle, phase, stop rule, reader and resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from loader import DeterministicLoader, LoaderPlan, PlanError, build_loader, resolve_plan
+from loader.mixture import quotas
+from loader.policies import POLICIES
+
+NAMES, TOKENS, WEIGHTS = ("web", "code", "math"), (4001, 1601, 801), (5.0, 2.0, 1.0)
+WINDOWS = (250, 100, 50)
+
+
+@pytest.fixture(scope="module")
+def tables(lib, tmp_path_factory) -> list[dict[str, object]]:
+    tree = lib.Tree(tmp_path_factory.mktemp("matrix"))
+    for name, num_tokens in zip(NAMES, TOKENS):
+        tree.add(name, num_tokens)
+    return [{"path": str(tree.root / n), "weight": w} for n, w in zip(NAMES, WEIGHTS)]
+
+
+def plan_of(tables, **changes) -> LoaderPlan:
+    return resolve_plan({"datasets": tables, "batch_size": 12, "seq_len": 16} | changes)
+
+
+def read(loader, num_steps: int | None = None) -> list[tuple[bytes, bytes]]:
+    return [(i.tobytes(), t.tobytes()) for i, t in itertools.islice(loader, num_steps)]
+
+
+PHASES = [
+    {"start_step": 4, "dataset_weights": {"math": 4}, "lr_scale": 0.5},
+    {"start_step": 9, "dataset_weights": {"web": 0, "code": 1}, "lr_scale": 0.1},
+]
+
+
+@pytest.fixture(
+    scope="module",
+    params=list(itertools.product(POLICIES, ("concat", "best_fit"), (False, True), (False, True))),
+    ids=lambda p: f"{p[0]}-{p[1]}{'-shuffle' * p[2]}{'-phases' * p[3]}",
+)
+def plan(tables, request) -> LoaderPlan:
+    policy, packing, shuffle, phased = request.param
+    return plan_of(
+        tables,
+        policy=policy,
+        packing=packing,
+        shuffle=shuffle,
+        phases=PHASES if phased else [],
+        steps=14,
+        on_exhaust="wrap",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(plan) -> list[tuple[bytes, bytes]]:
+    batches = read(DeterministicLoader(plan, backend="numpy"))
+    assert len(batches) == 14
+    return batches
+
+
+def test_three_resumes_with_prefetch_continue_byte_for_byte(plan, whole):
+    got, state = [], None
+    for stop, prefetch in ((4, 2), (5, 0), (9, 3), (14, 1)):
+        with DeterministicLoader(plan, backend="numpy", prefetch=prefetch) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            got += read(loader, stop - len(got))
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert got == whole
+
+
+def test_world_of_four_goes_on_as_three_and_as_eight_half_batches(plan, whole):
+    rows, state, n = [], DeterministicLoader(plan, backend="numpy").state_dict(), 0
+    for world_size, batch_size, stop in ((4, 12, 60), (3, 12, 108), (5, 6, 168)):
+        cfg = json.loads(json.dumps(state))
+        own = _at_batch_size(plan, batch_size)
+        ranks = [
+            DeterministicLoader(own, r, world_size, backend="numpy") for r in range(world_size)
+        ]
+        for rank in ranks:
+            rank.load_state_dict(cfg)
+        while n < stop:
+            for rank in ranks:
+                inputs, targets = rank.next()
+                rows += [(i.tobytes(), t.tobytes()) for i, t in zip(inputs, targets)]
+            n += batch_size
+        states = [rank.state_dict() for rank in ranks]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    alone = [b"".join(part) for part in zip(*whole)]
+    assert [b"".join(part) for part in zip(*rows)] == alone
+
+
+def _at_batch_size(plan: LoaderPlan, batch_size: int) -> LoaderPlan:
+    """The plan that a run of the same sequences makes with another batch size."""
+    if batch_size == plan.batch_size:
+        return plan
+    times = plan.batch_size // batch_size
+    tables = [{"path": str(plan.base / s.manifest), "name": s.name} for s in plan.sources]
+    weights = dict(zip(NAMES, WEIGHTS))
+    for table in tables:
+        table["weight"] = weights[table["name"]]
+    phased = len(plan.stages) > 1
+    phases = [p | {"start_step": p["start_step"] * times} for p in PHASES] if phased else []
+    return plan_of(
+        tables,
+        policy=plan.policy,
+        packing=plan.packing,
+        shuffle=plan.shuffle,
+        phases=phases,
+        steps=14 * times,
+        on_exhaust="wrap",
+        batch_size=batch_size,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    "num_workers",
+    [0, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+)
+def test_workers_resume_to_the_same_batches(plan, whole, num_workers):
+    pytest.importorskip("torch")
+    from loader.torch_data import WorkerLoader
+
+    got, state = [], None
+    for stop in (5, 14):
+        with WorkerLoader(plan, num_workers=num_workers) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            for _ in range(stop - len(got)):
+                inputs, targets = loader.next()
+                got.append((inputs.numpy().tobytes(), targets.numpy().tobytes()))
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert got == whole
+
+
+# How a stage ends
+
+
+def drawn(plan) -> list[int]:
+    """Source of each sequence, in the order of the tables."""
+    with DeterministicLoader(plan, backend="numpy") as loader:
+        batches = [loader.next_with_meta() for _ in range(loader.num_steps)]
+        return [NAMES.index(b.source_names[i]) for b in batches for i in b.source_index]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_data_that_end_the_run_are_read_whole_or_until_the_first_ends(tables, policy):
+    all_read = drawn(plan_of(tables, policy=policy, batch_size=1))
+    counts = np.bincount(all_read).tolist()
+    weighed = quotas(sum(WINDOWS), WEIGHTS)  # epochs have a length, and shares of it
+    own = weighed if policy == "epoch_weighted" else list(WINDOWS)
+    assert counts == own
+    stopped = plan_of(tables, policy=policy, batch_size=1, on_exhaust="first_exhausted")
+    ends = [[i for i, s in enumerate(all_read) if s == source][-1] + 1 for source in range(3)]
+    assert drawn(stopped) == all_read[: min(ends)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("on_exhaust", ["all_exhausted", "first_exhausted", "wrap"])
+def test_budget_beyond_the_data_wraps_only_where_that_is_asked_for(tables, policy, on_exhaust):
+    changes = {"policy": policy, "on_exhaust": on_exhaust, "steps": 70}
+    if on_exhaust != "wrap" and policy != "epoch_weighted":
+        with pytest.raises(PlanError, match="source 'web'") as caught:
+            plan_of(tables, **changes)
+        assert caught.value.code == "E-PLAN-SHORT"
+        assert "4001 tokens" in str(caught.value)
+        return
+    plan = plan_of(tables, **changes)
+    picks = drawn(plan)
+    if on_exhaust == "first_exhausted":
+        whole = drawn(plan_of(tables, policy=policy, steps=70))
+        assert picks == whole[: len(picks)]
+        counts, expected = np.bincount(picks, minlength=3), quotas(840, WEIGHTS)
+        # The stage ends with a quota; of its last step only whole ones are read.
+        assert min(q - c for q, c in zip(expected, counts)) < 12
+    else:
+        assert np.bincount(picks).tolist() == quotas(840, WEIGHTS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("on_exhaust", ["all_exhausted", "wrap"])
+def test_max_epochs_allows_that_many_passes_and_not_one_window_more(tables, policy, on_exhaust):
+    changes = {"policy": policy, "on_exhaust": on_exhaust, "max_epochs": 2, "batch_size": 8}
+    assert plan_of(tables, steps=100, **changes).num_sequences == 800  # 500, 200, 100: two of each
+    with pytest.raises(PlanError, match=r"max_epochs = 2|2 epochs"):
+        plan_of(tables, steps=101, **changes)
+    loader, _ = build_loader(plan_of(tables, steps=100, **changes), backend="numpy")
+    for _ in loader:
+        pass
+    # Where windows come again whole, a pass has 50 of them; where tokens do, 50.06.
+    for metrics in loader.metrics().values():
+        assert metrics["epochs"] == pytest.approx(2, abs=3e-3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("temperature", [0.5, 2.0, 1e6])
+def test_temperature_sets_the_shares_of_every_policy(tables, policy, temperature):
+    plan = plan_of(tables, policy=policy, mix_temperature=temperature, steps=40, on_exhaust="wrap")
+    weights = np.array(WEIGHTS) ** (1 / temperature)
+    counts = np.bincount(drawn(plan))
+    np.testing.assert_allclose(counts, 480 * weights / weights.sum(), atol=1)
