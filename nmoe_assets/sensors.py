@@ -141,7 +141,9 @@ def _errors(context: dg.RunFailureSensorContext) -> Iterator[str]:
         while error is not None and error.cause is not None:
             error = error.cause
         if error is not None:
-            yield error.message
+            # The line is for people: what failed, without the path of the exception's class.
+            _, found, rest = error.message.partition(f"{error.cls_name}: ")
+            yield rest if found else error.message
 
 
 def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:

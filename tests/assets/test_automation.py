@@ -294,7 +294,7 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
         thread.join()
         server.server_close()
     [text] = [json.loads(body)["text"] for body in _Webhook.received]
-    assert text.startswith("label_oracle (hydra/oracle_labels) failed: 1 of 1 partitions failed")
+    assert text.startswith("label_oracle failed: 1 of 1 partitions failed")
     assert "val-00" in text
     assert text.endswith(f"(run {done.run_id})")
     assert "\n" not in text
