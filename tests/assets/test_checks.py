@@ -19,6 +19,9 @@ from nmoe_core.mixture import run_sources
 from nmoe_core.stages import checks
 from nmoe_core.stages.checks import LEVELS, Verdicts
 
+# A run of its own and a damaged copy for each check: minutes. The pipeline tests see all pass.
+pytestmark = pytest.mark.slow
+
 Edit = Callable[[dict[str, Any]], None]
 
 
