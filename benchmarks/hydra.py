@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from benchmarks.engine import DEPTH, PROBE_TAP, VOCAB_SIZE, make_checkpoint
+from nmoe_core.engine import Transformer
 from nmoe_core.hydra.calibration_file import Calibration
 from nmoe_core.hydra.features import batches
 from nmoe_core.hydra.grade import Grader
@@ -33,24 +34,12 @@ from nmoe_core.hydra.scores import UNIFORM_WEIGHTS
 from nmoe_core.hydra.thresholds import Thresholds
 
 ROUNDS = 5
-VOCAB_SIZE = 8192
-PROBE_TAP, DEPTH = 18, 24
 NUM_DOCUMENTS, MAX_BATCH = 32, 8
 
 
 def load_model(directory: Path) -> Transformer:
-    """24 blocks of 16 experts (4 run), hidden size 256."""
-    make_tiny_checkpoint(
-        directory,
-        vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=256,
-        num_layers=DEPTH,
-        num_experts=16,
-        experts_per_token=4,
-        head_dim=64,
-        num_attention_heads=8,
-    )
+    """The checkpoint that the engine is measured with."""
+    make_checkpoint(directory)
     return Transformer.from_checkpoint(directory)
 
 

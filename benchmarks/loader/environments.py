@@ -1,4 +1,4 @@
-"""Environments of the peers, each its own, made once under `build/bench`."""
+"""The peers of the loader, and the interpreter that runs each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-TORCH = "torch==2.13.0"
+from benchmarks.environments import TORCH, install
+
 PEERS = {
     "litdata": ("litdata", TORCH),
     "streaming": ("mosaicml-streaming", TORCH),
@@ -24,15 +25,7 @@ def python_of(name: str, root: Path) -> tuple[Path, str]:
     """
     if name not in PEERS:
         return Path(sys.executable), ""
-    python, done = root / name / "bin" / "python", root / name / "installed"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", root / name], check=True)
-        command = [python, "-m", "pip", "install", "--quiet", *PEERS[name]]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode:
-            return python, (found.stderr.strip().splitlines() or ["pip failed"])[-1]
-        done.touch()
-    return python, ""
+    return install(name, PEERS[name], root)
 
 
 def versions(name: str, python: Path) -> str:

@@ -12,10 +12,11 @@ import statistics
 import subprocess
 from pathlib import Path
 
+from benchmarks.environments import install
 from benchmarks.prep import ENGINES
 from benchmarks.prep.corpus import write_corpus
 from benchmarks.prep.measure import Measured, ours, raw
-from benchmarks.prep.peers import PEERS, install, measure, prepare
+from benchmarks.prep.peers import PEERS, measure, prepare
 from nmoe_core.cli.output import print_table
 
 PARTS = ("engines", "costs", "memory", "peers")
@@ -133,7 +134,7 @@ def _peers(directory: Path, corpus: Path | None) -> list[list[object]]:
     table = [_row("raw, for peers", size_bytes, [reference], [], [], "the same documents")]
     table.append(_against(reference, "quicktok, for peers", size_bytes, ours(path, "quicktok"), ""))
     for name, peer in PEERS.items():
-        python, reason = install(name, directory)
+        python, reason = install(name, peer.requirements, directory)
         try:
             found = None if reason else measure(name, python, documents, tokenizer)
         except (RuntimeError, subprocess.SubprocessError) as error:

@@ -8,18 +8,16 @@ what it writes.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 import tiktoken
 
+from benchmarks.environments import TORCH
 from benchmarks.prep.measure import Measured, run
 from nmoe_core.prep.tokenizer import ensure_vocabulary
 
-_TORCH = "torch==2.13.0"
 _VOCABULARY_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 
 
@@ -101,29 +99,16 @@ PEERS = {
     ),
     "dolma": Peer(("dolma",), _DOLMA, "HF tokenizers; `dolma tokens`"),
     "streaming": Peer(
-        ("mosaicml-streaming", _TORCH, "tiktoken"),
+        ("mosaicml-streaming", TORCH, "tiktoken"),
         _STREAMING,
         "tiktoken; MDSWriter with sha256, one writer a process",
     ),
     "megatron": Peer(
-        ("megatron-core", _TORCH, "tokenizers"),
+        ("megatron-core", TORCH, "tokenizers"),
         _MEGATRON,
         "HF tokenizers; the loop of its preprocess_data, which the package does not ship",
     ),
 }
-
-
-def install(name: str, root: Path) -> tuple[Path, str]:
-    """Interpreter of a peer's environment, made if need be; and why there is none, or ""."""
-    python, done = root / name / "bin" / "python", root / name / "installed"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", root / name], check=True)
-        command = [python, "-m", "pip", "install", "--quiet", *PEERS[name].requirements]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode:
-            return python, (found.stderr.strip().splitlines() or ["pip failed"])[-1]
-        done.touch()
-    return python, ""
 
 
 def prepare(path: Path, directory: Path) -> tuple[Path, Path]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli.output import print_json, print_table
+from nmoe_core.cli.paths import default_device, default_dtype, required
 from nmoe_core.config import OracleTable, Run
 from nmoe_core.errors import ConfigError
 from nmoe_core.hydra.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS
@@ -105,7 +106,7 @@ def slices(arguments: argparse.Namespace) -> Outputs:
 
         run = Run(arguments.config)
         return {source.name: make_slices(run, source) for source in run_sources(run)}
-    data_root, out = _required(arguments, "data_root"), _required(arguments, "out")
+    data_root, out = required(arguments, "data_root"), required(arguments, "out")
     names = arguments.sources or sorted(p.parent.name for p in data_root.glob("*/train"))
     if not names:
         raise ConfigError("no source here", where=data_root, expected="directories with train/")
@@ -139,7 +140,7 @@ def _label_file(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.hydra.oracles import make_oracle
     from nmoe_core.hydra.rubric import Rubric
 
-    out = _required(arguments, "out")
+    out = required(arguments, "out")
     table = _oracle_table(arguments)
     rubric = Rubric.load(Path(table.rubric))
     documents = _documents(arguments)
@@ -167,7 +168,7 @@ def _documents(arguments: argparse.Namespace) -> Any:
         return JsonlDocuments(arguments.input_jsonl, tokenizer, most)
     if arguments.input_docids is None:
         raise ConfigError("nothing to label", expected="--input-docids, --input-jsonl or --config")
-    data_root = _required(arguments, "data_root")
+    data_root = required(arguments, "data_root")
     return ShardDocuments(
         arguments.input_docids, data_root, tokenizer, most, tokenizer.eos_token_id
     )
@@ -179,9 +180,9 @@ def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
     table |= {"kind": arguments.oracle, "rubric": arguments.rubric or str(_default_rubric())}
     if arguments.oracle == "engine":
         keys = ("max_ctx", "max_new", "max_batch", "experts", "reasoning")
-        checkpoint = str(_required(arguments, "checkpoint"))
-        device = arguments.device or _default_device()
-        dtype = arguments.dtype or ("float32" if device == "cpu" else "bfloat16")
+        checkpoint = str(required(arguments, "checkpoint"))
+        device = arguments.device or default_device()
+        dtype = arguments.dtype or default_dtype(device)
         table["engine"] = {key: getattr(arguments, key) for key in keys} | {
             "checkpoint": checkpoint,
             "device": device,
@@ -190,8 +191,8 @@ def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
     elif arguments.oracle == "http":
         keys = ("api_key_env", "concurrency", "max_new")
         table["http"] = {key: getattr(arguments, key) for key in keys} | {
-            "base_url": _required(arguments, "base_url"),
-            "model": _required(arguments, "model"),
+            "base_url": required(arguments, "base_url"),
+            "model": required(arguments, "model"),
         }
     return validate(OracleTable, table, "command line")
 
@@ -200,12 +201,6 @@ def _default_rubric() -> Path:
     """The rubric below the working directory, else that of the source tree."""
     here = Path(RUBRIC)
     return here if here.is_file() else Path(__file__).parents[2] / RUBRIC
-
-
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class _Progress:
@@ -227,7 +222,7 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
     if arguments.config is not None:
         run = Run(arguments.config)
         return {split: merge_split(run, split) for split in LABELLED_SPLITS}
-    labels = _required(arguments, "labels")
+    labels = required(arguments, "labels")
     return {split: merge_directory(labels, split) for split in LABELLED_SPLITS}
 
 
@@ -239,7 +234,7 @@ def show_status(arguments: argparse.Namespace) -> int:
         paths = Run(arguments.config).paths
         labels, slices_dir = paths.labels, paths.slices
     else:
-        labels, slices_dir = _required(arguments, "labels"), _required(arguments, "slices")
+        labels, slices_dir = required(arguments, "labels"), required(arguments, "slices")
     rows = [dataclasses.asdict(row) for row in label_status(labels, slices_dir)]
     if arguments.json:
         print_json(rows)
@@ -249,11 +244,3 @@ def show_status(arguments: argparse.Namespace) -> int:
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("DONE", "RUNNING", "PENDING"))
     print(f"{len(rows)} shards: {counts}")
     return 0
-
-
-def _required(arguments: argparse.Namespace, name: str) -> Any:
-    value = getattr(arguments, name)
-    if value is None:
-        flag = f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{flag} is not given", do=f"add {flag}, or --config of a run")
-    return value

@@ -87,3 +87,34 @@ class Oracle(Protocol):
         Questions are taken as there is room for them; results come in any order, once each.
         """
         ...
+
+
+class MeasuredOracle:
+    """An oracle whose name and version are those of its provenance; backends add `label`.
+
+    Args:
+        provenance: Who scores, and the facts that answers depend on.
+    """
+
+    def __init__(self, provenance: Provenance) -> None:
+        self._provenance = provenance
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the answers depend on."""
+        return self._provenance.facts
+
+    @property
+    def scorer_model(self) -> str:
+        """Name of the model that scores."""
+        return self._provenance.model
+
+    @property
+    def scorer_version(self) -> str:
+        """Beginning of the fingerprint."""
+        return self._provenance.version
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over model and facts."""
+        return self._provenance.fingerprint

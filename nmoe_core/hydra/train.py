@@ -9,7 +9,6 @@ is; on failure no head is written.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -356,11 +355,6 @@ def noise_ceiling(labels: Path) -> float | None:
     path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
     ceiling = read_json_object(path).get("ceiling") if path.is_file() else None
     return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
-
-
-def clear_features(heads_dir: Path) -> None:
-    """Delete the pooled states kept for trainings under `heads_dir`."""
-    shutil.rmtree(heads_dir / FEATURES_DIR, ignore_errors=True)
 
 
 def _checked_tap(tap: int | None, model: Backbone, which: int) -> int:

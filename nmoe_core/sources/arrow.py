@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_json
 from nmoe_core.sources.columns import ColumnsBlock, Origin, check_fields, cut_batch
+from nmoe_core.sources.file_source import RecordFileSource
 from nmoe_core.sources.parquet import arrow_errors, require_pyarrow
-from nmoe_core.sources.records import START, Fields, OnError, Position
+from nmoe_core.sources.records import OnError, Position
 from nmoe_core.sources.storage import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-class ArrowSource:
+class ArrowSource(RecordFileSource[ColumnsBlock]):
     """Rows of Arrow files as documents.
 
     Args:
@@ -45,18 +45,7 @@ class ArrowSource:
         on_error: OnError = "fail",
     ) -> None:
         require_pyarrow(name)
-        self.name = name
-        self.files = files
-        self.fields = Fields(text_field, id_field)
-        self.on_error: OnError = on_error
-
-    def revision(self) -> str:
-        """SHA-256 over names and revisions of the files."""
-        return sha256_json([[file.name, file.revision()] for file in self.files])
-
-    def provenance(self) -> dict[str, str]:
-        """Nothing that the files do not say."""
-        return {}
+        super().__init__(name, files, text_field, id_field, on_error)
 
     def check(self) -> None:
         """Read the first file's schema and check its fields."""
@@ -66,19 +55,6 @@ class ArrowSource:
     def num_rows(self) -> int:
         """Number of rows; passes over the batches of every file."""
         return sum(batch.num_rows for file in self.files for batch, _ in self._batches(file))
-
-    def size_bytes(self) -> int:
-        """Size of all files."""
-        return sum(file.size_bytes() for file in self.files)
-
-    def blocks(self, start: Position = START) -> Iterator[ColumnsBlock]:
-        """Blocks of about 2 MiB; record batches before `start` are passed over."""
-        row = start.row
-        for number in range(start.file, len(self.files)):
-            after = start if number == start.file else Position(number, row=row)
-            for block in self._file_blocks(self.files[number], after):
-                row = block.end.row
-                yield block
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[ColumnsBlock]:
         """`Position.offset` counts record batches, `line` the rows of the file."""

@@ -37,11 +37,6 @@ class ColumnsBlock:
     fields: Fields
     on_error: OnError
 
-    @property
-    def first_row(self) -> int:
-        """Row number of the first row in the source."""
-        return self.start.row
-
     def records(self) -> Iterator[Record | BadRecord]:
         """Decode each row's text and check its id."""
         texts = self.columns.column(0).to_pylist()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nmoe_core.fingerprint import sha256_json
+from nmoe_core.sources.file_source import FileSource
 from nmoe_core.sources.records import START, BadRecord, OnError, Position, Record
 from nmoe_core.sources.storage import SourceFile
 
@@ -48,7 +48,7 @@ class FilesBlock:
             yield Record(row, f"{self.source}/{file.name}:0", text, is_replaced)
 
 
-class FilesSource:
+class FilesSource(FileSource):
     """Text files as documents.
 
     Args:
@@ -57,29 +57,12 @@ class FilesSource:
         on_error: What to do with a file that is not UTF-8.
     """
 
-    def __init__(self, name: str, files: Sequence[SourceFile], on_error: OnError = "fail") -> None:
-        self.name = name
-        self.files = files
-        self.on_error: OnError = on_error
-
-    def revision(self) -> str:
-        """SHA-256 over names and contents."""
-        return sha256_json([[file.name, file.revision()] for file in self.files])
-
-    def provenance(self) -> dict[str, str]:
-        """Nothing that the files do not say."""
-        return {}
-
     def check(self) -> None:
         """Nothing to check: the files were found, and a file is text or a bad record."""
 
     def num_rows(self) -> int:
         """Number of files."""
         return len(self.files)
-
-    def size_bytes(self) -> int:
-        """Size of all files."""
-        return sum(file.size_bytes() for file in self.files)
 
     def blocks(self, start: Position = START) -> Iterator[FilesBlock]:
         """Blocks of about 2 MiB."""

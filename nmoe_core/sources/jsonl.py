@@ -13,7 +13,7 @@ import gzip
 import json
 import mmap
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -21,9 +21,8 @@ import orjson
 import zstandard
 
 from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_json
+from nmoe_core.sources.file_source import RecordFileSource
 from nmoe_core.sources.records import (
-    START,
     BadRecord,
     Fields,
     OnError,
@@ -175,7 +174,7 @@ def _loads(payload: bytes, on_error: OnError) -> tuple[Any, bool]:
     return json.loads(text), is_replaced
 
 
-class JsonlSource:
+class JsonlSource(RecordFileSource[LinesBlock]):
     """JSON lines as documents.
 
     Args:
@@ -186,27 +185,6 @@ class JsonlSource:
         on_error: What to do with a line that is not UTF-8.
     """
 
-    def __init__(
-        self,
-        name: str,
-        files: Sequence[SourceFile],
-        text_field: str = "text",
-        id_field: str | None = None,
-        on_error: OnError = "fail",
-    ) -> None:
-        self.name = name
-        self.files = files
-        self.fields = Fields(text_field, id_field)
-        self.on_error: OnError = on_error
-
-    def revision(self) -> str:
-        """SHA-256 over names and contents of the files."""
-        return sha256_json([[file.name, file.revision()] for file in self.files])
-
-    def provenance(self) -> dict[str, str]:
-        """Nothing that the files do not say."""
-        return {}
-
     def check(self) -> None:
         """Nothing to check: the files were found, and a line is a record or a bad record."""
 
@@ -214,20 +192,9 @@ class JsonlSource:
         """Number of lines; costs one pass."""
         return sum(block.end.row - block.start.row for block in self.blocks())
 
-    def size_bytes(self) -> int:
-        """Size of all files as they are stored."""
-        return sum(file.size_bytes() for file in self.files)
-
-    def blocks(self, start: Position = START) -> Iterator[LinesBlock]:
-        """Blocks of about 2 MiB of whole lines."""
-        for i in range(start.file, len(self.files)):
-            at = start if i == start.file else Position(i, 0, 0, start.row)
-            for block in self._file_blocks(self.files[i], at):
-                start = block.end
-                yield block
-
-    def _file_blocks(self, file: SourceFile, at: Position) -> Iterator[LinesBlock]:
+    def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[LinesBlock]:
         by_worker = file.is_local and file.suffix not in _READERS
+        at = start
         for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, at, not by_worker):
             moved = (at.file, at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
             end = Position(*moved)

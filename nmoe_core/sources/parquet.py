@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_json
 from nmoe_core.sources.columns import (
     BLOCK_BYTES,
     ColumnsBlock,
@@ -20,13 +19,14 @@ from nmoe_core.sources.columns import (
     check_fields,
     cut_batch,
 )
-from nmoe_core.sources.records import START, Fields, OnError, Position
+from nmoe_core.sources.file_source import RecordFileSource
+from nmoe_core.sources.records import OnError, Position
 from nmoe_core.sources.storage import SourceFile
 
 _MAX_BATCH_ROWS = 8192
 
 
-class ParquetSource:
+class ParquetSource(RecordFileSource[ColumnsBlock]):
     """Rows of Parquet files as documents.
 
     Args:
@@ -49,18 +49,7 @@ class ParquetSource:
         on_error: OnError = "fail",
     ) -> None:
         require_pyarrow(name)
-        self.name = name
-        self.files = files
-        self.fields = Fields(text_field, id_field)
-        self.on_error: OnError = on_error
-
-    def revision(self) -> str:
-        """SHA-256 over names and revisions of the files."""
-        return sha256_json([[file.name, file.revision()] for file in self.files])
-
-    def provenance(self) -> dict[str, str]:
-        """Nothing that the files do not say."""
-        return {}
+        super().__init__(name, files, text_field, id_field, on_error)
 
     def check(self) -> None:
         """Read the first file's footer and check its fields."""
@@ -75,19 +64,6 @@ class ParquetSource:
             with self._open(file) as parquet:
                 total += parquet.metadata.num_rows
         return total
-
-    def size_bytes(self) -> int:
-        """Size of all files."""
-        return sum(file.size_bytes() for file in self.files)
-
-    def blocks(self, start: Position = START) -> Iterator[ColumnsBlock]:
-        """Blocks of about 2 MiB; row groups before `start` are not read."""
-        row = start.row
-        for number in range(start.file, len(self.files)):
-            after = start if number == start.file else Position(number, row=row)
-            for block in self._file_blocks(self.files[number], after):
-                row = block.end.row
-                yield block
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[ColumnsBlock]:
         origin = Origin(file.where, f"{self.name}/{file.name}")

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.mode import cdiv, round_to, widen
+from nmoe_core.engine.kernels.mode import round_to, widen
 
 _BLOCK = 1024
 
@@ -29,7 +29,7 @@ def combine(rows: Tensor, residual: Tensor) -> Tensor:
     num_tokens, width = residual.shape
     out = torch.empty_like(residual)
     if num_tokens:
-        _combine_kernel[(num_tokens, cdiv(width, _BLOCK))](
+        _combine_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
             rows, residual, out, width, TOP_K=len(rows) // num_tokens, BLOCK=_BLOCK
         )
     return out

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.mode import cdiv, dot, next_power_of_2, round_to
+from nmoe_core.engine.kernels.mode import round_to
+from nmoe_core.engine.kernels.softmax import LOG2_E, attend_keys
 
 SPLIT_KEYS = 512
 KEY_BLOCK = 64
 _LEAST_ROWS = 16  # of a matrix product
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def decode_attention(
@@ -51,7 +51,7 @@ def decode_attention(
     batch, heads, head_dim = q.shape
     _, page_size, kv_heads, _ = k_pages.shape
     seen = max_length if window is None else min(window, max_length)
-    num_splits = max(1, cdiv(seen, SPLIT_KEYS))
+    num_splits = max(1, triton.cdiv(seen, SPLIT_KEYS))
     group = heads // kv_heads
     sums = torch.empty(batch, heads, num_splits, head_dim, device=q.device)
     maxima = torch.empty(batch, heads, num_splits, device=q.device)
@@ -72,7 +72,7 @@ def decode_attention(
         num_splits,
         KV_HEADS=kv_heads,
         GROUP=group,
-        ROWS=max(_LEAST_ROWS, next_power_of_2(group)),
+        ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
         SPLIT=SPLIT_KEYS,
@@ -88,7 +88,7 @@ def decode_attention(
         out,
         num_splits,
         HEAD_DIM=head_dim,
-        SPLITS=next_power_of_2(num_splits),
+        SPLITS=triton.next_power_of_2(num_splits),
     )
     return out
 
@@ -138,14 +138,7 @@ def _decode_kernel(
         pointers = (slots * KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
         k = tl.load(k_ptr + pointers, mask=is_key[:, None], other=0.0)
         v = tl.load(v_ptr + pointers, mask=is_key[:, None], other=0.0)
-        scores = dot(q, tl.trans(k), tl.zeros((ROWS, BLOCK_K), dtype=tl.float32))
-        scores = tl.where(is_key[None, :], scores * scale, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        shrink = tl.exp2(largest - new_largest)
-        powers = tl.exp2(scores - new_largest[:, None])
-        total = total * shrink + tl.sum(powers, axis=1)
-        acc = dot(round_to(powers, v.dtype), v, acc * shrink[:, None])
-        largest = new_largest
+        largest, total, acc = attend_keys(q, k, v, is_key[None, :], scale, largest, total, acc)
     places = heads * num_splits + split
     tl.store(maxima_ptr + places, largest, mask=is_row)
     tl.store(totals_ptr + places, total, mask=is_row)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nmoe_core.engine.kernels.expert_weights import TILE_K, ExpertWeights, TiledExperts
-from nmoe_core.engine.kernels.mode import cdiv, dot, round_to, widen
+from nmoe_core.engine.kernels.mode import dot, round_to, widen
 from nmoe_core.engine.kernels.routing import Routing
 
 
@@ -107,7 +107,7 @@ def _launch(
     is_packed = isinstance(weights, TiledExperts)
     limit, alpha = swiglu or (0.0, 0.0)
     block_columns = shape.columns // (1 if swiglu is None else 2)
-    _product_kernel[(len(routing.tile_experts) * cdiv(columns, block_columns),)](
+    _product_kernel[(len(routing.tile_experts) * triton.cdiv(columns, block_columns),)](
         x.contiguous(),
         weights.codes if is_packed else weights.weight,
         weights.scales if is_packed else weights.weight,

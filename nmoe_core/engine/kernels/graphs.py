@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor, nn
 
 from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.decode_attention import decode_attention
-from nmoe_core.engine.kernels.mode import next_power_of_2
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
@@ -110,7 +110,7 @@ class DecodeGraphs:
         """float32 logits [N, vocab] of a step that `takes` accepts; a view that the next step of
         its size overwrites."""
         batch_size = next(size for size in BATCH_SIZES if size >= len(ids))
-        max_length = max(LEAST_LENGTH, next_power_of_2(step.max_length))
+        max_length = max(LEAST_LENGTH, triton.next_power_of_2(step.max_length))
         key = batch_size, max_length
         if key not in self._recorded:
             static = StaticStep(self.cache, batch_size, max_length)

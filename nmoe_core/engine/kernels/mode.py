@@ -16,16 +16,6 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") not in ("0", ""))
 
 
-def cdiv(a: int, b: int) -> int:
-    """Quotient rounded up."""
-    return -(-a // b)
-
-
-def next_power_of_2(n: int) -> int:
-    """Smallest power of two that is at least `n`: block shapes are powers of two."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 @triton.jit
 def widen(x):
     """bfloat16 or float32 values as float32."""

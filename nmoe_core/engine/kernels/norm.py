@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.mode import next_power_of_2, round_to, widen
+from nmoe_core.engine.kernels.mode import round_to, widen
 
 
 def add_rms_norm(
@@ -41,7 +41,7 @@ def add_rms_norm(
             width,
             epsilon,
             HAS_DELTA=delta is not None,
-            BLOCK=next_power_of_2(width),
+            BLOCK=triton.next_power_of_2(width),
             num_warps=8,
         )
     return total, normalised

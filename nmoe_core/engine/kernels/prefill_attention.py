@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.mode import cdiv, dot, round_to
+from nmoe_core.engine.kernels.mode import round_to
+from nmoe_core.engine.kernels.softmax import LOG2_E, attend_keys
 
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
-# Softmax in powers of two: the hardware has exp2, and exp is that and a product.
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def query_blocks(starts: Tensor, num_rows: int) -> QueryBlocks:
     counts = (lengths + block - 1) // block
     ends = counts.cumsum(0)
     num_documents = len(lengths)
-    ids = torch.arange(cdiv(num_rows, block) + num_documents, device=starts.device)
+    ids = torch.arange(triton.cdiv(num_rows, block) + num_documents, device=starts.device)
     documents = torch.searchsorted(ends, ids, right=True)
     inside = documents.clamp(max=max(0, num_documents - 1))
     firsts = (ids - (ends - counts)[inside]) * block
@@ -151,16 +150,9 @@ def _prefill_kernel(
         is_key = (keys < length)[:, None]
         k = tl.load(k_ptr + kv_rows[:, None] + dims[None, :], mask=is_key, other=0.0)
         v = tl.load(v_ptr + kv_rows[:, None] + dims[None, :], mask=is_key, other=0.0)
-        scores = dot(q, tl.trans(k), tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32))
         distance = queries[:, None] - keys[None, :]
         is_seen = (distance >= 0) & (distance < window)
-        scores = tl.where(is_seen, scores * scale, float("-inf"))
-        # Never minus infinity: it starts at the sink.
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        shrink = tl.exp2(largest - new_largest)
-        powers = tl.exp2(scores - new_largest[:, None])
-        total = total * shrink + tl.sum(powers, axis=1)
-        acc = dot(round_to(powers, v.dtype), v, acc * shrink[:, None])
-        largest = new_largest
+        # A maximum is never minus infinity: it starts at the sink.
+        largest, total, acc = attend_keys(q, k, v, is_seen, scale, largest, total, acc)
     out = round_to(acc / total[:, None], out_ptr.dtype.element_ty)
     tl.store(out_ptr + q_rows[:, None] + dims[None, :], out, mask=is_query[:, None])

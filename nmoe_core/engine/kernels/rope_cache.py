@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.mode import cdiv, next_power_of_2, round_to, widen
+from nmoe_core.engine.kernels.mode import round_to, widen
 
 _HEADS_BLOCK = 16
 
@@ -43,7 +43,7 @@ def rotate_and_store(
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     q = qkv.new_empty(num_rows, heads, head_dim)
     if num_rows:
-        _rotate_kernel[(num_rows, cdiv(heads + 2 * kv_heads, _HEADS_BLOCK))](
+        _rotate_kernel[(num_rows, triton.cdiv(heads + 2 * kv_heads, _HEADS_BLOCK))](
             qkv.contiguous(),
             torch.view_as_real(rotation),
             positions,
@@ -54,7 +54,7 @@ def rotate_and_store(
             heads,
             kv_heads,
             HALF_DIM=head_dim // 2,
-            PADDED_HALF=next_power_of_2(head_dim // 2),
+            PADDED_HALF=triton.next_power_of_2(head_dim // 2),
             BLOCK=_HEADS_BLOCK,
         )
     return q

@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.mode import cdiv, next_power_of_2
-
 _SORT_BLOCK = 128
 _TOPK_BLOCK = 16
 _TILES_BLOCK = 64
@@ -61,15 +59,15 @@ def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tens
     weights = torch.empty(num_tokens, experts_per_token, device=logits.device)
     experts = torch.empty_like(weights, dtype=torch.int32)
     if num_tokens:
-        _choose_kernel[(cdiv(num_tokens, _TOPK_BLOCK),)](
+        _choose_kernel[(triton.cdiv(num_tokens, _TOPK_BLOCK),)](
             logits.contiguous(),
             weights,
             experts,
             num_tokens,
             num_experts,
             TOP_K=experts_per_token,
-            PADDED_K=next_power_of_2(experts_per_token),
-            PADDED_EXPERTS=next_power_of_2(num_experts),
+            PADDED_K=triton.next_power_of_2(experts_per_token),
+            PADDED_EXPERTS=triton.next_power_of_2(num_experts),
             BLOCK=_TOPK_BLOCK,
         )
     return weights, experts
@@ -78,9 +76,9 @@ def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tens
 def sort_choices(weights: Tensor, experts: Tensor, num_experts: int, tile_rows: int) -> Routing:
     """Sort the choices [T, k] by expert and cut each expert's rows into tiles."""
     device, num_choices = experts.device, experts.numel()
-    num_blocks = max(1, cdiv(num_choices, _SORT_BLOCK))
+    num_blocks = max(1, triton.cdiv(num_choices, _SORT_BLOCK))
     max_tiles = min(num_experts, num_choices) + num_choices // tile_rows
-    padded = next_power_of_2(num_experts)
+    padded = triton.next_power_of_2(num_experts)
     counts = torch.empty(num_blocks, padded, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     tile_experts = torch.empty(max_tiles, dtype=torch.int32, device=device)

@@ -24,7 +24,13 @@ from nmoe_core.hydra.harmony import (
     JudgePrompt,
     read_answer,
 )
-from nmoe_core.hydra.oracle import RETRY_TEMPERATURE, OracleResult, Provenance, Question
+from nmoe_core.hydra.oracle import (
+    RETRY_TEMPERATURE,
+    MeasuredOracle,
+    OracleResult,
+    Provenance,
+    Question,
+)
 from nmoe_core.hydra.prompt import PROMPT_VERSION
 from nmoe_core.hydra.rubric import Rubric
 
@@ -63,7 +69,7 @@ class _Answer:
         return token
 
 
-class EngineOracle:
+class EngineOracle(MeasuredOracle):
     """Labels with a checkpoint of gpt-oss, through the project's own engine.
 
     Args:
@@ -85,7 +91,7 @@ class EngineOracle:
             config = opened.config
         _check_vocabulary(checkpoint, config)
         fixed = [self._prompt.prefix, self._prompt.suffix]
-        self.facts: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "backend": "engine",
             "weights": checkpoint_digest(checkpoint),
             "prompt": PROMPT_VERSION,
@@ -99,22 +105,7 @@ class EngineOracle:
             "temperature": 0,
             "retry_temperature": RETRY_TEMPERATURE,
         }
-        self._provenance = Provenance(model_name(config), self.facts)
-
-    @property
-    def scorer_model(self) -> str:
-        """What was loaded, by its shape: a published name, or layers and width."""
-        return self._provenance.model
-
-    @property
-    def scorer_version(self) -> str:
-        """Digest of weights, prompt and decoding."""
-        return self._provenance.version
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over the same."""
-        return self._provenance.fingerprint
+        super().__init__(Provenance(model_name(config), facts))
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """Results as answers end; as many more questions are taken as there is room for."""

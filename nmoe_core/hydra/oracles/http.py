@@ -23,7 +23,13 @@ import orjson
 
 from nmoe_core.errors import ConfigError, LabelError
 from nmoe_core.hydra.answers import read_scores
-from nmoe_core.hydra.oracle import RETRY_TEMPERATURE, OracleResult, Provenance, Question
+from nmoe_core.hydra.oracle import (
+    RETRY_TEMPERATURE,
+    MeasuredOracle,
+    OracleResult,
+    Provenance,
+    Question,
+)
 from nmoe_core.hydra.oracles.flow import Flow, backoff_s, down
 from nmoe_core.hydra.prompt import (
     DOCUMENT_HEAD,
@@ -58,7 +64,7 @@ class _Reply:
     retry_after_s: float = 0.0
 
 
-class HttpOracle:
+class HttpOracle(MeasuredOracle):
     """Asks a server about each document.
 
     Args:
@@ -75,30 +81,15 @@ class HttpOracle:
         self._url = f"{table.base_url.rstrip('/')}/chat/completions"
         decoding = {"temperature": 0, "retry_temperature": RETRY_TEMPERATURE, "seed": table.seed}
         limits = {"max_new": table.max_new, "reasoning_effort": table.reasoning_effort}
-        self.facts = {
+        facts: dict[str, Any] = {
             "backend": "http",
             "prompt": PROMPT_VERSION,
             "rubric": rubric.hash,
             **decoding,
             **limits,
         }
-        self._provenance = Provenance(table.model, self.facts)
+        super().__init__(Provenance(table.model, facts))
         self._rng = random.Random()
-
-    @property
-    def scorer_model(self) -> str:
-        """The model asked for; a reply that names another one ends the run."""
-        return self._table.model
-
-    @property
-    def scorer_version(self) -> str:
-        """Digest of prompt and decoding; a server's weights cannot be measured."""
-        return self._provenance.version
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over model and facts; the server's address is no part of it."""
-        return self._provenance.fingerprint
 
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
         """Results as they come; an event loop of its own runs while the next ones are awaited.
