@@ -28,14 +28,19 @@ demo: setup  ## the main job on real text found on this machine
 	$(BIN)/dagster job execute -m nmoe_assets.definitions -j pipeline
 	$(BIN)/nmoe report --config $(NMOE_CONFIG)
 
+# Two processes share the test files; one thread each, as they would fight over the cores otherwise.
+TEST_WORKERS ?= 2
+test test-all crash: export OMP_NUM_THREADS := 1
+test test-all crash: PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
 test: setup  ## the tests: no GPU, no hub
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: setup  ## the slow tests too
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 crash: setup  ## kill and resume
-	$(BIN)/python -m pytest -m 'not gpu' tests/crash
+	$(PYTEST) -m 'not gpu' tests/crash
 
 ui: setup  ## Dagster in the browser
 	$(BIN)/dagster dev -w workspace.yaml

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -101,6 +101,25 @@ class PackedReader:
             edges = [0, *accumulate(lengths)]
             found.append(np.stack([edges[:-1], edges[1:]], axis=1))
         return tuple(found)
+
+    def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
+        """Position and length of each document's tokens in a row."""
+        ((starts, lengths, _),) = self._rows(np.array([source]), np.array([window]))
+        return list(zip(starts, lengths))
+
+    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+        """See `loader.stream.Stream.holders`."""
+        first, last = self._source_starts[source : source + 2].tolist()
+        blocks = range(*np.searchsorted(self._block_starts, [first, last]).tolist())
+        found = []
+        for block in blocks:
+            with self._lock:
+                bins = self._block(block)
+            is_held = (bins.starts < stop) & (position < bins.starts + bins.lengths)
+            rows = np.searchsorted(bins.rows, np.flatnonzero(is_held), "right") - 1
+            found.append(int(self._block_starts[block]) - first + rows)
+        held = np.concatenate([np.empty(0, np.int64), *found])
+        return lambda windows: np.isin(windows, held)
 
     def _rows(
         self, sources: np.ndarray, windows: np.ndarray

@@ -6,7 +6,7 @@ against its file when it is first reached and mapped, not held, from then on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,20 @@ class DocumentIndex:
                 del self._ends[next(iter(self._ends))]
             self._ends[file] = found = _map_ends(*self._entries[file])
         return found
+
+    def documents(self, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+        """Documents in the `length` tokens from `position` on, whole: their file, their number in
+        it, and their start and end there."""
+        stop, file = position + length, int(np.searchsorted(self._starts, position, "right")) - 1
+        while (base := int(self._starts[file])) < stop:
+            ends = self.ends(file)
+            first = int(np.searchsorted(ends, np.uint64(max(0, position - base)), "right"))
+            for i in range(first, len(ends)):
+                start = int(ends[i - 1]) if i else 0
+                if base + start >= stop:
+                    break
+                yield file, i, start, int(ends[i])
+            file += 1
 
     def spans(self, position: int, length: int) -> np.ndarray:
         """Documents in the `length` tokens from `position` on: int64 `[num_documents, 2]`, counted

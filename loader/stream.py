@@ -8,6 +8,7 @@ when the stream is opened.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,16 +73,16 @@ class Stream:
         manifests = [preflight.open_data(plan, source) for source in data]
         self.source_names = tuple(source.name for source in data)
         self.is_packed = plan.packing == "best_fit"
-        self._files = TokenFiles(manifests, plan.wraps_tokens and split == "train")
-        self._index = DocumentIndex(manifests, self._files)
+        self.files = TokenFiles(manifests, plan.wraps_tokens and split == "train")
+        self.index = DocumentIndex(manifests, self.files)
         self._seq_len = plan.seq_len
         self._windows: WindowReader | PackedReader
         if self.is_packed:
-            require_index(self._index, manifests)
+            require_index(self.index, manifests)
             pad = plan.eos_token_id
-            self._windows = PackedReader(manifests, self._files, self._index, plan.seq_len, pad)
+            self._windows = PackedReader(manifests, self.files, self.index, plan.seq_len, pad)
         else:
-            self._windows = WindowReader(self._files, plan.seq_len, plan.stride)
+            self._windows = WindowReader(self.files, plan.seq_len, plan.stride)
         self._schedule = build_schedule(plan, split, self._windows.capacities)
         self.num_sequences = self._schedule.num_sequences
         nothing = np.empty((0, 0), np.int64)
@@ -120,9 +121,26 @@ class Stream:
         """Documents of each row: int64 `[num_documents, 2]`; None where a file has no index."""
         if isinstance(self._windows, PackedReader):
             return self._windows.spans(sources, windows)
-        if not self._index.is_known():
+        if not self.index.is_known():
             return None
-        return self._windows.spans(self._index, sources, windows)
+        return self._windows.spans(self.index, sources, windows)
+
+    def locate(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and window of each sequence of `[start, stop)`: int64 `[stop - start]` each.
+
+        Raises:
+            IndexError: Outside the stream.
+        """
+        return self._schedule.locate(start, stop)
+
+    def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
+        """Position and length of the runs of tokens that a row's inputs are made of."""
+        return self._windows.pieces(source, window)
+
+    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+        """A test of a source's windows, int64 `[n]` to bool `[n]`: whether their inputs hold any of
+        the tokens of the axis from `position` to `stop`."""
+        return self._windows.holders(source, position, stop)
 
     def counts_before(self, n: int) -> np.ndarray:
         """Sequences of each source among the first `n`: int64 `[num_sources]`."""
@@ -138,7 +156,7 @@ class Stream:
 
     def close(self) -> None:
         """Unmap all files."""
-        self._files.close()
+        self.files.close()
 
     def _locate(self, start: int, rows: RankRows) -> _Ahead:
         left = (self.num_sequences - start) // rows.size

@@ -13,6 +13,7 @@ import os
 import resource
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,10 @@ class TokenFiles:
                 del self._mapped[next(iter(self._mapped))]
         self._mapped[file] = found  # last in, so that the first is the longest unused
         return found
+
+    def paths(self) -> list[Path]:
+        """The path of every file, by its number."""
+        return [Path(file.path) for file in self._files]
 
     def copy(self, position: int, out: np.ndarray) -> None:
         """Copy the `len(out)` tokens from `position` on, over file ends.

@@ -8,6 +8,7 @@ looked at: where documents end is in the index (see `loader.spans`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +101,26 @@ class WindowReader:
                 at += length
             found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
         return tuple(found)
+
+    def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
+        """Position and length of each run of tokens in the inputs of a row: one, or more where the
+        row wraps."""
+        position = int(self.positions(np.array([source]), np.array([window]))[0])
+        return self._files.pieces(position, self._width - 1)
+
+    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+        """See `loader.stream.Stream.holders`."""
+        first, end = self._files.source_starts[source : source + 2].tolist()
+
+        def hold(windows: np.ndarray) -> np.ndarray:
+            starts = self.positions(np.full(len(windows), source), windows)
+            ends = starts + self._width - 1
+            is_held = (starts < stop) & (position < ends)
+            # What a row that wraps takes from the source's start on, once or more often.
+            beyond = ends - end
+            return is_held | (beyond > position - first)
+
+        return hold
 
     def read(self, plan: CopyPlan, batch: int, out: np.ndarray) -> None:
         """Copy the rows of a planned batch to `out`: `[num_rows, seq_len + 1]`, any integer type

@@ -12,7 +12,18 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nmoe_core.cli import curate, generate, hydra, models, plan, prep, prep_mixture, report, shards
+from nmoe_core.cli import (
+    curate,
+    explain,
+    generate,
+    hydra,
+    models,
+    plan,
+    prep,
+    prep_mixture,
+    report,
+    shards,
+)
 from nmoe_core.errors import NmoeError
 
 
@@ -23,7 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    for module in (prep_mixture, prep, shards, models, hydra, generate, curate, plan, report):
+    modules = prep_mixture, prep, shards, models, hydra, generate, curate, plan, explain, report
+    for module in modules:
         module.register(verbs)
     return parser
 

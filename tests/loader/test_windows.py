@@ -46,11 +46,11 @@ def test_open_files_stay_below_a_quarter_of_the_limit_and_are_closed(tree, monke
 def test_reading_past_the_end_of_a_source_is_an_error_not_a_repeat(two_stages, split):
     plan = build_loader(two_stages.cfg, backend="numpy")[1]
     stream = Stream(plan, split)
-    end = int(stream._files.source_starts[1])
-    stream._files.copy(end - 17, np.empty(17, np.int64))
+    end = int(stream.files.source_starts[1])
+    stream.files.copy(end - 17, np.empty(17, np.int64))
     windows = stream._windows.capacities[0]
     for read in (
-        lambda: stream._files.copy(end - 16, np.empty(17, np.int64)),
+        lambda: stream.files.copy(end - 16, np.empty(17, np.int64)),
         lambda: stream._windows.plan(np.array([[0]]), np.array([[windows]])),
     ):
         with pytest.raises(PlanError) as caught:

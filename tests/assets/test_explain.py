@@ -1,0 +1,168 @@
+"""`nmoe explain` on a project whose pipeline has run: every fact is found again in the files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader import build_loader
+from nmoe_core.cli import main
+from nmoe_core.config import Run
+from nmoe_core.docid import DocumentReader
+from nmoe_core.errors import CurationError, FormatError
+from nmoe_core.explain import explain_document, explain_step
+
+STEP = 1
+
+
+@pytest.fixture(scope="module")
+def run(project: Path) -> Run:
+    return Run(project / "run.toml")
+
+
+def by_id(*paths: Path) -> dict[str, dict]:
+    lines = (line for path in paths for line in path.read_text("utf-8").splitlines())
+    return {row["doc_id"]: row for row in map(json.loads, lines)}
+
+
+def documents_of(facts: dict) -> list[tuple[int, dict]]:
+    return [(i, doc) for i, row in enumerate(facts["rows"]) for doc in row["documents"]]
+
+
+def test_the_documents_of_a_step_are_the_tokens_that_the_loader_gives(run: Run) -> None:
+    loader, plan = build_loader(run.paths.plan, backend="numpy")
+    loader.seek_step(STEP)
+    inputs, _ = loader.next()
+    facts = explain_step(run, STEP)
+    assert [row["sequence"] for row in facts["rows"]] == [4, 5, 6, 7]
+    covered = np.zeros(inputs.shape, bool)
+    reader = DocumentReader(run.paths.data)
+    for i, document in documents_of(facts):
+        where = slice(document["row_start"], document["row_start"] + document["tokens"])
+        covered[i, where] = True
+        whole = np.asarray(reader.tokens(document["doc_id"])).tobytes()
+        part = inputs[i, where].astype("<u4").tobytes()
+        assert (whole == part) if document["is_whole"] else (part in whole)
+    assert covered.all()
+    assert facts["plan_hash"] == plan.plan_hash
+
+
+def test_decisions_scores_and_labels_of_a_step_are_those_of_the_stages(run: Run) -> None:
+    grades = by_id(*run.paths.quality.rglob("quality_scores.jsonl"))
+    labels = by_id(*(run.paths.labels / "merged").glob("labels_*.jsonl"))
+    documents = [doc for step in range(8) for _, doc in documents_of(explain_step(run, step))]
+    for document in documents:
+        grade = grades[document["doc_id"]]
+        for key in ("decision", "aggregated", "q_probe", "scores"):
+            assert document[key] == grade[key]
+        assert document["label"] == labels.get(document["doc_id"], {}).get("aggregated")
+    assert {document["label"] is None for document in documents} == {True, False}
+
+
+def test_a_document_names_the_steps_that_name_it(run: Run) -> None:
+    for i, document in documents_of(explain_step(run, STEP)):
+        facts = explain_document(run, document["doc_id"], max_readings=10_000)
+        here = [r for r in facts["readings"] if (r["step"], r["row"]) == (STEP, i)]
+        assert [r["row_start"] for r in here] == [document["row_start"]]
+        assert [r["tokens"] for r in here] == [document["tokens"]]
+        assert facts["ingest_id"] == document["ingest_id"]
+        assert facts["curated"]["is_included"]
+
+
+def test_an_ingest_id_finds_the_same_document(run: Run) -> None:
+    _, document = documents_of(explain_step(run, STEP))[0]
+    assert explain_document(run, document["ingest_id"])["doc_id"] == document["doc_id"]
+
+
+def test_a_document_that_is_not_kept_is_left_out_and_never_read(run: Run) -> None:
+    grades = by_id(*run.paths.quality.rglob("quality_scores.jsonl"))
+    dropped = next(doc_id for doc_id, row in grades.items() if row["decision"] != "keep")
+    facts = explain_document(run, dropped)
+    assert facts["grade"] == grades[dropped]
+    assert facts["curated"] == {"is_included": False}
+    assert facts["readings"] == []
+
+
+def test_a_document_of_the_validation_split_has_no_grade(run: Run) -> None:
+    path = next((run.paths.data / "docs" / "valid").rglob("*.ids.jsonl"))
+    ingest_id = json.loads(path.read_text("utf-8").splitlines()[0])["id"]
+    facts = explain_document(run, ingest_id)
+    assert (facts["split"], "grade" in facts) == ("valid", False)
+
+
+def test_stages_that_have_not_run_are_not_yet_known(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, document = documents_of(explain_step(run, STEP))[0]
+    for name in ("run.toml", "mixture.toml", "flows.toml", "workspace.yaml"):
+        shutil.copy(run.base / name, tmp_path / name)
+    shutil.copytree(run.paths.data, tmp_path / "out" / "data")
+    early = Run(tmp_path / "run.toml")
+    facts = explain_document(early, document["doc_id"])
+    for key in ("label", "grade", "thresholds", "curated", "readings"):
+        assert facts[key] is None
+    assert main(["explain", document["doc_id"], "--config", str(early.path)]) == 0
+    assert capsys.readouterr().out.count("not yet") >= 3
+    assert main(["explain", "--step", "0", "--config", str(early.path)]) == 1
+    assert "E-PLAN-FORMAT" in capsys.readouterr().err
+
+
+def test_scores_of_another_version_of_the_shard_are_refused(run: Run, tmp_path: Path) -> None:
+    _, document = documents_of(explain_step(run, STEP))[0]
+    shutil.copytree(run.base, tmp_path / "copy")
+    copy = Run(tmp_path / "copy" / "run.toml")
+    for path in copy.paths.quality.rglob("summary.json"):
+        value = json.loads(path.read_text())
+        value["fingerprints"]["shard"] = "0" * 64
+        path.write_text(json.dumps(value))
+    with pytest.raises(CurationError, match="another version of this shard"):
+        explain_document(copy, document["doc_id"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["no such thing"], "E-DOCID"),
+        (["code//code/train/shard_0000/code-v1-shard-000000.npy#s=1:e=2"], "E-DOCID"),
+        (["--step", "1000000"], "E-SEEK"),
+        (["--step", "-1"], "E-SEEK"),
+        (["--step", "0", "--row", "4"], "E-SEEK"),
+    ],
+)
+def test_what_does_not_exist_is_refused_in_one_line(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
+) -> None:
+    assert main(["explain", *arguments, "--config", str(run.path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code in line
+
+
+def test_an_id_of_two_sources_is_refused(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.base, tmp_path / "copy")
+    copy = Run(tmp_path / "copy" / "run.toml")
+    ids = next(copy.paths.data.glob("docs/train/shard_0000/*.ids.jsonl"))
+    rows = [json.loads(line) for line in ids.read_text("utf-8").splitlines()]
+    rows[1]["id"] = rows[0]["id"]
+    ids.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(FormatError, match="several documents"):
+        explain_document(copy, rows[0]["id"])
+
+
+def test_the_command_prints_a_row_of_a_step_and_one_document(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ["--config", str(run.path)]
+    assert main(["explain", "--step", str(STEP), "--row", "2", "--json", *config]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [row["sequence"] for row in facts["rows"]] == [6]
+    document = facts["rows"][0]["documents"][0]
+    assert main(["explain", "--step", str(STEP), *config]) == 0
+    assert document["ingest_id"] in capsys.readouterr().out
+    assert main(["explain", document["doc_id"], *config]) == 0
+    lines = capsys.readouterr().out
+    assert document["decision"] in lines
+    assert f"step {STEP}, row 2: {document['tokens']:,} tokens" in lines
