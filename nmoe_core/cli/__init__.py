@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from nmoe_core.cli import (
     curate,
     explain,
+    export,
     generate,
     hydra,
     models,
@@ -34,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    modules = prep_mixture, prep, shards, models, hydra, generate, curate, plan, explain, report
-    for module in modules:
+    data, stages = (prep_mixture, prep, shards), (models, hydra, generate, curate)
+    for module in (*data, *stages, plan, report, explain, export):
         module.register(verbs)
     return parser
 

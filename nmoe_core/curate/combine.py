@@ -18,8 +18,8 @@ from nmoe_core.curate.curated import shard_format
 from nmoe_core.curate.diversity import compare_orders
 from nmoe_core.curate.documents import shard_manifest
 from nmoe_core.curate.lineage import arranged_documents
-from nmoe_core.curate.locks import replacing
 from nmoe_core.errors import CurationError
+from nmoe_core.locks import replacing
 from nmoe_core.shards.manifest import combine_shards, commit_manifest
 
 _SHARED_INFO = ("source", "assignment", "order", "include", "seed")

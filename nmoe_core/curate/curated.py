@@ -37,9 +37,9 @@ from nmoe_core.curate.inputs import (
     select_documents,
 )
 from nmoe_core.curate.lineage import LINEAGE_NAME, lineage_line
-from nmoe_core.curate.locks import replacing
 from nmoe_core.curate.planning import CurateSettings, plan_order
 from nmoe_core.fingerprint import Fingerprints, is_current
+from nmoe_core.locks import replacing
 from nmoe_core.shards.manifest import ShardFormat, is_shard_current, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
 

@@ -18,7 +18,6 @@ from loader.format import MANIFEST_NAME, Manifest, load_manifest, read_json_obje
 from nmoe_core.atomic import atomic_file, fsync_dir, output_lock, write_json
 from nmoe_core.curate.documents import ShardFile, open_entry, shard_files, shard_manifest
 from nmoe_core.curate.embed import EmbeddingTable, embed_documents
-from nmoe_core.curate.locks import replacing
 from nmoe_core.curate.order.spacing import PLASTIC
 from nmoe_core.curate.topic_model import (
     MAX_TOPICS,
@@ -32,6 +31,7 @@ from nmoe_core.curate.topic_model import (
 )
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import is_current, sha256_file, sha256_json
+from nmoe_core.locks import replacing
 from nmoe_core.shards.manifest import shard_dir_name
 
 TOPICS_NAME = "topics.npy"

@@ -39,7 +39,7 @@ def topic_pictures(
     """
     from loader.format import read_json_object
     from nmoe_core.atomic import write_bytes, write_json
-    from nmoe_core.curate.locks import replacing
+    from nmoe_core.locks import replacing
     from nmoe_core.plots import png_markdown
 
     directory = run.paths.topics

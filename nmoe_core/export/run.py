@@ -1,0 +1,133 @@
+"""Write a manifest's documents in another trainer's format, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.format import Manifest, load_manifest, read_json_object
+from nmoe_core.atomic import TMP_MARK, replace_dir, write_json
+from nmoe_core.curate.documents import ShardFile, open_entry
+from nmoe_core.errors import ConfigError, FormatError
+from nmoe_core.export import mds, megatron, olmo
+from nmoe_core.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
+from nmoe_core.locks import replacing
+
+EXPORT_CODE = "export/1"
+SUMMARY_NAME = "export.json"
+FORMATS = ("megatron", "olmo", "mds")
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What an export holds; `is_current` when it was there already."""
+
+    files: tuple[Path, ...]
+    num_documents: int
+    num_tokens: int
+    is_current: bool
+
+
+def export(
+    manifest_path: Path, output: Path, form: str, seq_len: int | None = None
+) -> ExportReport:
+    """Write all documents of a manifest to a directory.
+
+    Args:
+        manifest_path: `manifest.json` of a split or a shard, of the data or the curated tree.
+        output: Directory of the export alone.
+        form: One of `FORMATS`.
+        seq_len: For `mds`: samples are windows of so many tokens, a last shorter one left out;
+            without it a sample is a document.
+
+    Raises:
+        ConfigError: `seq_len` does not fit the format, or is below 1.
+        FormatError: The shards are not what the manifest says; or the directory holds something
+            else, or another export (E-EXPORT-OUTPUT).
+        LockedError: Another process is writing there.
+    """
+    if seq_len is not None and (form != "mds" or seq_len < 1):
+        raise ConfigError(
+            "seq_len is for windows of MDS samples, 1 or more",
+            found=f"{form} with {seq_len}",
+            do="leave it out; these trainers cut windows themselves",
+        )
+    manifest = load_manifest(manifest_path)
+    _refuse_large_ids(manifest)
+    made_from = {
+        "code": EXPORT_CODE,
+        "data": manifest.content_digest(),
+        "settings": sha256_json([form, seq_len]),
+    }
+    with replacing(output):
+        _refuse_other(output, made_from)
+        summary = output / SUMMARY_NAME
+        if is_current(summary, made_from):
+            names = read_json_object(summary)["files"]
+            return _report(output, names, manifest, is_current=True)
+        staged = output.with_name(f".{output.name}{TMP_MARK}new")
+        staged.mkdir()
+        paths = tuple(_writer(form, seq_len)(staged, manifest.dataset, _files(manifest)))
+        value: dict[str, Any] = {
+            "format": form,
+            "manifest": str(manifest_path),
+            "num_documents": manifest.total_documents,
+            "num_tokens": manifest.total_tokens,
+            "eos_token_id": manifest.eos_token_id,
+            "files": {path.name: sha256_file(path) for path in paths},
+            "fingerprints": made_from,
+        }
+        write_json(staged / SUMMARY_NAME, value)
+        replace_dir(staged, output)
+    return _report(output, value["files"], manifest, is_current=False)
+
+
+def _report(
+    output: Path, names: Iterable[str], manifest: Manifest, *, is_current: bool
+) -> ExportReport:
+    paths = tuple(output / name for name in names)
+    return ExportReport(paths, manifest.total_documents, manifest.total_tokens, is_current)
+
+
+def _files(manifest: Manifest) -> Iterator[ShardFile]:
+    """The manifest's files in the order that the loader reads them."""
+    for entry in manifest.shards:
+        yield open_entry(manifest.path.parent, manifest, entry)
+
+
+def _writer(
+    form: str, seq_len: int | None
+) -> Callable[[Path, str, Iterator[ShardFile]], Iterator[Path]]:
+    if form == "mds":
+        return lambda output, name, files: mds.write(output, files, seq_len)
+    return megatron.write if form == "megatron" else olmo.write
+
+
+def _refuse_large_ids(manifest: Manifest) -> None:
+    if manifest.vocab_size > _MAX_INT32:
+        raise FormatError(
+            "token ids do not fit 32 bits with a sign",
+            where=manifest.path,
+            found=manifest.vocab_size,
+            expected=f"at most {_MAX_INT32}",
+            code="E-EXPORT-OUTPUT",
+        )
+
+
+def _refuse_other(output: Path, made_from: Fingerprints) -> None:
+    """Nothing but an earlier export of the same form is written over."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    found = recorded(output / SUMMARY_NAME) or {}
+    if found.get("settings") != made_from["settings"]:
+        raise FormatError(
+            "the output holds something else",
+            where=output,
+            found="another export" if found else "no export",
+            expected="nothing, or an earlier export of the same form",
+            do="choose another directory, or delete this one",
+            code="E-EXPORT-OUTPUT",
+        )

@@ -1,0 +1,224 @@
+"""Exports read back by readers written from the formats' descriptions, against the shards."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import itertools
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader.format import MANIFEST_NAME, load_manifest
+from nmoe_core.cli import main
+from nmoe_core.curate.documents import open_entry
+from nmoe_core.errors import ConfigError, FormatError
+from nmoe_core.export import mds
+from nmoe_core.export.run import export
+from nmoe_core.prep.run import prep_shards, write_manifest
+from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.strict import validate
+
+Documents = list[tuple[str, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source of 3 shards and 4 files, one document longer than 65,535 tokens."""
+    root = tmp_path_factory.mktemp("export")
+    texts = [f"document {i} " + "word " * (40 * (i % 9) + 4) for i in range(60)] + ["a b " * 40_000]
+    rows = [json.dumps({"id": f"row,{i}\u00e9", "text": text}) for i, text in enumerate(texts)]
+    (root / "in.jsonl").write_text("\n".join(rows) + "\n")
+    table = {"id": "web", "kind": "jsonl", "paths": [str(root / "in.jsonl")]}
+    source, chosen = open_source(validate(SourceSpec, table, "test"), root, "train")
+    settings = PrepSettings(
+        name="web", num_shards=3, tokens_per_shard=80_500, engine="tiktoken", reading_digest="x"
+    )
+    split = root / "web" / "train"
+    prep_shards(source, chosen, settings, split)
+    write_manifest(settings, split)
+    return split / MANIFEST_NAME
+
+
+@pytest.fixture(scope="module")
+def documents(manifest: Path) -> Documents:
+    loaded = load_manifest(manifest)
+    files = [open_entry(manifest.parent, loaded, entry) for entry in loaded.shards]
+    assert len(files) > 3
+    return [(ids[0], tokens.tolist()) for file in files for _, tokens, ids in file.documents()]
+
+
+def test_megatron_gives_every_document_as_a_sequence(
+    manifest: Path, documents: Documents, tmp_path: Path
+) -> None:
+    export(manifest, tmp_path / "out", "megatron")
+    index = (tmp_path / "out" / "web.idx").read_bytes()
+    assert index[:9] == b"MMIDIDX\x00\x00"
+    version, kind, num_sequences, num_bounds = struct.unpack_from("<QBQQ", index, 9)
+    assert (version, kind, num_sequences, num_bounds) == (1, 4, len(documents), len(documents) + 1)
+    at = 9 + 25
+    lengths = np.frombuffer(index, "<i4", num_sequences, at)
+    offsets = np.frombuffer(index, "<i8", num_sequences, at + 4 * num_sequences)
+    bounds = np.frombuffer(index, "<i8", num_bounds, at + 12 * num_sequences)
+    assert len(index) == at + 12 * num_sequences + 8 * num_bounds
+    assert bounds.tolist() == list(range(num_bounds))
+    data = (tmp_path / "out" / "web.bin").read_bytes()
+    found = [
+        np.frombuffer(data, "<i4", length, offset).tolist()
+        for length, offset in zip(lengths.tolist(), offsets.tolist())
+    ]
+    assert found == [tokens for _, tokens in documents]
+
+
+def test_olmo_gives_raw_tokens_and_a_row_a_document(
+    manifest: Path, documents: Documents, tmp_path: Path
+) -> None:
+    report = export(manifest, tmp_path / "out", "olmo")
+    found = []
+    for path in sorted((tmp_path / "out").glob("web-*.npy")):
+        tokens = np.memmap(path, np.uint32, "r")
+        with gzip.open(path.with_suffix(".csv.gz"), "rt", encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        assert int(rows[-1][1]) == len(tokens)
+        found += [(row[2], tokens[int(row[0]) : int(row[1])].tolist()) for row in rows]
+        assert [int(row[4]) for row in rows] == list(range(len(rows)))
+    assert found == documents
+    assert len(report.files) == 2 * len(load_manifest(manifest).shards)
+
+
+def read_mds(directory: Path) -> list[dict[str, object]]:
+    index = json.loads((directory / "index.json").read_text())
+    assert index["version"] == 2
+    found = []
+    for shard in index["shards"]:
+        data = (directory / shard["raw_data"]["basename"]).read_bytes()
+        assert shard["raw_data"]["bytes"] == len(data)
+        assert shard["raw_data"]["hashes"]["sha256"] == hashlib.sha256(data).hexdigest()
+        (count,) = struct.unpack_from("<I", data)
+        assert count == shard["samples"]
+        offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
+        settings = json.loads(data[8 + 4 * count : offsets[0]])
+        assert settings == {k: shard[k] for k in settings}
+        assert offsets[-1] == len(data)
+        for start, end in itertools.pairwise(offsets):
+            found.append(_mds_sample(data[start:end], shard["column_names"]))
+    return found
+
+
+def _mds_sample(data: bytes, columns: list[str]) -> dict[str, object]:
+    sizes = struct.unpack_from(f"<{len(columns)}I", data)
+    at, values = 4 * len(columns), {}
+    for name, size in zip(columns, sizes):
+        part = data[at : at + size]
+        at += size
+        if name == "id":
+            values[name] = part.decode()
+            continue
+        assert part[0] >> 2 == 1
+        width = 1 << (part[0] & 3)
+        length = int.from_bytes(part[1 : 1 + width], "little")
+        values[name] = np.frombuffer(part, "<i4", offset=1 + width).tolist()
+        assert len(values[name]) == length
+        assert width == 1 or length >= 1 << (4 * width)  # the smallest type that holds it
+    assert at == len(data)
+    return values
+
+
+def test_mds_gives_every_document_with_its_id(
+    manifest: Path, documents: Documents, tmp_path: Path
+) -> None:
+    export(manifest, tmp_path / "out", "mds")
+    samples = read_mds(tmp_path / "out")
+    assert [(sample["id"], sample["tokens"]) for sample in samples] == documents
+    lengths = [len(tokens) for _, tokens in documents]
+    assert min(lengths) < 256 < max(lengths)
+    assert max(lengths) >= 65_536
+
+
+@pytest.mark.parametrize("seq_len", [7, 500, 4096, 100_000])
+def test_mds_windows_are_the_stream_of_tokens_cut(
+    manifest: Path, documents: Documents, tmp_path: Path, seq_len: int
+) -> None:
+    export(manifest, tmp_path / "out", "mds", seq_len)
+    stream = [token for _, tokens in documents for token in tokens]
+    whole = len(stream) // seq_len
+    expected = [stream[i * seq_len : (i + 1) * seq_len] for i in range(whole)]
+    assert [sample["tokens"] for sample in read_mds(tmp_path / "out")] == expected
+
+
+def test_mds_shards_stay_below_their_limit(
+    manifest: Path, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mds, "SIZE_LIMIT_BYTES", 8_000)
+    export(manifest, tmp_path / "out", "mds")
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.mds")]
+    assert len(sizes) > 5
+    assert sorted(sizes)[-2] <= 8_000 < max(sizes)  # the longest document is a shard alone
+    assert [s["tokens"] for s in read_mds(tmp_path / "out")] == [tokens for _, tokens in documents]
+
+
+@pytest.mark.parametrize("form", ["megatron", "olmo", "mds"])
+def test_a_second_export_writes_nothing_and_the_first_is_the_same_anywhere(
+    manifest: Path, tmp_path: Path, form: str
+) -> None:
+    first = export(manifest, tmp_path / "a", form)
+    export(manifest, tmp_path / "b", form)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
+    again = export(manifest, tmp_path / "a", form)
+    assert (first.is_current, again.is_current) == (False, True)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
+    for path in first.files:
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_another_directory_s_files_are_never_written_over(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(FormatError, match="holds something else"):
+        export(manifest, tmp_path / "mine", "olmo")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    export(manifest, tmp_path / "out", "megatron")
+    with pytest.raises(FormatError, match="another export"):
+        export(manifest, tmp_path / "out", "mds")
+
+
+def test_a_disk_that_is_full_leaves_the_earlier_export(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = export(manifest, tmp_path / "out", "megatron")
+    before = [path.read_bytes() for path in report.files]
+    summary = tmp_path / "out" / "export.json"
+    summary.write_text(summary.read_text().replace('"export/1"', '"export/0"'))
+    monkeypatch.setenv("NMOE_FAILPOINT", "write:1:ENOSPC")
+    with pytest.raises(OSError, match="No space"):
+        export(manifest, tmp_path / "out", "megatron")
+    monkeypatch.delenv("NMOE_FAILPOINT")
+    assert [path.read_bytes() for path in report.files] == before
+    export(manifest, tmp_path / "out", "megatron")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "out"]
+
+
+def test_damage_and_wrong_settings_are_refused_before_anything_is_written(
+    manifest: Path, tmp_path: Path
+) -> None:
+    for form, seq_len in (("mds", 0), ("olmo", 128)):
+        with pytest.raises(ConfigError):
+            export(manifest, tmp_path / "out", form, seq_len)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_what_it_wrote(
+    manifest: Path, documents: Documents, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "out")
+    assert main(["export", "mds", str(manifest), "--output", output, "--seq-len", "128"]) == 0
+    assert f"2 files, {len(documents)} documents" in capsys.readouterr().out
+    assert main(["export", "mds", str(manifest), "--output", output, "--seq-len", "128"]) == 0
+    assert "already there" in capsys.readouterr().out
+    assert main(["export", "olmo", str(manifest), "--output", output]) == 1
+    assert "E-EXPORT-OUTPUT" in capsys.readouterr().err
