@@ -1,110 +1,150 @@
-"""`python -m benchmarks.gpu [--model 20b|120b] [--out FILE]`: every GPU figure as one JSON.
+"""`python -m benchmarks.gpu --out figures.json`: every GPU figure in one JSON file.
 
-Prefill is measured as scoring does it (taps, no logits, 4,096-token documents), decoding at a
-context of 1,024. Limits: floating-point operations over this device's matrix rate, bytes read over
-its copy bandwidth. Medians of five after two that are not counted; graphs on for decoding.
+Makes a checkpoint of the shape asked for with random weights (gpt-oss-120b: in memory alone, as it
+is packed), loads it as any caller does, and measures: prefill as scoring does it (taps, no logits,
+documents of 4,096 tokens), decoding at a context of 1,024, the library's routes beside the kernels,
+transformers and the compiled plain path on the same weights. The device's own copy bandwidth and
+matrix rate, measured first, stand beside, and every figure has its share of them. The file is
+written anew after each figure, so that a call that is cut short keeps what it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.gpu import machine
-from benchmarks.gpu.random_model import gpt_oss_config, random_model
-from nmoe_core.engine.config import ModelConfig
-from nmoe_core.engine.generator import BatchedGenerator
-from nmoe_core.engine.kernels.block import KernelTransformer
-from nmoe_core.engine.step import Chunk
+from benchmarks.gpu import figures, machine, peers
+from benchmarks.gpu.figures import FULL_SIZES, TINY_SIZES
+from benchmarks.gpu.random_model import SHAPES, model_config, random_model, write_checkpoint
+from nmoe_core.engine.model import Transformer
 
-DOCUMENT_TOKENS = 4096
-CONTEXT = 1024
-BATCH_SIZES = (1, 8, 64, 128, 256)
+PARTS = ("scoring", "steps", "generating", "libraries", "transformers", "plain")
 
 
-def flop_per_token(config: ModelConfig, layers: int) -> float:
-    """Multiplications and additions of a prefilled token, attention scores at half the length."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, k_size, v_size = config.qkv_sizes
-    dense = hidden * (q_size + k_size + v_size + config.num_experts) + q_size * hidden
-    experts = config.experts_per_token * 3 * hidden * inner
-    seen = [config.window(layer) or DOCUMENT_TOKENS / 2 for layer in range(layers)]
-    return 2 * layers * (dense + experts) + sum(4 * q_size * keys for keys in seen)
+class Report:
+    """Figures so far, on the screen and in the file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.values: dict[str, Any] = {"failures": {}}
+        self._path = path
+        self._started = time.perf_counter()
+
+    def add(self, name: str, value: object) -> None:
+        """Take a figure, and write all."""
+        self.values[name] = value
+        self.values["elapsed_seconds"] = time.perf_counter() - self._started
+        print(name, json.dumps(value, indent=1), flush=True)
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.values, indent=2) + "\n")
+
+    def measure(self, name: str, work: Callable[[], object]) -> Any:
+        """Take what `work` finds; one that fails is named, and the others go on."""
+        try:
+            found = work()
+        except Exception as error:  # noqa: BLE001 (a call on a lent machine is not repeated)
+            traceback.print_exc()
+            failures = {**self.values["failures"], name: f"{type(error).__name__}: {error}"[:500]}
+            self.add("failures", failures)
+            return None
+        self.add(name, found)
+        return found
 
 
-def decode_bytes(config: ModelConfig, batch: int) -> float:
-    """Bytes a decoding step has to read: weights of the experts met, attention, head, cache."""
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    q_size, k_size, v_size = config.qkv_sizes
-    missed = (1 - config.experts_per_token / config.num_experts) ** batch
-    experts = config.num_experts * (1 - missed) * 3 * hidden * inner * 4.25 / 8
-    attention = 2 * (hidden * (q_size + k_size + v_size) + q_size * hidden)
-    seen = sum(min(config.window(layer) or CONTEXT, CONTEXT) for layer in range(layers))
-    cache = batch * seen * 2 * k_size * 2
-    return layers * (experts + attention) + 2 * config.vocab_size * hidden + cache
-
-
-def scoring(model: KernelTransformer, limit: float, documents: int) -> dict[str, float]:
-    """Documents scored at both taps, and at the first alone."""
-    depth = model.config.num_hidden_layers
-    ids = torch.randint(0, 200_000, (documents, DOCUMENT_TOKENS), device="cuda")
-    figures: dict[str, float] = {}
-    for name, tap in (("full_depth", depth), ("first_tap", round(depth * 18 / 24))):
-        taken = machine.seconds(
-            lambda tap=tap: model(ids, return_hidden_states=(tap,), no_logits=True)
-        )
-        rate = ids.numel() / taken
-        figures[f"{name}_tokens_per_s"] = rate
-        figures[f"{name}_documents_per_s"] = documents / taken
-        figures[f"{name}_share_of_matrix_rate"] = rate * flop_per_token(model.config, tap) / limit
-    return figures
-
-
-def decoding(model: KernelTransformer, limit: float, batch: int) -> dict[str, float]:
-    """Steps of one token for each of `batch` sequences that have `CONTEXT` tokens."""
-    generator = BatchedGenerator(
-        model, max_seq_len=CONTEXT + 64, max_batch=batch, page_size=64, max_prefixes=0
-    )
-    cache = generator.cache
-    slots = [cache.open() for _ in range(batch)]
-    for slot in slots:
-        assert slot is not None
-        assert cache.reserve(slot, CONTEXT + 1)
-    chunks = [Chunk(slot, CONTEXT, 1) for slot in slots if slot is not None]
-    step = model.step(cache, chunks, batch_invariant=False)
-    ids = torch.randint(0, 200_000, (batch,), device="cuda")
-    rotation = generator.rotation[step.positions]
-    wanted = torch.arange(batch, device="cuda")
-    taken = machine.seconds(lambda: model.extend(ids, step, rotation, wanted).argmax(-1))
-    return {
-        "batch": batch,
-        "tokens_per_s": batch / taken,
-        "share_of_copy_bandwidth": decode_bytes(model.config, batch) / taken / limit,
-    }
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=("20b", "120b"), default="20b")
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measure, print, and return the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="20b")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--documents", type=int, default=4, help="documents of a scoring batch")
-    args = parser.parse_args()
-    figures = machine.facts()
-    model = random_model(gpt_oss_config(args.model))
-    figures["model"] = args.model
-    figures["resident_gb"] = torch.cuda.memory_allocated() / 1e9
-    flops = float(str(figures["matrix_tflop_per_s"])) * 1e12
-    copy = float(str(figures["copy_tb_per_s"])) * 1e12
-    figures["scoring"] = scoring(model, flops, args.documents)
-    figures["decoding"] = [decoding(model, copy, batch) for batch in BATCH_SIZES]
-    text = json.dumps(figures, indent=2)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--directory", type=Path, help="where the checkpoint's directory is made")
+    options = parser.parse_args(arguments)
+    report = Report(options.out)
+    sizes = TINY_SIZES if options.shape == "tiny" else FULL_SIZES
+    limits = machine.limits(options.device)
+    report.add("machine", machine.facts(options.device, limits))
+    report.add("shape", options.shape)
+    directory = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=options.directory))
+    try:
+        _measure_all(report, options, limits, sizes, directory / "model")
+    finally:
+        shutil.rmtree(directory)
+    return report.values
+
+
+def _measure_all(
+    report: Report,
+    options: argparse.Namespace,
+    limits: machine.Limits,
+    sizes: figures.Sizes,
+    path: Path,
+) -> None:
+    device, only, config = options.device, options.only, model_config(options.shape)
+    if options.shape == "120b":
+        model = random_model(config, device)
+    else:
+        started = time.perf_counter()
+        write_checkpoint(path, config, device)
+        report.add("write_seconds", time.perf_counter() - started)
+        started = time.perf_counter()
+        model = Transformer.from_checkpoint(
+            path, device=device, dtype=torch.bfloat16, experts="packed"
+        )
+        report.add("load_seconds", time.perf_counter() - started)
+    report.add("model", type(model).__name__)
+    if device.type == "cuda":
+        report.add("resident_gb", torch.cuda.memory_allocated(device) / 1e9)
+    if "scoring" in only:
+        report.measure("scoring", lambda: figures.scoring(model, limits, sizes))
+    rates: dict[int, float] = {}
+    for batch in sizes.batch_sizes:
+        if "steps" in only:
+            report.measure(
+                f"step, batch {batch}",
+                lambda batch=batch: figures.decoding_step(model, limits, sizes, batch),
+            )
+        if "generating" in only:
+            found = report.measure(
+                f"generating, batch {batch}",
+                lambda batch=batch: figures.generating(model, limits, sizes, batch),
+            )
+            if found is not None:
+                rates[batch] = found["tokens_per_s"]
+    if "libraries" in only:
+        report.measure("experts by route", lambda: _mixtures(config, device, limits, sizes))
+        report.measure("attention by route", lambda: _attentions(config, device, limits, sizes))
+    if options.shape == "120b":
+        return
+    if "transformers" in only:
+        few = {batch: rates[batch] for batch in list(rates)[:2]}
+        for setting in peers.EXPERT_SETTINGS:
+            report.measure(
+                f"transformers {setting}",
+                lambda setting=setting: peers.transformers_peer(path, setting, model, few, sizes),
+            )
+    if "plain" in only:
+        report.measure("plain path", lambda: peers.plain(path, model, sizes))
+
+
+def _mixtures(*arguments: Any) -> object:
+    from benchmarks.gpu import libraries
+
+    return libraries.mixtures(*arguments)
+
+
+def _attentions(*arguments: Any) -> object:
+    from benchmarks.gpu import libraries
+
+    return libraries.attentions(*arguments)
 
 
 if __name__ == "__main__":

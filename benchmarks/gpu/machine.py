@@ -1,53 +1,75 @@
-"""What the GPU at hand can do: the limits that every other figure is a fraction of."""
+"""What the device at hand can do: the limits that every other figure is a fraction of."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 
-COPY_BYTES = 2**31
-MATRIX_SIZE = 8192
+GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**16
+GPU_MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 64
 
 
-def seconds(run: Callable[[], object], rounds: int = 5, warm_up: int = 2) -> float:
-    """Median time of a run on the device, after runs that are not counted."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes read and written a second by a copy; bfloat16 operations a second of a product."""
+
+    copy_bytes_per_s: float
+    matrix_flop_per_s: float
+
+    def share(self, taken_s: float, *, flop: float = 0.0, num_bytes: float = 0.0) -> float:
+        """The time that the larger of two bounds asks for, over the time taken."""
+        bound = max(flop / self.matrix_flop_per_s, num_bytes / self.copy_bytes_per_s)
+        return bound / taken_s
+
+
+def seconds(
+    run: Callable[[], object], device: torch.device, rounds: int = 5, warm_up: int = 2
+) -> float:
+    """Median time of a run, after runs that are not counted."""
     for _ in range(warm_up):
         run()
     times: list[float] = []
     for _ in range(rounds):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        synchronize(device)
+        started = time.perf_counter()
         run()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3)
+        synchronize(device)
+        times.append(time.perf_counter() - started)
     return median(times)
 
 
-def copy_bytes_per_s() -> float:
-    """Bytes read and written a second by a copy of 2 GiB."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+def synchronize(device: torch.device) -> None:
+    """Wait for what the device has been given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def limits(device: torch.device) -> Limits:
+    """Measured by a copy of 2 GiB and a square product of 8,192 (less on a CPU)."""
+    is_gpu = device.type == "cuda"
+    copy_bytes = GPU_COPY_BYTES if is_gpu else CPU_COPY_BYTES
+    size = GPU_MATRIX_SIZE if is_gpu else CPU_MATRIX_SIZE
+    source = torch.zeros(copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / seconds(lambda: target.copy_(source))
+    copied = 2 * copy_bytes / seconds(lambda: target.copy_(source), device)
+    a, b = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
+    return Limits(copied, 2 * size**3 / seconds(lambda: a @ b, device))
 
 
-def matrix_flop_per_s() -> float:
-    """Floating-point operations a second of a square bfloat16 product."""
-    a, b = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
-    return 2 * MATRIX_SIZE**3 / seconds(lambda: a @ b)
-
-
-def facts() -> dict[str, object]:
+def facts(device: torch.device, found: Limits) -> dict[str, object]:
     """Name and limits of the device, and the versions that made the figures."""
     import triton
 
+    is_gpu = device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(),
-        "memory_gb": torch.cuda.get_device_properties(0).total_memory / 1e9,
+        "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        "memory_gb": torch.cuda.get_device_properties(device).total_memory / 1e9 if is_gpu else 0,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "copy_tb_per_s": copy_bytes_per_s() / 1e12,
-        "matrix_tflop_per_s": matrix_flop_per_s() / 1e12,
+        "copy_tb_per_s": found.copy_bytes_per_s / 1e12,
+        "matrix_tflop_per_s": found.matrix_flop_per_s / 1e12,
     }

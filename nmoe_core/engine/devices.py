@@ -11,14 +11,16 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from nmoe_core.compute import Backend, map_shards
 from nmoe_core.engine.experts import ExpertForm
 from nmoe_core.engine.model import Transformer
 from nmoe_core.errors import ConfigError, NmoeError
+
+if TYPE_CHECKING:
+    from nmoe_core.compute import Backend
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -112,6 +114,9 @@ def map_devices(
         NmoeError: `work` returned another number of results (E-WORKER-RESULTS), or a worker was
             lost (E-WORKER-LOST).
     """
+    # Here, since starting processes needs more than a model does.
+    from nmoe_core.compute import map_shards
+
     shards = [Shard(index, num_shards) for index in range(num_shards)]
     parts = [_Part(work, shard.of(items), source, shard) for shard in shards]
     results: list[Any] = [None] * len(items)

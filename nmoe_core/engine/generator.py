@@ -5,6 +5,10 @@ in any batch in float32 (bit for bit with `batch_invariant`), and sampled ones d
 position. Requests that cannot fit are refused when they are added. Costs, for each block that sees
 everything, `num_pages` pages; a windowed block keeps its window. The largest tensor of a pass is
 the logits of the sequences that get a token.
+
+Tokens are chosen where the logits are. On a GPU a pass takes the tokens of the one before it from
+there, and they are read on the host while it runs: a stop id is noticed one pass late, and what
+that pass made of the sequence is thrown away. On a CPU they are read at once.
 """
 
 from __future__ import annotations
@@ -25,12 +29,15 @@ from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.prefixes import PrefixTree
 from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.sampling import Sampling, likeliest, sample
+from nmoe_core.engine.sampling import Sampling, checked, choose
 from nmoe_core.engine.scheduler import Counts, Planned, Scheduler, wanted_rows
 from nmoe_core.engine.scheduler import Sequence as Running
+from nmoe_core.engine.transfers import Arriving, on_device
 from nmoe_core.errors import ConfigError, StateError, TokenizerError
 
 FinishReason = Literal["stop", "length"]
+# Stands for a token that is known on the device alone.
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,31 @@ class Completion:
     tokens: list[int]
     finish_reason: FinishReason
     stop_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A pass whose tokens are chosen, row by row for `seq_ids`, but not known on the host.
+
+    `places` are where they belong in their sequences; a token not known is a sequence's last.
+    """
+
+    ids: Arriving
+    sequences: list[Running]
+    places: list[int]
+
+    def fill(self, ids: Tensor, wanted: list[tuple[int, Running]]) -> None:
+        """Put the tokens of sequences that end with an unknown one into their rows of `ids`."""
+        own = {sequence.seq_id: row for row, sequence in enumerate(self.sequences)}
+        pairs = [
+            (row, own[sequence.seq_id])
+            for row, sequence in wanted
+            if sequence.tokens[-1] == _UNKNOWN
+        ]
+        if pairs:
+            rows, sources = on_device(np.array(pairs).T, ids.device)
+            # What is not finite is refused when it is read; until then it must be a token.
+            ids[rows] = self.ids.values[sources].clamp(min=0)
 
 
 class BatchedGenerator:
@@ -118,6 +150,9 @@ class BatchedGenerator:
         self._scheduler = Scheduler(self._cache, self._prefixes, max_step_tokens)
         self._rotation = rotation_table(config, max_seq_len, embedding.device)
         self.batch_invariant = batch_invariant
+        # Whether a pass is launched before the tokens of the one before it are read.
+        self._is_ahead = embedding.is_cuda
+        self._launched: _Launched | None = None
         self._active: dict[int, Running] = {}
         self._next_id = itertools.count()
         # Prompts just finished stay in the tree, so that one added after another shares with it.
@@ -178,12 +213,9 @@ class BatchedGenerator:
         Raises:
             StateError: Every sequence that could go on awaits its `update` (E-STATE-SEQUENCE).
         """
-        while planned := self._scheduler.plan():
-            wanted = wanted_rows(planned)
-            logits = self._run(planned, [row for row, _ in wanted])
-            self._scheduler.commit(planned)
-            if wanted:
-                return logits, [sequence.seq_id for _, sequence in wanted]
+        made = self._next_pass()
+        if made is not None:
+            return made[0], [sequence.seq_id for sequence in made[1]]
         if self._active:
             raise StateError(
                 "every sequence awaits the token chosen for it",
@@ -204,9 +236,8 @@ class BatchedGenerator:
         if sequence is None or sequence.is_answered:
             raise _not_there(seq_id, "awaits no token")
         self._check_vocabulary([token])
-        sequence.tokens.append(int(token))
-        sequence.is_answered = True
-        if finished or sequence.num_generated >= sequence.max_tokens:
+        self._answer(sequence, int(token))
+        if finished and seq_id in self._active:
             self._end(sequence)
 
     def cancel(self, seq_id: int) -> None:
@@ -281,45 +312,85 @@ class BatchedGenerator:
                     return
                 yield from self._advance(taken)
         finally:
-            for seq_id in taken:
+            self._launched = None
+            for seq_id in taken.keys() & self._active.keys():
                 self.cancel(seq_id)
 
     def _advance(self, taken: dict[int, tuple[int, Request]]) -> list[Completion]:
-        """One step of the requests under way; those that end leave `taken`."""
-        result = self.step()
-        assert result is not None
-        logits, seq_ids = result
-        greedy = likeliest(logits).tolist()
+        """One pass of the requests under way; those that end leave `taken`."""
+        before, made = self._launched, self._next_pass()
+        assert before is not None or made is not None
+        self._launched = None if made is None else self._choose(*made, taken)
+        if not self._is_ahead:
+            before, self._launched = self._launched, None
+        return [] if before is None else self._read(before, taken)
+
+    def _choose(
+        self, logits: Tensor, sequences: list[Running], taken: dict[int, tuple[int, Request]]
+    ) -> _Launched:
+        """Choose the sequences' tokens, on the device; those whose last it is end."""
+        samplings = [taken[sequence.seq_id][1].sampling for sequence in sequences]
+        places = [len(sequence.tokens) for sequence in sequences]
+        launched = _Launched(Arriving(choose(logits, samplings, places)), sequences, places)
+        for sequence in sequences:
+            self._answer(sequence, _UNKNOWN)
+        return launched
+
+    def _read(self, launched: _Launched, taken: dict[int, tuple[int, Request]]) -> list[Completion]:
+        """Give sequences the tokens of a pass; those that have ended leave `taken`."""
         done = []
-        for row, seq_id in enumerate(seq_ids):
-            index, request = taken[seq_id]
-            sequence, token = self._active[seq_id], greedy[row]
-            if request.sampling.temperature > 0:
-                token = sample(logits[row], request.sampling, len(sequence.tokens))
-            stop_id = token if token in request.stop_ids else None
-            if stop_id is None:
-                self.update(seq_id, token)
-            else:
-                self.cancel(seq_id)
-            if seq_id not in self._active:
-                reason: FinishReason = "length" if stop_id is None else "stop"
+        tokens = checked(launched.ids.tolist())
+        for sequence, place, token in zip(launched.sequences, launched.places, tokens):
+            if sequence.seq_id not in taken:
+                continue
+            index, request = taken[sequence.seq_id]
+            sequence.tokens[place] = token
+            num_new = place + 1 - sequence.num_prompt
+            if token in request.stop_ids:
+                new = sequence.tokens[sequence.num_prompt : place]
+                done.append(Completion(index, new, "stop", token))
+            elif num_new == sequence.max_tokens:
                 new = sequence.tokens[sequence.num_prompt :]
-                done.append(Completion(index, new, reason, stop_id))
-                del taken[seq_id]
+                done.append(Completion(index, new, "length", None))
+            else:
+                continue
+            del taken[sequence.seq_id]
+            if sequence.seq_id in self._active:
+                self._end(sequence)
         return done
 
-    def _run(self, planned: list[Planned], rows: list[int]) -> Tensor:
-        """One pass; logits of some of its rows."""
+    def _next_pass(self) -> tuple[Tensor, list[Running]] | None:
+        """Logits of the next tokens, and whose they are; None when no sequence can go on."""
+        while planned := self._scheduler.plan():
+            wanted = wanted_rows(planned)
+            logits = self._run(planned, wanted)
+            self._scheduler.commit(planned)
+            if wanted:
+                return logits, [sequence for _, sequence in wanted]
+        return None
+
+    def _run(self, planned: list[Planned], wanted: list[tuple[int, Running]]) -> Tensor:
+        """One pass; logits of the rows wanted."""
         chunks = [part.chunk for part in planned]
-        ids = [part.sequence.tokens[part.chunk.start : part.chunk.stop] for part in planned]
+        tokens = [part.sequence.tokens[part.chunk.start : part.chunk.stop] for part in planned]
         device = self._rotation.device
         context = self.model.step(self._cache, chunks, self.batch_invariant)
+        ids = on_device(np.concatenate(tokens).astype(np.int64), device)
+        if self._launched is not None:
+            self._launched.fill(ids, wanted)
         return self.model.extend(
-            torch.from_numpy(np.concatenate(ids).astype(np.int64)).to(device),
+            ids,
             context,
             self._rotation[context.positions],
-            torch.tensor(rows, dtype=torch.int64, device=device),
+            on_device(np.array([row for row, _ in wanted], np.int64), device),
         )
+
+    def _answer(self, sequence: Running, token: int) -> None:
+        """Give a sequence its next token; with its last allowed one it ends."""
+        sequence.tokens.append(token)
+        sequence.is_answered = True
+        if sequence.num_generated >= sequence.max_tokens:
+            self._end(sequence)
 
     def _end(self, sequence: Running) -> None:
         self._scheduler.remove(sequence)

@@ -6,6 +6,9 @@ does not depend on the rest of the batch: with MKL on x86 its result is the same
 elsewhere to float32 rounding. A call of the model computes whole documents and keeps nothing;
 `extend` runs new tokens of sequences that a cache keeps, through the same blocks. Blocks can be
 run in parts, so that documents a first head has rejected cost nothing further.
+
+`Transformer.from_checkpoint` is where a model gets its blocks: plain ones, or those of
+`nmoe_core.engine.kernels` on a device that has them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmoe_core.engine import backend
 from nmoe_core.engine.attention import Attention, Context, PackedDocuments
 from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.checkpoint import LayerTensors, checkpoint_digest, open_checkpoint
@@ -93,6 +97,7 @@ class Transformer(nn.Module):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         experts: ExpertForm = "decoded",
+        use_kernels: bool | None = None,
     ) -> Transformer:
         """Load a checkpoint, expert by expert.
 
@@ -103,6 +108,7 @@ class Transformer(nn.Module):
             dtype: torch.float32 or torch.bfloat16.
             experts: "packed" keeps MXFP4 experts as they are stored and decodes what a batch needs:
                 the same numbers in a third of the memory of bfloat16, for more time.
+            use_kernels: None for wherever the device has them (`backend.has_kernels`).
 
         Raises:
             CheckpointError: As `open_checkpoint`.
@@ -125,7 +131,14 @@ class Transformer(nn.Module):
                 for layer in range(config.num_hidden_layers)
             ]
             final_norm = checkpoint.final_norm()
-        return cls(config, blocks, tables[0], final_norm, tables[1], checkpoint_digest(path))
+        model = cls(config, blocks, tables[0], final_norm, tables[1], checkpoint_digest(path))
+        if use_kernels is None:
+            use_kernels = backend.has_kernels(device)
+        if not use_kernels:
+            return model
+        from nmoe_core.engine.kernels.block import with_kernels
+
+        return with_kernels(model)
 
     @torch.inference_mode()
     def forward(

@@ -1,4 +1,4 @@
-"""The next token from a row of logits.
+"""The next tokens from rows of logits, chosen where the logits are.
 
 Temperature divides the logits, top-k keeps the k largest, top-p then the smallest set of largest
 probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the edge are kept, so the
@@ -9,14 +9,17 @@ process. Logits whose largest is no finite number are an error, never a token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nmoe_core.engine.transfers import on_device
 from nmoe_core.errors import CheckpointError, ConfigError
 
+NOT_FINITE = -1
 _FIRST_LOOK = 256
 
 
@@ -45,59 +48,80 @@ class Sampling:
                 )
 
 
-def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
-    """One token id.
+def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
+    """One token id a row, on the logits' device: on a GPU nothing waits for the host.
 
     Args:
-        logits: float32 [vocab].
-        sampling: How to draw.
-        position: Place of the token in its sequence; with the seed it fixes the draw.
+        logits: float32 [B, vocab].
+        samplings: How to draw, for each row.
+        positions: Place of each row's token in its sequence; with the seed it fixes the draw.
 
-    Raises:
-        CheckpointError: As `likeliest`.
+    Returns:
+        int64 [B]; NOT_FINITE where the largest logit is NaN or infinite, see `checked`.
     """
-    first = int(likeliest(logits))
-    if sampling.temperature == 0:
-        return first
-    mass = kept_probabilities(logits, sampling).cumsum(0)
-    share = uniform(sampling.seed, position) * mass[-1]
-    # The bound matters where rounding makes the share the whole mass.
-    last = torch.searchsorted(mass, mass[-1])
-    return int(torch.minimum(torch.searchsorted(mass, share, right=True), last))
-
-
-def likeliest(logits: Tensor) -> Tensor:
-    """int64 [...]: ids of the largest logits [..., vocab], the first of equals.
-
-    Raises:
-        CheckpointError: A row has NaN or infinity, or nothing but minus infinity
-            (E-CHECKPOINT-LOGITS).
-    """
-    ids = logits.argmax(-1, keepdim=True)
+    likeliest = logits.argmax(-1, keepdim=True)
     # NaN counts as the largest, so that looking at the largest is enough.
-    largest = logits.gather(-1, ids)
-    if not bool(largest.isfinite().all()):
+    is_finite = logits.gather(-1, likeliest).isfinite().squeeze(-1)
+    ids = likeliest.squeeze(-1)
+    drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+    # On a CPU one row at a time, which stays in the cache; on a GPU all in one go.
+    count = 1 if logits.device.type == "cpu" else max(1, len(drawn))
+    for first in range(0, len(drawn), count):
+        part = drawn[first : first + count]
+        shares = [uniform(samplings[row].seed, positions[row]) for row in part]
+        rows = on_device(np.array(part), logits.device)
+        kept = kept_probabilities(logits[rows], [samplings[row] for row in part])
+        ids[rows] = _draw(kept, shares)
+    return ids.masked_fill_(~is_finite, NOT_FINITE)
+
+
+def checked(ids: list[int]) -> list[int]:
+    """The ids that `choose` gave, on the host.
+
+    Raises:
+        CheckpointError: The logits of one were not finite (E-CHECKPOINT-LOGITS).
+    """
+    if NOT_FINITE in ids:
         raise CheckpointError(
             "the model's logits are not finite",
-            found=float(largest[~largest.isfinite()][0]),
+            found="a largest logit that is NaN or infinite",
             do="compute in float32, or check the weights",
             code="E-CHECKPOINT-LOGITS",
         )
-    return ids.squeeze(-1)
+    return ids
 
 
-def kept_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """float64 [vocab]: probabilities of what top-k and top-p keep, not normalised, else zero."""
+def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
+    """As `choose`, of one row [vocab].
+
+    Raises:
+        CheckpointError: As `checked`.
+    """
+    return checked(choose(logits[None], [sampling], [position]).tolist())[0]
+
+
+def kept_probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """float64 [B, vocab]: probabilities of what top-k and top-p keep, not normalised, else zero."""
+    device, size = logits.device, logits.shape[1]
+
+    def column(values: list[float]) -> Tensor:
+        return on_device(np.array(values), device)[:, None]
+
     # Relative to the largest, so that a temperature near zero overflows nothing.
-    scaled = (logits.double() - logits.max()) / sampling.temperature
-    if 0 < sampling.top_k < len(scaled):
-        smallest = scaled.topk(sampling.top_k).values[-1]
-        scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
-    probabilities = torch.softmax(scaled, 0)
-    if sampling.top_p == 1:
-        return probabilities
-    smallest = _smallest_kept(probabilities, sampling.top_p)
-    return probabilities.masked_fill(probabilities < smallest, 0)
+    scaled = logits.double() - logits.amax(-1, keepdim=True)
+    scaled /= column([sampling.temperature for sampling in samplings])
+    counts = [sampling.top_k if sampling.top_k < size else 0 for sampling in samplings]
+    if any(counts):
+        places = column([max(count, 1) - 1 for count in counts])
+        edges = scaled.topk(max(counts)).values.gather(1, places)
+        scaled.masked_fill_((scaled < edges) & column([count > 0 for count in counts]), -torch.inf)
+    probabilities = torch.softmax(scaled, -1)
+    shares = [sampling.top_p for sampling in samplings]
+    if min(shares) < 1:
+        edges = _smallest_kept(probabilities, column([p if p < 1 else 0.0 for p in shares]))
+        is_cut = (probabilities < edges) & column([p < 1 for p in shares])
+        probabilities.masked_fill_(is_cut, 0)
+    return probabilities
 
 
 def uniform(seed: int, position: int) -> float:
@@ -106,12 +130,25 @@ def uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=key)).random())
 
 
-def _smallest_kept(probabilities: Tensor, top_p: float) -> Tensor:
-    """The probability with which the largest ones first sum to `top_p`."""
-    for count in (min(_FIRST_LOOK, len(probabilities)), len(probabilities)):
-        largest = probabilities.topk(count).values
-        mass = largest.cumsum(0)
-        if mass[-1] >= top_p:
-            break
-    place = torch.searchsorted(mass, torch.tensor(top_p, dtype=mass.dtype, device=mass.device))
-    return largest[place.clamp(max=count - 1)]
+def _draw(kept: Tensor, shares: list[float]) -> Tensor:
+    """int64 [B]: where the running sums of each row [B, vocab] pass its share of their total."""
+    mass = kept.cumsum(-1)
+    total = mass[:, -1:].contiguous()
+    points = on_device(np.array(shares), kept.device)[:, None] * total
+    # The bound matters where rounding makes the share the whole mass.
+    last = torch.searchsorted(mass, total)
+    return torch.minimum(torch.searchsorted(mass, points, right=True), last).squeeze(1)
+
+
+def _smallest_kept(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """[B, 1]: the probability with which the largest of each row first sum to `top_p` [B, 1]."""
+    size = probabilities.shape[1]
+    # A look at a part has to be waited for, which is dear on a GPU: there all are sorted at once.
+    count = min(_FIRST_LOOK, size) if probabilities.device.type == "cpu" else size
+    largest = probabilities.topk(count).values
+    mass = largest.cumsum(-1)
+    if count < size and not bool((mass[:, -1:] >= top_p).all()):
+        largest = probabilities.topk(size).values
+        mass = largest.cumsum(-1)
+    place = torch.searchsorted(mass, top_p).clamp(max=largest.shape[1] - 1)
+    return largest.gather(1, place)

@@ -19,6 +19,7 @@ from torch import Tensor
 from nmoe_core.engine.attention import attend, attend_cached
 from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.packing import MIN_ROWS
+from nmoe_core.engine.transfers import on_device
 
 Rows = slice | Tensor
 
@@ -78,10 +79,8 @@ class StepBatch:
         ring_rows = slots * ring_size + flat % ring_size
         self._ring_written = self._tensor(ring_rows[is_kept])
         if singles:
-            lengths = np.asarray([chunk.stop for chunk in singles])
-            taken = np.asarray([chunk.slot for chunk in singles])
-            self._all_keys = self._page_keys(taken, lengths)
-            self._ring_keys = self._ring_keys_of(taken, lengths)
+            slots = np.asarray([chunk.slot for chunk in singles])
+            self._find_keys(slots, np.asarray([chunk.stop for chunk in singles]))
         self._history = [self._page_history(chunk) for chunk in self._longer]
         self._ring_history = [self._ring_history_of(chunk) for chunk in self._longer]
 
@@ -104,6 +103,11 @@ class StepBatch:
             result = attend(queries, chunk_k, chunk_v, sinks, window, chunk.start)
             mixed[rows] = result[0].permute(2, 0, 1, 3).flatten(1, 2)
         return mixed
+
+    def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """Note where the keys of the chunks of one token lie, `lengths` of them each."""
+        self._all_keys = self._page_keys(slots, lengths)
+        self._ring_keys = self._ring_keys_of(slots, lengths)
 
     def _seen(self, cached: Tensor, new: Tensor, window: int | None) -> list[Tensor]:
         """[1, kv_heads, S, head_dim] of each longer chunk: what it sees of the cache, and its own.
@@ -175,4 +179,4 @@ class StepBatch:
         return self._tensor(mask)[:, None, None]
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+        return on_device(values, self._device)

@@ -31,7 +31,7 @@ from nmoe_core.engine.step import Chunk
 class KernelBlock(nn.Module):
     """One block on kernels, made of a plain one."""
 
-    def __init__(self, config: ModelConfig, block: Block, batch_invariant: bool) -> None:
+    def __init__(self, config: ModelConfig, block: Block) -> None:
         super().__init__()
         self.attn = block.attn
         self.attn_norm, self.mlp_norm = block.attn_norm, block.mlp_norm
@@ -42,7 +42,6 @@ class KernelBlock(nn.Module):
             config.experts_per_token,
             config.swiglu_limit,
             config.swiglu_alpha,
-            batch_invariant,
         )
 
     def forward(self, x: Tensor, context: KernelContext, rotation: Tensor) -> Tensor:
@@ -54,7 +53,7 @@ class KernelBlock(nn.Module):
         delta = F.linear(mixed.flatten(1), attn.out_weight, attn.out_bias)
         x, normalised = add_rms_norm(x, delta, self.mlp_norm.weight, self.mlp_norm.eps)
         logits = F.linear(normalised.float(), self.router_weight, self.router_bias)
-        return self.experts(normalised, logits, x)
+        return self.experts(normalised, logits, x, context.batch_invariant)
 
 
 class KernelTransformer(Transformer):
@@ -70,7 +69,9 @@ class KernelTransformer(Transformer):
         """Context of whole documents."""
         return KernelDocuments(self.config, packing)
 
-    def step(self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool) -> KernelStep:
+    def step(
+        self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
+    ) -> KernelStep:
         """Context of one pass over a cache."""
         return KernelStep(cache, chunks, batch_invariant)
 
@@ -93,15 +94,11 @@ class KernelTransformer(Transformer):
         return self._graphs.run(input_ids, context)[wanted]
 
 
-def with_kernels(
-    model: Transformer, batch_invariant: bool = False, use_graphs: bool | None = None
-) -> KernelTransformer:
+def with_kernels(model: Transformer, use_graphs: bool | None = None) -> KernelTransformer:
     """Take a model's blocks over, one by one; the plain model is not usable afterwards.
 
     Args:
         model: Plain, on the device that the kernels are to run on.
-        batch_invariant: One tile shape for every batch, so that a token's bits depend on its
-            sequence alone as far as the experts go.
         use_graphs: Decode through recorded steps; None for wherever there is a CUDA device.
 
     Raises:
@@ -110,7 +107,7 @@ def with_kernels(
     blocks: list[nn.Module] = []
     for i, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        blocks.append(KernelBlock(model.config, block, batch_invariant))
+        blocks.append(KernelBlock(model.config, block))
         model.blocks[i] = nn.Identity()
     fused = KernelTransformer(
         model.config,
@@ -128,10 +125,3 @@ def _expert_weights(stack: Experts, bias: Tensor) -> ExpertWeights:
     if isinstance(stack, PackedExperts):
         return tile_experts(stack.blocks.data, stack.scales.data, bias)
     return DenseExperts(stack.weight.data, bias.float())
-
-
-def kernels_available(device: torch.device | str) -> bool:
-    """Whether kernels can run there: a CUDA device of compute capability 9 with Triton beside."""
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability(device)[0] >= 9

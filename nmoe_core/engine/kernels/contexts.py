@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,16 @@ from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
 from nmoe_core.engine.packing import Packing
 from nmoe_core.engine.step import Chunk, StepBatch
+from nmoe_core.engine.transfers import on_device
 
 
 class KernelContext(Protocol):
-    """What a kernel block needs of a context."""
+    """What a kernel block needs of a context.
+
+    `batch_invariant`: whether the experts take one tile shape for every batch.
+    """
+
+    batch_invariant: bool
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
         """Mixed values [N, heads, head_dim] of a block's fused projection [N, q + k + v].
@@ -36,6 +43,8 @@ class KernelContext(Protocol):
 
 class KernelDocuments(PackedDocuments):
     """Whole documents, each attending to itself."""
+
+    batch_invariant = False
 
     def __init__(self, config: ModelConfig, packing: Packing) -> None:
         super().__init__(config, packing)
@@ -67,14 +76,10 @@ class KernelStep(StepBatch):
         self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
     ) -> None:
         super().__init__(cache, chunks, batch_invariant)
+        self.batch_invariant = batch_invariant
         self._rows = torch.arange(len(self.positions), device=self._device)
-        singles = chunks[: self._num_singles]
-        slots = torch.tensor([chunk.slot for chunk in singles], dtype=torch.int64)
-        self.lengths = self._ints([chunk.stop for chunk in singles])
-        self.max_length = max((chunk.stop for chunk in singles), default=1)
-        self.tables = torch.from_numpy(cache.tables)[slots].to(self._device)
-        ring = torch.arange(cache.ring_pages)
-        self.ring_tables = (slots[:, None] * cache.ring_pages + ring).int().to(self._device)
+        if not self._longer:
+            return
         counts = [chunk.count for chunk in self._longer]
         reach = cache.window - 1
         self._blocks = query_blocks(self._starts(counts), sum(counts))
@@ -125,6 +130,15 @@ class KernelStep(StepBatch):
             return mixed
         return torch.cat([self._decode(single, keys, values, sinks, window), mixed])
 
+    def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """As `StepBatch`; what the decoding kernel reads."""
+        cache = self._cache
+        self.max_length = int(lengths.max())
+        self.lengths = on_device(lengths.astype(np.int32), self._device)
+        self.tables = on_device(cache.tables[slots], self._device)
+        ring = slots[:, None] * cache.ring_pages + np.arange(cache.ring_pages)
+        self.ring_tables = on_device(ring.astype(np.int32), self._device)
+
     def _decode(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor, window: int | None
     ) -> Tensor:
@@ -148,7 +162,4 @@ class KernelStep(StepBatch):
         return torch.cat(list(parts))
 
     def _starts(self, counts: list[int]) -> Tensor:
-        return self._ints([0, *counts]).cumsum(0).int()
-
-    def _ints(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self._device)
+        return on_device(np.cumsum([0, *counts]).astype(np.int32), self._device)

@@ -100,12 +100,3 @@ def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
         codes[expert] = (low | (high << 4)).transpose(0, 1)
         turned[expert, :groups] = scales[expert].T
     return TiledExperts(codes, turned, bias.float().contiguous(), groups * GROUP_SIZE)
-
-
-def gate_then_up(rows: Tensor) -> Tensor:
-    """Reorder dimension 1 from interleaved gate and up rows to all gates, then all ups.
-
-    For [E, 2I, ...] weights, codes, scales or biases: a program then finds the gate and the up of
-    its columns at one distance from each other.
-    """
-    return torch.cat([rows[:, 0::2], rows[:, 1::2]], 1)

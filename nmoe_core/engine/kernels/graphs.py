@@ -4,7 +4,8 @@ A step of n single tokens is padded to the next captured size; empty places have
 no key. All that changes between steps lies in buffers that are filled before a replay: ids,
 positions, page slots, lengths, tables. Attention takes as many splits as the longest sequence of
 its bucket needs, so there is a graph for each (batch size, length bucket) met, captured when it is
-first met. Without a CUDA device the same buffers and the same code run unrecorded.
+first met. All share one pool of memory: they run one after another, and a step's logits are taken
+before the next. Without a CUDA device the same buffers and the same code run unrecorded.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ Forward = Callable[[Tensor, "StaticStep", Tensor], Tensor]
 
 class StaticStep:
     """Context of one token for each of `batch_size` places, in buffers that keep their address."""
+
+    batch_invariant = False
 
     def __init__(self, cache: PagedCache, batch_size: int, max_length: int) -> None:
         device = cache.keys[0].device
@@ -101,6 +104,7 @@ class DecodeGraphs:
         self._blocks, self._embedding, self._head = blocks, embedding, head
         self._rotation, self.cache = rotation, cache
         self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._pool = torch.cuda.graph_pool_handle() if embedding.is_cuda else None
 
     def takes(self, step: KernelStep) -> bool:
         """Whether a step is of single tokens only, and of a size that is recorded."""
@@ -134,7 +138,7 @@ class DecodeGraphs:
             self._forward(step)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             logits = self._forward(step)
         return _Recorded(step, logits, graph)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from nmoe_core.engine.kernels.combine import combine
 from nmoe_core.engine.kernels.expert_product import (
     DECODE,
-    TileShape,
     swiglu_product,
     tile_shape,
     weighted_product,
@@ -26,9 +25,7 @@ from nmoe_core.engine.kernels.routing import route
 class FusedExperts:
     """Experts of one block.
 
-    gate_up: I gates, then I ups, of each expert. down: back to the hidden size. With
-    `batch_invariant` every batch takes one tile shape, so a token's bits do not depend on how many
-    others there are; large batches are then slower.
+    gate_up: I gates, then I ups, of each expert. down: back to the hidden size.
     """
 
     gate_up: ExpertWeights
@@ -36,24 +33,23 @@ class FusedExperts:
     experts_per_token: int
     swiglu_limit: float
     swiglu_alpha: float
-    batch_invariant: bool = False
 
-    def __call__(self, x: Tensor, logits: Tensor, residual: Tensor) -> Tensor:
+    def __call__(
+        self, x: Tensor, logits: Tensor, residual: Tensor, batch_invariant: bool = False
+    ) -> Tensor:
         """The residual plus the weighted sum of each row's experts.
 
         Args:
             x: [T, hidden], normalised.
             logits: float32 [T, E], the router's.
             residual: [T, hidden].
+            batch_invariant: Take one tile shape for every batch, so that a token's bits do not
+                depend on how many others there are; large batches are then slower.
         """
-        shape = self._tile_shape(logits)
+        num_choices = len(logits) * self.experts_per_token
+        shape = DECODE if batch_invariant else tile_shape(num_choices, logits.shape[1])
         routing = route(logits, self.experts_per_token, shape.rows)
         inner = swiglu_product(
             x, self.gate_up, routing, shape, self.swiglu_limit, self.swiglu_alpha
         )
         return combine(weighted_product(inner, self.down, routing, shape), residual)
-
-    def _tile_shape(self, logits: Tensor) -> TileShape:
-        if self.batch_invariant:
-            return DECODE
-        return tile_shape(len(logits) * self.experts_per_token, logits.shape[1])

@@ -62,13 +62,16 @@ def test_the_engine_needs_torch_numpy_and_safetensors_alone():
     assert run.stdout.startswith("blocked:")
 
 
-def test_tests_on_a_gpu_need_torch_triton_numpy_and_pytest_alone():
-    allowed = {"torch", "triton", "numpy", "safetensors", "pytest", "nmoe_core"}
-    for path in (ROOT / "tests" / "gpu").glob("*.py"):
+def test_tests_and_figures_on_a_gpu_need_torch_triton_numpy_and_pytest_alone():
+    allowed = {"torch", "triton", "numpy", "safetensors", "pytest", "nmoe_core", "benchmarks"}
+    files = [*(ROOT / "tests" / "gpu").glob("*.py"), *(ROOT / "benchmarks" / "gpu").glob("*.py")]
+    assert len(files) >= 8
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 root = name.partition(".")[0]
                 assert root in allowed | sys.stdlib_module_names, f"{path.name} imports {name}"
-                assert root != "nmoe_core" or name.startswith("nmoe_core.engine"), name
+                ours = ("nmoe_core.engine", "benchmarks.gpu")
+                assert root not in ("nmoe_core", "benchmarks") or name.startswith(ours), name

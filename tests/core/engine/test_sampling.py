@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,9 @@ from scipy import stats
 
 from nmoe_core.engine.sampling import (
     Sampling,
+    checked,
+    choose,
     kept_probabilities,
-    likeliest,
     sample,
     uniform,
 )
@@ -47,14 +50,14 @@ def _twin(logits: list[float], temperature: float, top_p: float, top_k: int) -> 
 )
 def test_what_is_kept_equals_the_brute_force_twin(logits, temperature, top_p, top_k):
     sampling = Sampling(temperature, top_p, top_k)
-    kept = kept_probabilities(torch.tensor(logits), sampling)
+    kept = kept_probabilities(torch.tensor([logits]), [sampling])[0]
     expected = _twin(logits, temperature, top_p, top_k)
     np.testing.assert_allclose((kept / kept.sum()).numpy(), expected, atol=1e-12)
 
 
 def test_a_nucleus_wider_than_the_first_look_is_whole():
     logits = torch.linspace(0, 0.001, 2000)
-    kept = kept_probabilities(logits, Sampling(1.0, 0.9))
+    kept = kept_probabilities(logits[None], [Sampling(1.0, 0.9)])[0]
     assert int((kept > 0).sum()) == int((_twin(logits.tolist(), 1.0, 0.9, 0) > 0).sum())
 
 
@@ -98,10 +101,11 @@ def test_a_temperature_near_zero_takes_the_largest(temperature: float):
 
 def test_sets_at_their_ends_keep_one_or_all():
     logits = torch.tensor([1.0, 3.0, 2.0, -torch.inf])
-    kept = kept_probabilities(logits, Sampling(1.0, top_p=1e-12))
+    kept = kept_probabilities(logits[None], [Sampling(1.0, top_p=1e-12)])[0]
     assert (kept > 0).tolist() == [False, True, False, False]
-    everything = kept_probabilities(logits, Sampling(1.0))
-    assert torch.equal(kept_probabilities(logits, Sampling(1.0, top_k=99)), everything)
+    everything = kept_probabilities(logits[None], [Sampling(1.0)])[0]
+    kept = kept_probabilities(logits[None], [Sampling(1.0, top_k=99)])[0]
+    assert torch.equal(kept, everything)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +115,20 @@ def test_sets_at_their_ends_keep_one_or_all():
 def test_no_token_is_taken_from_logits_that_are_not_finite(logits, temperature: float):
     with pytest.raises(CheckpointError, match="not finite"):
         sample(torch.tensor(logits), Sampling(temperature), 0)
+    rows = torch.tensor([[1.0] * len(logits), logits])
+    ids = choose(rows, [Sampling(temperature)] * 2, [0, 0]).tolist()
     with pytest.raises(CheckpointError, match="not finite"):
-        likeliest(torch.tensor([[1.0] * len(logits), logits]))
+        checked(ids)
+
+
+def test_rows_have_the_same_set_together_as_alone():
+    """A GPU takes all rows at once, a CPU one by one."""
+    choices = itertools.product((0.4, 1.3), (1.0, 0.3, 0.97), (0, 1, 600, 700))
+    samplings = [Sampling(*choice) for choice in choices]
+    rows = torch.randn(len(samplings), 700, generator=torch.Generator().manual_seed(0))
+    together = kept_probabilities(rows, samplings)
+    for row, sampling, kept in zip(rows, samplings, together, strict=True):
+        assert torch.equal(kept, kept_probabilities(row[None], [sampling])[0])
 
 
 def test_only_kept_tokens_are_drawn_at_both_ends(monkeypatch: pytest.MonkeyPatch):

@@ -1,8 +1,9 @@
 """Compiles every kernel for Hopper (sm_90) on a machine without one, through the launchers.
 
-Prints one JSON line a compilation: kernel, bytes of shared memory, bytes of stack (spilled
-registers), and whether tensor-core products are in it. Run by test_compiles.py in a process of its
-own, since the interpreter and the compiler exclude each other.
+With `quick`, one variant of each kernel. Prints one JSON line a compilation: kernel, bytes of
+shared memory, bytes of stack (spilled registers), and whether tensor-core products are in it. Run
+by test_compiles.py in a process of its own, since the interpreter and the compiler exclude each
+other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -59,32 +61,41 @@ def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwa
         "kernel": kernel.__name__,
         "shared_bytes": compiled.metadata.shared,
         "stack_bytes": int(stack),
+        # A product of float32 values, as plain torch makes them: exact, and not made to be fast.
+        "is_float32": compiled.src.signature.get("x_ptr") == "*fp32",
         "has_products": any(op in compiled.asm["ptx"] for op in ("wgmma", "mma.sync")),
     }
     print(json.dumps(record), flush=True)
 
 
-def mixtures() -> None:
+def mixtures(is_quick: bool) -> None:
     bias = [torch.zeros(EXPERTS, n) for n in (2 * HIDDEN, HIDDEN)]
     sizes = [(EXPERTS, 2 * HIDDEN, HIDDEN), (EXPERTS, HIDDEN, HIDDEN)]
     dense = [DenseExperts(torch.zeros(s, dtype=torch.bfloat16), b) for s, b in zip(sizes, bias)]
     packed = [tile_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
-    for up, down in (dense, packed):
-        for rows in (1, 32 * EXPERTS + 1):  # one choice a token: both tile shapes
+    many = 32 * EXPERTS + 1  # with one choice a token, the other tile shape
+    for up, down in (packed,) if is_quick else (dense, packed):
+        for rows in (1,) if is_quick else (1, many):
             x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16)
             FusedExperts(up, down, 1, 7.0, 1.702)(x, torch.zeros(rows, EXPERTS), x)
+    if not is_quick:
+        full = [DenseExperts(torch.zeros(s), b) for s, b in zip(sizes, bias)]
+        for up, down in (packed, full):
+            for rows in (1, many):
+                x = torch.zeros(rows, HIDDEN)
+                FusedExperts(up, down, 1, 7.0, 1.702)(x, torch.zeros(rows, EXPERTS), x)
 
 
-def attention() -> None:
+def attention(is_quick: bool) -> None:
     q = torch.zeros(40, HEADS, DIM, dtype=torch.bfloat16)
     k = torch.zeros(40, KV_HEADS, DIM, dtype=torch.bfloat16)
     starts, sinks = torch.tensor([0, 40]).int(), torch.zeros(HEADS)
     pages = torch.zeros(4, 32, KV_HEADS, DIM, dtype=torch.bfloat16)
     table = torch.zeros(40, 4).int()
     lengths = torch.ones(40).int()
-    for window in (None, 128):
+    for window in (None,) if is_quick else (None, 128):
         prefill_attention(q, k, k, sinks, query_blocks(starts, 40), window)
-        for max_length in (128, 4096):
+        for max_length in (4096,) if is_quick else (128, 4096):
             decode_attention(q, pages, pages, table, lengths, sinks, window, max_length)
     qkv = torch.zeros(40, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.bfloat16)
     rotation = torch.ones(64, DIM // 2, dtype=torch.complex64)
@@ -96,8 +107,9 @@ if __name__ == "__main__":
     JITFunction.run = compile_only
     driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     assert DECODE.rows != PREFILL.rows
-    mixtures()
-    attention()
+    is_quick = sys.argv[1:] == ["quick"]
+    mixtures(is_quick)
+    attention(is_quick)
     rows = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
-    for delta in (None, rows):
+    for delta in (rows,) if is_quick else (None, rows):
         add_rms_norm(rows, delta, torch.ones(HIDDEN), 1e-5)

@@ -1,15 +1,18 @@
-"""Whole models on kernels against the plain path, in Triton's interpreter."""
+"""Whole models on kernels against the plain path, interpreted; and which devices get them."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 
+from nmoe_core.engine import backend
+from nmoe_core.engine.devices import ModelSource, Shard
 from nmoe_core.engine.generator import BatchedGenerator
-from nmoe_core.engine.kernels import decode_attention, prefill_attention
-from nmoe_core.engine.kernels.block import kernels_available, with_kernels
+from nmoe_core.engine.kernels import decode_attention, mixture, prefill_attention
+from nmoe_core.engine.kernels.block import KernelTransformer, with_kernels
 from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.tiny import make_tiny_checkpoint
 
@@ -17,42 +20,112 @@ from nmoe_core.engine.tiny import make_tiny_checkpoint
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
     """Two blocks, one of each kind of attention, with a window that the prompts outgrow."""
-    sizes = {"num_layers": 2, "num_experts": 4, "vocab_size": 320, "sliding_window": 16}
+    sizes = {"num_layers": 2, "num_experts": 4, "vocab_size": 320, "sliding_window": 8}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     return make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), **sizes)
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(prefill_attention, "QUERY_BLOCK", 32)
+    monkeypatch.setattr(prefill_attention, "QUERY_BLOCK", 16)
     monkeypatch.setattr(decode_attention, "SPLIT_KEYS", 64)
 
 
 @pytest.mark.parametrize("experts", ["decoded", "packed"])
-def test_hidden_states_are_those_of_the_plain_path(checkpoint, experts):
+def test_hidden_states_and_logits_are_those_of_the_plain_path(checkpoint, experts):
     plain = Transformer.from_checkpoint(checkpoint, experts=experts)
-    ids = torch.randint(0, 320, (2, 40), generator=torch.Generator().manual_seed(0))
-    options = {"lengths": torch.tensor([40, 7]), "return_hidden_states": (1, 2), "no_logits": True}
-    _, expected = plain(ids, **options)
+    ids = torch.randint(0, 320, (2, 11), generator=torch.Generator().manual_seed(0))
+    options = {"lengths": torch.tensor([11, 2]), "return_hidden_states": (1, 2)}
+    expected_logits, expected = plain(ids, **options)
     fused = with_kernels(Transformer.from_checkpoint(checkpoint, experts=experts))
-    _, found = fused(ids, **options)
+    logits, found = fused(ids, **options)
     for tap in (1, 2):
         torch.testing.assert_close(found[tap], expected[tap], rtol=1e-4, atol=1e-4)
-
-
-def test_a_plain_machine_has_no_device_for_kernels():
-    assert not kernels_available("cpu")
+    torch.testing.assert_close(logits, expected_logits, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("use_graphs", [False, True])
 def test_generation_gives_the_plain_path_s_tokens(checkpoint, use_graphs):
-    """Prompts of two lengths in one batch, the longer one in two pieces; then decoding."""
+    """Prompts of two lengths in one batch, the longer one in two pieces; then decoding, as on a
+    GPU: each pass launched before the tokens of the one before it are read."""
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(0, 320, (n,), generator=generator).tolist() for n in (3, 21)]
-    sizes = {"max_seq_len": 64, "max_batch": 3, "max_step_tokens": 16}
+    prompts = [torch.randint(0, 320, (n,), generator=generator).tolist() for n in (2, 11)]
+    sizes = {"max_seq_len": 32, "max_batch": 2, "max_step_tokens": 8, "max_prefixes": 0}
     plain = BatchedGenerator(Transformer.from_checkpoint(checkpoint), **sizes)
     expected = plain.generate_batch(prompts, max_tokens=3, temperature=0.0)
     model = with_kernels(Transformer.from_checkpoint(checkpoint), use_graphs=use_graphs)
     fused = BatchedGenerator(model, **sizes)
+    fused._is_ahead = True
     assert fused.generate_batch(prompts, max_tokens=3, temperature=0.0) == expected
     assert (model._graphs is not None) == use_graphs
+
+
+def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch):
+    rows = []
+
+    def route(logits, experts_per_token, tile_rows):
+        rows.append(tile_rows)
+        raise LookupError
+
+    monkeypatch.setattr(mixture, "route", route)
+    experts = with_kernels(Transformer.from_checkpoint(checkpoint)).blocks[0].experts
+    x = torch.randn(1, 64)
+    for count in (1, 140):
+        for batch_invariant in (False, True):
+            many = x.repeat(count, 1)
+            with pytest.raises(LookupError):
+                experts(many, torch.zeros(count, 4), many, batch_invariant)
+    assert rows == [16, 16, 128, 16]
+
+
+def test_a_model_on_the_cpu_is_plain_torch_although_the_interpreter_could_run_kernels(checkpoint):
+    """The interpreter is on in this process; every public way to a model is looked at."""
+    models = [
+        Transformer.from_checkpoint(checkpoint),
+        ModelSource(str(checkpoint)).load(Shard(0, 1)),
+        BatchedGenerator(checkpoint, 32, 1).model,
+        BatchedGenerator(str(checkpoint), 32, 1, device="cpu").model,
+    ]
+    ids = torch.arange(5)[None]
+    expected = models[0](ids)
+    for model in models:
+        assert type(model) is Transformer
+        assert torch.equal(model(ids), expected)
+
+
+def test_the_same_ways_give_kernels_where_the_device_has_them(checkpoint, monkeypatch):
+    plain = Transformer.from_checkpoint(checkpoint)
+    asked = []
+    monkeypatch.setattr(backend, "has_kernels", lambda device: asked.append(device) or True)
+    models = [
+        Transformer.from_checkpoint(checkpoint),
+        ModelSource(str(checkpoint)).load(Shard(0, 1)),
+        BatchedGenerator(checkpoint, 32, 1).model,
+    ]
+    assert asked == ["cpu", torch.device("cpu"), "cpu"]
+    assert {type(model) for model in models} == {KernelTransformer}
+    assert models[0].digest == plain.digest
+    ids = torch.arange(5)[None]
+    torch.testing.assert_close(models[0](ids), plain(ids), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "has_cuda", "has_triton", "capability", "expected"),
+    [
+        ("cpu", True, True, (9, 0), False),
+        ("cuda", True, True, (9, 0), True),
+        ("cuda:3", True, True, (10, 0), True),
+        ("cuda", False, True, (9, 0), False),
+        ("cuda", True, False, (9, 0), False),
+        ("cuda", True, True, (8, 0), False),
+        ("cuda", True, True, (12, 0), False),
+    ],
+)
+def test_kernels_need_a_gpu_whose_tiles_fit_and_triton(
+    monkeypatch, device, has_cuda, has_triton, capability, expected
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if has_triton else None)
+    assert backend.has_kernels(device) is expected
+    assert backend.has_kernels(torch.device(device)) is expected

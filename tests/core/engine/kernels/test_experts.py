@@ -14,7 +14,6 @@ from nmoe_core.engine.kernels.combine import combine
 from nmoe_core.engine.kernels.expert_product import TileShape, swiglu_product, weighted_product
 from nmoe_core.engine.kernels.expert_weights import (
     DenseExperts,
-    gate_then_up,
     tile_experts,
 )
 from nmoe_core.engine.kernels.mixture import FusedExperts
@@ -106,7 +105,8 @@ def test_products_are_those_of_plain_torch(kind, inputs):
     generator = torch.Generator().manual_seed(2)
     num_tokens, num_experts, k, inner = 21, 4, 2, 96
     dtype = torch.float32 if kind == "fp32" else torch.bfloat16
-    x = torch.randn(num_tokens, inputs, generator=generator).to(dtype)
+    # Large enough that both limits cut.
+    x = (4 * torch.randn(num_tokens, inputs, generator=generator)).to(dtype)
     up, up_values = make_weights(num_experts, 2 * inner, inputs, kind, generator)
     down, down_values = make_weights(num_experts, 40, inner, kind, generator)
     logits = torch.randn(num_tokens, num_experts, generator=generator)
@@ -114,7 +114,7 @@ def test_products_are_those_of_plain_torch(kind, inputs):
     plan = route(logits, k, TILE.rows)
     activated = swiglu_product(x, up, plan, TILE, LIMIT, ALPHA)
     rows = weighted_product(activated, down, plan, TILE)
-    tolerance = 1e-5 if kind == "fp32" else 2e-2
+    tolerance = 1e-4 if kind == "fp32" else 2e-2
     for place, choice in enumerate(plan.sorted_choices.tolist()):
         token, expert = choice // k, int(plan.experts.flatten()[choice])
         assert expert != 2
@@ -147,14 +147,15 @@ def test_scales_beyond_what_the_kernels_take_are_refused():
         tile_experts(blocks, torch.full((1, 1, 1), 129, dtype=torch.uint8), torch.zeros(1, 1))
 
 
-def test_combine_adds_experts_in_order_and_the_residual_last():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_combine_adds_experts_in_order_and_the_residual_last(dtype):
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(5 * 3, 70, generator=generator)
-    residual = torch.randn(5, 70, generator=generator).to(torch.bfloat16)
+    residual = torch.randn(5, 70, generator=generator).to(dtype)
     in_order = rows.view(5, 3, 70)[:, 0]
     for j in (1, 2):
         in_order = in_order + rows.view(5, 3, 70)[:, j]
-    assert torch.equal(combine(rows, residual), residual + in_order.to(torch.bfloat16))
+    assert torch.equal(combine(rows, residual), residual + in_order.to(dtype))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 33])
@@ -172,7 +173,7 @@ def test_a_whole_mixture_is_the_plain_path_s(num_tokens):
         for weight, e in zip(values[t].softmax(-1), experts[t].tolist(), strict=True):
             activated = swiglu(up_values[e] @ x[t] + up.bias[e])
             expected[t] += weight * (down_values[e] @ activated + down.bias[e])
-    fused = FusedExperts(up, down, k, LIMIT, ALPHA, batch_invariant=True)
+    fused = FusedExperts(up, down, k, LIMIT, ALPHA)
     torch.testing.assert_close(fused(x, logits, residual), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -180,14 +181,9 @@ def test_a_token_s_bits_do_not_depend_on_its_batch():
     generator = torch.Generator().manual_seed(5)
     up, _ = make_weights(4, 64, 64, "mxfp4", generator)
     down, _ = make_weights(4, 64, 32, "mxfp4", generator)
-    fused = FusedExperts(up, down, 2, LIMIT, ALPHA, batch_invariant=True)
+    fused = FusedExperts(up, down, 2, LIMIT, ALPHA)
     x, residual = torch.randn(2, 20, 64, generator=generator)
     logits = torch.randn(20, 4, generator=generator)
-    together = fused(x, logits, residual)
-    alone = fused(x[7:8], logits[7:8], residual[7:8])
+    together = fused(x, logits, residual, batch_invariant=True)
+    alone = fused(x[7:8], logits[7:8], residual[7:8], batch_invariant=True)
     assert torch.equal(together[7], alone[0])
-
-
-def test_gates_come_before_ups():
-    rows = torch.arange(6).view(1, 6, 1)
-    assert gate_then_up(rows).flatten().tolist() == [0, 2, 4, 1, 3, 5]

@@ -1,0 +1,112 @@
+"""Others on the same device and the same weights: transformers, and the plain path compiled."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu import machine
+from benchmarks.gpu.figures import Figure, Sizes, documents
+from nmoe_core.engine.model import Transformer
+
+EXPERT_SETTINGS = ("grouped_mm", "eager")
+
+
+def plain(path: Path, ours: Transformer, sizes: Sizes) -> list[Figure]:
+    """The plain path with decoded experts, as it is and compiled."""
+    device = ours.embedding.device
+    ids = documents(ours, sizes)
+    tap = ours.config.num_hidden_layers
+    call = {"return_hidden_states": (tap,), "no_logits": True}
+    mine = _rate(lambda: ours(ids, **call), ids, device, sizes)
+    other = Transformer.from_checkpoint(
+        path, device=device, dtype=torch.bfloat16, use_kernels=False
+    )
+    found = [_beside("scoring", _rate(lambda: other(ids, **call), ids, device, sizes), mine)]
+    started = time.perf_counter()
+    for block in other.blocks:
+        block.compile(backend="inductor" if device.type == "cuda" else "eager")
+    rate = _rate(lambda: other(ids, **call), ids, device, sizes)
+    found.append(_beside("scoring, compiled", rate, mine))
+    found[-1]["compile_and_measure_seconds"] = time.perf_counter() - started
+    return found
+
+
+def transformers_peer(
+    path: Path, setting: str, ours: Transformer, decoding: dict[int, float], sizes: Sizes
+) -> list[Figure]:
+    """Scoring of one document and decoding.
+
+    Args:
+        path: The checkpoint.
+        setting: How its experts are computed.
+        ours: The engine's model of it.
+        decoding: The engine's tokens a second by batch size.
+        sizes: Of documents and batches.
+    """
+    transformers: Any = importlib.import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    device = ours.embedding.device
+    # One document at a time: it keeps all attention scores.
+    ids = documents(ours, sizes)
+    call = {"return_hidden_states": (ours.config.num_hidden_layers,), "no_logits": True}
+    mine = _rate(lambda: ours(ids, **call), ids, device, sizes)
+    placed: Any = {"device_map": {"": device}} if device.type == "cuda" else {}
+    peer = transformers.GptOssForCausalLM.from_pretrained(
+        path,
+        dtype=torch.bfloat16,
+        attn_implementation="eager",
+        experts_implementation=setting,
+        quantization_config=transformers.Mxfp4Config(dequantize=True),
+        **placed,
+    ).eval()
+    one = ids[:1]
+    with torch.inference_mode():
+        rate = _rate(lambda: peer.model(one, use_cache=False), one, device, sizes)
+    found = [_beside("scoring", rate, mine)]
+    for batch, own_rate in decoding.items():
+        rate = _decoding(peer, batch, device, sizes)
+        found.append(_beside(f"decoding, batch {batch}", rate, own_rate))
+    return found
+
+
+@torch.inference_mode()
+def _decoding(peer: Any, batch: int, device: torch.device, sizes: Sizes) -> float:
+    """Tokens a second after the prompts' first, greedy."""
+    numbers = torch.Generator().manual_seed(1)
+    shape = (batch, sizes.context)
+    ids = torch.randint(0, peer.config.vocab_size - 2, shape, generator=numbers).to(device)
+    new = min(16, sizes.new_tokens)
+
+    def seconds(num_new: int) -> float:
+        machine.synchronize(device)
+        started = time.perf_counter()
+        peer.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=num_new,
+            min_new_tokens=num_new,
+            pad_token_id=0,
+        )
+        machine.synchronize(device)
+        return time.perf_counter() - started
+
+    seconds(2)
+    return batch * new / (seconds(1 + new) - seconds(1))
+
+
+def _rate(run: Callable[[], object], ids: Tensor, device: torch.device, sizes: Sizes) -> float:
+    """Tokens a second."""
+    return ids.numel() / machine.seconds(run, device, min(3, sizes.rounds), warm_up=1)
+
+
+def _beside(name: str, rate: float, ours: float) -> Figure:
+    return {"what": name, "tokens_per_s": rate, "ours_over_it": ours / rate}

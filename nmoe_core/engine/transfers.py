@@ -1,0 +1,35 @@
+"""Small transfers between host and device that make neither wait for the other.
+
+A copy that is waited for ends when all the device's earlier work has: one in every pass would keep
+the host from preparing the next pass while the device is busy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def on_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """The values there. CUDA takes a small pageable array over before the call returns."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+
+
+class Arriving:
+    """A tensor's values on their way to the host; `tolist` waits for them and nothing later."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._host, self._event = values, None
+        if values.is_cuda:
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def tolist(self) -> list[int]:
+        """The values."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()

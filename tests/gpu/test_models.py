@@ -1,0 +1,158 @@
+"""Whole models on a GPU: goldens of transformers, generation with graphs, one pass sanitized."""
+
+from __future__ import annotations
+
+import functools
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmoe_core.engine import BatchedGenerator, Request, Sampling, Transformer, make_tiny_checkpoint
+from nmoe_core.engine.devices import ModelSource, Shard
+from nmoe_core.engine.kernels.block import KernelTransformer
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "engine"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The plain path's bounds (tests/core/engine/test_goldens.py), five times: another order of sums.
+LOGITS_ATOL, HIDDEN_RTOL = 1e-3, 5e-5
+# Medians that transformers' own bfloat16 has, the largest over the prompts.
+BFLOAT16_LOGITS = {"tiny4": 0.0242, "deep24": 0.0229}
+
+
+@pytest.fixture(scope="module")
+def golden_path(tmp_path_factory):
+    """`golden_path(name)`: the checkpoint stored, or written by its recipe."""
+    recipe = runpy.run_path(str(GOLDEN / "recipe.py"))
+
+    @functools.cache
+    def path(name: str) -> Path:
+        if (GOLDEN / name).is_dir():
+            return GOLDEN / name
+        directory = tmp_path_factory.mktemp("golden") / name
+        recipe["write"](name, directory)
+        return directory
+
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    sizes = {"vocab_size": 300, "num_layers": 4, "sliding_window": 16}
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", **sizes)
+
+
+def prompts_of(name: str):
+    arrays = np.load(GOLDEN / f"{name}.expected.npz")
+    for n in range(sum(key.endswith("_ids") for key in arrays)):
+        prefix = f"p{n}_"
+        yield {k.removeprefix(prefix): arrays[k] for k in arrays if k.startswith(prefix)}
+
+
+def ids_of(prompt) -> torch.Tensor:
+    return torch.from_numpy(prompt["ids"].astype(np.int64))[None]
+
+
+def test_every_way_to_a_model_on_the_gpu_gives_kernels(tiny):
+    for model in (
+        Transformer.from_checkpoint(tiny, device=DEVICE, experts="packed"),
+        ModelSource(str(tiny), device=DEVICE).load(Shard(0, 1)),
+        BatchedGenerator(tiny, 64, 2, device=DEVICE).model,
+    ):
+        assert isinstance(model, KernelTransformer)
+        assert model.use_graphs
+    assert type(Transformer.from_checkpoint(tiny)) is Transformer
+
+
+@pytest.mark.parametrize("experts", ["decoded", "packed"])
+@pytest.mark.parametrize("name", ["tiny4", "deep24"])
+def test_goldens_equal_transformers(golden_path, name, experts):
+    model = Transformer.from_checkpoint(golden_path(name), device=DEVICE, experts=experts)
+    for prompt in prompts_of(name):
+        taps = sorted(int(key.rpartition("_")[2]) for key in prompt if key.startswith("hidden"))
+        logits, hidden = model(ids_of(prompt), return_hidden_states=taps)
+        logits = logits[0].cpu()
+        assert logits.argmax(-1).tolist() == prompt["argmax"].tolist()
+        assert np.abs(logits.numpy() - prompt["logits"]).max() <= LOGITS_ATOL
+        for tap, states in hidden.items():
+            expected = prompt[f"hidden_{tap}"]
+            error = np.linalg.norm(states[0].cpu().numpy() - expected) / np.linalg.norm(expected)
+            assert error <= HIDDEN_RTOL
+
+
+@pytest.mark.parametrize("name", BFLOAT16_LOGITS)
+def test_bfloat16_logits_are_as_near_as_those_of_transformers(golden_path, name):
+    model = Transformer.from_checkpoint(golden_path(name), device=DEVICE, dtype=torch.bfloat16)
+    for prompt in prompts_of(name):
+        logits, expected = model(ids_of(prompt))[0].cpu().numpy(), prompt["logits"]
+        error = np.linalg.norm(logits - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+        assert np.median(error) <= 2 * BFLOAT16_LOGITS[name]
+
+
+@pytest.mark.parametrize("name", ["tiny4", "deep24"])
+def test_goldens_greedy_tokens_come_out_of_the_generator(golden_path, name):
+    model = Transformer.from_checkpoint(golden_path(name), device=DEVICE)
+    prompts = list(prompts_of(name))
+    count = min(len(prompt["greedy"]) for prompt in prompts)
+    generator = BatchedGenerator(model, 1024, 4)
+    got = generator.generate_batch([prompt["ids"].tolist() for prompt in prompts], count)
+    assert got == [prompt["greedy"][:count].tolist() for prompt in prompts]
+
+
+@pytest.mark.parametrize("use_graphs", [False, True])
+def test_generation_is_that_of_the_cpu(tiny, use_graphs):
+    """Stop ids, sampling, pages that run out, batches that shrink through the recorded sizes."""
+    numbers = torch.Generator().manual_seed(0)
+    requests = [
+        Request(
+            torch.randint(0, 300, (5 + 7 * i,), generator=numbers).tolist(),
+            20 - i,
+            Sampling(0.8 * (i % 2), 0.9 if i % 3 else 1.0, 40, seed=i),
+            frozenset(range(i, 300, 29)),
+        )
+        for i in range(8)
+    ]
+    done = []
+    for device in ("cpu", DEVICE):
+        model = Transformer.from_checkpoint(tiny, device=device)
+        if isinstance(model, KernelTransformer):
+            model.use_graphs = use_graphs
+        generator = BatchedGenerator(model, 96, 6, num_pages=16, max_step_tokens=40)
+        assert generator._is_ahead == (device == "cuda")
+        done.append(sorted(generator.complete(requests), key=lambda completion: completion.index))
+    assert done[0] == done[1]
+    assert {completion.finish_reason for completion in done[0]} == {"stop", "length"}
+
+
+SANITIZED = """
+import sys
+from nmoe_core.engine import BatchedGenerator, Transformer
+model = Transformer.from_checkpoint(sys.argv[1], device=sys.argv[2], experts="packed")
+generator = BatchedGenerator(model, 64, 3, max_step_tokens=16)
+print(generator.generate_batch([[1, 2, 3], [4] * 21], 4))
+"""
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_one_run_is_clean_under_compute_sanitizer(tiny, tool):
+    """A prompt in pieces beside decoding, then recorded steps: every kernel is launched."""
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin"
+    )
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed")
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9"]
+    command += [sys.executable, "-c", SANITIZED, str(tiny), DEVICE]
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    if "Device not supported" in run.stdout + run.stderr:
+        pytest.skip("compute-sanitizer does not support this device")
+    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
