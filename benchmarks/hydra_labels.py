@@ -2,19 +2,23 @@
 
 `python -m benchmarks.hydra_labels` labels documents of about 1,000 tokens from token shards against
 a server on loopback, in a process of its own, that answers 64 requests at once in 50 ms each: its
-capacity is 1,280 a second. Five rounds; medians. `overhead` is CPU time of the labelling process
-(decoding, request, answer, record) a document; `write` the same for an oracle that answers at once.
+capacity is 1,280 a second. `bare` is a client that only sends one prepared request again and again
+on 64 connections: what the server really gives. Five rounds, bare and labelling in turn; medians.
+`overhead` is CPU time of the labelling process (decoding, request, answer, record) a document;
+`write` the same for an oracle that answers at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from nmoe_core.config import HttpOracleTable
 from nmoe_core.hydra.document_texts import ShardDocuments
 from nmoe_core.hydra.labels import label_shard
 from nmoe_core.hydra.oracle import OracleResult, Question
+from nmoe_core.hydra.oracles.dialects import dialect_of
 from nmoe_core.hydra.oracles.http import HttpOracle
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.scores import DIMENSIONS
@@ -37,7 +42,7 @@ from nmoe_core.shards.writer import ShardWriter
 ROUNDS = 5
 CONCURRENCY, LATENCY_S = 64, 0.05
 CAPACITY = CONCURRENCY / LATENCY_S
-NUM_DOCUMENTS, NUM_TOKENS = 4000, 1000
+NUM_DOCUMENTS, NUM_TOKENS = 6400, 1000
 SCORES = {str(name): 3 for name in DIMENSIONS}
 RUBRIC = Path(__file__).parents[1] / "configs" / "rubrics" / "quality_v1.toml"
 
@@ -45,36 +50,89 @@ RUBRIC = Path(__file__).parents[1] / "configs" / "rubrics" / "quality_v1.toml"
 class _Server(asyncio.Protocol):
     """Answers whole requests after the latency, `CONCURRENCY` at once; the others queue."""
 
-    slots: asyncio.Semaphore
-    answer: bytes
+    num_free = CONCURRENCY
+    waiting: deque[_Server] = deque()  # noqa: RUF012
 
     def connection_made(self, transport: Any) -> None:
-        self._transport, self._received = transport, b""
+        self._loop = asyncio.get_running_loop()
+        self._transport, self._received, self._size = transport, bytearray(), 0
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        head, found, rest = self._received.partition(b"\r\n\r\n")
-        if found:
-            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-            if len(rest) >= length:
-                self._received = rest[length:]
-                self._task = asyncio.ensure_future(self._respond())
+        if not self._size and (end := self._received.find(b"\r\n\r\n")) >= 0:
+            length = self._received[:end].lower().split(b"content-length:")[1].split(b"\r\n")[0]
+            self._size = end + 4 + int(length)
+        if self._size and len(self._received) >= self._size:
+            del self._received[: self._size]
+            self._size = 0
+            _Server.waiting.append(self)
+            _Server.admit()
 
-    async def _respond(self) -> None:
-        async with self.slots:
-            await asyncio.sleep(LATENCY_S)
-        self._transport.write(self.answer)
+    @staticmethod
+    def admit() -> None:
+        while _Server.num_free and _Server.waiting:
+            _Server.num_free -= 1
+            asked = _Server.waiting.popleft()
+            asked._loop.call_later(LATENCY_S, asked.respond)
+
+    def respond(self) -> None:
+        _Server.num_free += 1
+        self._transport.write(_answer())
+        _Server.admit()
 
 
-async def _serve() -> None:
+@functools.cache
+def _answer() -> bytes:
     message = {"role": "assistant", "content": json.dumps(SCORES)}
     choice = {"index": 0, "finish_reason": "stop", "message": message}
     body = json.dumps({"model": "judge", "choices": [choice]}).encode()
-    _Server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    _Server.slots = asyncio.Semaphore(CONCURRENCY)
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+async def _serve() -> None:
     server = await asyncio.get_running_loop().create_server(_Server, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
+
+
+class _Bare(asyncio.Protocol):
+    """One connection of a client that does nothing with the answers."""
+
+    request: bytes
+    num_left = 0
+
+    def __init__(self, ended: asyncio.Queue[None]) -> None:
+        self._ended = ended
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport, self._received = transport, b""
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) >= len(_answer()):
+            self._received = b""
+            self._send()
+
+    def _send(self) -> None:
+        if _Bare.num_left:
+            _Bare.num_left -= 1
+            self._transport.write(self.request)
+        else:
+            self._transport.close()
+            self._ended.put_nowait(None)
+
+
+async def _run_bare(port: int, body: bytes) -> float:
+    loop, ended = asyncio.get_running_loop(), asyncio.Queue[None]()
+    _Bare.num_left = NUM_DOCUMENTS
+    _Bare.request = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    started = time.perf_counter()
+    for _ in range(CONCURRENCY):
+        await loop.create_connection(lambda: _Bare(ended), "127.0.0.1", port)
+    for _ in range(CONCURRENCY):
+        await ended.get()
+    return NUM_DOCUMENTS / (time.perf_counter() - started)
 
 
 class _Instant:
@@ -126,20 +184,29 @@ def main() -> None:
     command = [sys.executable, "-m", "benchmarks.hydra_labels", "serve"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
+    bare: list[float] = []
+    over_http: list[tuple[float, float]] = []
     try:
-        url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+        port = int(server.stdout.readline())
         rubric = Rubric.load(RUBRIC)
-        table = HttpOracleTable(base_url=url, model="judge", concurrency=CONCURRENCY)
+        table = HttpOracleTable(
+            base_url=f"http://127.0.0.1:{port}/v1", model="judge", concurrency=CONCURRENCY
+        )
         with tempfile.TemporaryDirectory() as root:
             documents = make_documents(Path(root))
-            over_http = [timed(documents, HttpOracle(table, rubric), rubric) for _ in range(ROUNDS)]
+            text, _ = documents.text(documents.rows[0][0])
+            body = dialect_of(table, rubric).payload(Question(text))
+            for _ in range(ROUNDS):
+                bare.append(asyncio.run(_run_bare(port, body)))
+                over_http.append(timed(documents, HttpOracle(table, rubric), rubric))
             instant = [timed(documents, _Instant(), rubric) for _ in range(ROUNDS)]
     finally:
         server.kill()
         server.wait()
-    shares = [rate / CAPACITY for rate, _ in over_http]
     rows = [
-        ("share of the server's capacity", shares),
+        ("bare client, share of 64 / 50 ms", [rate / CAPACITY for rate in bare]),
+        ("labelling, share of 64 / 50 ms", [rate / CAPACITY for rate, _ in over_http]),
+        ("labelling over the bare client", [a / b for (a, _), b in zip(over_http, bare)]),
         ("overhead a label over HTTP, CPU ms", [ms for _, ms in over_http]),
         ("write a label, CPU ms", [ms for _, ms in instant]),
     ]

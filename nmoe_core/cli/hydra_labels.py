@@ -69,9 +69,10 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="engine: default cuda where there is one")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
     parser.add_argument("--experts", choices=("decoded", "packed"), default="decoded")
-    parser.add_argument("--reasoning", choices=("low", "none"), default="low", help="engine")
+    parser.add_argument("--reasoning", choices=("low", "none"), default="low")
     parser.add_argument("--base-url", metavar="URL", help="http: such as http://127.0.0.1:8000/v1")
     parser.add_argument("--model", help="http: the server's name of its model")
+    parser.add_argument("--api", choices=("chat", "completions"), default="chat", help="http")
     parser.add_argument("--api-key-env", metavar="NAME", help="http: variable that holds the key")
     parser.add_argument("--concurrency", type=int, default=64, help="http: requests at once")
     parser.add_argument("--max-new", type=int, default=2048, help="tokens of an answer")
@@ -189,10 +190,11 @@ def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
             "dtype": dtype,
         }
     elif arguments.oracle == "http":
-        keys = ("api_key_env", "concurrency", "max_new")
+        keys = ("api", "api_key_env", "concurrency", "max_new")
         table["http"] = {key: getattr(arguments, key) for key in keys} | {
             "base_url": required(arguments, "base_url"),
             "model": required(arguments, "model"),
+            "reasoning_effort": arguments.reasoning,
         }
     return validate(OracleTable, table, "command line")
 

@@ -1,8 +1,17 @@
-"""Brings head weights of the first published form (`hydra_probe.pt`, `hydra_judge.pt`) in.
+"""Brings pickled head weights of the two published forms in.
 
-The pickle is read with torch's weights-only reader, which runs no code of the file. What a pickle
-does not say has to be told: the backbone its head was trained on, how many tokens of a document it
-saw, and how many attention heads its judge has. Its labels stay unknown, and the header says so.
+| form | file | tensors |
+|---|---|---|
+| first | probe | `proj` |
+| first | judge | `q0`, `proj`, `enc0`, `enc1`, `shared_head`, `score_embed` |
+| second | probe | `gate`, one score in 0..1, and others that grading does not read |
+| second | judge | `q_token`, `projector`, `encoder`, `rubric_head`, flat or as a table of each |
+
+A gate becomes five equal scores of four times its value, so whatever the weights are, their mean is
+the gate. The pickle is read with torch's weights-only reader, which runs no code of the file. What
+a pickle does not say has to be told: the backbone its head was trained on, how many tokens of a
+document it saw, and how many attention heads its judge has. Its labels stay unknown, and the header
+says so.
 """
 
 from __future__ import annotations
@@ -18,9 +27,12 @@ from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError
 from nmoe_core.hydra.features import Backbone
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, save_head
-from nmoe_core.hydra.heads import JudgeArch, ProbeArch, build_head
+from nmoe_core.hydra.heads import NUM_SCORES, JudgeArch, ProbeArch, build_head
+from nmoe_core.hydra.scores import MAX_GRADE
 
 UNKNOWN = "unknown"
+_FORMS = "a probe (proj, or gate) or a judge (q0, proj, enc0... or q_token, projector, encoder...)"
+_SECOND_FORM = {"projector": "proj", "encoder": "enc0", "rubric_head": "shared_head"}
 
 
 def import_pickle(
@@ -41,7 +53,7 @@ def import_pickle(
     """
     tensors = _read_tensors(path)
     try:
-        arch = _arch_of(tensors, num_heads)
+        tensors, arch = _known_form(tensors, num_heads)
         head = build_head(arch)
         head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except (KeyError, ValueError, RuntimeError, AssertionError) as error:
@@ -61,17 +73,53 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise HeadError("head is missing", where=path, code="E-HEAD-MISSING") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise _not_a_head(path, " ".join(str(error).split())[:200]) from None
-    if not isinstance(value, dict) or not all(isinstance(t, Tensor) for t in value.values()):
+    if not isinstance(value, dict):
         raise _not_a_head(path, type(value).__name__)
-    return value
+    flat: dict[str, Tensor] = {}
+    for name, item in value.items():
+        within = item if isinstance(item, dict) else {"": item}
+        flat |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in within.items()}
+    for name, item in flat.items():
+        if not isinstance(item, Tensor):
+            raise _not_a_head(path, f"{name}, a {type(item).__name__}")
+    return flat
 
 
-def _arch_of(tensors: dict[str, Tensor], num_heads: int) -> ProbeArch | JudgeArch:
+def _known_form(
+    tensors: dict[str, Tensor], num_heads: int
+) -> tuple[dict[str, Tensor], ProbeArch | JudgeArch]:
+    """Tensors under the names of this project's heads, and their shape."""
+    if "gate.weight" in tensors:
+        weight, bias = tensors["gate.weight"], tensors["gate.bias"]
+        if weight.shape[0] != 1:
+            raise ValueError(f"gate.weight of shape {tuple(weight.shape)}")
+        made = {"proj.weight": weight, "proj.bias": bias}
+        repeated = {
+            name: MAX_GRADE * value.float().repeat(NUM_SCORES, *[1] * (value.dim() - 1))
+            for name, value in made.items()
+        }
+        return repeated, ProbeArch(weight.shape[1], is_normalised=False)
+    has_second_pass = not any(name.startswith("rubric_head.") for name in tensors)
+    if not has_second_pass:
+        tensors = {_first_name(name): value for name, value in tensors.items()}
     rows, hidden_size = tensors["proj.weight"].shape
-    if "q0" not in tensors:
-        return ProbeArch(hidden_size, nan_to_num=True)
+    if has_second_pass and "q0" not in tensors:
+        return tensors, ProbeArch(hidden_size, nan_to_num=True)
     ffn_dim = tensors["enc0.linear1.weight"].shape[0]
-    return JudgeArch(hidden_size, rows, num_heads, ffn_dim, nan_to_num=True)
+    arch = JudgeArch(
+        *(hidden_size, rows, num_heads, ffn_dim),
+        nan_to_num=True,
+        has_second_pass=has_second_pass,
+    )
+    return tensors, arch
+
+
+def _first_name(name: str) -> str:
+    """The first form's name of a tensor of the second."""
+    if name in ("q_token", "encoder.q_token"):
+        return "q0"
+    part, _, rest = name.partition(".")
+    return f"{_SECOND_FORM.get(part, part)}.{rest}"
 
 
 def _header(path: Path, model: Backbone, max_ctx: int) -> dict[str, Any]:
@@ -92,9 +140,9 @@ def _header(path: Path, model: Backbone, max_ctx: int) -> dict[str, Any]:
     }
 
 
-def _not_a_head(path: Path, found: str, expected: str = "tensors of a probe or judge") -> HeadError:
+def _not_a_head(path: Path, found: str, expected: str = _FORMS) -> HeadError:
     return HeadError(
-        "not a head of the first published form",
+        "not a head of a published form",
         where=path,
         found=found,
         expected=expected,

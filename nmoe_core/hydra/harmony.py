@@ -39,6 +39,8 @@ STOP_IDS = frozenset({RETURN, CALL})
 _ASSISTANT, _FINAL = 173781, 17196
 OPEN_FINAL = (CHANNEL, _FINAL, MESSAGE)
 TO_FINAL = (END, START, _ASSISTANT, *OPEN_FINAL)
+# Prompt length for servers, which have a limit of their own.
+NO_LIMIT = 1 << 30
 CONVERSATION_DATE = "2025-06-01"
 _RANKS_NAME = "o200k_base.tiktoken"
 

@@ -125,8 +125,8 @@ def _with_weights(path: Path, header: Header, tensors: dict[str, Tensor]) -> Pro
 
 
 def _require_safe(path: Path) -> None:
-    pickles = [p for p in (path, path.with_suffix(".pt")) if p.suffix in (".pt", ".pth", ".bin")]
-    pickles = [p for p in pickles if p.is_file()]
+    # `hydra_probe_phase_c.pt` and its like come before `hydra_probe.pt`, as their own tool has it.
+    pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
     if path.is_file():
         with open(path, "rb") as file:
             if file.read(4).startswith(_PICKLE_STARTS):

@@ -24,10 +24,15 @@ OLD_INFINITY = 1e4
 
 @dataclass(frozen=True, slots=True)
 class ProbeArch:
-    """Shape of a probe; `nan_to_num` marks one of the first published form, see `layer_norm`."""
+    """Shape of a probe.
+
+    `nan_to_num` marks one of the first published form, see `layer_norm`; one of the second form
+    reads pooled states as they are, so it has no `is_normalised`.
+    """
 
     hidden_size: int
     nan_to_num: bool = False
+    is_normalised: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """The shape as a head file's header holds it."""
@@ -38,7 +43,8 @@ class ProbeArch:
 class JudgeArch:
     """Shape of a judge: width of its encoder, attention heads, feed-forward width.
 
-    `nan_to_num` marks one of the first published form, see `layer_norm`.
+    `nan_to_num` marks one of the published forms, see `layer_norm`. `has_second_pass` is false for
+    one of the second form: it grades, but has nothing to train a second pass with.
     """
 
     hidden_size: int
@@ -46,6 +52,7 @@ class JudgeArch:
     num_heads: int = 8
     ffn_dim: int = 2048
     nan_to_num: bool = False
+    has_second_pass: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """The shape as a head file's header holds it."""
@@ -66,6 +73,8 @@ class Probe(nn.Module):
 
     def from_pooled(self, features: Tensor) -> Tensor:
         """Scores `[B, 5]` from pooled states `[B, H]`."""
+        if not self.arch.is_normalised:
+            return self.proj(features.float())
         return self.proj(layer_norm(features, self.arch.nan_to_num))
 
 
@@ -84,8 +93,11 @@ class Judge(nn.Module):
         self.q0 = nn.Parameter(torch.randn(arch.hidden_size))
         self.proj = nn.Linear(arch.hidden_size, arch.mid_dim)
         self.enc0 = _encoder_layer(arch)
-        self.enc1 = _encoder_layer(arch)
+        if arch.has_second_pass:
+            self.enc1 = _encoder_layer(arch)
         self.shared_head = nn.Linear(arch.mid_dim, NUM_SCORES)
+        if not arch.has_second_pass:
+            return
         self.score_embed = nn.Sequential(
             nn.Linear(NUM_SCORES, arch.mid_dim), nn.ReLU(), nn.Linear(arch.mid_dim, arch.mid_dim)
         )
@@ -128,7 +140,7 @@ def layer_norm(states: Tensor, nan_to_num: bool = False) -> Tensor:
 
     Args:
         states: `[..., H]`.
-        nan_to_num: First put 0 for NaN and +-1e4 for infinities, as the first published heads do.
+        nan_to_num: First put 0 for NaN and +-1e4 for infinities, as the published heads do.
             Grading has counted those and failed the document before any head runs.
     """
     states = states.float()

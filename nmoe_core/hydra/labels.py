@@ -10,6 +10,7 @@ grow with the documents' text.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -43,6 +44,14 @@ STARTED_NAME = "started.json"
 SNIPPET_CHARS = 256
 PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
+# Made once: `json.dumps` with an option makes an encoder each time.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+@functools.cache
+def _aggregated(grades: tuple[float, ...]) -> float:
+    """`aggregate` of five whole grades: there are 3,125."""
+    return float(aggregate(np.asarray(grades)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +237,7 @@ class _LabelRun:
                     raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
                 record = self._record(*pending[i], *shown.pop(i), result)
                 failpoint("write")
-                line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+                line = _encode(record).encode("utf-8", "replace") + b"\n"
                 file.write(line)
                 file.flush()
                 self._mark(record, offset, len(line))
@@ -285,7 +294,7 @@ class _LabelRun:
         else:
             scores = parse_scores(result.scores)
             record["scores"] = scores
-            record["aggregated"] = float(aggregate(np.asarray(as_vector(scores))))
+            record["aggregated"] = _aggregated(tuple(as_vector(scores)))
         model, version, rubric_hash = self._scorer()
         return record | {
             "scorer_model": model,

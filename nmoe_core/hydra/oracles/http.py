@@ -1,10 +1,10 @@
-"""The `http` oracle: any server that speaks OpenAI's chat completions (vLLM, SGLang, llama-server).
+"""The `http` oracle: any server that speaks OpenAI's protocol (vLLM, SGLang, llama-server, Ollama).
 
 Requests go out as places get free and end in any order. The answer's JSON schema is asked for and
 always checked here, since servers ignore schemas silently. An overloaded or absent server slows the
 run down and at last ends it (`flow`); a document that the server keeps failing on becomes a failed
 label with its reason. A wrong key or address, and a reply from another model, end the run at once.
-Cost beside the server's time: about half a millisecond of one core a document.
+Cost beside the server's time: about a quarter of a millisecond of one core a document.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from nmoe_core.errors import ConfigError, LabelError
-from nmoe_core.hydra.answers import read_scores
 from nmoe_core.hydra.oracle import (
     RETRY_TEMPERATURE,
     MeasuredOracle,
@@ -30,26 +27,19 @@ from nmoe_core.hydra.oracle import (
     Provenance,
     Question,
 )
+from nmoe_core.hydra.oracles.dialects import RAW_CHARS, dialect_of
 from nmoe_core.hydra.oracles.flow import Flow, backoff_s, down
-from nmoe_core.hydra.prompt import (
-    DOCUMENT_HEAD,
-    DOCUMENT_TAIL,
-    PROMPT_VERSION,
-    answer_schema,
-    without_control_spelling,
-)
+from nmoe_core.hydra.prompt import PROMPT_VERSION
 from nmoe_core.hydra.rubric import Rubric
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from nmoe_core.config import HttpOracleTable
+    from nmoe_core.hydra.oracles.connection import Address, Connection
 
 _OVERLOADED = (429, 503)
-_REFUSED_FOR_GOOD = (401, 403, 404, 405)
+_REFUSED_FOR_GOOD = (301, 302, 307, 308, 401, 403, 404, 405)
 # Documents that fail one after another, none answered between them: it is the server's fault.
 MAX_FAILED_IN_A_ROW = 16
-_RAW_CHARS = 2000
 Result = tuple[int, OracleResult]
 
 
@@ -74,11 +64,11 @@ class HttpOracle(MeasuredOracle):
     """
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, api_key: str | None = None) -> None:
-        self._table, self._rubric_text = table, rubric.text()
+        self._table, self._dialect = table, dialect_of(table, rubric)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._url = f"{table.base_url.rstrip('/')}/chat/completions"
+        self._url = f"{table.base_url.rstrip('/')}/{self._dialect.path}"
         decoding = {"temperature": 0, "retry_temperature": RETRY_TEMPERATURE, "seed": table.seed}
         limits = {"max_new": table.max_new, "reasoning_effort": table.reasoning_effort}
         facts: dict[str, Any] = {
@@ -87,6 +77,7 @@ class HttpOracle(MeasuredOracle):
             "rubric": rubric.hash,
             **decoding,
             **limits,
+            **self._dialect.facts,
         }
         super().__init__(Provenance(table.model, facts))
         self._rng = random.Random()
@@ -95,7 +86,7 @@ class HttpOracle(MeasuredOracle):
         """Results as they come; an event loop of its own runs while the next ones are awaited.
 
         Raises:
-            ConfigError: aiohttp is not installed.
+            ConfigError: httptools is not installed.
             LabelError: The server is down (E-LABEL-ORACLE-DOWN), refuses for good
                 (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
         """
@@ -108,69 +99,29 @@ class HttpOracle(MeasuredOracle):
             loop.run_until_complete(requests.close())
             loop.close()
 
-    def payload(self, question: Question) -> bytes:
-        """The request's body."""
-        table = self._table
-        document = without_control_spelling(question.text)
-        value: dict[str, Any] = {
-            "model": table.model,
-            "messages": [
-                {"role": "system", "content": self._rubric_text},
-                {"role": "user", "content": f"{DOCUMENT_HEAD}{document}{DOCUMENT_TAIL}"},
-            ],
-            "max_tokens": table.max_new,
-            "temperature": RETRY_TEMPERATURE if question.attempt else 0,
-            "seed": table.seed + question.attempt,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "scores", "strict": True, "schema": answer_schema()},
-            },
-        }
-        if table.reasoning_effort is not None:
-            value["reasoning_effort"] = table.reasoning_effort
-        return orjson.dumps(value)
-
-    async def ask(
-        self, session: aiohttp.ClientSession, flow: Flow, question: Question
-    ) -> OracleResult:
+    async def ask(self, connection: Connection, flow: Flow, question: Question) -> OracleResult:
         """The result for one text, after as many tries as it takes or is allowed."""
-        body, tries = self.payload(question), 0
+        body, tries = self._dialect.payload(question), 0
         while True:
             await flow.enter()
             try:
-                reply = await self._post(session, body)
+                reply = await _post(connection, body)
             finally:
                 flow.leave()
             if reply.is_unreachable or reply.status in _OVERLOADED:
                 flow.refused(reply.reason, reply.retry_after_s)
                 continue
             if reply.status in _REFUSED_FOR_GOOD:
-                raise _refused(self._url, reply)
+                raise self._refused(reply)
             if (value := _json_object(reply)) is not None:
                 flow.answered()
                 self._check_model(value)
-                return read_reply(value)
+                return self._dialect.read_reply(value)
             tries += 1
             if tries == self._table.max_attempts or 400 <= reply.status < 500:
-                raw = reply.body.decode(errors="replace")[:_RAW_CHARS]
+                raw = reply.body.decode(errors="replace")[:RAW_CHARS]
                 return OracleResult(None, raw, reply.reason)
             await asyncio.sleep(backoff_s(tries, self._rng))
-
-    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> _Reply:
-        import aiohttp
-
-        try:
-            async with session.post(self._url, data=body, headers=self._headers) as response:
-                payload = await response.read()
-                wait_s = retry_after_s(response.headers.get("Retry-After"))
-                reason = f"http_{response.status}" if response.status != 200 else "not_json"
-                return _Reply(response.status, payload, reason, retry_after_s=wait_s)
-        except aiohttp.ClientConnectorError as error:
-            return _Reply(0, reason=f"cannot connect: {error.os_error}", is_unreachable=True)
-        except TimeoutError:
-            return _Reply(0, reason="timeout")
-        except (aiohttp.ClientError, OSError) as error:
-            return _Reply(0, str(error).encode(), reason="connection_lost")
 
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
@@ -188,18 +139,39 @@ class HttpOracle(MeasuredOracle):
             code="E-LABEL-MIXED",
         )
 
-    def session(self) -> aiohttp.ClientSession:
-        """A session with a connection for each place."""
+    def _refused(self, reply: _Reply) -> LabelError:
+        do = "check base_url, the model's name and the key's environment variable"
+        if reply.status in (404, 405):
+            other = "completions" if self._table.api == "chat" else "chat"
+            do += f'; for a server that has only the other form, set api = "{other}"'
+        return LabelError(
+            "the oracle's server refuses",
+            where=self._url,
+            found=f"{reply.reason}: {reply.body.decode(errors='replace')[:200]!r}",
+            expected="200",
+            do=do,
+            code="E-LABEL-ORACLE",
+        )
+
+    def connect(self, address: Address) -> Connection:
+        """A connection, opened when it is first used."""
+        from nmoe_core.hydra.oracles.connection import Connection
+
+        return Connection(address, self._table.timeout_s)
+
+    def address(self) -> Address:
+        """Where all requests go.
+
+        Raises:
+            ConfigError: httptools is not installed.
+        """
         try:
-            import aiohttp
+            from nmoe_core.hydra.oracles.connection import Address
         except ImportError as error:
             raise ConfigError(
-                "aiohttp is not installed", do="pip install 'nmoe-data[oracle]'"
+                "httptools is not installed", do="pip install 'nmoe-data[oracle]'"
             ) from error
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._table.concurrency),
-            timeout=aiohttp.ClientTimeout(total=self._table.timeout_s),
-        )
+        return Address(self._url, self._headers)
 
     def flow(self) -> Flow:
         """Admission for one run."""
@@ -222,7 +194,7 @@ class _Requests:
         self._ended: asyncio.Queue[Result | BaseException | None] = asyncio.Queue()
         self._failed: list[Result] = []
         self._error: BaseException | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._address: Address | None = None
 
     async def next_results(self) -> list[Result]:
         """Results that came since the last call, one at least; none at the end.
@@ -231,8 +203,8 @@ class _Requests:
             LabelError: That of a worker, or too many failures in a row; what had been answered
                 before it was returned first.
         """
-        if self._session is None:
-            self._start()
+        if self._address is None:
+            self._start(self._oracle.address())
         while not self._ended.empty() or (self._workers and self._error is None):
             ended = [await self._ended.get()]
             while not self._ended.empty():
@@ -244,17 +216,21 @@ class _Requests:
         results, self._failed = self._failed, []
         return results
 
-    def _start(self) -> None:
-        self._session = self._oracle.session()
+    def _start(self, address: Address) -> None:
+        self._address = address
         for _ in range(self._oracle.concurrency):
-            worker = asyncio.get_running_loop().create_task(self._work(self._session))
+            worker = asyncio.get_running_loop().create_task(self._work(address))
             self._workers.add(worker)
             worker.add_done_callback(self._end)
 
-    async def _work(self, session: aiohttp.ClientSession) -> None:
-        for i, question in self._questions:
-            result = await self._oracle.ask(session, self._flow, question)
-            self._ended.put_nowait((i, result))
+    async def _work(self, address: Address) -> None:
+        connection = self._oracle.connect(address)
+        try:
+            for i, question in self._questions:
+                result = await self._oracle.ask(connection, self._flow, question)
+                self._ended.put_nowait((i, result))
+        finally:
+            connection.close()
 
     def _end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
@@ -290,8 +266,24 @@ class _Requests:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        # A closed transport says so to its protocol in the next round of the loop.
+        await asyncio.sleep(0)
+
+
+async def _post(connection: Connection, body: bytes) -> _Reply:
+    from nmoe_core.hydra.oracles.connection import CannotConnectError
+
+    try:
+        status, payload, headers = await connection.post(body)
+    except CannotConnectError as error:
+        return _Reply(0, reason=f"cannot connect: {error}", is_unreachable=True)
+    except TimeoutError:
+        return _Reply(0, reason="timeout")
+    except OSError as error:
+        return _Reply(0, str(error).encode(), reason="connection_lost")
+    wait_s = retry_after_s(headers.get(b"retry-after", b"").decode("latin-1"))
+    reason = f"http_{status}" if status != 200 else "not_json"
+    return _Reply(status, payload, reason, retry_after_s=wait_s)
 
 
 def is_failure(result: OracleResult) -> bool:
@@ -300,38 +292,9 @@ def is_failure(result: OracleResult) -> bool:
     return reason in ("timeout", "connection_lost", "not_json") or reason.startswith("http_")
 
 
-def read_reply(value: dict[str, Any]) -> OracleResult:
-    """The result of a chat completion; only the final content can hold scores.
-
-    Reasons of a failure: `empty_content`, `reasoning_only`, `parse_failed`, or the server's own
-    finish reason where it is not `stop` (`length`, `content_filter`).
-    """
-    try:
-        choice = value["choices"][0]
-        message = choice["message"]
-        content, reason = message.get("content"), choice.get("finish_reason")
-        thoughts = message.get("reasoning_content") or message.get("reasoning")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return OracleResult(None, json.dumps(value)[:_RAW_CHARS], "not_a_completion")
-    usage = value.get("usage")
-    num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    num_new = num_new if isinstance(num_new, int) else None
-    if isinstance(content, str) and content.strip():
-        scores, is_salvaged = read_scores(content)
-        if scores is not None:
-            return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
-        failed = "parse_failed"
-    else:
-        failed = "reasoning_only" if thoughts else "empty_content"
-        content = thoughts if isinstance(thoughts, str) else ""
-    if reason not in (None, "stop"):
-        failed = str(reason)
-    return OracleResult(None, content, failed, num_new)
-
-
-def retry_after_s(value: str | None) -> float:
+def retry_after_s(value: str) -> float:
     """Seconds that a Retry-After header asks for: a number, or a date; 0 where there is none."""
-    if value is None:
+    if not value:
         return 0.0
     try:
         return min(max(0.0, float(value)), 1e9)
@@ -355,14 +318,3 @@ def _json_object(reply: _Reply) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _refused(url: str, reply: _Reply) -> LabelError:
-    return LabelError(
-        "the oracle's server refuses",
-        where=url,
-        found=f"{reply.reason}: {reply.body.decode(errors='replace')[:200]!r}",
-        expected="200",
-        do="check base_url, the model's name and the key's environment variable",
-        code="E-LABEL-ORACLE",
-    )

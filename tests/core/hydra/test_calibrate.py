@@ -11,7 +11,6 @@ import torch
 from nmoe_core.errors import CalibrationError
 from nmoe_core.hydra.calibrate import calibrate_compat, calibrate_predictions
 from nmoe_core.hydra.calibration_file import load_calibration
-from nmoe_core.hydra.gates import calibration_gates, head_gates
 from nmoe_core.hydra.grade import Grader
 from nmoe_core.hydra.head_files import save_head
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
@@ -92,14 +91,14 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     ],
 )
 def test_a_row_that_is_no_prediction_is_refused(
-    own: Any, tmp_path: Path, row: Any, why: str
+    tmp_path: Path, world: Any, row: Any, why: str
 ) -> None:
-    path = tmp_path / "predictions.jsonl"
-    rows = [{"doc_id": doc_id, "aggregated": 0.5} for doc_id, _ in own.rows]
+    labels, path = write_val(tmp_path, world, 0, 40, "plain")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[3] = {"doc_id": rows[3]["doc_id"]} | row
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     with pytest.raises(CalibrationError, match=why) as refused:
-        calibrate_predictions(own.labels, path, tmp_path / "out")
+        calibrate_predictions(labels, path, tmp_path / "out")
     assert refused.value.code == "E-CALIBRATION-PREDICTIONS"
     assert not (tmp_path / "out").exists()
 
@@ -191,9 +190,10 @@ def test_what_is_said_of_the_thresholds_is_true_of_new_documents(
     low, high = summary["precision_keep_ci95"]
     assert low <= worth[kept].mean() <= high
     assert summary["ece_keep"] < 0.06
-    assert all(gate.is_passed for gate in calibration_gates(summary))
-    judged = head_gates(summary["heads"]["judge"] | summary["heads"]["baselines"])
-    assert all(g.is_passed for g in judged if g.name in ("rank_correlation", "enough_documents"))
+    low, high = summary["achieved_keep_ci95"]
+    assert low <= summary["target_keep"] <= high
+    assert summary["decision_kappa"] > 0.2
+    assert summary["heads"]["judge"]["spearman_ci95"][0] > 0.5
 
 
 def test_the_halves_do_not_depend_on_the_order_of_the_labels(tmp_path: Path, world: Any) -> None:
@@ -208,13 +208,13 @@ def test_the_halves_do_not_depend_on_the_order_of_the_labels(tmp_path: Path, wor
 
 
 def test_a_share_to_drop_is_dropped_as_asked(tmp_path: Path, world: Any) -> None:
-    labels, predictions = write_val(tmp_path, world, 7, 3000, "plain")
-    for drop in (0.0, 0.2, 0.5):
+    labels, predictions = write_val(tmp_path, world, 7, 1200, "plain")
+    for drop in (0.0, 0.3):
         summary = calibrate_predictions(
             labels, predictions, tmp_path / str(drop), target_keep=0.5, target_drop=drop
         ).summary
-        assert summary["achieved_drop"] == pytest.approx(drop, abs=0.04)
-        assert summary["achieved_band"] == pytest.approx(0.5 - drop, abs=0.04)
+        assert summary["achieved_drop"] == pytest.approx(drop, abs=0.06)
+        assert summary["achieved_band"] == pytest.approx(0.5 - drop, abs=0.06)
 
 
 def test_documents_that_the_heads_were_trained_on_are_left_out(own: Any) -> None:

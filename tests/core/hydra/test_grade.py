@@ -128,6 +128,13 @@ def test_a_document_that_leaves_is_dropped_whatever_its_probe_score() -> None:
     assert (stayed["decision"], stayed["aggregated"], stayed["q_probe"]) == ("keep", 1.0, 1.0)
 
 
+def test_a_document_at_the_probes_threshold_stays() -> None:
+    taus = Thresholds(tau_probe=0.5, tau_drop=0.5, tau_keep=0.6)
+    calibration = Calibration(Path("none"), "", UNIFORM_WEIGHTS, taus, "")
+    scores = np.repeat([[1.999995], [2.0], [2.000005]], 5, axis=1)
+    assert calibration.leaves_at_probe(scores).tolist() == [True, False, False]
+
+
 def test_a_document_gets_its_decision_alone_or_in_any_company(grading: Any) -> None:
     rows = grading.graded(grading.grade())
     for max_batch in (1, 3, 64):

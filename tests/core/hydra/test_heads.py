@@ -226,6 +226,69 @@ def test_weights_of_the_first_published_form_come_in_unchanged(
     assert (heads.probe_tap, heads.judge_tap) == (6, 8)
 
 
+def second_form(judge: Judge) -> dict[str, torch.Tensor]:
+    """The same judge under the names of the second published form, its second pass left out."""
+    names = {"q0": "q_token", "proj": "projector", "enc0": "encoder", "shared_head": "rubric_head"}
+    tensors = {}
+    for name, tensor in judge.state_dict().items():
+        part, _, rest = name.partition(".")
+        if part in names:
+            tensors[f"{names[part]}.{rest}".rstrip(".")] = tensor
+    return tensors
+
+
+def as_export(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """A table of each part, the query token among those of the encoder."""
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        part, rest = (part, rest) if rest else ("encoder", name)
+        parts.setdefault(part, {})[rest] = tensor
+    return parts
+
+
+@pytest.mark.parametrize("form", [as_export, dict])
+def test_a_judge_of_the_second_published_form_grades_as_it_did(
+    tmp_path: Path, judge: Judge, backbone: Transformer, hidden: torch.Tensor, form: Any
+) -> None:
+    torch.save(form(second_form(judge)), tmp_path / "any_name.pt")
+    made = import_pickle(tmp_path / "any_name.pt", tmp_path / "heads", backbone, 24, num_heads=4)
+    head, header = load_head(made, backbone, 24)
+    assert made.name == "hydra_judge.safetensors"
+    assert header["arch"]["has_second_pass"] is False
+    with torch.no_grad():
+        # By the names of that form, step by step: query and normalised states, one layer, one map.
+        states = torch.nn.functional.layer_norm(hidden[:1], (32,))
+        tokens = judge.proj(torch.cat([judge.q0.expand(1, 1, -1), states], dim=1))
+        expected = judge.shared_head(judge.enc0(tokens)[:, 0])
+        torch.testing.assert_close(head(hidden[:1], LENGTHS[:1]), expected)
+
+
+def test_the_gate_of_a_second_probe_is_the_mean_of_five_equal_scores(
+    tmp_path: Path, backbone: Transformer, hidden: torch.Tensor
+) -> None:
+    gate = torch.nn.Linear(32, 1)
+    tensors = {f"gate.{name}": value for name, value in gate.state_dict().items()}
+    tensors["domain.weight"], tensors["domain.bias"] = torch.zeros(9, 32), torch.zeros(9)
+    torch.save(tensors, tmp_path / "hydra_probe_phase_c.pt")
+    made = import_pickle(tmp_path / "hydra_probe_phase_c.pt", tmp_path, backbone, 24)
+    head, _ = load_head(made, backbone, 24)
+    with torch.no_grad():
+        scores = head(hidden, LENGTHS)
+        torch.testing.assert_close(scores.mean(1) / 4, gate(pooled(hidden, LENGTHS))[:, 0])
+    assert torch.equal(scores, scores[:, :1].expand(-1, 5))
+
+
+def test_of_pickles_without_a_head_file_the_one_its_own_tool_reads_first_is_named(
+    tmp_path: Path, backbone: Transformer
+) -> None:
+    for name in ("hydra_probe.pt", "hydra_probe_phase_a.pt", "hydra_probe_phase_c.pt"):
+        torch.save({}, tmp_path / name)
+    with pytest.raises(HeadError, match=r"hydra_probe_phase_c\.pt") as refused:
+        load_head(tmp_path / "hydra_probe.safetensors", backbone, 24)
+    assert refused.value.code == "E-HEAD-PICKLE"
+
+
 def test_a_probe_that_reads_a_later_block_than_the_judge_is_refused(
     tmp_path: Path, judge: Judge, probe: Probe, backbone: Transformer
 ) -> None:
@@ -239,7 +302,7 @@ def test_a_probe_that_reads_a_later_block_than_the_judge_is_refused(
 
 
 def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
-    tmp_path: Path, backbone: Transformer
+    tmp_path: Path, backbone: Transformer, judge: Judge
 ) -> None:
     class Code:
         def __reduce__(self):
@@ -248,7 +311,15 @@ def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
     torch.save({"proj.weight": Code()}, tmp_path / "code.pt")
     torch.save({"proj.weight": torch.zeros(5, 64)}, tmp_path / "part.pt")
     torch.save(Probe(ProbeArch(64)).state_dict(), tmp_path / "wide.pt")
-    for name in ("code.pt", "part.pt", "wide.pt"):
+    queryless = {k: v for k, v in second_form(judge).items() if k != "q_token"}
+    torch.save(as_export(queryless), tmp_path / "queryless.pt")
+    torch.save({"gate.weight": torch.zeros(2, 32), "gate.bias": torch.zeros(2)}, tmp_path / "2.pt")
+    torch.save({"gate.weight": torch.zeros(1, 32)}, tmp_path / "unbiased.pt")
+    torch.save({"epoch": 3, "state": {}}, tmp_path / "training.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    paths = sorted(path.name for path in tmp_path.glob("*.pt"))
+    assert len(paths) == 8
+    for name in paths:
         with pytest.raises(HeadError) as refused:
             import_pickle(tmp_path / name, tmp_path / "heads", backbone, 24)
         assert refused.value.code == "E-HEAD-FORMAT"
@@ -256,7 +327,7 @@ def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
 
 
 def test_slices_labels_and_thresholds_do_not_need_torch() -> None:
-    modules = "slices labels label_files heuristic rubric thresholds metrics gates decide"
+    modules = "slices labels label_files heuristic rubric thresholds metrics decide"
     code = (
         "import sys, importlib\n"
         f"for m in {modules.split()}: importlib.import_module('nmoe_core.hydra.' + m)\n"

@@ -108,6 +108,43 @@ def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(
     assert len(oracle.asked) == len(lines) - 3
 
 
+def test_a_torn_line_is_gone_before_the_next_record_is_written(
+    labelling: Labelling, world: SimpleNamespace
+) -> None:
+    class Stops(world.FakeOracle):
+        def label(self, questions):
+            return islice(super().label(questions), 2)
+
+    labelling.run(0)
+    whole = labelling.files()
+    scores = labelling.shard(0) / "scores.jsonl"
+    first = whole["scores.jsonl"].splitlines(keepends=True)[0]
+    scores.write_bytes(first + b'{"doc_id": "web//we')
+    (labelling.shard(0) / "summary.json").unlink()
+    with pytest.raises(LabelError):
+        labelling.run(0, oracle=Stops())
+    # Killed a second time: a record glued to the torn line would be none.
+    assert [bool(record["ok"]) for record in read_records(scores)] == [True] * 3
+    assert labelling.run(0).resumed_from == 3
+    assert labelling.files() == whole
+
+
+def test_a_failed_record_after_a_parsed_one_of_the_same_document_does_not_count(
+    labelling: Labelling, world: SimpleNamespace
+) -> None:
+    labelling.run(0)
+    whole = labelling.files()
+    scores = labelling.shard(0) / "scores.jsonl"
+    lines = whole["scores.jsonl"].splitlines(keepends=True)
+    failed = json.loads(lines[0]) | {"ok": False, "raw": "?"}
+    scores.write_bytes(b"".join(lines[:4]) + json.dumps(failed).encode() + b"\n")
+    (labelling.shard(0) / "summary.json").unlink()
+    oracle = world.FakeOracle()
+    assert labelling.run(0, oracle=oracle, retry_failed=1).resumed_from == 4
+    assert labelling.files() == whole
+    assert len(oracle.asked) == len(lines) - 4
+
+
 def test_an_oracle_that_stops_early_leaves_its_records_and_the_next_run_goes_on(
     labelling: Labelling, world: SimpleNamespace
 ) -> None:

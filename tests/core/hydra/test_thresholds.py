@@ -57,6 +57,14 @@ def test_thresholds_are_ordered_for_every_target(
         assert abs(kept.mean() - target_keep) <= 0.01 + 1 / count
 
 
+def test_the_oracle_would_keep_its_own_top_share() -> None:
+    oracle = np.random.default_rng(0).permutation(1000) / 1000
+    for target in (0.1, 0.3, 0.8):
+        tau = would_keep(oracle, target)
+        assert (oracle >= tau).mean() == pytest.approx(target, abs=0.002)
+    assert would_keep(np.array([0.2, 0.2, 0.6, 0.6]), 0.5) == 0.6, "a value that it gave"
+
+
 def test_the_largest_certified_threshold_is_one_whose_bound_holds() -> None:
     scores = np.arange(1000) / 1000
     keeps = np.zeros(1000, np.bool_)

@@ -58,6 +58,13 @@ def completion(content: Any, *, reason: str = "stop", **more: Any) -> Reply:
     return Reply(json.dumps(value | more).encode())
 
 
+def text_completion(text: Any, *, reason: str = "stop", **more: Any) -> Reply:
+    """A plain completion with this text."""
+    choices = [{"index": 0, "finish_reason": reason, "text": text}]
+    value = {"model": MODEL, "choices": choices, "usage": {"completion_tokens": 41}}
+    return Reply(json.dumps(value | more).encode())
+
+
 def answers(document: str, nth: int) -> Reply:
     """The normal behaviour."""
     return completion(json.dumps(grades_of(document)))
@@ -72,6 +79,7 @@ class JudgeServer:
         self.times: dict[str, list[float]] = {}
         self.requests: list[dict[str, Any]] = []
         self.headers: list[str] = []
+        self.paths: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.most_at_once = self._at_once = 0
         self._wanted_port, self._loop = port, asyncio.new_event_loop()
@@ -83,6 +91,13 @@ class JudgeServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
+
+    def settle(self) -> None:
+        """Wait until requests that were under way when their client left are done with."""
+        before = None
+        while (now := (self._at_once, self.asked.total(), self.answered.total())) != before:
+            before = now
+            time.sleep(0.1)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -98,11 +113,14 @@ class JudgeServer:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
+        # A connection accepted but not yet taken up would be lost unclosed.
+        await _turns()
         server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await _turns()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -117,13 +135,14 @@ class JudgeServer:
 
     async def _respond(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> bool:
         request = json.loads(body)
-        user = request["messages"][-1]["content"]
-        document = user.removeprefix(DOCUMENT_HEAD).removesuffix(DOCUMENT_TAIL)
+        user = request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
+        document = user.rpartition(DOCUMENT_HEAD)[2].partition(DOCUMENT_TAIL)[0]
         reply = self.behave(document, self.asked[document])
         self.asked[document] += 1
         self.times.setdefault(document, []).append(time.monotonic())
         self.requests.append(request)
         self.headers.append(head.decode())
+        self.paths[head.split()[1].decode()] += 1
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
@@ -143,6 +162,12 @@ class JudgeServer:
         await writer.drain()
         self.answered[document] += reply.status == 200
         return True
+
+
+async def _turns() -> None:
+    """Let the loop turn: accepted connections get their task, closed ones let go of theirs."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -180,6 +205,7 @@ def talk() -> Any:
         Reply=Reply,
         JudgeServer=JudgeServer,
         completion=completion,
+        text_completion=text_completion,
         answers=answers,
         grades_of=grades_of,
         MODEL=MODEL,

@@ -1,0 +1,187 @@
+"""The two forms of OpenAI's protocol that a judge can be asked in: chat, and plain completions.
+
+Chat leaves the rendering of the prompt to the server. Completions get the prompt that `harmony`
+renders, spelled out as text, for servers of gpt-oss that have no chat: vLLM, SGLang and
+llama-server read its special tokens; Ollama puts a template of its own around it, so it wants chat.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from nmoe_core.fingerprint import sha256_json
+from nmoe_core.hydra.answers import read_scores
+from nmoe_core.hydra.oracle import RETRY_TEMPERATURE, OracleResult, Question
+from nmoe_core.hydra.prompt import (
+    DOCUMENT_HEAD,
+    DOCUMENT_TAIL,
+    answer_schema,
+    without_control_spelling,
+)
+from nmoe_core.hydra.rubric import Rubric
+
+if TYPE_CHECKING:
+    from nmoe_core.config import HttpOracleTable
+
+RAW_CHARS = 2000
+_MARK = "<|"
+_FINAL = "<|channel|>final"
+_MESSAGE = "<|message|>"
+# What is left of the final channel's header where a server leaves special tokens out of its text.
+_BARE_FINAL = "assistantfinal"
+
+
+class Dialect(Protocol):
+    """How to ask a server, and how to read what it says."""
+
+    path: str
+    facts: dict[str, Any]
+
+    def payload(self, question: Question) -> bytes:
+        """The request's body."""
+        ...
+
+    def read_reply(self, value: dict[str, Any]) -> OracleResult:
+        """The result of a reply's JSON object."""
+        ...
+
+
+def dialect_of(table: HttpOracleTable, rubric: Rubric) -> Dialect:
+    """The form that `table.api` names.
+
+    Raises:
+        TokenizerError: Completions need openai-harmony, and it is not installed.
+    """
+    return ChatDialect(table, rubric) if table.api == "chat" else CompletionsDialect(table, rubric)
+
+
+class ChatDialect:
+    """`/chat/completions`: rubric and document as messages, the JSON schema asked for."""
+
+    path = "chat/completions"
+
+    def __init__(self, table: HttpOracleTable, rubric: Rubric) -> None:
+        self.facts: dict[str, Any] = {}
+        self._table = table
+        self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
+        self._schema = _response_format()
+
+    def payload(self, question: Question) -> bytes:
+        """The request's body."""
+        document = without_control_spelling(question.text)
+        value = _settings(self._table, question) | {
+            "messages": [
+                self._system,
+                {"role": "user", "content": f"{DOCUMENT_HEAD}{document}{DOCUMENT_TAIL}"},
+            ],
+            "response_format": self._schema,
+        }
+        if self._table.reasoning_effort is not None:
+            value["reasoning_effort"] = self._table.reasoning_effort
+        return orjson.dumps(value)
+
+    def read_reply(self, value: dict[str, Any]) -> OracleResult:
+        """The result of a chat completion; only the final content can hold scores.
+
+        Reasons of a failure: `empty_content`, `reasoning_only`, `parse_failed`, or the server's own
+        finish reason where it is not `stop` (`length`, `content_filter`).
+        """
+        try:
+            choice = value["choices"][0]
+            message, reason = choice["message"], choice.get("finish_reason")
+            content = message.get("content")
+            thoughts = message.get("reasoning_content") or message.get("reasoning")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            return _not_a_completion(value)
+        return _result(value, content, thoughts, reason)
+
+
+class CompletionsDialect:
+    """`/completions`: the Harmony prompt as text, the stop tokens named, special tokens shown.
+
+    With reasoning `none` the prompt opens the final channel, so the answer is the object alone and
+    its schema can be asked for; a schema would keep a model that reasons from doing so.
+    """
+
+    path = "completions"
+
+    def __init__(self, table: HttpOracleTable, rubric: Rubric) -> None:
+        from nmoe_core.hydra.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding
+
+        self._table, self._is_opened = table, table.reasoning_effort == "none"
+        reasoning = "none" if self._is_opened else "low"
+        prompt = JudgePrompt(rubric, NO_LIMIT, reasoning)
+        self._head, self._tail = (encoding().decode(ids) for ids in (prompt.prefix, prompt.suffix))
+        self._fixed: dict[str, Any] = {
+            "stop_token_ids": sorted(STOP_IDS),
+            "skip_special_tokens": False,
+        }
+        if self._is_opened:
+            self._fixed["response_format"] = _response_format()
+        digest = sha256_json([self._head, self._tail, self._fixed["stop_token_ids"]])
+        self.facts: dict[str, Any] = {"api": "completions", "prompt_sha256": digest}
+
+    def payload(self, question: Question) -> bytes:
+        """The request's body."""
+        document = without_control_spelling(question.text)
+        prompt = {"prompt": f"{self._head}{document}{self._tail}"}
+        return orjson.dumps(_settings(self._table, question) | self._fixed | prompt)
+
+    def read_reply(self, value: dict[str, Any]) -> OracleResult:
+        """The result of a completion; reasons of a failure are those of a chat."""
+        try:
+            choice = value["choices"][0]
+            text, reason = choice["text"], choice.get("finish_reason")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            return _not_a_completion(value)
+        if not isinstance(text, str):
+            return _result(value, None, None, reason)
+        final = text.split(_MARK)[0] if self._is_opened else final_text(text)
+        return _result(value, final, text, reason)
+
+
+def final_text(text: str) -> str | None:
+    """What the last final channel of an answer holds; None where none was opened."""
+    _, opened, rest = text.rpartition(_FINAL)
+    if opened:
+        return rest.partition(_MESSAGE)[2].split(_MARK)[0]
+    _, opened, rest = text.rpartition(_BARE_FINAL)
+    return rest if opened and _MARK not in text else None
+
+
+def _settings(table: HttpOracleTable, question: Question) -> dict[str, Any]:
+    return {
+        "model": table.model,
+        "max_tokens": table.max_new,
+        "temperature": RETRY_TEMPERATURE if question.attempt else 0,
+        "seed": table.seed + question.attempt,
+    }
+
+
+def _response_format() -> orjson.Fragment:
+    schema = {"name": "scores", "strict": True, "schema": answer_schema()}
+    return orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": schema}))
+
+
+def _result(value: dict[str, Any], content: Any, thoughts: Any, reason: Any) -> OracleResult:
+    usage = value.get("usage")
+    num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    num_new = num_new if isinstance(num_new, int) else None
+    if isinstance(content, str) and content.strip():
+        scores, is_salvaged = read_scores(content)
+        if scores is not None:
+            return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
+        failed = "parse_failed"
+    else:
+        failed = "reasoning_only" if thoughts else "empty_content"
+        content = thoughts if isinstance(thoughts, str) else ""
+    if reason not in (None, "stop"):
+        failed = str(reason)
+    return OracleResult(None, content, failed, num_new)
+
+
+def _not_a_completion(value: dict[str, Any]) -> OracleResult:
+    return OracleResult(None, json.dumps(value)[:RAW_CHARS], "not_a_completion")

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from nmoe_core.hydra.oracles.connection import (
+    Address,
+    CannotConnectError,
+    Connection,
+    Response,
+)
+
+Talk = Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
+    """Run `use` on a connection to a server that talks so on its nth connection."""
+
+    async def main() -> Any:
+        counts = iter(range(99))
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await talk(next(counts), reader, writer)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                pass
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        address = Address(f"http://127.0.0.1:{port}/v1/x?a=1", {"Authorization": "Bearer k"})
+        connection = Connection(address, timeout_s=1.0)
+        try:
+            return await use(connection)
+        finally:
+            connection.close()
+            server.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.sleep(0)
+
+    return asyncio.run(main())
+
+
+async def request_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return head, await reader.readexactly(length)
+
+
+def says(*parts: bytes) -> Talk:
+    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.002)
+
+    return talk
+
+
+FORMS = {
+    "stated length": (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",),
+    "in pieces": (b"HTT", b"P/1.1 200 OK\r\nContent-Le", b"ngth: 5\r\n\r", b"\nhe", b"llo"),
+    "chunked": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n",
+        b"3\r\nllo\r\n0\r\n\r\n",
+    ),
+    "until closed": (b"HTTP/1.1 200 OK\r\n\r\n", b"hel", b"lo"),
+    "old": (b"HTTP/1.0 200 OK\r\nX: 1\r\n\r\nhello",),
+    "after an announcement": (
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_response_is_read_whole_in_every_form_a_server_may_send(form: str) -> None:
+    response = with_server(says(*FORMS[form]), lambda connection: connection.post(b"{}"))
+    assert (response.status, response.body) == (200, b"hello")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello",),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhel",),
+        (b"HTTP/1.1 200 OK\r\nContent-Le",),
+        (b"SSH-2.0-OpenSSH_9.6\r\n",),
+        (),
+    ],
+)
+def test_a_response_that_breaks_off_is_an_error_and_never_a_short_body(parts: Any) -> None:
+    with pytest.raises(OSError) as lost:
+        with_server(says(*parts), lambda connection: connection.post(b"{}"))
+    assert not isinstance(lost.value, CannotConnectError | TimeoutError)
+
+
+def test_one_connection_serves_many_requests_and_is_opened_again_when_the_server_closed_it() -> (
+    None
+):
+    seen: list[tuple[int, bytes]] = []
+
+    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for i in range(3):
+            head, body = await request_of(reader)
+            assert head.startswith(b"POST /v1/x?a=1 HTTP/1.1\r\n")
+            assert b"\r\nAuthorization: Bearer k\r\n" in head
+            seen.append((nth, body))
+            more = b"Connection: close\r\n" if nth == 1 and i == 1 else b""
+            writer.write(b"HTTP/1.1 200 OK\r\n%sContent-Length: 1\r\n\r\n%d" % (more, i))
+            if more:
+                await asyncio.sleep(0.2)
+
+    async def use(connection: Connection) -> list[bytes]:
+        bodies = []
+        for i in range(7):
+            bodies.append((await connection.post(b"%d" % i)).body)
+            await asyncio.sleep(0.01)
+        return bodies
+
+    assert with_server(talk, use) == [b"0", b"1", b"2", b"0", b"1", b"0", b"1"]
+    assert [nth for nth, _ in seen] == [0, 0, 0, 1, 1, 2, 2]
+    assert [body for _, body in seen] == [b"%d" % i for i in range(7)]
+
+
+def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:
+    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            _, body = await request_of(reader)
+            await asyncio.sleep(0.1 if body == b"slow" else 0)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n" + body)
+
+    async def use(connection: Connection) -> Response:
+        task = asyncio.create_task(connection.post(b"slow"))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return await connection.post(b"next")
+
+    assert with_server(talk, use).body == b"next"
+
+
+def test_a_silent_server_and_an_absent_one_are_different_errors() -> None:
+    async def silent(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(5)
+
+    async def use(connection: Connection) -> None:
+        connection._timeout_s = 0.05
+        await connection.post(b"{}")
+
+    with pytest.raises(TimeoutError):
+        with_server(silent, use)
+    with pytest.raises(CannotConnectError):
+        asyncio.run(Connection(Address("http://127.0.0.1:9/", {}), 1.0).post(b""))

@@ -1,0 +1,161 @@
+"""Every figure against scipy's or scikit-learn's, on random, tied and degenerate inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.isotonic import IsotonicRegression
+from sklearn.metrics import (
+    average_precision_score,
+    cohen_kappa_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+)
+
+from nmoe_core.hydra.intervals import chance_of_at_most, upper_bound, wilson
+from nmoe_core.hydra.metrics import (
+    agreement,
+    auc,
+    average_precision,
+    calibration_error,
+    isotonic,
+    quadratic_kappa,
+    regression_line,
+    spearman,
+    within_groups,
+)
+from nmoe_core.hydra.scores import DIMENSIONS
+
+TRIALS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@st.composite
+def pairs(draw: st.DrawFn, min_size: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays of one length: of many values, of few (tied), or of one (constant)."""
+    size = draw(st.integers(min_size, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+
+    def values() -> np.ndarray:
+        num_levels = draw(st.sampled_from([1, 2, 5, 10**6]))
+        return rng.integers(0, num_levels, size) / max(1, num_levels - 1)
+
+    return values(), values()
+
+
+@TRIALS
+@given(pairs(min_size=3))
+def test_rank_correlation_is_scipys(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = pair
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        assert spearman(a, b) is None
+    else:
+        assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+
+
+@TRIALS
+@given(pairs())
+def test_quadratic_kappa_is_scikit_learns(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = (np.rint(4 * x) for x in pair)
+    found = quadratic_kappa(a, b, 5)
+    if len({*a, *b}) == 1:
+        assert found is None
+        return
+    expected = cohen_kappa_score(a, b, labels=range(5), weights="quadratic")
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@TRIALS
+@given(pairs())
+def test_auc_and_average_precision_are_scikit_learns(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    scores, positive = pair[0], pair[1] > 0.5
+    if positive.all() or not positive.any():
+        assert auc(scores, positive) is None
+    else:
+        assert auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
+    if positive.any():
+        expected = average_precision_score(positive, scores)
+        assert average_precision(scores, positive) == pytest.approx(expected, abs=1e-12)
+    else:
+        assert average_precision(scores, positive) is None
+
+
+@TRIALS
+@given(pairs(), st.integers(1, 20))
+def test_calibration_error_is_that_of_its_definition(
+    pair: tuple[np.ndarray, np.ndarray], num_bins: int
+) -> None:
+    chances, outcomes = pair[0], (pair[1] > 0.5).astype(float)
+    # Written out: sort by chance, cut into bins as even as can be, weigh each gap by its share.
+    ranked = sorted(zip(chances, range(len(chances))), key=lambda item: item[0])
+    num_bins = min(num_bins, len(ranked))
+    sizes = [len(ranked) // num_bins + (i < len(ranked) % num_bins) for i in range(num_bins)]
+    total, start = 0.0, 0
+    for size in sizes:
+        rows = [i for _, i in ranked[start : start + size]]
+        gap = sum(chances[i] for i in rows) / size - sum(outcomes[i] for i in rows) / size
+        total, start = total + size / len(ranked) * abs(gap), start + size
+    assert calibration_error(chances, outcomes, num_bins) == pytest.approx(total, abs=1e-12)
+
+
+@TRIALS
+@given(pairs())
+def test_isotonic_values_are_scikit_learns(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    scores, outcomes = pair[0], (pair[1] > 0.5).astype(float)
+    points, values = isotonic(scores, outcomes)
+    expected = IsotonicRegression().fit(scores, outcomes).predict(points)
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+@TRIALS
+@given(pairs(min_size=2))
+def test_the_regression_line_is_scipys(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = pair
+    if np.ptp(x) == 0:
+        assert regression_line(x, y) is None
+        return
+    expected = stats.linregress(x, y)
+    assert regression_line(x, y) == pytest.approx(
+        (expected.intercept, expected.slope), rel=1e-9, abs=1e-9
+    )
+
+
+@TRIALS
+@given(st.integers(0, 60), st.integers(1, 60), st.floats(0.001, 0.999))
+def test_intervals_of_shares_are_scipys(num_hits: int, num_trials: int, rate: float) -> None:
+    num_hits = min(num_hits, num_trials)
+    found = stats.binomtest(num_hits, num_trials).proportion_ci(method="wilson")
+    assert wilson(num_hits, num_trials) == pytest.approx((found.low, found.high), abs=1e-9)
+    if num_hits < num_trials:
+        expected = stats.beta.ppf(0.95, num_hits + 1, num_trials - num_hits)
+        assert upper_bound(num_hits, num_trials) == pytest.approx(expected, abs=1e-9)
+    expected = stats.binom.cdf(num_hits, num_trials, rate)
+    assert chance_of_at_most(num_hits, num_trials, rate) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_report_of_a_head_is_made_of_these_figures() -> None:
+    rng = np.random.default_rng(0)
+    oracle = rng.integers(0, 5, (37, 5)).astype(float)
+    oracle[:, 4] = 3
+    predicted = np.clip(oracle + rng.normal(0, 1, oracle.shape), 0, 4)
+    sources = [("web", "books", "web")[i % 3] for i in range(37)]
+    report = agreement(predicted, oracle, sources)
+    for i, name in enumerate(DIMENSIONS):
+        a, b = predicted[:, i], oracle[:, i]
+        is_constant = name == DIMENSIONS[4]
+        qwk = cohen_kappa_score(np.rint(a), b, labels=range(5), weights="quadratic")
+        rho = None if is_constant else stats.spearmanr(a, b).statistic
+        assert report["mae"][name] == pytest.approx(mean_absolute_error(b, a), abs=1e-6)
+        assert report["r2"][name] == (
+            None if is_constant else pytest.approx(r2_score(b, a), abs=1e-6)
+        )
+        assert report["qwk"][name] == pytest.approx(qwk, abs=1e-6)
+        assert report["dimensions"][name]["spearman"] == (rho and pytest.approx(rho, abs=1e-6))
+    a, b = predicted.mean(1), oracle.mean(1)
+    parts = [np.array(sources) == name for name in ("web", "books")]
+    expected = sum(stats.spearmanr(a[m], b[m]).statistic * m.sum() for m in parts) / 37
+    assert report["spearman_within_source"] == pytest.approx(expected, abs=1e-6)
+    assert within_groups(a, np.ones(37), sources) is None

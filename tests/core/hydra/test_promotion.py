@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.config import Run
+from nmoe_core.hydra.head_files import save_head
+from nmoe_core.hydra.heads import Probe, ProbeArch
+from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.stages.checks import check_head
+
+GOOD: dict[str, Any] = {
+    "n": 150,
+    "num_failed": 0,
+    "spearman": 0.6,
+    "spearman_ci95": [0.5, 0.7],
+    "spearman_source_only": 0.3,
+    "spearman_length_only": 0.2,
+    "mae": dict.fromkeys(DIMENSIONS, 0.5),
+    "mae_mean_only": dict.fromkeys(DIMENSIONS, 0.6),
+}
+
+
+def failed(directory: Path, metrics: dict[str, Any], checks: str = "") -> set[str]:
+    """Names of the failed checks of a probe with these metrics."""
+    path = directory / "run.toml"
+    path.write_text(f'root = "out"\n[checks]\n{checks}\n')
+    run = Run(path)
+    save_head(
+        run.paths.heads / "hydra_probe.safetensors", Probe(ProbeArch(8)), {"metrics": metrics}
+    )
+    return {name for name, verdict in check_head(run, "probe").items() if not verdict.passed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, set()),
+        # The estimate is what it was; only the bound says that this may be chance.
+        ({"spearman_ci95": [-0.01, 0.9]}, {"promotion", "baselines"}),
+        ({"spearman_ci95": [0.0, 0.9]}, {"promotion", "baselines"}),
+        ({"n": 99}, {"promotion"}),
+        ({"num_failed": 2}, {"promotion"}),
+        ({"num_failed": 1}, set()),
+        ({"spearman_source_only": 0.55}, {"baselines"}),
+        ({"spearman_length_only": 0.55}, {"baselines"}),
+        ({"spearman_source_only": None, "spearman_length_only": None}, set()),
+        ({"mae": GOOD["mae"] | {"density": 0.61}}, {"baselines"}),
+        ({"spearman": None, "spearman_ci95": None}, {"promotion", "baselines"}),
+    ],
+)
+def test_a_head_is_promoted_by_the_lower_bound_of_its_agreement(
+    tmp_path: Path, changed: dict[str, Any], expected: set[str]
+) -> None:
+    assert failed(tmp_path, GOOD | changed) == expected
+
+
+def test_limits_come_from_the_run(tmp_path: Path) -> None:
+    assert failed(tmp_path, GOOD, "min_spearman = 0.49") == set()
+    assert failed(tmp_path, GOOD, "min_spearman = 0.5") == {"promotion"}
+    assert failed(tmp_path, GOOD | {"n": 30}, "min_val_documents = 30") == set()
+    assert failed(tmp_path, GOOD | {"num_failed": 9}, "max_nonfinite_share = 0.06") == set()
+
+
+def test_a_head_that_was_never_measured_is_not_promoted(tmp_path: Path) -> None:
+    assert failed(tmp_path, {}) == {"promotion", "baselines"}
