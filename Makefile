@@ -19,6 +19,10 @@ $(STAMP): pyproject.toml loader/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e ./loader -e '.[all,dev]'
 	touch $@
 
+$(STAMP)-all: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[test-all]'
+	touch $@
+
 $(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
 	mkdir -p $(DAGSTER_HOME)
 	cp $< $@
@@ -36,7 +40,7 @@ test test-all crash: PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist
 test: setup  ## the tests: no GPU, no hub
 	$(PYTEST)
 
-test-all: setup  ## the slow tests too
+test-all: $(STAMP)-all  ## the slow tests too, with Ray and a PostgreSQL to start
 	$(PYTEST) -m 'not gpu'
 
 crash: setup  ## kill and resume

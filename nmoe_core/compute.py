@@ -1,9 +1,11 @@
-"""Run one function over many items, in this process or in a pool: same results, same order.
+"""Run one function over many items, here, in a pool or on a Ray cluster: same results, same order.
 
 Results come back in the order of the items whatever the number of workers, and a bounded number of
 items is in flight, so memory stays bounded however long the input is and however many the workers.
 A process of one thread forks its workers, which share what it has loaded; one with more threads
-(Dagster, torch) starts them clean, since a fork would copy locks that nobody frees.
+(Dagster, torch) starts them clean, since a fork would copy locks that nobody frees. Workers never
+outlive a pool: when it is left by an error or an interrupt, they are told to stop, clean up after
+themselves, and are killed if they do not. What they log is handled here (`worker_logs`).
 """
 
 from __future__ import annotations
@@ -11,27 +13,62 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import multiprocessing.context
+import multiprocessing.process
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, Literal, TypeVar
 
+from nmoe_core import worker_logs
 from nmoe_core.errors import NmoeError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Backend = Literal["inline", "pool"]
-
+Backend = Literal["inline", "pool", "ray"]
 
 # Results that wait for an earlier one are memory: beyond this many, more workers do not add any.
-_MAX_WAITING = 16
+MAX_WAITING = 16
+_GRACE_SECONDS = 5.0
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """How items run on Ray.
+
+    Attributes:
+        address: Of the cluster; empty takes `RAY_ADDRESS`, and without that starts Ray here.
+        cpus_per_task: Processors that one item holds.
+        gpus_per_task: GPUs that one item holds; Ray makes only those visible to it.
+        max_retries: How often an item is run again after its worker or its node was lost.
+    """
+
+    address: str = ""
+    cpus_per_task: float = 1.0
+    gpus_per_task: float = 0.0
+    max_retries: int = 3
+
+
+class Pool(ABC):
+    """Runs maps one after the other; made by `open_pool`."""
+
+    @abstractmethod
+    def map(
+        self, fn: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        """Yield `fn(item)` for every item, in order; raises as `map_shards` does."""
 
 
 def map_shards(
@@ -42,22 +79,28 @@ def map_shards(
     workers: int = 1,
     initializer: Callable[..., None] | None = None,
     initargs: tuple = (),
+    ray: RayOptions | None = None,
 ) -> Generator[Result, None, None]:
     """Yield `fn(item)` for every item, in order.
 
     Args:
-        fn: A module-level function; with `pool` it and the items are pickled.
+        fn: A module-level function; with `pool` and `ray` it and the items are pickled.
         items: Consumed lazily, a bounded number ahead of the results.
-        backend: `inline` runs here; `pool` runs `workers` processes on this machine.
+        backend: `inline` runs here, `pool` in `workers` processes on this machine, `ray` on a
+            cluster, as many items at once as it has room for. An item may run twice there: what it
+            writes must be committed atomically, and lie where all nodes see it.
         workers: Processes of the pool.
         initializer: Called once in each process that runs `fn`.
         initargs: Arguments of `initializer`.
+        ray: For `ray`: the cluster, and what an item holds of it.
 
     Raises:
-        NmoeError: A worker was lost (E-WORKER-LOST).
+        NmoeError: A worker was lost, on Ray more often than `max_retries` (E-WORKER-LOST).
+        ConfigError: Ray is not installed, cannot be reached, or has no such resources
+            (E-CONFIG-RAY).
         Whatever `fn` raises, at the place of its item.
     """
-    with open_pool(backend, workers, initializer, initargs) as pool:
+    with open_pool(backend, workers, initializer, initargs, ray) as pool:
         yield from pool.map(fn, items)
 
 
@@ -67,55 +110,67 @@ def open_pool(
     workers: int = 1,
     initializer: Callable[..., None] | None = None,
     initargs: tuple = (),
+    ray: RayOptions | None = None,
 ) -> Iterator[Pool]:
-    """Worker processes that several maps use one after the other.
+    """Workers that several maps use one after the other.
 
-    They are started at once: files and locks that are opened later are not theirs too.
+    Processes of this machine are started at once: files and locks that are opened later are not
+    theirs too.
     """
+    if backend == "ray":
+        from nmoe_core.compute_ray import open_ray_pool
+
+        with open_ray_pool(ray or RayOptions(), initializer, initargs) as pool:
+            yield pool
+        return
     if backend == "inline" or workers <= 1:
         if initializer is not None:
             initializer(*initargs)
-        yield Pool(None, 1)
+        yield _InlinePool()
         return
-    start = (os.getpid(), initializer, initargs)
-    with ProcessPoolExecutor(workers, _context(), _start_worker, start) as executor:
-        try:
-            with warnings.catch_warnings():
-                # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
-                warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-                for _ in range(workers):
-                    executor.submit(_no_work)
-            yield Pool(executor, workers)
-        finally:
-            # A consumer that stops early (a reached token budget) must not wait for the rest.
-            executor.shutdown(wait=False, cancel_futures=True)
+    context = _context()
+    pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
+    reader, writer = pipe
+    logs = worker_logs.package_level()
+    start = (os.getpid(), writer, logs, initializer, initargs)
+    with ProcessPoolExecutor(workers, context, _start_worker, start) as executor:
+        with warnings.catch_warnings():
+            # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
+            warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            for _ in range(workers):
+                executor.submit(_no_work)
+        with worker_logs.relayed(reader, writer):  # its thread starts after the forks
+            try:
+                yield _ProcessPool(executor, workers)
+            except BaseException:
+                _stop(executor)
+                raise
+            finally:
+                executor.shutdown(wait=True, cancel_futures=True)
 
 
-class Pool:
-    """Runs maps; made by `open_pool`.
+class _InlinePool(Pool):
+    def map(
+        self, fn: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        yield from map(fn, items)
 
-    Args:
-        executor: Where to run; None runs in this process.
-        workers: Processes of the executor.
-    """
 
-    def __init__(self, executor: ProcessPoolExecutor | None, workers: int) -> None:
+class _ProcessPool(Pool):
+    def __init__(self, executor: ProcessPoolExecutor, workers: int) -> None:
         self._executor = executor
         self._workers = workers
-        self._max_in_flight = workers + min(workers, _MAX_WAITING)
 
     def map(
         self, fn: Callable[[Item], Result], items: Iterable[Item]
     ) -> Generator[Result, None, None]:
-        """Yield `fn(item)` for every item, in order; raises as `map_shards` does."""
-        if self._executor is None:
-            yield from map(fn, items)
-            return
+        most = self._workers + min(self._workers, MAX_WAITING)
+        run: Callable[[Item], Result] = partial(_run, fn)
         pending: deque[Future[Result]] = deque()
         try:
             for item in items:
-                pending.append(self._executor.submit(fn, item))
-                if len(pending) >= self._max_in_flight:
+                pending.append(self._executor.submit(run, item))
+                if len(pending) >= most:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -136,18 +191,62 @@ def _context() -> multiprocessing.context.BaseContext:
     return multiprocessing.get_context("fork" if is_single and sys.platform == "linux" else "spawn")
 
 
+def _stop(executor: ProcessPoolExecutor) -> None:
+    """Have the workers remove what they were writing, and end; kill those that do not."""
+    workers: list[multiprocessing.process.BaseProcess] = list((executor._processes or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        worker.kill()
+
+
+class _Terminated(BaseException):
+    """This worker was told to stop in the middle of an item."""
+
+
+_is_busy = False
+
+
+def _run(fn: Callable[[Item], Result], item: Item) -> Result:
+    global _is_busy
+    try:
+        _is_busy = True
+        return fn(item)
+    except _Terminated:  # by here `fn` has cleaned up
+        os._exit(_EXIT_TERMINATED)
+    finally:
+        _is_busy = False
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    if _is_busy:
+        raise _Terminated
+    os._exit(_EXIT_TERMINATED)
+
+
 def _no_work() -> None:
     """Makes the executor start a process."""
 
 
-def _start_worker(parent: int, initializer: Callable[..., None] | None, initargs: tuple) -> None:
+def _start_worker(
+    parent: int,
+    writer: Connection,
+    log_level: int,
+    initializer: Callable[..., None] | None,
+    initargs: tuple,
+) -> None:
     """Tie a worker's life to its parent's, then run the caller's own initializer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGTERM, _terminate)
     if sys.platform == "linux":
         set_parent_death_signal = 1
         libc: Any = ctypes.CDLL(None)
         libc.prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
+    worker_logs.send_to(worker_logs.PipeHandler(writer), log_level)
     if initializer is not None:
         initializer(*initargs)

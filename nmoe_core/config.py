@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from loader.settings import project_dir, read_toml
+from nmoe_core.compute import RayOptions
 from nmoe_core.errors import ConfigError
 from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER
 from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
@@ -49,6 +50,33 @@ class PrepTable(StrictModel):
         return value
 
 
+class RayTable(StrictModel):
+    """`[compute.ray]`: the cluster, and what one item holds of it; GPUs are for grading."""
+
+    address: str = ""
+    cpus_per_task: float = Field(default=1.0, gt=0)
+    gpus_per_task: float = Field(default=0.0, ge=0)
+    max_retries: int = Field(default=3, ge=0)
+
+
+class ComputeTable(StrictModel):
+    """`[compute]`: where work runs; no byte depends on it.
+
+    `workers` is how many shards are graded, given topics or curated at once by processes of this
+    machine (`[prep] workers` is that of prep); `ray` works on as many as the cluster has room for.
+    """
+
+    backend: Literal["pool", "ray"] = "pool"
+    workers: int = Field(default=1, ge=1, le=4096)
+    ray: RayTable = RayTable()
+
+    def ray_options(self, gpus: bool = False) -> RayOptions:
+        """What one item holds; GPUs only for work that uses them."""
+        table = self.ray
+        held = table.gpus_per_task if gpus else 0.0
+        return RayOptions(table.address, table.cpus_per_task, held, table.max_retries)
+
+
 class EngineOracleTable(StrictModel):
     """`[oracle.engine]`: a gpt-oss checkpoint, run here."""
 
@@ -63,10 +91,14 @@ class EngineOracleTable(StrictModel):
 
 
 class HttpOracleTable(StrictModel):
-    """`[oracle.http]`: a server of OpenAI's chat completions; its key is named, never written."""
+    """`[oracle.http]`: a server of OpenAI's protocol; its key is named, never written.
+
+    `api` says which form of it: `chat`, or `completions` with prompts rendered here, in Harmony.
+    """
 
     base_url: str = Field(pattern=r"^https?://[^\s@]+$")
     model: str = Field(min_length=1)
+    api: Literal["chat", "completions"] = "chat"
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     max_new: int = Field(default=2048, ge=1)
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
@@ -75,6 +107,12 @@ class HttpOracleTable(StrictModel):
     timeout_s: float = Field(default=120.0, gt=0)
     max_attempts: int = Field(default=5, ge=1)
     max_outage_s: float = Field(default=600.0, ge=0)
+
+    @model_validator(mode="after")
+    def _is_rendered_here(self) -> HttpOracleTable:
+        if self.api == "completions" and self.reasoning_effort not in ("low", "none"):
+            raise ValueError('api = "completions" needs reasoning_effort = "low" or "none"')
+        return self
 
 
 class OracleTable(StrictModel):
@@ -215,8 +253,11 @@ class ChecksTable(StrictModel):
     levels: dict[str, Literal["block", "error", "warn"]] = Field(default_factory=dict)
     min_parse_rate: float = Field(default=0.95, ge=0, le=1)
     min_spearman: float = Field(default=0.0, ge=-1, le=1)
+    min_val_documents: int = Field(default=100, ge=3)
+    max_nonfinite_share: float = Field(default=0.01, ge=0, le=1)
     min_keep_rate: float = Field(default=0.0, ge=0, le=1)
     max_keep_rate: float = Field(default=1.0, ge=0, le=1)
+    max_flip_share: float = Field(default=1.0, ge=0, le=1)
     standard_errors: float = Field(default=4.0, gt=0)
     min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
     max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
@@ -227,10 +268,19 @@ class AutomationTable(StrictModel):
 
     starts: bool = True
     owners: tuple[str, ...] = ("team:data",)
+    follow_every_s: int = Field(default=30, ge=5)
     watch_every_s: int = Field(default=300, ge=5)
     label_retries: int = Field(default=3, ge=0)
     verify_cron: str = Field(default="0 3 * * *", min_length=9)
     verify_timezone: str = Field(default="UTC", min_length=1)
+
+
+class RetentionTable(StrictModel):
+    """`[retention]`: what the job `retention` leaves of the runs; `cron` runs it by itself."""
+
+    keep_days: int = Field(default=30, ge=1)
+    keep_last: int = Field(default=20, ge=0)
+    cron: str = ""
 
 
 class RunConfig(StrictModel):
@@ -258,6 +308,7 @@ class RunConfig(StrictModel):
     max_epochs: int = Field(default=0, ge=0)
     allow_unmanifested: bool = False
     prep: PrepTable = PrepTable()
+    compute: ComputeTable = ComputeTable()
     oracle: OracleTable = OracleTable()
     backbone: BackboneTable = BackboneTable()
     heads: HeadsTable = HeadsTable()
@@ -266,6 +317,7 @@ class RunConfig(StrictModel):
     curation: CurationTable = CurationTable()
     checks: ChecksTable = ChecksTable()
     automation: AutomationTable = AutomationTable()
+    retention: RetentionTable = RetentionTable()
 
 
 class Paths:

@@ -113,6 +113,8 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         vocab_size=config.vocab_size,
         eos_token_id=config.eos_token_id,
         workers=prep.workers,
+        backend=config.compute.backend,
+        ray=config.compute.ray_options(),
         engine=prep.engine,
     )
 

@@ -72,19 +72,19 @@ def _engines(path: Path, size_bytes: int, engines: list[str], rounds: int) -> li
 
 
 def _costs(path: Path, rounds: int) -> list[list[object]]:
-    """The journal, a resume after a kill at half, one shard of 64; each against a whole run."""
-    shares: dict[str, list[float]] = {"journal": [], "resume": [], "one shard of 64": []}
+    """Journal and fsync, a resume after a kill at half, one shard of 64; against a whole run."""
+    shares: dict[str, list[float]] = {"journal and fsync": [], "resume": [], "one shard of 64": []}
     for i in range(rounds):
-        sides = [lambda: ours(path, "quicktok"), lambda: ours(path, "quicktok", "--no-journal")]
+        sides = [lambda: ours(path, "quicktok"), lambda: ours(path, "quicktok", "--no-safety")]
         first, second = (side() for side in (sides if i % 2 == 0 else sides[::-1]))
         whole, without = (first, second) if i % 2 == 0 else (second, first)
-        shares["journal"].append(whole.wall_s / without.wall_s - 1)
+        shares["journal and fsync"].append(whole.wall_s / without.wall_s - 1)
         one = ours(path, "quicktok", "--bucket", "7", fresh=False)
         shares["one shard of 64"].append(one.wall_s / whole.wall_s)
         ours(path, "quicktok", "--kill-at", "0.5")
         shares["resume"].append(ours(path, "quicktok", fresh=False).wall_s / whole.wall_s)
     remarks = {
-        "journal": "of the run without it",
+        "journal and fsync": "of the run without them",
         "resume": "of the whole run, after a kill at 50 %",
         "one shard of 64": "of the whole run, start-up included",
     }
@@ -114,14 +114,14 @@ def _memory(directory: Path, path: Path, engines: list[str]) -> list[list[object
 
 def _repeat(path: Path, target: Path, size_bytes: int) -> int:
     """The documents again and again, each time with another first word."""
-    lines = path.read_bytes().splitlines()
     num_bytes = part = 0
     with open(target, "wb") as file:
         while num_bytes < size_bytes:
-            for line in lines:
-                num_bytes += file.write(b'{"text":"part %d ' % part + line[9:] + b"\n")
-                if num_bytes >= size_bytes:
-                    break
+            with open(path, "rb") as lines:
+                for line in lines:
+                    num_bytes += file.write(b'{"text":"part %d ' % part + line[9:])
+                    if num_bytes >= size_bytes:
+                        break
             part += 1
     return num_bytes
 

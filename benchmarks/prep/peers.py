@@ -16,7 +16,7 @@ import tiktoken
 
 from benchmarks.environments import TORCH
 from benchmarks.prep.measure import Measured, run
-from nmoe_core.prep.tokenizer import ensure_vocabulary
+from nmoe_core.prep.tokenizer import ensure_vocabulary, load_tokenizer
 
 _VOCABULARY_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 
@@ -53,10 +53,12 @@ if __name__ == "__main__":
           "--tokenizer.pad_token_id", "199999", "--dtype", "uint32"])
 """
 _STREAMING = """
-import glob, json, sys
+import glob, json, sys, types
 from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import tiktoken
+# The package imports torchvision for datasets of images, which lacks a build for every torch.
+sys.modules.setdefault("streaming.vision", types.ModuleType("streaming.vision"))
 from streaming import MDSWriter
 def convert(job):
     path, out = job
@@ -97,7 +99,8 @@ PEERS = {
         _DATATROVE,
         "HF tokenizers; JsonlReader and DocumentTokenizer without its shuffle",
     ),
-    "dolma": Peer(("dolma",), _DOLMA, "HF tokenizers; `dolma tokens`"),
+    # Its pinned s3fs goes with old releases of boto3 only, which pip would try one by one.
+    "dolma": Peer(("dolma", "boto3<1.28"), _DOLMA, "HF tokenizers; `dolma tokens`"),
     "streaming": Peer(
         ("mosaicml-streaming", TORCH, "tiktoken"),
         _STREAMING,
@@ -137,7 +140,13 @@ def _tokenizer_json(path: Path) -> Path:
     if not path.exists():
         from transformers.convert_slow_tokenizer import TikTokenConverter
 
+        load_tokenizer("o200k_base")  # from here on tiktoken finds its file without a network
         pattern = tiktoken.get_encoding("o200k_base")._pat_str
         vocabulary = str(ensure_vocabulary() / _VOCABULARY_FILE)
-        TikTokenConverter(vocab_file=vocabulary, pattern=pattern).converted().save(str(path))
+        converted = TikTokenConverter(vocab_file=vocabulary, pattern=pattern).converted()
+        tokenizer = orjson.loads(converted.to_str())
+        # As older releases of `tokenizers` read them; newer ones read both forms.
+        merges = tokenizer["model"]["merges"]
+        tokenizer["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
+        path.write_bytes(orjson.dumps(tokenizer))
     return path

@@ -2,8 +2,9 @@
 
 `.prep/journal.json` beside the shards names what the pass is made from, the position up to which
 everything is written, the length of every file at that position, and the counts. It is replaced
-every few seconds, after the files it speaks of are durable: a run that ends in any way loses what
-it did since, and nothing else. Syncing happens in a thread, while the pass goes on.
+whenever a twentieth of the time so far has passed, at most every 3 seconds, after the files it
+speaks of are durable: a run that ends in any way loses what it did since, and nothing else. Syncing
+happens in a thread, while the pass goes on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.atomic import failpoint, write_json
+from nmoe_core.atomic import failpoint, start_writing_out, write_json
 
 STAGING_NAME = ".prep"
 _NAME = "journal.json"
 INTERVAL_S = 3.0
+# A short pass has less to lose, so it commits more often.
+_FIRST_INTERVAL_S = 0.25
+_LOST_SHARE = 0.05
 # Syncing may take longer than the interval on a slow disk: then it takes this share of the time.
 _MAX_SHARE = 0.25
 _Entry = Callable[[], dict[str, Any]]
@@ -40,7 +44,8 @@ class Journal:
         self._path = self.directory / _NAME
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._next_s = time.monotonic() + INTERVAL_S
+        self._started_s = time.monotonic()
+        self._next_s = self._started_s + min(INTERVAL_S, _FIRST_INTERVAL_S)
         self.is_written = False
 
     def read(self) -> dict[str, Any] | None:
@@ -93,6 +98,8 @@ class Journal:
         started = time.monotonic()
         try:
             for descriptor in descriptors:
+                start_writing_out(descriptor)
+            for descriptor in descriptors:
                 failpoint("sync")
                 os.fsync(descriptor)
             write_json(self._path, entry)
@@ -102,5 +109,6 @@ class Journal:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        took_s = time.monotonic() - started
-        self._next_s = time.monotonic() + max(INTERVAL_S, took_s / _MAX_SHARE)
+        now = time.monotonic()
+        lost_s = max(_FIRST_INTERVAL_S, (now - self._started_s) * _LOST_SHARE)
+        self._next_s = now + max(min(INTERVAL_S, lost_s), (now - started) / _MAX_SHARE)

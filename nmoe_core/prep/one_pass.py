@@ -203,6 +203,7 @@ class Pass:
     def _write(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records to their shards."""
         columns, ids = block.columns, memoryview(block.ids)
+        tokens = np.frombuffer(block.tokens, "<u4")
         stored = np.flatnonzero(columns.id_bytes)
         stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
         num_tokens, id_bytes = columns.num_tokens[stored], columns.id_bytes[stored]
@@ -215,7 +216,7 @@ class Pass:
             last = first + int(np.searchsorted(stored[first:last], stop))
             if last > first:
                 self.writers[bucket].add_batch(
-                    block.tokens[token_ends[first] : token_ends[last]],
+                    tokens[token_ends[first] : token_ends[last]],
                     num_tokens[first:last],
                     ids[id_ends[first] : id_ends[last]],
                     id_bytes[first:last],

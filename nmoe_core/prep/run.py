@@ -25,6 +25,7 @@ from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.one_pass import Pass, PassPlan
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings, prep_fingerprints, shard_format
+from nmoe_core.prep.swap import clear_beside, directory_beside, retire_beside, swap_in
 from nmoe_core.prep.tokenize import TokenizeSettings, start_worker
 from nmoe_core.shards.manifest import (
     ShardFormat,
@@ -61,7 +62,8 @@ def prep_shards(
         split_dir: `{data_root}/{source}/{split}`.
         buckets: Shards to make; all when None.
         existing: What to do with shards, whole or half done, made from other inputs: refuse to
-            touch them, or update them; `remake` starts over and makes current ones again too.
+            touch them, or update them; `remake` starts over and makes current ones again too,
+            and a split that has a manifest is then replaced whole, in one step.
         progress: Called after every block.
 
     Raises:
@@ -71,10 +73,13 @@ def prep_shards(
         ConfigError: More shards than this machine may have open files.
         LockedError: Another process is writing this split.
     """
-    fmt = shard_format(settings)
-    fingerprints = prep_fingerprints(source, settings, fmt)
+    with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
+        revision = beside.submit(source.revision)
+        fmt = shard_format(settings)
+        fingerprints = prep_fingerprints(revision.result(), settings, fmt)
     asked = _checked_buckets(buckets, settings.num_shards)
     dirs = {bucket: split_dir / shard_dir_name(bucket) for bucket in asked}
+    clear_beside(split_dir)
     journal = Journal(split_dir)
     if existing == "refuse":
         _refuse_changed(dirs.values(), fingerprints)
@@ -94,14 +99,20 @@ def prep_shards(
     stop = None
     if settings.max_tokens is not None and len(wanted) < settings.num_shards:
         stop = _recorded_stop(split_dir, settings.num_shards, fingerprints)
-    plan = PassPlan(source, rows, settings, split_dir, wanted, fingerprints, stop)
+    is_whole = existing == "remake" and len(wanted) == settings.num_shards
+    is_swapped = is_whole and (split_dir / MANIFEST_NAME).exists()
+    target = directory_beside(split_dir) if is_swapped else split_dir
+    journal = Journal(target)
+    plan = PassPlan(source, rows, settings, target, wanted, fingerprints, stop)
     if existing == "refuse":
         _refuse_other_journal(journal, plan.identity())
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
-    backend = "pool" if settings.workers > 1 else "inline"
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
     start = (_worker_settings(plan),)
-    with open_pool(backend, settings.workers, start_worker, start) as pool, output_lock(split_dir):
+    with (
+        open_pool(settings.backend, settings.workers, start_worker, start, settings.ray) as pool,
+        output_lock(split_dir),
+    ):
         try:
             if existing == "remake":
                 journal.remove()
@@ -109,7 +120,12 @@ def prep_shards(
             if entry is None:
                 journal.remove()
             _run(plan, fmt, journal, entry, pool, report, progress)
+            if is_swapped:
+                _commit_manifest(settings, fmt, target)
+                swap_in(split_dir)
         except BaseException:
+            if is_swapped:  # the next run with --force would start over anyway
+                retire_beside(split_dir)
             _remove_empty(new_dirs)
             raise
     report.made = list(wanted)
@@ -121,17 +137,22 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
 
     Shards that an earlier run with more shards made are removed: no manifest names them any more.
     """
-    fmt = shard_format(settings)
-    source_info = {"source": settings.name, "assignment": "md5"}
-    manifest = combine_shards(split_dir, fmt, settings.num_shards, source_info)
     with output_lock(split_dir):  # which clears what a writer killed just here had left
-        committed = commit_manifest(split_dir / MANIFEST_NAME, manifest)
+        committed = _commit_manifest(settings, shard_format(settings), split_dir)
         for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):
             number = shard_dir.name.removeprefix("shard_")
             is_surplus = number.isdecimal() and int(number) >= settings.num_shards
             if is_surplus and recorded(shard_dir / MANIFEST_NAME) is not None:
                 shutil.rmtree(shard_dir)
     return committed
+
+
+def _commit_manifest(
+    settings: PrepSettings, fmt: ShardFormat, directory: Path
+) -> tuple[dict[str, Any], bool]:
+    source_info = {"source": settings.name, "assignment": "md5"}
+    manifest = combine_shards(directory, fmt, settings.num_shards, source_info)
+    return commit_manifest(directory / MANIFEST_NAME, manifest)
 
 
 def _run(

@@ -7,16 +7,20 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nmoe_core.compute import Backend, RayOptions
 from nmoe_core.errors import TokenizerError
 from nmoe_core.fingerprint import Fingerprints, sha256_json
 from nmoe_core.prep.text import NORMALIZER
 from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER, Engine, load_tokenizer
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
-from nmoe_core.sources.records import OnError, Source
+from nmoe_core.sources.records import OnError
 
 PREP_CODE = "prep/1"
-_NOT_IN_THE_BYTES = ("workers", "engine", "vocab_size", "eos_token_id", "max_bad_share")
+_NOT_IN_THE_BYTES = (
+    *("workers", "backend", "ray"),
+    *("engine", "vocab_size", "eos_token_id", "max_bad_share"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class PrepSettings:
     vocab_size: int | None = None
     eos_token_id: int | None = None
     workers: int = 1
+    backend: Backend = "pool"
+    ray: RayOptions | None = None
     engine: Engine = "quicktok"
     max_bad_share: float = 0.001
 
@@ -105,10 +111,10 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
     )
 
 
-def prep_fingerprints(source: Source, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    """What shards are made from."""
+def prep_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
+    """What shards are made from, `revision` of their source among it."""
     return {
-        "source": source.revision(),
+        "source": revision,
         "settings": settings.digest(),
         "tokenizer": fmt.tokenizer_fingerprint,
         "code": PREP_CODE,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
 
 NORMALIZER = "nfc-ctl-v1"
+_PIECE_BYTES = 2**18
 _DROPPED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
 
 
@@ -80,19 +81,31 @@ def _holders(
 
 def _ascii_controls(payload: bytes) -> np.ndarray:
     """Offsets of the ASCII controls that normalisation removes or replaces: int64."""
-    view = np.frombuffer(payload, np.uint8)
-    hits = view < 0x09
-    hits |= view - np.uint8(0x0B) < 0x15  # 0x0b..0x1f by one comparison, since uint8 wraps
-    if 0x7F in payload:
-        hits |= view == 0x7F
-    return np.flatnonzero(hits)
+    found = [np.empty(0, np.int64)]
+    has_delete = 0x7F in payload
+    for start, view in _pieces(payload, 0):
+        hits = view < 0x09
+        hits |= view - np.uint8(0x0B) < 0x15  # 0x0b..0x1f by one comparison, since uint8 wraps
+        if has_delete:
+            hits |= view == 0x7F
+        found.append(np.flatnonzero(hits) + start)
+    return np.concatenate(found)
 
 
 def _other_controls(payload: bytes) -> np.ndarray:
-    """Offsets of C1 controls and U+FEFF in UTF-8 bytes: int64."""
+    """Offsets of C1 controls and U+FEFF in UTF-8 bytes, some of them twice: int64."""
+    found = [np.empty(0, np.int64)]
+    for start, view in _pieces(payload, 2):
+        c1 = np.flatnonzero(view[:-1] == 0xC2)
+        c1 = c1[view[c1 + 1] < 0xA0]
+        marks = np.flatnonzero(view[:-2] == 0xEF)
+        marks = marks[(view[marks + 1] == 0xBB) & (view[marks + 2] == 0xBF)]
+        found += [c1 + start, marks + start]
+    return np.concatenate(found)
+
+
+def _pieces(payload: bytes, overlap: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Pieces of a payload that fit a cache, so that what is made of them does not grow with it."""
     view = np.frombuffer(payload, np.uint8)
-    c1 = np.flatnonzero(view[:-1] == 0xC2)
-    c1 = c1[view[c1 + 1] < 0xA0]
-    marks = np.flatnonzero(view[:-2] == 0xEF)
-    marks = marks[(view[marks + 1] == 0xBB) & (view[marks + 2] == 0xBF)]
-    return np.concatenate([c1, marks])
+    for start in range(0, len(view), _PIECE_BYTES):
+        yield start, view[start : start + _PIECE_BYTES + overlap]

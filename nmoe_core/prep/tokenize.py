@@ -69,7 +69,7 @@ class TokenizedBlock:
     end: Position
     size_bytes: int
     columns: Columns
-    tokens: np.ndarray
+    tokens: bytes
     """`<u4`: ids of the stored documents with their EOS, by shard, in order in each."""
     ids: bytes
     """Their lines of ids in the same order."""
@@ -140,12 +140,13 @@ def tokenize_block(block: Block) -> TokenizedBlock:
 _TOKENIZED = (KEPT, TRUNCATED, FILTERED)
 
 
-def _by_shard(stored: list[_Stored]) -> tuple[np.ndarray, bytes]:
+def _by_shard(stored: list[_Stored]) -> tuple[bytes, bytes]:
     """Tokens with EOS, and lines of ids, of the documents of each shard in turn."""
     stored.sort(key=attrgetter("bucket"))  # keeps the order of equal ones
-    eos = np.array([_tokenizer.eos_token_id], "<u4")
-    pieces = [piece for document in stored for piece in (document.tokens, eos)]
-    tokens = np.concatenate([np.empty(0, "<u4"), *pieces], dtype="<u4")
+    eos = np.array([_tokenizer.eos_token_id], "<u4").tobytes()
+    pieces = [piece for document in stored for piece in (document.tokens.data, eos)]
+    payload = b"".join(pieces)
+    tokens = np.frombuffer(payload, "<u4")
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == _tokenizer.eos_token_id))
     if num_eos != len(stored) or (num_eos and int(tokens.max()) >= _tokenizer.vocab_size):
@@ -154,7 +155,7 @@ def _by_shard(stored: list[_Stored]) -> tuple[np.ndarray, bytes]:
             where=_tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
-    return tokens, b"".join([document.line for document in stored])
+    return payload, b"".join([document.line for document in stored])
 
 
 def _columns(records: Sequence[Record | BadRecord]) -> Columns:
@@ -199,6 +200,7 @@ def _tokenize(batch: list[tuple[int, Record]], columns: Columns, stored: list[_S
     else:
         ids, offsets = _tokenizer.encode_batch(texts)
         bounds = offsets.tolist()
+    ids = ids.astype("<u4", copy=False)
     for (i, ingest_id, digest, has_text), (start, stop) in zip(documents, pairwise(bounds)):
         if not has_text or stop - start < least:
             columns.outcomes[i] = FILTERED if has_text else EMPTY

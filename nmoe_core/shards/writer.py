@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from loader.format import INDEX_HEADER, MANIFEST_NAME
-from nmoe_core.atomic import TMP_MARK, failpoint, replace_dir, write_json
+from nmoe_core.atomic import TMP_MARK, failpoint, replace_dir, start_writing_out, write_json
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.shards.index import index_header, index_rows
@@ -41,10 +41,11 @@ def npy_header(num_tokens: int) -> bytes:
 
 def seal_file(path: Path) -> str:
     """Make a file durable; return its SHA-256."""
+    digest = sha256_file(path)  # while the system writes it out
     with open(path, "rb") as file:
         failpoint("fsync")
         os.fsync(file.fileno())
-    return sha256_file(path)
+    return digest
 
 
 class ShardWriter:
@@ -301,6 +302,9 @@ class _OpenFile:
             failpoint("write")
             file.seek(0)
             file.write(header)
+        for file in self._files:
+            file.flush()
+            start_writing_out(file.fileno())
         self.close()
 
     def publish(self, checksum: str, index_checksum: str, ids_checksum: str) -> dict[str, Any]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from nmoe_core.atomic import atomic_file
 from nmoe_core.compute import map_shards
-from nmoe_core.errors import NmoeError
+from nmoe_core.errors import ConfigError, FormatError, NmoeError
 
 
 def test_results_keep_the_order_of_items_of_unequal_cost() -> None:
@@ -38,6 +43,47 @@ def test_a_lost_worker_is_one_error() -> None:
     assert caught.value.code == "E-WORKER-LOST"
 
 
+def test_workers_log_to_the_loggers_of_the_process_that_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "nmoe_core")
+    assert list(map_shards(_log, [1, 2, 3], backend="pool", workers=2)) == [1, 2, 3]
+    assert sorted(r.getMessage() for r in caplog.records if r.levelname == "INFO") == [
+        "item 1",
+        "item 2",
+        "item 3",
+    ]
+    [long] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(long) > 1000
+    assert set(long) == set('"é .')
+
+
+def test_a_worker_that_dies_has_logged_what_it_said_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "nmoe_core")
+    with pytest.raises(NmoeError):
+        list(map_shards(_log_and_die, [1, 2], backend="pool", workers=2))
+    assert "about to die" in caplog.text
+
+
+def test_an_error_stops_the_others_and_they_remove_what_they_wrote(tmp_path: Path) -> None:
+    started = time.monotonic()
+    items = [tmp_path / "fails", tmp_path / "long"]
+    with pytest.raises(FormatError, match="bad item"):
+        list(map_shards(_write, items, backend="pool", workers=2))
+    assert time.monotonic() - started < 4.5  # less than a killed one would have taken
+    assert list(tmp_path.iterdir()) == [tmp_path / "started"]
+    assert not multiprocessing.active_children()
+
+
+def test_ray_that_is_not_installed_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"Ray is not installed.*nmoe-data\[ray\]") as caught:
+        list(map_shards(_slow, [(0, 0.0)], backend="ray"))
+    assert caught.value.code == "E-CONFIG-RAY"
+
+
 def _slow(item: tuple[int, float]) -> int:
     i, seconds = item
     time.sleep(seconds)
@@ -46,3 +92,27 @@ def _slow(item: tuple[int, float]) -> int:
 
 def _die(item: int) -> int:
     os._exit(3)
+
+
+def _log(item: int) -> int:
+    logging.getLogger("nmoe_core.stages").info("item %d", item)
+    if item == 2:
+        logging.getLogger("nmoe_core").warning('"é' * 5000)
+    return item
+
+
+def _log_and_die(item: int) -> None:
+    logging.getLogger("nmoe_core").info("about to die")
+    os._exit(3)
+
+
+def _write(path: Path) -> None:
+    started = path.with_name("started")
+    if path.name == "fails":
+        while not started.exists():
+            time.sleep(0.01)
+        raise FormatError("bad item")
+    with atomic_file(path) as file:
+        file.write(b"half")
+        started.touch()
+        time.sleep(60)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nmoe_core.docid import DocId, DocumentReader, bucket_of, parse_doc_id, split_of
 from nmoe_core.errors import FormatError
@@ -53,6 +55,29 @@ def test_a_document_id_round_trips() -> None:
     parsed = parse_doc_id(DOC_ID)
     assert parsed == DocId("web", "web/train/shard_0000/web-v1-shard-000000.npy", 0, 812)
     assert str(parsed) == DOC_ID
+
+
+_PART = st.text(st.characters(exclude_characters="/#", exclude_categories=["Cs", "Cc"]), min_size=1)
+_PART = _PART.filter(lambda part: part not in (".", ".."))
+
+
+@given(_PART, st.lists(_PART, min_size=1, max_size=4), st.integers(0, 2**63), st.integers(1, 2**31))
+def test_any_document_id_round_trips(
+    source: str, parts: list[str], start: int, length: int
+) -> None:
+    document = DocId(source, "/".join(parts), start, start + length)
+    assert parse_doc_id(str(document)) == document
+    assert str(document) == f"{source}//{'/'.join(parts)}#s={start}:e={start + length}"
+
+
+@given(st.text(st.sampled_from("ab/#s=e:01.\\-"), max_size=30))
+def test_any_text_is_the_document_id_it_prints_as_or_is_refused(text: str) -> None:
+    try:
+        document = parse_doc_id(text)
+    except FormatError:
+        return
+    assert str(document) == text
+    assert 0 <= document.start < document.end
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,19 @@ def test_a_journal_of_more_shards_serves_those_that_are_asked_for(
     assert tree_digest(out) == whole
 
 
+def test_a_journal_of_fewer_shards_does_not_serve_more(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+) -> None:
+    out = tmp_path / "train"
+    _interrupt(source, settings, out, buckets=[1, 2])
+    assert _finish(source, settings, out).documents_tokenized == 300
+    assert tree_digest(out) == whole
+
+
 @pytest.mark.parametrize("damage", ["short", "torn"])
 def test_a_journal_or_file_that_was_damaged_costs_work_and_no_bytes(
     source: JsonlSource,
@@ -165,3 +178,17 @@ def test_force_starts_over(
     _interrupt(source, settings, out)
     assert _finish(source, settings, out, existing="remake").documents_tokenized == 300
     assert tree_digest(out) == whole
+
+
+def test_the_journal_goes_before_the_files_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    journal.commit(lambda: {"fingerprints": {}}, list)
+    assert journal.read() is not None
+    left = []
+    monkeypatch.setattr(
+        module.shutil, "rmtree", lambda path, ignore_errors: left.append(list(path.iterdir()))
+    )
+    journal.remove()
+    assert left == [[]]

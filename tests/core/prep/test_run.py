@@ -63,11 +63,11 @@ def test_any_number_of_workers_writes_the_same_bytes(
     monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
     assert sum(1 for _ in source.blocks()) > 20
     digests = []
-    for workers in (1, 2):
+    for workers in (1, 2, 8):
         out = tmp_path / f"w{workers}" / "train"
         _prep(source, replace(settings, workers=workers), out)
         digests.append(tree_digest(out))
-    assert digests[0] == digests[1]
+    assert digests[0] == digests[1] == digests[2]
 
 
 def test_a_second_run_tokenises_nothing_and_leaves_every_file(

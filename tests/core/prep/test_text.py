@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -50,9 +51,13 @@ _NEAR = st.text(
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(_NEAR | st.text(st.characters(codec=None), max_size=30), max_size=8))
-def test_a_batch_is_normalised_as_its_texts_are_one_by_one(texts: list[str]) -> None:
-    normal, encoded = normalize_batch(texts)
+@given(
+    st.lists(_NEAR | st.text(st.characters(codec=None), max_size=30), max_size=8),
+    st.integers(1, 9),
+)
+def test_a_batch_is_normalised_as_its_texts_are_one_by_one(texts: list[str], size: int) -> None:
+    with patch("nmoe_core.prep.text._PIECE_BYTES", size):
+        normal, encoded = normalize_batch(texts)
     assert normal == [normalize_text(text) for text in texts]
     assert encoded == [text.encode() for text in normal]
 

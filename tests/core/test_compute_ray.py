@@ -1,0 +1,212 @@
+"""A Ray cluster of three nodes on this machine: same results in the same order, whatever dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.atomic import atomic_file, output_lock
+from nmoe_core.compute import RayOptions, map_shards
+from nmoe_core.errors import ConfigError, FormatError, NmoeError
+from nmoe_core.prep.run import prep_shards, write_manifest
+from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.sources.spec import SourceSpec, open_source
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed"),
+    # Ray leaves sockets and files of its processes to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ITEMS = 12
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes of one processor; the last has two GPUs by its own word."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    # Workers cannot import this file.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    started.add_node(num_cpus=1)
+    started.add_node(num_cpus=1, num_gpus=2)
+    try:
+        yield started
+    finally:
+        started.shutdown()
+
+
+@pytest.fixture
+def options(cluster: Any) -> RayOptions:
+    return RayOptions(address=cluster.address)
+
+
+def test_results_errors_and_logs_are_those_of_this_process(
+    options: RayOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = []
+
+    def items() -> Iterator[int]:
+        for i in range(40):
+            taken.append(i)
+            yield i
+
+    caplog.set_level(logging.INFO, "nmoe_core")
+    before = signal.getsignal(signal.SIGTERM)
+    found = map_shards(
+        _started_as, items(), backend="ray", ray=options, initializer=_begin, initargs=("here",)
+    )
+    assert next(found) == ("here", 0)
+    assert len(taken) <= 2 * 3, "as many as there is room for, and as many again"
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert list(found) == [("here", i) for i in range(1, 40)]
+    assert [r.getMessage() for r in caplog.records if "item" in r.getMessage()] == [
+        f"item {i}" for i in range(40)
+    ]
+    with pytest.raises(FormatError, match="bad item") as caught:
+        list(map_shards(_refuse, [1], backend="ray", ray=options))
+    assert caught.value.code == "E-BAD"
+
+
+def test_gpus_are_resources(options: RayOptions) -> None:
+    held = replace(options, gpus_per_task=1, cpus_per_task=0.5)
+    seen = list(map_shards(_visible_gpu, range(6), backend="ray", ray=held))
+    assert set(seen) == {"0", "1"}
+    with pytest.raises(ConfigError, match="found 3 CPUs, 2 GPUs in all") as caught:
+        list(map_shards(_visible_gpu, [0], backend="ray", ray=replace(held, gpus_per_task=3)))
+    assert caught.value.code == "E-CONFIG-RAY"
+
+
+def test_a_cluster_that_is_not_there_is_one_error() -> None:
+    with pytest.raises(ConfigError, match="RAY_ADDRESS") as caught:
+        list(map_shards(_visible_gpu, [0], backend="ray", ray=RayOptions(address="127.0.0.1:1")))
+    assert caught.value.code == "E-CONFIG-RAY"
+
+
+def test_a_killed_worker_is_replaced_and_nothing_of_it_is_left(
+    options: RayOptions, tmp_path: Path
+) -> None:
+    items = [(tmp_path / "ray", i, "kill" if i == 5 else "") for i in range(ITEMS)]
+    found = list(map_shards(_write, items, backend="ray", ray=options))
+    _require_the_files_of_one_process(tmp_path, found)
+    assert (tmp_path / "ray" / "5.tried").read_text() == "xx"
+
+
+def test_a_worker_that_always_dies_is_given_up_after_the_retries(
+    options: RayOptions, tmp_path: Path
+) -> None:
+    items = [(tmp_path, 0, "kill always")]
+    with pytest.raises(NmoeError, match="1 retries") as caught:
+        list(map_shards(_write, items, backend="ray", ray=replace(options, max_retries=1)))
+    assert caught.value.code == "E-WORKER-LOST"
+    assert (tmp_path / "0.tried").read_text() == "xx"
+
+
+def test_a_lost_node_is_survived(cluster: Any, tmp_path: Path) -> None:
+    node = cluster.add_node(num_cpus=1)
+    options = RayOptions(address=cluster.address)
+    items = [(tmp_path / "ray", i, "slow") for i in range(ITEMS)]
+    running = map_shards(_write, items, backend="ray", ray=options)
+    found = [next(running)]
+    cluster.remove_node(node, allow_graceful=False)
+    found += list(running)
+    _require_the_files_of_one_process(tmp_path, found)
+
+
+def test_what_is_left_early_is_cancelled_and_cleans_up(options: RayOptions, tmp_path: Path) -> None:
+    items = [(tmp_path, i, "" if i == 0 else "hold") for i in range(3)]
+    running = map_shards(_write, items, backend="ray", ray=options)
+    next(running)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("*/*.tmp.*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.close()
+    assert not list(tmp_path.glob("*/*.tmp.*"))
+
+
+def test_prep_on_ray_writes_the_bytes_of_one_process(
+    options: RayOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    text = "\n".join(
+        f'{{"text": "Document {i} {"of some length " * (i % 97)}"}}' for i in range(9000)
+    )
+    (tmp_path / "in.jsonl").write_text(text)
+    spec = SourceSpec(id="web", kind="jsonl", paths=(str(tmp_path / "in.jsonl"),))
+    trees = []
+    for backend in ("inline", "ray"):
+        source, rows = open_source(spec, tmp_path, "train")
+        settings = PrepSettings(name="web", num_shards=3, backend=backend, ray=options)
+        out = tmp_path / backend / "train"
+        prep_shards(source, rows, settings, out)
+        write_manifest(settings, out)
+        trees.append({str(p.relative_to(out)): p.read_bytes() for p in _files(out)})
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 6
+
+
+def _require_the_files_of_one_process(tmp_path: Path, found: list[int]) -> None:
+    alone = list(map_shards(_write, [(tmp_path / "inline", i, "") for i in range(ITEMS)]))
+    assert found == alone == list(range(ITEMS))
+    trees = [
+        {p.relative_to(root): p.read_bytes() for p in _files(root) if p.suffix != ".tried"}
+        for root in (tmp_path / "inline", tmp_path / "ray")
+    ]
+    assert trees[0] == trees[1]
+    assert len(trees[0]) == ITEMS
+
+
+def _files(root: Path) -> list[Path]:
+    return [p for p in root.rglob("*") if p.is_file() and p.name != ".lock"]
+
+
+def _write(item: tuple[Path, int, str]) -> int:
+    """Write a directory as the stages do: under its lock, atomically."""
+    root, i, how = item
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / f"{i}.tried", "a") as file:
+        file.write("x")
+        is_first = file.tell() == 1
+    with output_lock(root / str(i)), atomic_file(root / str(i) / "out") as file:
+        file.write(b"%d" % i * 10_000)
+        file.flush()
+        if how == "kill always" or (how == "kill" and is_first):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "slow":
+            time.sleep(0.5)
+        while how == "hold":
+            time.sleep(0.05)
+    return i
+
+
+def _begin(name: str) -> None:
+    os.environ["NMOE_TEST_NAME"] = name
+
+
+def _started_as(item: int) -> tuple[str, int]:
+    logging.getLogger("nmoe_core.stages").info("item %d", item)
+    return os.environ["NMOE_TEST_NAME"], item
+
+
+def _refuse(item: int) -> None:
+    raise FormatError("bad item", code="E-BAD")
+
+
+def _visible_gpu(item: int) -> str:
+    time.sleep(0.3)
+    return os.environ["CUDA_VISIBLE_DEVICES"]

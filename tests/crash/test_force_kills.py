@@ -1,0 +1,108 @@
+"""Kill a forced prep at each of its steps: the whole old version is there, or the whole new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One process loads the tokenizer and forks a run for every step that a run can be killed at.
+RUN = """
+import json, os, shutil, sys
+from pathlib import Path
+from loader.format import load_manifest
+from nmoe_core.prep import swap
+from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
+from nmoe_core.shards.verify import verify_manifest
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import Rows
+
+root, step, exchange = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+if exchange == "without":
+    swap.exchange_dirs = lambda staged, final: False
+
+def prep(name, out, existing, num_shards=2):
+    settings = PrepSettings(name="web", num_shards=num_shards)
+    source = JsonlSource("web", find_files([name], root))
+    prep_shards(source, Rows(), settings, out, existing=existing)
+    write_manifest(settings, out)
+
+def content(out):
+    path = out / "manifest.json"
+    if not path.exists():
+        return None
+    manifest = load_manifest(path)
+    assert not verify_manifest(manifest, checksums=True, deep=True)
+    return manifest.extra["content_hash"]
+
+prep("old.jsonl", root / "old", "refuse", 3)
+prep("new.jsonl", root / "new", "refuse")
+named = {content(root / "old"): "old", content(root / "new"): "new", None: "none"}
+assert len(named) == 3
+found, k, status = [], 0, 9
+while status:
+    k += 1
+    out = root / step / str(k)
+    shutil.copytree(root / "old", out)
+    (out / "notes").mkdir()
+    (out / "notes" / "mine").write_text("mine")
+    child = os.fork()
+    if not child:
+        os.environ["NMOE_FAILPOINT"] = f"{step}:{k}:kill"
+        prep("new.jsonl", out, "remake")
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, 9), status
+    left = named[content(out)]
+    prep("new.jsonl", out, "update" if k % 2 else "remake")
+    assert named[content(out)] == "new"
+    assert (out / "notes" / "mine").read_text() == "mine"
+    beside = sorted(p.name for p in out.parent.iterdir() if p.name.startswith(f".{k}"))
+    assert not beside, beside
+    assert sorted(p.name for p in out.iterdir() if p.name != "notes") == [
+        ".lock", "manifest.json", "shard_0000", "shard_0001"]
+    found.append(left)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, word in (("old", "shard"), ("new", "token")):
+        rows = [{"id": f"d{i}", "text": f"one {word} of many tokens " * 4} for i in range(40)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    return tmp_path
+
+
+def _versions_left(root: Path, step: str, exchange: str = "with") -> list[str]:
+    """What was readable after a kill at the first, second... step, up to a run that none ended."""
+    command = [sys.executable, "-c", RUN, str(root), step, exchange]
+    environment = {k: v for k, v in os.environ.items() if k != "NMOE_FAILPOINT"}
+    environment["SOURCE_DATE_EPOCH"] = "0"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+_SLOW = [pytest.param(step, marks=pytest.mark.slow) for step in ("write", "fsync")]
+
+
+@pytest.mark.parametrize("step", ["rename", *_SLOW])
+def test_a_kill_at_any_step_of_a_forced_run_leaves_one_whole_version(root: Path, step: str) -> None:
+    left = _versions_left(root, step)
+    assert len(left) > 5
+    assert set(left) == {"old", "new"}
+    assert left == sorted(left, reverse=True)  # the old one up to one step, then the new one
+
+
+@pytest.mark.slow
+def test_without_an_exchange_no_kill_leaves_a_mixture(root: Path) -> None:
+    left = _versions_left(root, "rename", "without")
+    assert set(left) == {"old", "none", "new"}
+    assert "".join(dict.fromkeys(left)) == "oldnonenew"
