@@ -42,7 +42,7 @@ def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
         "follow_changes",
         target=dg.AssetSelection.all(),
         default_status=sensor_status(run),
-        minimum_interval_seconds=30,
+        minimum_interval_seconds=run.config.automation.follow_every_s,
         description="Requests scores, curated shards and the plan where content changed.",
     )
 

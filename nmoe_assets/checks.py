@@ -8,9 +8,11 @@ checked again when nothing is made.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
+from nmoe_assets.metadata import shown
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.stages import checks
@@ -21,7 +23,8 @@ from nmoe_core.stages.checks import Verdicts
 class Checks:
     """The checks of one asset: their names, and the one function that gives all verdicts.
 
-    `check` takes the partition keys that a run made, or nothing for an unpartitioned asset.
+    `check` takes the partition keys that a run made, or nothing for an unpartitioned asset that is
+    a file; what is only shown is given itself.
     """
 
     run: Run
@@ -41,7 +44,7 @@ class Checks:
             for name in self.names
         ]
 
-    def results(self, *made: list[str]) -> Iterator[dg.AssetCheckResult]:
+    def results(self, *made: Any) -> Iterator[dg.AssetCheckResult]:
         """Check now."""
         verdicts = self.check(*made)
         for name in self.names:
@@ -54,7 +57,7 @@ class Checks:
                 passed=verdict.passed,
                 severity=severity,
                 description=verdict.found,
-                metadata={"found": verdict.found, **verdict.facts},
+                metadata={key: shown(key, value) for key, value in verdict.facts.items()},
             )
 
     def definition(self) -> dg.AssetChecksDefinition:
@@ -109,12 +112,14 @@ DESCRIPTIONS = {
     "coverage": "Every document of a finished slice has a record.",
     "parse_rate": "The oracle's answers were sets of scores.",
     "one_scorer": "All labels are of one scorer and one rubric.",
-    "promotion": "The head agrees with the oracle on held-out documents as well as asked.",
+    "promotion": "The lower bound of the head's agreement with the oracle is as high as asked.",
+    "baselines": "The head agrees with the oracle better than source, length or the mean alone.",
     "thresholds": "Thresholds are in order, and few good documents are dropped.",
     "calibrated_keep_rate": "The share kept on val is the target, within sampling error.",
     "false_drops": "Few of the dropped documents are the oracle's own top.",
     "counts": "Every document of the shard as it is now has one decision.",
     "keep_rate": "The share kept is in the configured interval.",
+    "flips": "A regrade would change few enough decisions.",
     "topic_range": "Every document of the shard as it is now has a topic of the model.",
     "permutation": "Each kept document is there once and unchanged.",
     "alignment": "Shards were planned for the place in a window that they have.",

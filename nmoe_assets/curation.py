@@ -7,12 +7,13 @@ import dagster as dg
 from nmoe_assets.automation import FOLLOW
 from nmoe_assets.checks import Checks
 from nmoe_assets.events import each_partition, whole
-from nmoe_assets.metadata import LINEAGE_ROWS, about, owners
+from nmoe_assets.metadata import LINEAGE_ROWS, about, curated_group, owners
 from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.stages import checks, curate, plan
+from nmoe_core.stages.shards import each_shard
 
 GROUP = "curation"
 
@@ -62,7 +63,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         partitions_def=shard_partitions(run.config.prep.num_shards),
         backfill_policy=dg.BackfillPolicy.single_run(),
         automation_condition=FOLLOW,
-        group_name=name,
+        group_name=curated_group(name),
         kinds={"numpy"},
         description="Nearest centroid of each document.",
         owners=owners(run),
@@ -75,7 +76,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         yield from each_partition(
             context,
             machine,
-            lambda key: curate.assign_shard_topics(run, name, [int(key)])[int(key)],
+            lambda keys: each_shard(run, "topics", name, keys),
             held_to,
         )
 
@@ -99,7 +100,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         partitions_def=shard_partitions(run.config.prep.num_shards),
         backfill_policy=dg.BackfillPolicy.single_run(),
         automation_condition=FOLLOW,
-        group_name=name,
+        group_name=curated_group(name),
         kinds={"numpy"},
         description=f"Documents decided {', '.join(run.config.curation.include)}, "
         f"in {run.config.curation.order} order.",
@@ -113,7 +114,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         yield from each_partition(
             context,
             machine,
-            lambda key: curate.curate_shards(run, name, [int(key)])[int(key)],
+            lambda keys: each_shard(run, "curate", name, keys),
             held_to,
             lambda key, output: {"order": dg.MetadataValue.md(output.picture)},
         )
@@ -129,7 +130,7 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         key=[name, "curated_manifest"],
         deps=[dg.AssetDep([name, "curated"])],
         automation_condition=FOLLOW,
-        group_name=name,
+        group_name=curated_group(name),
         kinds={"json"},
         description="Inventory of the curated shards, with the digest of what they came from.",
         owners=owners(run),

@@ -8,6 +8,7 @@ from nmoe_assets import checks, curation, hydra, regrade, sensors, sources
 from nmoe_assets.automation import automation_sensor
 from nmoe_assets.jobs import named_jobs, stage_jobs, verify_job
 from nmoe_assets.resources import resources
+from nmoe_assets.retention import retention_job, retention_schedules
 from nmoe_assets.run import current_run
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan, run_sources
@@ -26,8 +27,11 @@ def _definitions(run: Run) -> dg.Definitions:
     jobs = stage_jobs(run, plans)
     # Jobs are compared by identity: a sensor has to name the very ones that are listed.
     asset_jobs = {job.name: job.definition() for part in jobs.values() for job in part}
-    verify = verify_job(plans)
-    return dg.Definitions(
+    verify, retention = (
+        verify_job(plans),
+        retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys),
+    )
+    made = dg.Definitions(
         assets=[
             *(asset for plan in plans for asset in _source_assets(run, plan)),
             hydra.backbone(run),
@@ -41,9 +45,11 @@ def _definitions(run: Run) -> dg.Definitions:
         ],
         asset_checks=checks.manifest_checks(run, plans),
         jobs=[
-            *named_jobs(jobs),
+            # Named jobs run the others, so they ask for them when all are there.
+            *named_jobs(jobs, lambda name: made.resolve_job_def(name)),
             *asset_jobs.values(),
             verify,
+            retention,
         ],
         sensors=[
             automation_sensor(run),
@@ -51,9 +57,10 @@ def _definitions(run: Run) -> dg.Definitions:
             sensors.label_retries(run, asset_jobs["label_oracle"]),
             sensors.failure_notice(run),
         ],
-        schedules=[sensors.nightly_verify(run, verify)],
+        schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
         resources=resources(),
     )
+    return made
 
 
 def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsDefinition]:

@@ -6,17 +6,20 @@ nothing downstream of it goes stale. Where some partitions of a run fail, the go
 and the run fails, so a backfill shows exactly the bad ones.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from nmoe_assets.checks import Checks
+from nmoe_assets.cost import Cost, Stopwatch
+from nmoe_assets.metadata import shown
 from nmoe_assets.resources import Machine
+from nmoe_assets.run_log import run_log
 from nmoe_core.errors import LockedError, NmoeError
 from nmoe_core.stages.result import Output
+from nmoe_core.stages.shards import Attempt
 
 # Another run that writes the same output is waited for: it leaves it current.
 _LOCK_RETRIES = 60
@@ -44,16 +47,16 @@ class Made:
 def each_partition(
     context: dg.AssetExecutionContext,
     machine: Machine,
-    make: Callable[[str], Output],
+    make: Callable[[Sequence[str]], Iterable[Attempt]],
     held_to: Checks,
     show: Callable[[str, Output], Mapping[str, Any]] = lambda key, output: {},
 ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-    """Make the partitions of this run one after the other, report each, and check them.
+    """Make the partitions of this run, report each, and check them.
 
     Args:
         context: The asset's context.
         machine: Prices the time.
-        make: Makes a partition by its key.
+        make: Tries partitions by their keys, in order; the workers it may use log to this run.
         held_to: The asset's checks.
         show: More metadata of a partition, such as pictures and samples.
 
@@ -64,26 +67,51 @@ def each_partition(
     made: dict[str, Made] = {}
     failed: dict[str, str] = {}
     locked: LockedError | None = None
-    for key in context.partition_keys:
-        started = time.perf_counter()
+    whole_run = Stopwatch()
+    for key, attempt in _attempts(context, make):
         try:
-            output = make(key)
-            shown = show(key, output)
+            output = _output(attempt)
+            looked_at = show(key, output)
         except LockedError as error:
             locked = error
         except (NmoeError, OSError) as error:
             failed[key] = " ".join(str(error).split())
             context.log.error(f"partition {key}: {failed[key]}")
         else:
-            facts = timed(output.facts, time.perf_counter() - started, machine)
-            made[key] = Made(output.digest, {**facts, **shown})
+            cost = Cost(attempt.seconds, attempt.cpu_seconds)
+            made[key] = Made(output.digest, {**timed(output.facts, cost, machine), **looked_at})
+    context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {whole_run.read()}")
     if failed or locked is not None:
         _log_partitions(context, made, {})
         if failed:
             raise partial_failure(failed, len(made))
-        raise dg.RetryRequested(_LOCK_RETRIES, _LOCK_WAIT_S) from locked
+        raise wait_for_lock() from locked
     yield from partition_results(context, made)
     yield from held_to.results(list(made))
+
+
+def _attempts(
+    context: dg.AssetExecutionContext, make: Callable[[Sequence[str]], Iterable[Attempt]]
+) -> Iterator[tuple[str, Attempt]]:
+    """What came of each partition; where workers were lost, that is what came of the rest."""
+    left = list(context.partition_keys)
+    try:
+        with run_log(context):
+            for attempt in make(tuple(left)):
+                yield left.pop(0), attempt
+    except NmoeError as error:
+        yield from ((key, Attempt(key, None, error, 0.0, 0.0)) for key in left)
+
+
+def _output(attempt: Attempt) -> Output:
+    if attempt.output is None:
+        raise attempt.error or AssertionError(f"nothing came of {attempt.key}")
+    return attempt.output
+
+
+def wait_for_lock() -> dg.RetryRequested:
+    """Another run writes this output: the step is tried again until it has ended."""
+    return dg.RetryRequested(_LOCK_RETRIES, _LOCK_WAIT_S)
 
 
 def partial_failure(failed: Mapping[str, str], num_made: int) -> dg.Failure:
@@ -110,7 +138,11 @@ def partition_results(
         read: Versions of external inputs as this run saw them.
         run_metadata: Facts about the whole run, shown on each partition.
     """
-    yield dg.MaterializeResult(metadata=run_metadata)
+    # Dagster holds a step to the version of its own result: the one that is logged last.
+    *_, last = made.values()
+    yield dg.MaterializeResult(
+        metadata=run_metadata, data_version=dg.DataVersion(last.data_version)
+    )
     for external, version in (read or {}).items():
         report_external(context, external, version)
     _log_partitions(context, made, read or {}, **run_metadata)
@@ -154,7 +186,7 @@ def _version_tags(
     inputs = {**_get_input_provenance_data(context.asset_key, step), **seen}
     code_version = context.assets_def.code_versions_by_key.get(context.asset_key)
     return _build_data_version_tags(
-        dg.DataVersion(data_version), code_version or context.run_id, inputs, True
+        dg.DataVersion(data_version), code_version or context.run.run_id, inputs, True
     )
 
 
@@ -180,15 +212,15 @@ def whole(
     Raises:
         dg.RetryRequested: Another run is writing it.
     """
-    started = time.perf_counter()
+    watch = Stopwatch()
     try:
         made = make()
     except LockedError as error:
-        raise dg.RetryRequested(_LOCK_RETRIES, _LOCK_WAIT_S) from error
-    facts = timed(made.facts, time.perf_counter() - started, machine)
-    shown = {picture: dg.MetadataValue.md(made.picture)} if made.picture else {}
+        raise wait_for_lock() from error
+    facts = timed(made.facts, watch.read(), machine)
+    plot = {picture: dg.MetadataValue.md(made.picture)} if made.picture else {}
     checked = list(held_to.results()) if held_to else []
-    return result(made.digest, {**facts, **shown}, checked)
+    return result(made.digest, {**facts, **plot}, checked)
 
 
 def result(
@@ -204,24 +236,18 @@ def result(
     )
 
 
-def timed(facts: Mapping[str, Any], seconds: float, machine: Machine) -> dict[str, Any]:
-    """Facts with time, throughput and cost, where work was done; paths as paths."""
-    shown = {key: _shown(key, value) for key, value in facts.items()}
+def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, Any]:
+    """Facts with throughput and cost, where work was done; paths as paths."""
+    facts_shown = {key: shown(key, value) for key, value in facts.items()}
     work = [facts[key] for key in _WORK if key in facts]
     if work and not any(work):
-        return shown
+        return facts_shown
     rates = {
-        f"{key}_per_second": round(facts[key] / seconds, 3)
+        f"{key}_per_second": round(facts[key] / cost.seconds, 3)
         for key in _RATES
-        if facts.get(key) and seconds > 0
+        if facts.get(key) and cost.seconds > 0
     }
-    return {**shown, "seconds": round(seconds, 3), **rates, **machine.cost_usd(seconds)}
-
-
-def _shown(key: str, value: Any) -> Any:
-    if key == "path":
-        return dg.MetadataValue.path(value)
-    return round(value, 6) if isinstance(value, float) else value
+    return {**facts_shown, **rates, **cost.facts(machine)}
 
 
 def _with_row_count(metadata: Mapping[str, Any]) -> dict[str, Any]:

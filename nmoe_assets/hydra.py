@@ -7,13 +7,14 @@ import dagster as dg
 from nmoe_assets.automation import FOLLOW, REGRADE
 from nmoe_assets.checks import Checks
 from nmoe_assets.events import each_partition, whole
-from nmoe_assets.metadata import GRADE_ROWS, LABEL_ROWS, about, owners, table
+from nmoe_assets.metadata import GRADE_ROWS, LABEL_ROWS, about, curated_group, owners, table
 from nmoe_assets.partitions import label_keys, label_partitions, shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.hydra.decide import GRADE_CODE
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.stages import checks, hydra, samples
+from nmoe_core.stages.shards import attempt, each_shard
 
 GROUP = "hydra"
 
@@ -68,7 +69,9 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         yield from each_partition(
             context,
             machine,
-            lambda key: hydra.label_slices(run, names, [key])[key],
+            lambda keys: (
+                attempt(key, lambda key: hydra.label_slices(run, names, [key])[key]) for key in keys
+            ),
             held_to,
             lambda key, output: table(samples.sample_labels(run, key)),
         )
@@ -79,7 +82,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
     """The probe or the judge."""
     key = [GROUP, f"{kind}_head"]
-    held_to = Checks(run, key, ("promotion",), lambda: checks.check_head(run, kind))
+    held_to = Checks(run, key, ("promotion", "baselines"), lambda: checks.check_head(run, kind))
 
     @dg.asset(
         key=key,
@@ -163,7 +166,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.single_run(),
         automation_condition=REGRADE,
         code_version=GRADE_CODE,
-        group_name=name,
+        group_name=curated_group(name),
         pool="gpu",
         kinds={"json"},
         description="Probe and judge scores, and the decision drop, band or keep.",
@@ -177,7 +180,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         yield from each_partition(
             context,
             machine,
-            lambda key: hydra.grade_shards(run, name, [int(key)])[int(key)],
+            lambda keys: each_shard(run, "grade", name, keys),
             held_to,
             lambda key, output: table(samples.sample_grades(run, name, int(key))),
         )

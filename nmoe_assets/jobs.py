@@ -3,16 +3,22 @@ run stage jobs in order over all their partitions, in process, on the same insta
 one fails. Dagster does not hold assets of different partitions in one job, hence the two levels.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import dagster as dg
 
+from nmoe_assets.cost import Stopwatch
+from nmoe_assets.metadata import table
 from nmoe_assets.partitions import label_partitions, shard_partitions
+from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan
 
 # Dagster logs every event at DEBUG; they stay in the UI, the console shows progress and errors.
 QUIET_CONSOLE = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
+Resolve = Callable[[str], dg.JobDefinition]
+PART_OF = "nmoe/part_of"
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 
 
@@ -31,6 +37,19 @@ class StageJob:
             self.name,
             selection=selection,
             executor_def=dg.in_process_executor,
+            description=self.description,
+        )
+
+    @property
+    def description(self) -> str:
+        """What a run makes, and over what."""
+        made = ", ".join("/".join(key) for key in self.keys)
+        if self.partitions is None:
+            return f"Makes {made}."
+        keys = self.partitions.get_partition_keys()
+        return (
+            f"Makes {made}. Partitions {keys[0]} to {keys[-1]}: choose some, or all of them. "
+            "Those that are current are left alone."
         )
 
     def tags(self) -> dict[str, str]:
@@ -57,13 +76,14 @@ def stage_jobs(run: Run, sources: list[SourcePlan]) -> dict[str, list[StageJob]]
     return {"prep": prep, "label": label, "train_heads": heads, "grade": grade, "curate": curate}
 
 
-def named_jobs(stages: dict[str, list[StageJob]]) -> list[dg.JobDefinition]:
-    """`prep`, `label`, `train_heads`, `grade`, `curate`, and `pipeline`, which is all of them."""
+def named_jobs(stages: dict[str, list[StageJob]], resolve: Resolve) -> list[dg.JobDefinition]:
+    """`prep`, `label`, `train_heads`, `grade`, `curate`, and `pipeline`, which is all of them.
+
+    `resolve` gives a stage job by its name when a named job runs.
+    """
     everything = [job for part in stages.values() for job in part]
-    jobs = [_named_job("pipeline", "Everything, from documents to loader plan.", everything)]
-    for name, part in stages.items():
-        jobs.append(_named_job(name, f"The {name} stages over all their partitions.", part))
-    return jobs
+    parts = {"pipeline": everything, **stages}
+    return [_named_job(name, jobs, resolve) for name, jobs in parts.items()]
 
 
 def verify_job(sources: list[SourcePlan]):  # as `StageJob.definition`
@@ -79,29 +99,34 @@ def verify_job(sources: list[SourcePlan]):  # as `StageJob.definition`
     )
 
 
-def _named_job(name: str, description: str, parts: list[StageJob]) -> dg.JobDefinition:
-    @dg.op(name=f"run_{name}", out=dg.Out(dg.Nothing))
-    def run_parts(context: dg.OpExecutionContext) -> None:
-        from nmoe_assets.definitions import defs  # the definitions hold this job themselves
+def _named_job(name: str, parts: list[StageJob], resolve: Resolve) -> dg.JobDefinition:
+    steps = "".join(f"\n{i}. `{part.name}`" for i, part in enumerate(parts, 1))
 
+    @dg.op(name=f"run_{name}", out=dg.Out(dg.Nothing))
+    def run_parts(context: dg.OpExecutionContext, machine: Machine) -> None:
+        rows, whole = [], Stopwatch()
         for i, part in enumerate(parts, 1):
             context.log.info(f"{part.name} ({i} of {len(parts)})")
-            job = defs.resolve_job_def(part.name)
+            job, watch = resolve(part.name), Stopwatch()
             outcome = job.execute_in_process(
                 run_config=QUIET_CONSOLE,
                 instance=context.instance,
-                tags=part.tags(),
+                tags={**part.tags(), PART_OF: context.run_id},
                 raise_on_error=False,
             )
+            cost = watch.read()
+            rows.append({"part": part.name, "run": outcome.run_id, **cost.facts(machine)})
+            context.log.info(f"{part.name}: {cost} (run {outcome.run_id})")
             if not outcome.success:
                 raise dg.Failure(
                     f"{part.name} failed: {_first_error(outcome)} (run {outcome.run_id})",
                     allow_retries=False,
                 )
+        context.add_output_metadata({**whole.read().facts(machine), **table(rows, "parts")})
 
     @dg.job(
         name=name,
-        description=description,
+        description=f"These jobs one after the other, each over all its partitions:\n{steps}",
         config=QUIET_CONSOLE,
         executor_def=dg.in_process_executor,
     )
@@ -115,11 +140,19 @@ def _first_error(outcome: dg.ExecuteInProcessResult) -> str:
     """The innermost error of the first step that failed, or the check that did."""
     for event in outcome.all_events:
         if event.event_type_value == "STEP_FAILURE":
-            error = event.step_failure_data.error
-            while error is not None and error.cause is not None:
-                error = error.cause
-            return " ".join((error.message if error else event.message or "").split())
+            return innermost_error(event) or " ".join((event.message or "").split())
     return "a blocking check did not pass"
+
+
+def innermost_error(event: dg.DagsterEvent) -> str:
+    """What a failed step says in one line: the first cause, without its class's path."""
+    error = event.step_failure_data.error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    if error is None:
+        return ""
+    _, found, rest = error.message.partition(f"{error.cls_name}: ")
+    return " ".join((rest if found else error.message).split())
 
 
 def _prep_jobs(run: Run, source: SourcePlan) -> list[StageJob]:

@@ -41,6 +41,15 @@ LINEAGE_ROWS = (
 )
 
 
+def curated_group(source: str) -> str:
+    """The group of what follows a source's scores.
+
+    A source's own group ends where labels begin, so that the graph of groups reads one way:
+    sources, `hydra`, curated sources, `mixture`.
+    """
+    return f"{source}_curated"
+
+
 def owners(run: Run) -> list[str]:
     """Who answers for the assets of a run."""
     return list(run.config.automation.owners)
@@ -61,6 +70,15 @@ def about(
         f"leads to {'/'.join(key)}": dg.MetadataValue.asset(dg.AssetKey(key)) for key in leads_to
     }
     return {**schema, **links}
+
+
+def shown(key: str, value: Any) -> Any:
+    """A fact as the UI shows it: paths as paths, shares short, an interval in words."""
+    if key == "path":
+        return dg.MetadataValue.path(value)
+    if key.endswith("_ci95"):
+        return "not known" if None in value else "{:.4f} to {:.4f}".format(*value)
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def table(

@@ -3,12 +3,14 @@
 import dagster as dg
 
 from nmoe_assets.automation import FOLLOW
+from nmoe_assets.checks import Checks
 from nmoe_assets.events import result
 from nmoe_assets.metadata import about, owners, table
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.fingerprint import sha256_json
 from nmoe_core.mixture import SourcePlan
+from nmoe_core.stages import checks
 from nmoe_core.stages.plan_regrade import RegradePlan, plan_regrade
 
 GROUP = "hydra"
@@ -27,9 +29,13 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     # Heads are not among them: the calibration is of the heads it names.
     inputs = [[GROUP, "calibration"], *([name, "shards"] for name in names)]
 
+    key = [GROUP, "regrade_plan"]
+    held_to = Checks(run, key, ("flips",), lambda plan: checks.check_regrade(run, plan))
+
     @dg.asset(
-        key=[GROUP, "regrade_plan"],
-        deps=[dg.AssetDep(key) for key in inputs],
+        key=key,
+        check_specs=held_to.specs(),
+        deps=[dg.AssetDep(read) for read in inputs],
         automation_condition=FOLLOW,
         group_name=GROUP,
         kinds={"json"},
@@ -46,7 +52,8 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         if plan.problem:
             raise dg.Failure(plan.problem, allow_retries=False)
         context.log.info(summary(plan))
-        return result(sha256_json(plan.as_dict() | {"seconds": None}), _facts(plan, machine))
+        digest = sha256_json(plan.as_dict() | {"seconds": None})
+        return result(digest, _facts(plan, machine), list(held_to.results(plan)))
 
     return make_plan
 

@@ -7,13 +7,13 @@ ever more slowly. A failed run is told in one line, to the log and to a webhook 
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
 from nmoe_assets.automation import sensor_status
-from nmoe_assets.jobs import StageJob
+from nmoe_assets.jobs import StageJob, innermost_error
 from nmoe_assets.partitions import label_partitions
 from nmoe_assets.resources import Notifier
 from nmoe_core.config import Run
@@ -131,19 +131,9 @@ def notice_text(context: dg.RunFailureSensorContext) -> str:
     run = context.dagster_run
     assets = sorted("/".join(key.path) for key in run.asset_selection or ())
     what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name
-    first = next(_errors(context), None) or context.failure_event.message or "no message"
+    errors = (innermost_error(event) for event in context.get_step_failure_events())
+    first = next(filter(None, errors), None) or context.failure_event.message or "no message"
     return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]} (run {run.run_id})"
-
-
-def _errors(context: dg.RunFailureSensorContext) -> Iterator[str]:
-    for event in context.get_step_failure_events():
-        error = event.step_failure_data.error
-        while error is not None and error.cause is not None:
-            error = error.cause
-        if error is not None:
-            # The line is for people: what failed, without the path of the exception's class.
-            _, found, rest = error.message.partition(f"{error.cls_name}: ")
-            yield rest if found else error.message
 
 
 def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:

@@ -1,15 +1,16 @@
 """Assets of one source, from its documents to its docid slices."""
 
-import time
 from collections.abc import Iterator
 
 import dagster as dg
 
 from nmoe_assets.checks import Checks
-from nmoe_assets.events import Made, partition_results, result, timed, whole
+from nmoe_assets.cost import Stopwatch
+from nmoe_assets.events import Made, partition_results, result, timed, wait_for_lock, whole
 from nmoe_assets.metadata import SLICE_ROWS, about, owners, table
 from nmoe_assets.partitions import buckets, shard_partitions
 from nmoe_assets.resources import Machine
+from nmoe_assets.run_log import run_log
 from nmoe_core.config import Run
 from nmoe_core.errors import LockedError
 from nmoe_core.mixture import SourcePlan
@@ -60,11 +61,12 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     def make_shards(
         context: dg.AssetExecutionContext, machine: Machine
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
-        started = time.perf_counter()
+        watch = Stopwatch()
         try:
-            made = prep.make_shards(run, source, split, buckets(context))
+            with run_log(context):
+                made = prep.make_shards(run, source, split, buckets(context))
         except LockedError as error:
-            raise dg.RetryRequested(60, 10) from error
+            raise wait_for_lock() from error
         report = made.report
         pass_facts = timed(
             {
@@ -72,7 +74,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
                 "shards_made": len(report.made),
                 "shards_current": len(report.skipped),
             },
-            time.perf_counter() - started,
+            watch.read(),
             machine,
         )
         parts = {

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loader.format import MANIFEST_NAME, Manifest, load_manifest, read_json_object
 from nmoe_core.config import Run
@@ -20,6 +20,9 @@ from nmoe_core.errors import ConfigError, CurationError, NmoeError
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
+
+if TYPE_CHECKING:
+    from nmoe_core.stages.plan_regrade import RegradePlan
 
 Level = Literal["block", "error", "warn"]
 LEVELS: dict[str, Level] = {
@@ -35,11 +38,13 @@ LEVELS: dict[str, Level] = {
     "parse_rate": "block",
     "one_scorer": "block",
     "promotion": "block",
+    "baselines": "warn",
     "thresholds": "block",
     "calibrated_keep_rate": "warn",
     "false_drops": "warn",
     "counts": "block",
     "keep_rate": "warn",
+    "flips": "warn",
     "topic_range": "block",
     "permutation": "block",
     "alignment": "block",
@@ -126,7 +131,8 @@ def check_slices(run: Run, source: str) -> Verdicts:
             count += 1
     documents = load_manifest(run.paths.split(source, "train") / MANIFEST_NAME).total_documents
     found = f"{count} ids of {documents} documents, each in the split of its MD5"
-    return {"split_rule": Verdict(count == documents, found)}
+    facts = {"ids": count, "documents": documents}
+    return {"split_rule": Verdict(count == documents, found, facts)}
 
 
 def check_backbone(run: Run) -> Verdicts:
@@ -163,6 +169,7 @@ def check_labels(run: Run) -> Verdicts:
         "coverage": Verdict(
             not uncovered,
             ", ".join(uncovered) or f"all {total} documents of {len(summaries)} finished slices",
+            {"documents": total, "finished_slices": len(summaries)},
         ),
         "parse_rate": Verdict(
             rate >= least, f"{rate:.4f}, at least {least}", {"parse_rate": rate, "parsed": parsed}
@@ -174,16 +181,51 @@ def check_labels(run: Run) -> Verdicts:
 
 
 def check_head(run: Run, kind: str) -> Verdicts:
-    """`promotion`: the head agrees with the oracle on held-out documents as well as asked."""
+    """`promotion` and `baselines`, on documents the head was not fitted on.
+
+    Promotion: enough documents, finite states, and a rank correlation with the oracle whose lower
+    95 % bound is above `min_spearman`. Baselines: that bound is above what source or length alone
+    reach, and each dimension is predicted better than by its mean.
+    """
     from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, read_header
 
     path = run.paths.heads / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
     metrics = read_header(path).get("metrics") or {}
-    spearman, least = metrics.get("spearman"), run.config.checks.min_spearman
-    if spearman is None:
-        return {"promotion": Verdict(False, "no agreement was measured: val has no spread")}
-    found = f"Spearman {spearman:.3f} with the oracle on held-out documents, at least {least}"
-    return {"promotion": Verdict(spearman >= least, found, {"spearman": spearman})}
+    interval = metrics.get("spearman_ci95")
+    if interval is None:
+        none = Verdict(False, "no agreement was measured: val has no spread, or no labels")
+        return {"promotion": none, "baselines": none}
+    return {
+        "promotion": _promotion(run, metrics, *interval),
+        "baselines": _baselines(metrics, interval[0]),
+    }
+
+
+def _promotion(run: Run, metrics: dict[str, Any], low: float, high: float) -> Verdict:
+    table = run.config.checks
+    num_scored, num_failed = metrics["n"], metrics.get("num_failed", 0)
+    failed_share = num_failed / (num_scored + num_failed)
+    found = f"Spearman {metrics['spearman']:.3f} ({low:.3f} to {high:.3f}) with the oracle on "
+    found += f"{num_scored} held-out documents, above {table.min_spearman} asked for; "
+    found += f"{num_failed} with states that are not finite"
+    is_promoted = (
+        num_scored >= table.min_val_documents
+        and failed_share <= table.max_nonfinite_share
+        and low > table.min_spearman
+    )
+    facts = {"spearman": metrics["spearman"], "lower_bound": low, "documents": num_scored}
+    return Verdict(is_promoted, found, facts)
+
+
+def _baselines(metrics: dict[str, Any], low: float) -> Verdict:
+    blind = {name: metrics[f"spearman_{name}_only"] or 0.0 for name in ("source", "length")}
+    mean_only = metrics["mae_mean_only"]
+    worse = [name for name, mae in metrics["mae"].items() if mae >= mean_only[name]]
+    found = f"lower bound {low:.3f}; source alone {blind['source']:.3f}, "
+    found += f"length alone {blind['length']:.3f}"
+    found += f"; no better than the mean: {', '.join(worse)}" if worse else ""
+    facts = {f"{name}_only": value for name, value in blind.items()}
+    return Verdict(low > max(blind.values()) and not worse, found, facts)
 
 
 def check_calibration(run: Run) -> Verdicts:
@@ -199,7 +241,11 @@ def check_calibration(run: Run) -> Verdicts:
     allowed = most + _margin(run, most, dropped)
     margin = _margin(run, target, count)
     return {
-        "thresholds": Verdict(0 <= drop <= keep <= 1, f"tau_drop {drop}, tau_keep {keep}"),
+        "thresholds": Verdict(
+            0 <= drop <= keep <= 1,
+            f"tau_drop {drop:.4f}, tau_keep {keep:.4f}",
+            {"tau_drop": drop, "tau_keep": keep},
+        ),
         "calibrated_keep_rate": _within(summary["achieved_keep"], target - margin, target + margin),
         "false_drops": Verdict(
             false_drops <= allowed,
@@ -227,11 +273,23 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         kept, total = kept + summary["kept"], total + summary["total"]
     table = run.config.checks
     return {
-        "counts": Verdict(not wrong, "; ".join(wrong) or f"{total} documents, a decision each"),
+        "counts": Verdict(
+            not wrong,
+            "; ".join(wrong) or f"{total} documents, a decision each",
+            {"documents": total, "kept": kept},
+        ),
         "keep_rate": _within(kept / total, table.min_keep_rate, table.max_keep_rate)
         if total
         else Verdict(True, "no documents"),
     }
+
+
+def check_regrade(run: Run, plan: RegradePlan) -> Verdicts:
+    """`flips`: of the documents to grade, at most `max_flip_share` may change their decision."""
+    most, low, high = run.config.checks.max_flip_share, *plan.may_flip
+    found = f"{low} to {high} of {plan.documents} documents, at most {most:.0%}"
+    facts = {"may_flip_most": high, "documents": plan.documents}
+    return {"flips": Verdict(high <= most * plan.documents, found, facts)}
 
 
 def check_topic_model(run: Run) -> Verdicts:

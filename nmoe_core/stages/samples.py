@@ -27,13 +27,17 @@ def sample_documents(run: Run, source: str, split: str, bucket: int, count: int 
     documents = list(islice(documents_of(load_manifest(path), run.paths.data, source), count))
     texts = _texts(run, [str(document) for document in documents])
     return [
-        {"doc_id": str(document), "tokens": document.end - document.start, "text": text}
+        {"text": text, "tokens": document.end - document.start, "doc_id": str(document)}
         for document, text in zip(documents, texts)
     ]
 
 
 def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
-    """Documents of a graded shard at even ranks of their score, lowest first."""
+    """Documents of a graded shard at even ranks of their score, lowest first.
+
+    Columns are few and narrow, so that the text has room: the decision, the score it rests on and
+    whose that is, and the probe's own.
+    """
     from nmoe_core.hydra.grade import SCORES_NAME
 
     path = run.paths.quality / source / shard_dir_name(bucket) / SCORES_NAME
@@ -50,9 +54,9 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     return [
         {
             "decision": row["decision"],
-            "aggregated": round(row["aggregated"], 4),
-            "q_probe": round(row["q_probe"], 4),
-            "left_at_probe": str(row["early_exit"]).lower(),
+            "score": round(row["aggregated"], 3),
+            "probe": round(row["q_probe"], 3),
+            "by": "probe" if row["early_exit"] else "judge",
             "text": text,
         }
         for row, text in zip(picked, texts)

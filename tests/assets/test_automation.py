@@ -16,6 +16,7 @@ from dagster import AssetKey, DagsterInstance
 from nmoe_assets import resources, sensors
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.config import Run
+from nmoe_core.sources.hub import DatasetsSource
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -197,6 +198,24 @@ def test_a_saved_dataset_is_watched_file_by_file(
     finally:
         new.unlink()
     assert [request.job_name for request in changed.run_requests] == ["prep_notes"]
+
+
+def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
+    run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture, config = run.base / "mixture.toml", run.path.read_text()
+    hub = mixture.read_text().replace("./in/notes", "org/notes")
+    (run.base / "hub_mixture.toml").write_text(hub)
+    (run.base / "hub.toml").write_text(config.replace("mixture.toml", "hub_mixture.toml"))
+    commit = ["a" * 40]
+    monkeypatch.setattr(DatasetsSource, "_commit", property(lambda self: commit[0]))
+    defs = build_definitions(Run(run.base / "hub.toml"))
+    first = _tick("source_watch", defs, instance, None)
+    assert _tick("source_watch", defs, instance, first.cursor).run_requests == []
+    commit[0] = "b" * 40
+    moved = _tick("source_watch", defs, instance, first.cursor)
+    assert [request.job_name for request in moved.run_requests] == ["prep_notes"]
+    assert _tick("source_watch", defs, instance, moved.cursor).run_requests == []
 
 
 def test_a_source_that_cannot_be_listed_leaves_the_others_watched(

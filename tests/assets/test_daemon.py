@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 LOCATION = "nmoe_assets.definitions"
 KEYS = ["0000", "0001"]
 SOURCES = ("code", "docs", "notes")
-AUTOMATION = "\n[automation]\nwatch_every_s = 5\n"
+SETTINGS = "\n[automation]\nfollow_every_s = 5\nwatch_every_s = 5\n"
 LAUNCH = """mutation($p: ExecutionParams!) {launchRun(executionParams: $p) {__typename
   ... on LaunchRunSuccess {run {runId}} ... on PythonError {message}}}"""
 BACKFILL = """mutation($b: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $b) {
@@ -33,6 +32,8 @@ PARTITIONS = """query($k: [AssetKeyInput!]) {assetNodes(assetKeys: $k) {
   partitionStats {numMaterialized numFailed}}}"""
 RUNS = """{runsOrError(limit: 200) {... on Runs {results {runId status jobName
   assetSelection {path} tags {key value}}}}}"""
+TICKS = """query($s: SensorSelector!) {sensorOrError(sensorSelector: $s) {... on Sensor {
+  sensorState {ticks(limit: 5) {timestamp status}}}}}"""
 MATERIALIZATIONS = """query($k: AssetKeyInput!) {assetOrError(assetKey: $k) {... on Asset {
   assetMaterializations(limit: 500) {partition runId tags {key value}}}}}"""
 
@@ -128,6 +129,16 @@ class Dagster:
     def is_quiet(self) -> bool:
         return all(run["status"] in ("SUCCESS", "FAILURE", "CANCELED") for run in self.runs())
 
+    def last_tick(self) -> float:
+        """When the newest tick of the automation sensor that has ended began, in seconds."""
+        selector = {
+            "repositoryLocationName": LOCATION,
+            "repositoryName": "__repository__",
+            "sensorName": "follow_changes",
+        }
+        ticks = self.query(TICKS, s=selector)["sensorOrError"]["sensorState"]["ticks"]
+        return max((tick["timestamp"] for tick in ticks if tick["status"] != "STARTED"), default=0)
+
     def grades(self, source: str) -> dict[str, tuple[str, str]]:
         """Partition -> (run, data version) of the newest grades."""
         key = {"path": [source, "quality_scores"]}
@@ -161,15 +172,12 @@ def wait(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 
 @pytest.fixture
 def dagster(
-    project: Path,
-    tmp_path: Path,
-    dagster_environment: Callable[[Path], dict[str, str]],
+    own_project: Path, dagster_environment: Callable[[Path], dict[str, str]]
 ) -> Iterator[Dagster]:
     """A copy of a project whose pipeline has run, with its webserver and daemon."""
-    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
-    config = tmp_path / "run.toml"
-    config.write_text(config.read_text() + AUTOMATION)
-    started = Dagster(tmp_path, dagster_environment(tmp_path))
+    config = own_project / "run.toml"
+    config.write_text(config.read_text() + SETTINGS)
+    started = Dagster(own_project, dagster_environment(own_project))
     try:
         yield started
     finally:
@@ -198,6 +206,9 @@ def _backfill_with_a_bad_shard_and_repair(dagster: Dagster, project: Path) -> No
     key = ["code", "quality_scores"]
     assert dagster.backfill(key, KEYS) == "COMPLETED_FAILED"
     assert dagster.partitions(*key) == (1, 1)
+    told = "(code/quality_scores) failed: 1 of 2 partitions failed; 0001: "
+    log = project / "dagster-daemon.log"
+    wait(lambda: told in log.read_text(), 120, "the failure is told")
     index.write_bytes(whole)
     assert dagster.backfill(key, ["0001"]) == "COMPLETED_SUCCESS"
     assert dagster.partitions(*key) == (2, 0)
@@ -262,9 +273,10 @@ def _is_automatic(run: dict[str, Any]) -> bool:
 
 
 def _wait_for_ticks(dagster: Dagster) -> None:
-    """Two ticks of the automation sensor, and whatever they ask for."""
+    """Two whole ticks of the automation sensor, and whatever they ask for."""
     for _ in range(2):
-        time.sleep(35)
+        began = time.time()
+        wait(lambda since=began: dagster.last_tick() > since, 180, "the conditions are evaluated")
         wait(dagster.is_quiet, 600, "all runs end")
 
 

@@ -14,7 +14,7 @@ from nmoe_core.config import Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")
-NAMED_JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify"}
+NAMED_JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify", "retention"}
 
 
 def test_definitions_load_without_torch_or_any_other_heavy_package() -> None:
@@ -48,7 +48,7 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(
     external = {tuple(key.path) for key in graph.external_asset_keys}
     assert external == {(source, "documents") for source in DEMO_SOURCES}
     checked = {tuple(key.asset_key.path) for key in graph.asset_check_keys}
-    assert checked == expected - {("hydra", "regrade_plan")} - external
+    assert checked == expected - external
 
 
 def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:

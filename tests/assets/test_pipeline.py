@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import logging
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -13,12 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dagster import AssetKey, DagsterInstance, StaticPartitionsDefinition
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    RunsFilter,
+    StaticPartitionsDefinition,
+)
 from scipy.stats import spearmanr
 
 from loader import build_loader
+from nmoe_assets.jobs import PART_OF, innermost_error
 from nmoe_core.cli import main
 
+RunHere = Callable[..., ExecuteInProcessResult]
 Execute = Callable[..., subprocess.CompletedProcess[str]]
 SOURCES = ("code", "docs", "notes")
 WORK = ("documents_tokenized", "oracle_calls", "backbone_tokens", "head_steps")
@@ -105,11 +113,14 @@ def test_the_checks_of_every_asset_ran_and_the_blocking_ones_passed(project: Pat
         (data.asset_key, data.check_name): data.passed
         for _, data in _events(project, "ASSET_CHECK_EVALUATION")
     }
-    assert set(passed) == {(key.asset_key, key.name) for key in graph.asset_check_keys}
+    # The regrade plan is made when somebody asks for it; the job does not.
+    of_plan = (AssetKey(["hydra", "regrade_plan"]), "flips")
+    assert {*passed, of_plan} == {(key.asset_key, key.name) for key in graph.asset_check_keys}
     failed = {
         (key.asset_key, key.name) for key in graph.asset_check_keys if graph.get(key).blocking
     }
     assert not {key for key in failed if not passed[key]}
+    assert of_plan not in passed
 
 
 def test_nothing_is_stale_after_a_run(project: Path) -> None:
@@ -244,33 +255,51 @@ def test_the_loader_reads_the_plan_and_resumes_at_another_world_size(project: Pa
         np.testing.assert_array_equal(joined, expected)
 
 
-def test_a_second_run_does_no_work_and_touches_no_file(project: Path, run_job: Execute) -> None:
+def test_a_second_run_does_no_work_and_touches_no_file(
+    project: Path, own_project: Path, run_here: RunHere
+) -> None:
     first = _work(project)
     assert all(first[name] > 0 for name in WORK), first
-    files = {p: p.stat().st_mtime_ns for p in (project / "out").rglob("*") if p.is_file()}
-    known = _run_ids(project)
-    done = run_job(project)
-    assert done.returncode == 0, done.stderr[-2000:]
-    second = _work(project, known)
+    out = own_project / "out"
+    files = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+    known = _run_ids(own_project)
+    assert run_here(own_project, "pipeline").success
+    second = _work(own_project, known)
     assert set(second) == set(WORK)
     assert not any(second.values()), second
     unlocked = {p: t for p, t in files.items() if p.name != ".lock"}
     assert unlocked == {p: p.stat().st_mtime_ns for p in unlocked}
 
 
-def test_one_shard_partition_is_made_again_alone(project: Path, run_job: Execute) -> None:
-    shard = project / "out" / "data" / "code" / "train" / "shard_0001"
-    before = _digests(project / "out")
+def test_one_shard_partition_is_made_again_alone(own_project: Path, run_here: RunHere) -> None:
+    shard = own_project / "out" / "data" / "code" / "train" / "shard_0001"
+    before = _digests(own_project / "out")
     next(shard.glob("*.npy")).unlink()
-    known = _run_ids(project)
-    tags = json.dumps({"dagster/partition": "0001"})
-    done = run_job(project, "prep_code", "--tags", tags)
-    assert done.returncode == 0, failures(done)
+    known = _run_ids(own_project)
+    assert run_here(own_project, "prep_code", **{"dagster/partition": "0001"}).success
     documents = json.loads((shard / "manifest.json").read_text())["total_documents"]
-    assert _work(project, known) == {"documents_tokenized": documents}
-    assert _digests(project / "out") == before
+    assert _work(own_project, known) == {"documents_tokenized": documents}
+    assert _digests(own_project / "out") == before
 
 
+def test_prep_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
+    project: Path,
+    tmp_path: Path,
+    make_project: Callable[..., Path],
+    run_job: Execute,
+    run_here: RunHere,
+) -> None:
+    make_project(tmp_path)
+    killed = run_job(tmp_path, "prep", NMOE_FAILPOINT="rename:15:kill")
+    assert killed.returncode == -9
+    assert (tmp_path / "out" / "data" / "code" / "train" / "manifest.json").exists()
+    assert not (tmp_path / "out" / "data" / "notes" / "train" / "manifest.json").exists()
+    assert run_here(tmp_path, "prep").success
+    for part in ("data", "slices/sources"):
+        assert _digests(tmp_path / "out" / part) == _digests(project / "out" / part), part
+
+
+@pytest.mark.slow
 def test_a_job_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
     project: Path, tmp_path: Path, make_project: Callable[..., Path], run_job: Execute
 ) -> None:
@@ -286,24 +315,24 @@ def test_a_job_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
 
 
 def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(
-    project: Path, tmp_path: Path, run_job: Execute
+    own_project: Path, run_here: RunHere
 ) -> None:
-    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
-    quality = tmp_path / "out" / "quality" / "code"
+    quality = own_project / "out" / "quality" / "code"
     before = _digests(quality)
     for summary in quality.glob("*/summary.json"):
         summary.unlink()
-    [index] = (tmp_path / "out" / "data" / "code" / "train" / "shard_0001").glob("*.idx")
+    [index] = (own_project / "out" / "data" / "code" / "train" / "shard_0001").glob("*.idx")
     whole, key = index.read_bytes(), AssetKey(["code", "quality_scores"])
     index.write_bytes(whole[:-8])
     span = ("0000", "0001")
     ends = zip(("start", "end"), span)
+    known = _run_ids(own_project)
     tags = {f"dagster/asset_partition_range_{name}": key for name, key in ends}
-    known = _run_ids(tmp_path)
-    done = run_job(tmp_path, "grade_code", "--tags", json.dumps(tags))
-    assert done.returncode == 1
-    assert "1 of 2 partitions failed; 0001: " in done.stdout + done.stderr
-    with DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+    done = run_here(own_project, "grade_code", **tags)
+    assert not done.success
+    [failure] = [event for event in done.all_events if event.is_step_failure]
+    assert "1 of 2 partitions failed; 0001: " in innermost_error(failure)
+    with DagsterInstance.from_config(str(own_project / "dagster")) as instance:
         statuses = instance.get_status_by_partition(
             key, list(span), StaticPartitionsDefinition(list(span))
         )
@@ -313,15 +342,10 @@ def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(
             "0001": "FAILED",
         }
     index.write_bytes(whole)
-    known |= _run_ids(tmp_path)
-    done = run_job(tmp_path, "grade_code", "--tags", json.dumps({"dagster/partition": "0001"}))
-    assert done.returncode == 0, failures(done)
-    assert _work(tmp_path, known)["backbone_tokens"] > 0
+    known |= _run_ids(own_project)
+    assert run_here(own_project, "grade_code", **{"dagster/partition": "0001"}).success
+    assert _work(own_project, known)["backbone_tokens"] > 0
     assert _digests(quality) == before
-
-
-def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line[:300] for line in (done.stdout + done.stderr).splitlines() if "rror: " in line]
 
 
 def test_materialisations_show_samples_rates_and_times(project: Path) -> None:
@@ -346,3 +370,49 @@ def test_a_failing_source_fails_the_job(
     assert done.returncode == 1
     assert "docs.jsonl:1: field 'text' is missing" in done.stdout + done.stderr
     assert not (tmp_path / "out" / "data" / "docs").exists()
+
+
+def test_the_nightly_verify_makes_nothing_and_finds_a_flipped_byte(
+    own_project: Path, run_here: RunHere
+) -> None:
+    before = _digests(own_project / "out")
+    assert run_here(own_project, "verify").success
+    assert _digests(own_project / "out") == before
+    shard = next((own_project / "out" / "curated" / "docs" / "train").rglob("*.npy"))
+    payload = bytearray(shard.read_bytes())
+    payload[-9] ^= 1
+    shard.write_bytes(bytes(payload))
+    done = run_here(own_project, "verify")
+    assert not done.success
+    blocking = [check for check in done.get_asset_check_evaluations() if check.blocking]
+    failed = {(c.asset_key.to_user_string(), c.check_name) for c in blocking if not c.passed}
+    # The plan's own check reads the first batches, and may well not meet the byte.
+    assert failed - {("mixture/loader_plan", "digests")} == {
+        ("docs/curated_manifest", "permutation")
+    }
+
+
+def test_a_named_job_says_what_each_of_its_parts_cost(project: Path) -> None:
+    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+        [job] = instance.get_runs(RunsFilter(job_name="pipeline"))
+        parts = instance.get_runs(RunsFilter(tags={PART_OF: job.run_id}))
+        [output] = [
+            entry.dagster_event.event_specific_data
+            for entry in instance.all_logs(job.run_id)
+            if entry.dagster_event and entry.dagster_event.event_type_value == "STEP_OUTPUT"
+        ]
+    rows = [record.data for record in output.metadata["parts"].records]
+    assert {(row["part"], row["run"]) for row in rows} == {(r.job_name, r.run_id) for r in parts}
+    assert all(row["seconds"] > 0 and row["cpu_seconds"] > 0 for row in rows)
+    assert sum(row["seconds"] for row in rows) <= output.metadata["seconds"].value
+
+
+def test_no_run_warns(project: Path) -> None:
+    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+        warned = [
+            entry.user_message
+            for run in instance.get_runs()
+            for entry in instance.all_logs(run.run_id)
+            if entry.level >= logging.WARNING
+        ]
+    assert warned == []

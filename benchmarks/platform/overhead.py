@@ -1,0 +1,135 @@
+"""What Dagster costs beyond calling `nmoe_core`: to load, a partition, and over the whole demo."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+
+from benchmarks.platform.direct import prepare
+from benchmarks.platform.projects import write_project
+from nmoe_assets.definitions import build_definitions
+from nmoe_core.config import Run
+from nmoe_core.mixture import run_sources
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_LOAD = """
+import time
+import dagster
+started = time.perf_counter()
+from nmoe_assets.definitions import defs
+defs.get_repository_def()
+print(time.perf_counter() - started)
+"""
+ROUNDS = 3
+RANGE = 200
+
+
+def environment(home: Path, config: Path) -> dict[str, str]:
+    """Environment of a Dagster process, as the make targets set it."""
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copy(REPOSITORY / "configs" / "dagster" / "dagster.yaml", home)
+    return {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        "NMOE_CONFIG": str(config),
+        "DAGSTER_EVENT_BATCH_SIZE": "1000",
+        "DAGSTER_DISABLE_TELEMETRY": "yes",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+
+
+def load_seconds(directory: Path, num_sources: int = 50, num_shards: int = 1000) -> float:
+    """Median seconds to load the definitions in a process that has imported dagster."""
+    config = write_project(directory, num_sources, num_shards, valid=True)
+    found = [
+        float(
+            subprocess.run(
+                [sys.executable, "-c", _LOAD],
+                env=environment(directory / "home", config),
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
+        for _ in range(ROUNDS)
+    ]
+    return statistics.median(found)
+
+
+def partition_seconds(directory: Path) -> tuple[float, float]:
+    """Seconds a partition of a range beyond the calls alone, and beyond calls and their checks.
+
+    Every shard is there already, so that both sides do no work that varies: what is left is
+    reading files, checking them, and telling Dagster.
+    """
+    run = Run(write_project(directory, 1, RANGE, num_documents=10 * RANGE))
+    [source] = run_sources(run)
+    os.environ["DAGSTER_EVENT_BATCH_SIZE"] = "1000"
+    environment(directory / "home", run.path)
+    with dg.DagsterInstance.from_config(str(directory / "home")) as instance:
+        definitions = build_definitions(run)
+
+        def through_dagster() -> None:
+            job = definitions.resolve_job_def("prep_source0")
+            tags = {
+                "dagster/asset_partition_range_start": "0000",
+                "dagster/asset_partition_range_end": f"{RANGE - 1:04d}",
+            }
+            quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+            assert job.execute_in_process(instance=instance, tags=tags, run_config=quiet).success
+
+        sides = through_dagster, lambda: prepare(run, source, True), lambda: prepare(run, source)
+        for side in sides:
+            side()
+        rounds = [[_seconds(side) for side in sides] for _ in range(ROUNDS)]
+    dagster, bare, checked = (statistics.median(column) for column in zip(*rounds))
+    return (dagster - bare) / RANGE, (dagster - checked) / RANGE
+
+
+def demo_seconds(directory: Path) -> dict[str, tuple[float, float]]:
+    """Seconds of the demo (through Dagster, by the same calls of nmoe_core alone).
+
+    `first` starts from nothing, once; `again` is the median of runs that find everything current,
+    where all that is left is reading, checking and telling. Each run is a process of its own.
+    """
+    dagster, direct = [], []
+    for found, arguments in (
+        (dagster, ["-m", "dagster", "job", "execute", "-m", "nmoe_assets.definitions"]),
+        (direct, ["-m", "benchmarks.platform.direct"]),
+    ):
+        root = directory / ("dagster" if found is dagster else "direct")
+        shutil.copytree(REPOSITORY / "configs", root / "configs")
+        (root / "workspace.yaml").touch()
+        config = root / "configs" / "demo.toml"
+        settings = environment(root / "home", config)
+        _call([str(REPOSITORY / "examples" / "write_docstrings.py"), _DOCSTRINGS], root, settings)
+        extra = ["-j", "pipeline"] if found is dagster else [str(config)]
+        call = functools.partial(_call, [*arguments, *extra], root, settings)
+        found += [_seconds(call) for _ in range(1 + ROUNDS)]
+    again = statistics.median(dagster[1:]), statistics.median(direct[1:])
+    return {"first": (dagster[0], direct[0]), "again": again}
+
+
+_DOCSTRINGS = "build/demo/input/docstrings.jsonl"
+
+
+def _call(arguments: list[str], directory: Path, settings: dict[str, str]) -> None:
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=directory, env=settings, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}: {done.stderr[-4000:]}")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

@@ -1,0 +1,48 @@
+"""What work cost: seconds of the clock and of the processors, and money where a price is set."""
+
+import os
+import time
+from dataclasses import dataclass
+
+from nmoe_assets.resources import Machine
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a piece of work cost.
+
+    Attributes:
+        seconds: Of the clock.
+        cpu_seconds: Of all processors, in this process and in its children that have ended.
+    """
+
+    seconds: float
+    cpu_seconds: float
+
+    def facts(self, machine: Machine) -> dict[str, float]:
+        """The cost as metadata."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "cpu_seconds": round(self.cpu_seconds, 3),
+            **machine.cost_usd(self.seconds),
+        }
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of processors"
+
+
+class Stopwatch:
+    """Measures from when it is made."""
+
+    def __init__(self) -> None:
+        self._started = _clocks()
+
+    def read(self) -> Cost:
+        """The cost so far."""
+        seconds, cpu_seconds = _clocks()
+        return Cost(seconds - self._started[0], cpu_seconds - self._started[1])
+
+
+def _clocks() -> tuple[float, float]:
+    used = os.times()
+    return time.perf_counter(), sum(used[:4])

@@ -1,0 +1,219 @@
+"""Old runs are deleted with their events, and nothing that is current loses its history.
+
+Dagster keeps a materialisation in the events of its run: to delete the run is to lose it. A run is
+kept if it is young, among the last of its job, or still says something that is true:
+
+* it made what was current at the cutoff, or later, of an asset or of one of its partitions;
+* it made what something current was made from: staleness is found by comparing the two;
+* it is the last attempt of a partition that failed, or the last execution of a check.
+"""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+from dagster._core.definitions.data_version import extract_data_provenance_from_entry
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+
+from nmoe_core.config import Run
+
+_PAGE = 500
+JOB_NAME = "retention"
+
+
+class RetentionConfig(dg.Config):
+    """Run config: days that a run is kept, runs that a job keeps; `dry_run` only tells."""
+
+    keep_days: int = 30
+    keep_last: int = 20
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A materialisation or observation; `made_from` has the last event of each input seen."""
+
+    storage_id: int
+    partition: str | None
+    run_id: str
+    timestamp: float
+    made_from: dict[dg.AssetKey, int]
+
+
+def retention_job(
+    run: Run, check_keys: Callable[[], Iterable[dg.AssetCheckKey]]
+) -> dg.JobDefinition:
+    """`retention`: delete runs that say nothing any more; `check_keys` are those defined."""
+    table = run.config.retention
+
+    @dg.op(name="delete_old_runs", out=dg.Out(dg.Nothing))
+    def delete_old_runs(context: dg.OpExecutionContext, config: RetentionConfig) -> None:
+        before = datetime.now(UTC) - timedelta(days=config.keep_days)
+        found, kept = deletable_runs(context.instance, before, config.keep_last, list(check_keys()))
+        jobs = Counter(old.job_name for old in found)
+        for name, count in jobs.most_common():
+            context.log.info(f"{name}: {count} runs")
+        if not config.dry_run:
+            for old in found:
+                delete_run(context.instance, old.run_id)
+        context.add_output_metadata({"deleted": 0 if config.dry_run else len(found), **kept})
+        verb = "would be deleted" if config.dry_run else "deleted"
+        context.log.info(f"{len(found)} runs older than {before:%Y-%m-%d} {verb}; kept: {kept}")
+
+    @dg.job(
+        name=JOB_NAME,
+        executor_def=dg.in_process_executor,
+        description="Deletes old runs and their events, except those that hold something current.",
+        config={
+            "ops": {
+                "delete_old_runs": {
+                    "config": {"keep_days": table.keep_days, "keep_last": table.keep_last}
+                }
+            }
+        },
+    )
+    def retention() -> None:
+        delete_old_runs()
+
+    return retention
+
+
+def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefinition]:
+    """The job by `[retention] cron`; none where the run's TOML names no time."""
+    table = run.config.retention
+    if not table.cron:
+        return []
+    return [
+        dg.ScheduleDefinition(
+            name="nightly_retention",
+            job=job,
+            cron_schedule=table.cron,
+            execution_timezone=run.config.automation.verify_timezone,
+            default_status=dg.DefaultScheduleStatus.RUNNING
+            if run.config.automation.starts
+            else dg.DefaultScheduleStatus.STOPPED,
+            description=f"Deletes runs of {table.keep_days} days ago that say nothing any more.",
+        )
+    ]
+
+
+def deletable_runs(
+    instance: dg.DagsterInstance,
+    before: datetime,
+    keep_last: int,
+    checks: list[dg.AssetCheckKey],
+) -> tuple[list[dg.DagsterRun], dict[str, int]]:
+    """Finished runs that may go, and of the old ones that stay, how many for which reason.
+
+    Args:
+        instance: Whose runs.
+        before: Runs that were updated later stay.
+        keep_last: Runs of each job that stay, whatever their age.
+        checks: Whose last executions stay.
+    """
+    finished = dg.RunsFilter(statuses=list(FINISHED_STATUSES), updated_before=before)
+    old = [record.dagster_run for record in instance.get_run_records(finished)]
+    reasons = {
+        "last_of_its_job": _last_of_jobs(instance, {run.job_name for run in old}, keep_last),
+        "holds_what_is_current": _holding(instance, before.timestamp()),
+        "last_attempt": _last_attempts(instance),
+        "last_check": _last_checks(instance, checks),
+    }
+    kept: Counter[str] = Counter(dict.fromkeys(reasons, 0))
+    gone = []
+    for run in old:
+        reason = next((name for name, ids in reasons.items() if run.run_id in ids), None)
+        if reason is None:
+            gone.append(run)
+        else:
+            kept[reason] += 1
+    return gone, dict(kept)
+
+
+def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Delete a run, its events, and the files of both."""
+    # Imported here: it brings SQLAlchemy, which loading definitions does without.
+    from dagster._core.storage.event_log.sqlite import SqliteEventLogStorage
+
+    instance.delete_run(run_id)
+    instance.compute_log_manager.delete_logs(prefix=[run_id])
+    storage = instance.event_log_storage
+    if isinstance(storage, SqliteEventLogStorage):
+        shard = Path(storage.path_for_shard(run_id))  # Dagster leaves an empty file
+        for path in shard.parent.glob(f"{shard.name}*"):
+            path.unlink(missing_ok=True)
+
+
+def _last_of_jobs(instance: dg.DagsterInstance, jobs: set[str], count: int) -> set[str]:
+    last = set()
+    for job in jobs if count else ():
+        runs = instance.get_runs(dg.RunsFilter(job_name=job), limit=count)
+        last |= {run.run_id for run in runs}
+    return last
+
+
+def _holding(instance: dg.DagsterInstance, cutoff: float) -> set[str]:
+    """Runs with events that were the latest at the cutoff, or that those, or later ones, are of."""
+    needed: set[str] = set()
+    by_partition: dict[dg.AssetKey, dict[str | None, list[_Record]]] = {}
+    seen: defaultdict[dg.AssetKey, set[int]] = defaultdict(set)
+    for key in instance.all_asset_keys():
+        parts: defaultdict[str | None, list[_Record]] = defaultdict(list)
+        for record in _records(instance, key):
+            parts[record.partition].append(record)
+        for records in parts.values():
+            records.sort(key=lambda record: record.storage_id)
+            num_old = bisect_right(records, cutoff, key=lambda record: record.timestamp)
+            for record in records[max(num_old - 1, 0) :]:
+                needed.add(record.run_id)
+                for read, storage_id in record.made_from.items():
+                    seen[read].add(storage_id)
+        by_partition[key] = parts
+    for key, storage_ids in seen.items():
+        for records in by_partition.get(key, {}).values():
+            places = [record.storage_id for record in records]
+            for storage_id in storage_ids:
+                if place := bisect_right(places, storage_id):
+                    needed.add(records[place - 1].run_id)
+    return needed
+
+
+def _records(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[_Record]:
+    for fetch in (instance.fetch_materializations, instance.fetch_observations):
+        cursor, has_more = None, True
+        while has_more:
+            page = fetch(key, limit=_PAGE, cursor=cursor)
+            cursor, has_more = page.cursor, page.has_more
+            for found in page.records:
+                entry = found.event_log_entry
+                provenance = extract_data_provenance_from_entry(entry)
+                made_from = provenance.input_storage_ids if provenance else {}
+                yield _Record(
+                    found.storage_id,
+                    found.partition_key,
+                    found.run_id,
+                    found.timestamp,
+                    {read: place for read, place in made_from.items() if place is not None},
+                )
+
+
+def _last_attempts(instance: dg.DagsterInstance) -> set[str]:
+    storage = instance.event_log_storage
+    return {
+        run_id
+        for key in instance.all_asset_keys()
+        for run_id, _ in (
+            storage.get_latest_asset_partition_materialization_attempts_without_materializations(
+                key
+            ).values()
+        )
+    }
+
+
+def _last_checks(instance: dg.DagsterInstance, checks: list[dg.AssetCheckKey]) -> set[str]:
+    latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(checks)
+    return {execution.run_id for execution in latest.values()}

@@ -1,0 +1,90 @@
+"""A run that is told to stop: its workers end with it, and the next run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+Environment = Callable[[Path], dict[str, str]]
+COMPUTE = "[compute]\nworkers = 2\n"
+WHAT_IS_MADE = {"prep": "data", "grade": "quality"}
+
+
+@pytest.mark.parametrize(
+    ("job", "asked"),
+    [("prep", signal.SIGTERM), ("grade", signal.SIGTERM), ("grade", signal.SIGINT)],
+)
+def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_with(
+    project: Path, tmp_path: Path, dagster_environment: Environment, job: str, asked: signal.Signals
+) -> None:
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "run.toml"
+    config.write_text(config.read_text().replace("workers = 1", "workers = 2") + COMPUTE)
+    output = tmp_path / "out" / WHAT_IS_MADE[job]
+    before = _digests(output)
+    shutil.rmtree(output)
+    command = [str(Path(sys.executable).with_name("dagster")), "job", "execute"]
+    command += ["-m", "nmoe_assets.definitions", "-j", job]
+    environment = dagster_environment(tmp_path)
+    with open(tmp_path / "log", "wb") as log:
+        run = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
+    workers: list[int] = []
+    deadline = time.monotonic() + 240
+    while len(workers) < 2 or not any(p.is_file() for p in output.rglob("*")):
+        assert run.poll() is None, (tmp_path / "log").read_text()[-2000:]
+        assert time.monotonic() < deadline, "the workers start"
+        time.sleep(0.02)
+        workers = _children(run.pid)
+    run.send_signal(asked)
+    started = time.monotonic()
+    assert run.wait(120) != 0
+    assert time.monotonic() - started < 60
+    assert not [pid for pid in workers if _is_alive(pid)]
+    assert not [p for p in output.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
+    again = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=False)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert _digests(output) == before
+    text = again.stderr.decode()
+    if job == "grade":
+        assert "grade code/0000:" in text, "what workers log is in the log of the run"
+        assert "grade code/0001:" in text
+
+
+def _children(pid: int) -> list[int]:
+    """Processes started by a process, as /proc has them; helpers of the pool are among them."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _digests(root: Path) -> dict[str, str]:
+    """SHA-256 of each file; manifests without the time they were made."""
+    found = {}
+    for path in sorted(p for p in root.rglob("*") if p.is_file() and p.name != ".lock"):
+        payload = path.read_bytes()
+        if path.name == "manifest.json":
+            value = json.loads(payload)
+            value.pop("created_at", None)
+            payload = json.dumps(value).encode()
+        found[os.fspath(path.relative_to(root))] = hashlib.sha256(payload).hexdigest()
+    return found

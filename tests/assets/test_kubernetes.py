@@ -1,0 +1,157 @@
+"""The Helm values are YAML, name only what Dagster's chart knows, and agree with the project."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What the chart of Dagster 1.13 accepts where this project sets something (its values schema).
+CHART: dict[str, set[str]] = {
+    "": {
+        *("nameOverride", "fullnameOverride", "rbacEnabled", "imagePullSecrets", "global"),
+        *("dagsterWebserver", "dagster-user-deployments", "postgresql", "computeLogManager"),
+        *("generatePostgresqlPasswordSecret", "generateCeleryConfigSecret", "scheduler"),
+        *("runLauncher", "pythonLogs", "dagsterDaemon", "busybox", "migrate", "telemetry"),
+        *("serviceAccount", "retention", "concurrency", "additionalInstanceConfig", "ingress"),
+        *("rabbitmq", "redis", "flower", "extraManifests"),
+    },
+    "global": {
+        *("postgresqlSecretName", "dagsterHome", "dagsterInstanceConfigMap"),
+        *("serviceAccountName", "celeryConfigSecretName"),
+    },
+    "postgresql": {
+        *("image", "enabled", "postgresqlHost", "postgresqlUsername", "postgresqlPassword"),
+        *("postgresqlDatabase", "postgresqlParams", "postgresqlScheme", "service"),
+    },
+    "dagster-user-deployments": {"enabled", "enableSubchart", "imagePullSecrets", "deployments"},
+    "dagster-user-deployments.deployments": {
+        *("name", "image", "dagsterApiGrpcArgs", "codeServerArgs", "includeConfigInLaunchedRuns"),
+        *("deploymentNamespace", "port", "replicaCount", "env", "envConfigMaps", "envSecrets"),
+        *("annotations", "nodeSelector", "affinity", "tolerations", "podSecurityContext"),
+        *("securityContext", "resources", "livenessProbe", "readinessProbe", "startupProbe"),
+        *("labels", "volumeMounts", "volumes", "schedulerName", "initContainers"),
+        *("sidecarContainers", "deploymentStrategy"),
+    },
+    "runLauncher": {"type", "config"},
+    "runLauncher.config": {"celeryK8sRunLauncher", "k8sRunLauncher", "customRunLauncher"},
+    "runLauncher.config.k8sRunLauncher": {
+        *("image", "imagePullPolicy", "jobNamespace", "loadInclusterConfig", "kubeconfigFile"),
+        *("envConfigMaps", "envSecrets", "envVars", "volumeMounts", "volumes", "labels"),
+        *("failPodOnRunFailure", "resources", "schedulerName", "securityContext"),
+        *("runK8sConfig",),
+    },
+    "runLauncher.config.k8sRunLauncher.runK8sConfig": {
+        *("containerConfig", "podSpecConfig", "podTemplateSpecMetadata"),
+        *("jobSpecConfig", "jobMetadata"),
+    },
+    "dagsterDaemon": {
+        *("enabled", "image", "runCoordinator", "runMonitoring", "runRetries", "sensors"),
+        *("schedules", "heartbeatTolerance", "env", "envConfigMaps", "envSecrets", "labels"),
+        *("deploymentLabels", "nodeSelector", "affinity", "tolerations", "podSecurityContext"),
+        *("securityContext", "resources", "livenessProbe", "readinessProbe", "startupProbe"),
+        *("annotations", "schedulerName", "volumeMounts", "volumes"),
+    },
+    "dagsterDaemon.runCoordinator": {"enabled", "type", "config"},
+    "dagsterDaemon.runCoordinator.config": {"queuedRunCoordinator", "customRunCoordinator"},
+    "dagsterDaemon.runMonitoring": {
+        *("enabled", "startTimeoutSeconds", "cancelTimeoutSeconds", "maxResumeRunAttempts"),
+        *("pollIntervalSeconds", "maxRuntimeSeconds", "freeSlotsAfterRunEndSeconds"),
+    },
+    "concurrency": {"enabled", "pools", "runs"},
+    "concurrency.pools": {"defaultLimit", "granularity", "opGranularityRunBuffer"},
+    "concurrency.runs": {"maxConcurrentRuns", "tagConcurrencyLimits"},
+    "retention": {"enabled", "schedule", "sensor", "autoMaterialize"},
+    "retention.schedule": {"purgeAfterDays"},
+    "retention.sensor": {"purgeAfterDays"},
+    "telemetry": {"enabled"},
+}
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Any]:
+    return yaml.safe_load((REPOSITORY / "configs" / "kubernetes" / "values.yaml").read_text())
+
+
+def _at(values: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """The tables at a path; a list holds several."""
+    found: list[Any] = [values]
+    for name in path.split(".") if path else []:
+        found = [table[name] for table in found if name in table]
+        found = [one for table in found for one in (table if isinstance(table, list) else [table])]
+    return found
+
+
+@pytest.mark.parametrize("path", CHART)
+def test_only_keys_of_the_chart_are_set(values: dict[str, Any], path: str) -> None:
+    tables = _at(values, path)
+    assert tables, "the table is checked because it is set"
+    for table in tables:
+        assert set(table) <= CHART[path]
+
+
+def test_every_table_of_the_chart_that_is_set_is_checked(values: dict[str, Any]) -> None:
+    [launcher] = _at(values, "runLauncher.config")
+    for path, tables in {
+        "": values,
+        "runLauncher.config": launcher,
+        "dagsterDaemon": values["dagsterDaemon"],
+        "concurrency": values["concurrency"],
+        "retention": values["retention"],
+    }.items():
+        for name, table in tables.items():
+            inner = f"{path}.{name}".strip(".")
+            if isinstance(table, dict):
+                assert inner in CHART, inner
+
+
+def test_the_code_location_is_this_project_and_runs_see_its_data(values: dict[str, Any]) -> None:
+    [deployment] = _at(values, "dagster-user-deployments.deployments")
+    flag, module = deployment["dagsterApiGrpcArgs"]
+    assert flag == "-m"
+    assert importlib.util.find_spec(module) is not None
+    assert deployment["includeConfigInLaunchedRuns"] == {"enabled": True}
+    [mount] = deployment["volumeMounts"]
+    assert mount["name"] in {volume["name"] for volume in deployment["volumes"]}
+    environment = {entry["name"]: entry["value"] for entry in deployment["env"]}
+    assert environment["NMOE_CONFIG"].startswith(mount["mountPath"])
+    sources = "".join(
+        path.read_text()
+        for package in ("nmoe_core", "nmoe_assets")
+        for path in (REPOSITORY / package).rglob("*.py")
+    )
+    for name in environment:
+        assert name.startswith("DAGSTER_") or f'"{name}"' in sources
+
+
+def test_limits_and_retention_are_those_of_the_other_configuration(values: dict[str, Any]) -> None:
+    path = REPOSITORY / "configs" / "dagster" / "dagster.postgres.yaml"
+    plain = yaml.safe_load(path.read_text())
+    pools, runs = values["concurrency"]["pools"], values["concurrency"]["runs"]
+    assert pools["granularity"] == plain["concurrency"]["pools"]["granularity"]
+    assert runs["maxConcurrentRuns"] == plain["concurrency"]["runs"]["max_concurrent_runs"]
+    for kind in ("schedule", "sensor"):
+        days = plain["retention"][kind]["purge_after_days"]
+        assert values["retention"][kind]["purgeAfterDays"] == days
+    assert values["postgresql"]["postgresqlScheme"] == "postgresql+psycopg2"
+
+
+def test_no_password_stands_in_the_values(values: dict[str, Any]) -> None:
+    assert values["generatePostgresqlPasswordSecret"] is False
+    assert "postgresqlPassword" not in values["postgresql"]
+    assert values["global"]["postgresqlSecretName"]
+
+
+def test_a_pod_is_given_longer_to_end_than_its_workers_take(values: dict[str, Any]) -> None:
+    from nmoe_core import compute
+
+    [config] = _at(values, "runLauncher.config.k8sRunLauncher.runK8sConfig")
+    grace = config["podSpecConfig"]["terminationGracePeriodSeconds"]
+    assert grace >= 4 * compute._GRACE_SECONDS
+    limits = config["containerConfig"]["resources"]["limits"]
+    tolerated = {one["key"] for one in config["podSpecConfig"]["tolerations"]}
+    assert tolerated <= set(limits), "the taint of GPU nodes is tolerated for their GPU"

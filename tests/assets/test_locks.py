@@ -1,0 +1,169 @@
+"""An output that another run is writing is waited for, and found current when it has ended."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+from nmoe_assets import events
+from nmoe_assets.checks import Checks
+from nmoe_assets.resources import Machine
+from nmoe_core.atomic import LOCK_NAME, output_lock
+from nmoe_core.config import Run
+from nmoe_core.errors import FormatError
+from nmoe_core.stages.result import Output
+from nmoe_core.stages.shards import attempt
+
+# As the definitions of the project do it.
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+REPOSITORY = Path(__file__).resolve().parents[2]
+KEYS = dg.StaticPartitionsDefinition(["0000", "0001", "0002"])
+ALL = {"dagster/asset_partition_range_start": "0000", "dagster/asset_partition_range_end": "0002"}
+
+
+class Writer:
+    """Assets that write below a directory, and another run that does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tries: list[str] = []
+        self.bad = ""
+        self._files: dict[str, object] = {}
+
+    def make(self, key: str) -> Output:
+        """Write one output under its lock; the other run ends after the second look."""
+        self.tries.append(key)
+        if self.tries.count(key) > 2:
+            self.other_ends(key)
+        if key == self.bad:
+            raise FormatError("is damaged")
+        with output_lock(self.directory / key):
+            return Output(f"digest of {key}")
+
+    def other_starts(self, key: str) -> None:
+        """Hold the lock of an output."""
+        (self.directory / key).mkdir(parents=True, exist_ok=True)
+        file = open(self.directory / key / LOCK_NAME, "w")  # noqa: SIM115 - held till it ends
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._files[key] = file
+
+    def other_ends(self, key: str) -> None:
+        """Give it back."""
+        file = self._files.pop(key, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        """Give all back."""
+        for key in list(self._files):
+            self.other_ends(key)
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+    monkeypatch.setattr(events, "_LOCK_WAIT_S", 0)
+    made = Writer(tmp_path)
+    yield made
+    made.close()
+
+
+def _materialize(writer: Writer, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    run = Run(REPOSITORY / "configs" / "demo.toml")
+    held_to = Checks(run, ["shards"], (), lambda made: {})
+
+    @dg.asset(partitions_def=KEYS, backfill_policy=dg.BackfillPolicy.single_run())
+    def shards(context: dg.AssetExecutionContext):
+        yield from events.each_partition(
+            context,
+            Machine(),
+            lambda keys: (attempt(key, writer.make) for key in keys),
+            held_to,
+        )
+
+    return dg.materialize(
+        [shards], instance=instance, tags=ALL, raise_on_error=False, partition_key=None
+    )
+
+
+def _made(instance: dg.DagsterInstance) -> set[str]:
+    key = dg.AssetKey(["shards"])
+    return set(instance.get_materialized_partitions(key))
+
+
+def _retries(done: dg.ExecuteInProcessResult) -> int:
+    return sum(event.event_type_value == "STEP_UP_FOR_RETRY" for event in done.all_events)
+
+
+def test_partitions_of_another_run_are_waited_for(writer: Writer) -> None:
+    writer.other_starts("0001")
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = _materialize(writer, instance)
+        assert done.success
+        assert _retries(done) == 2
+        assert _made(instance) == {"0000", "0001", "0002"}
+    assert writer.tries == ["0000", "0001", "0002"] * 3
+
+
+def test_a_bad_partition_is_not_tried_again_for_the_lock_of_another(writer: Writer) -> None:
+    writer.other_starts("0001")
+    writer.bad = "0002"
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = _materialize(writer, instance)
+        assert not done.success
+        assert _retries(done) == 0
+        assert _made(instance) == {"0000"}
+
+
+def test_one_output_of_another_run_is_waited_for_and_not_for_ever(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dg.asset
+    def model() -> dg.MaterializeResult:
+        return events.whole(Machine(), lambda: writer.make("model"))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        writer.other_starts("model")
+        done = dg.materialize([model], instance=instance)
+        assert (done.success, _retries(done)) == (True, 2)
+        monkeypatch.setattr(events, "_LOCK_RETRIES", 1)
+        writer.tries.clear()
+        writer.other_starts("model")
+        done = dg.materialize([model], instance=instance, raise_on_error=False)
+        assert (done.success, _retries(done)) == (False, 1)
+
+
+def test_prep_waits_for_the_lock_of_a_split(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmoe_assets import sources
+    from nmoe_core.mixture import run_sources
+    from nmoe_core.stages import prep
+
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    run = Run(tmp_path / "run.toml")
+    source = next(plan for plan in run_sources(run) if plan.name == "docs")
+    shutil.rmtree(run.paths.split("docs", "train"))
+    monkeypatch.setattr(events, "_LOCK_WAIT_S", 0)
+    make, tries = prep.make_shards, []
+
+    def beside_another(*arguments: object) -> object:
+        tries.append(arguments)
+        if len(tries) > 1:
+            return make(*arguments)  # type: ignore[arg-type]
+        with output_lock(run.paths.split("docs", "train")):
+            return make(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources, "prep", SimpleNamespace(make_shards=beside_another))
+    tags = {**ALL, "dagster/asset_partition_range_end": "0001"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = dg.materialize(
+            [sources.documents(run, source), sources.shards(run, source, "train")],
+            instance=instance,
+            tags=tags,
+            resources={"machine": Machine()},
+        )
+        assert (done.success, _retries(done), len(tries)) == (True, 1, 2)
