@@ -2,7 +2,7 @@
 
 `.prep/journal.json` beside the shards names what the pass is made from, the position up to which
 everything is written, the length of every file at that position, and the counts. It is replaced
-whenever a twentieth of the time so far has passed, at most every 3 seconds, after the files it
+whenever a fiftieth of the time so far has passed, at most every 3 seconds, after the files it
 speaks of are durable: a run that ends in any way loses what it did since, and nothing else. Syncing
 happens in a thread, while the pass goes on.
 """
@@ -25,9 +25,9 @@ _NAME = "journal.json"
 INTERVAL_S = 3.0
 # A short pass has less to lose, so it commits more often.
 _FIRST_INTERVAL_S = 0.25
-_LOST_SHARE = 0.05
+_LOST_SHARE = 0.02
 # Syncing may take longer than the interval on a slow disk: then it takes this share of the time.
-_MAX_SHARE = 0.25
+_MAX_SHARE = 0.5
 _Entry = Callable[[], dict[str, Any]]
 _Flush = Callable[[], list[int]]
 
