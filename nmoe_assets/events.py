@@ -6,7 +6,8 @@ nothing downstream of it goes stale. Where some partitions of a run fail, the go
 and the run fails, so a backfill shows exactly the bad ones.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,18 +69,19 @@ def each_partition(
     failed: dict[str, str] = {}
     locked: LockedError | None = None
     whole_run = Stopwatch()
-    for key, attempt in _attempts(context, make):
-        try:
-            output = _output(attempt)
-            looked_at = show(key, output)
-        except LockedError as error:
-            locked = error
-        except (NmoeError, OSError) as error:
-            failed[key] = " ".join(str(error).split())
-            context.log.error(f"partition {key}: {failed[key]}")
-        else:
-            cost = Cost(attempt.seconds, attempt.cpu_seconds)
-            made[key] = Made(output.digest, {**timed(output.facts, cost, machine), **looked_at})
+    with closing(_attempts(context, make)) as attempts:  # its workers end here, whatever happens
+        for key, attempt in attempts:
+            try:
+                output = _output(attempt)
+                looked_at = show(key, output)
+            except LockedError as error:
+                locked = error
+            except (NmoeError, OSError) as error:
+                failed[key] = " ".join(str(error).split())
+                context.log.error(f"partition {key}: {failed[key]}")
+            else:
+                cost = Cost(attempt.seconds, attempt.cpu_seconds)
+                made[key] = Made(output.digest, {**timed(output.facts, cost, machine), **looked_at})
     context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {whole_run.read()}")
     if failed or locked is not None:
         _log_partitions(context, made, {})
@@ -92,7 +94,7 @@ def each_partition(
 
 def _attempts(
     context: dg.AssetExecutionContext, make: Callable[[Sequence[str]], Iterable[Attempt]]
-) -> Iterator[tuple[str, Attempt]]:
+) -> Generator[tuple[str, Attempt], None, None]:
     """What came of each partition; where workers were lost, that is what came of the rest."""
     left = list(context.partition_keys)
     try:

@@ -38,6 +38,7 @@ class _Record:
     """A materialisation or observation; `made_from` has the last event of each input seen."""
 
     storage_id: int
+    kind: str
     partition: str | None
     run_id: str
     timestamp: float
@@ -159,12 +160,13 @@ def _last_of_jobs(instance: dg.DagsterInstance, jobs: set[str], count: int) -> s
 def _holding(instance: dg.DagsterInstance, cutoff: float) -> set[str]:
     """Runs with events that were the latest at the cutoff, or that those, or later ones, are of."""
     needed: set[str] = set()
-    by_partition: dict[dg.AssetKey, dict[str | None, list[_Record]]] = {}
+    # An observation is no newer materialisation: the latest of each kind is needed.
+    by_partition: dict[dg.AssetKey, dict[tuple[str | None, str], list[_Record]]] = {}
     seen: defaultdict[dg.AssetKey, set[int]] = defaultdict(set)
     for key in instance.all_asset_keys():
-        parts: defaultdict[str | None, list[_Record]] = defaultdict(list)
+        parts: defaultdict[tuple[str | None, str], list[_Record]] = defaultdict(list)
         for record in _records(instance, key):
-            parts[record.partition].append(record)
+            parts[record.partition, record.kind].append(record)
         for records in parts.values():
             records.sort(key=lambda record: record.storage_id)
             num_old = bisect_right(records, cutoff, key=lambda record: record.timestamp)
@@ -194,6 +196,7 @@ def _records(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[_Record
                 made_from = provenance.input_storage_ids if provenance else {}
                 yield _Record(
                     found.storage_id,
+                    fetch.__name__,
                     found.partition_key,
                     found.run_id,
                     found.timestamp,

@@ -222,6 +222,7 @@ def _run(fn: Callable[[Item], Result], item: Item) -> Result:
 
 
 def _terminate(signum: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the cleaning up
     if _is_busy:
         raise _Terminated
     os._exit(_EXIT_TERMINATED)

@@ -22,6 +22,7 @@ import orjson
 LOGGER = "nmoe_core"
 _END = b"\n"
 _formatter = logging.Formatter()
+_printing = logging.Handler()
 
 
 class PipeHandler(logging.Handler):
@@ -33,7 +34,8 @@ class PipeHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; one that does not fit is cut."""
-        fields = _fields(record)
+        if (fields := _fields(self, record)) is None:
+            return
         while len(line := orjson.dumps(fields) + _END) > select.PIPE_BUF:
             message = fields["msg"]
             fields["msg"] = message[: len(message) * 3 // 4] + " ..."
@@ -49,7 +51,8 @@ class KeepingHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record."""
-        self._records.append(_fields(record))
+        if (fields := _fields(self, record)) is not None:
+            self._records.append(fields)
 
     def take(self) -> list[dict[str, Any]]:
         """The records since the last call."""
@@ -75,7 +78,10 @@ def handle(fields: dict[str, Any]) -> None:
     logger = logging.getLogger(fields["name"])
     record = logging.makeLogRecord(fields)
     if logger.isEnabledFor(record.levelno):
-        logger.handle(record)
+        try:
+            logger.handle(record)
+        except Exception:  # noqa: BLE001 a handler that is broken must not stop who reads the pipe
+            _printing.handleError(record)
 
 
 @contextmanager
@@ -102,8 +108,13 @@ def _relay(reader: Connection) -> None:
             handle(orjson.loads(line))
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    message = record.getMessage()
+def _fields(handler: logging.Handler, record: logging.LogRecord) -> dict[str, Any] | None:
+    """What is sent of a record; None where its arguments do not fit it, which is printed."""
+    try:
+        message = record.getMessage()
+    except (TypeError, ValueError, KeyError):  # what formatting raises; the work goes on
+        handler.handleError(record)
+        return None
     if record.exc_info:
         message += "\n" + _formatter.formatException(record.exc_info)
     return {

@@ -111,12 +111,13 @@ def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardF
     tokens = open_shard(npy)
     spans = IndexReader(manifest.index_path(entry)).to_array().astype(np.int64)
     covered = int(spans[-1, 1]) if len(spans) else 0
-    if (len(spans), covered) != (entry.num_documents, len(tokens)):
+    expected = (entry.num_documents, entry.num_tokens, entry.num_tokens)
+    if (len(spans), covered, len(tokens)) != expected:
         raise FormatError(
-            "index does not cover its shard",
+            "index or shard is not what the manifest says",
             where=manifest.index_path(entry),
-            found=f"{len(spans)} documents, {covered} tokens",
-            expected=f"{entry.num_documents} documents, {len(tokens)} tokens",
+            found=f"{len(spans)} documents, {covered} tokens of {len(tokens)}",
+            expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
             code="E-INDEX-FORMAT",
         )
     rel = npy.relative_to(tree_root).as_posix()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,9 @@ def export(
 
     Raises:
         ConfigError: `seq_len` does not fit the format, or is below 1.
-        FormatError: The shards are not what the manifest says; or the directory holds something
-            else, or another export (E-EXPORT-OUTPUT).
+        FormatError: The shards are not what the manifest says, or were replaced meanwhile
+            (E-EXPORT-CHANGED); or the directory holds something else, or another export
+            (E-EXPORT-OUTPUT).
         LockedError: Another process is writing there.
     """
     if seq_len is not None and (form != "mds" or seq_len < 1):
@@ -55,7 +57,7 @@ def export(
             found=f"{form} with {seq_len}",
             do="leave it out; these trainers cut windows themselves",
         )
-    manifest = load_manifest(manifest_path)
+    output, manifest = output.resolve(), load_manifest(manifest_path)
     _refuse_large_ids(manifest)
     made_from = {
         "code": EXPORT_CODE,
@@ -70,19 +72,44 @@ def export(
             return _report(output, names, manifest, is_current=True)
         staged = output.with_name(f".{output.name}{TMP_MARK}new")
         staged.mkdir()
-        paths = tuple(_writer(form, seq_len)(staged, manifest.dataset, _files(manifest)))
-        value: dict[str, Any] = {
-            "format": form,
-            "manifest": str(manifest_path),
-            "num_documents": manifest.total_documents,
-            "num_tokens": manifest.total_tokens,
-            "eos_token_id": manifest.eos_token_id,
-            "files": {path.name: sha256_file(path) for path in paths},
-            "fingerprints": made_from,
-        }
-        write_json(staged / SUMMARY_NAME, value)
-        replace_dir(staged, output)
+        try:
+            paths = tuple(_writer(form, seq_len)(staged, manifest.dataset, _files(manifest)))
+            value = _summary(form, manifest, paths, made_from)
+            write_json(staged / SUMMARY_NAME, value)
+            _refuse_changed(manifest, made_from)
+            replace_dir(staged, output)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
     return _report(output, value["files"], manifest, is_current=False)
+
+
+def _summary(
+    form: str, manifest: Manifest, paths: Iterable[Path], made_from: Fingerprints
+) -> dict[str, Any]:
+    return {
+        "format": form,
+        "manifest": str(manifest.path),
+        "num_documents": manifest.total_documents,
+        "num_tokens": manifest.total_tokens,
+        "eos_token_id": manifest.eos_token_id,
+        "files": {path.name: sha256_file(path) for path in paths},
+        "fingerprints": made_from,
+    }
+
+
+def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
+    """Files are opened one by one: what was made while they were replaced is of two versions."""
+    found = load_manifest(manifest.path).content_digest()
+    if found != made_from["data"]:
+        raise FormatError(
+            "the shards were replaced while they were exported",
+            where=manifest.path,
+            found=f"content {found}",
+            expected=made_from["data"],
+            do="export them again",
+            code="E-EXPORT-CHANGED",
+        )
 
 
 def _report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,34 @@ def test_an_error_stops_the_others_and_they_remove_what_they_wrote(tmp_path: Pat
     assert not multiprocessing.active_children()
 
 
+def test_a_second_sigterm_does_not_end_the_cleaning_up(tmp_path: Path) -> None:
+    items = [tmp_path / "fails", tmp_path / "long"]
+    with pytest.raises(FormatError, match="bad item"):
+        list(map_shards(_clean_slowly, items, backend="pool", workers=2))
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_a_handler_that_raises_does_not_stop_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def emit(record: logging.LogRecord) -> None:
+        raise RuntimeError("the sink is gone")
+
+    handler = logging.Handler(logging.WARNING)
+    monkeypatch.setattr(handler, "emit", emit)
+    monkeypatch.setattr(logging.getLogger("nmoe_core"), "handlers", [handler])
+    # More than a pipe holds: without a reader the workers would wait for ever.
+    assert list(map_shards(_log_much, [1, 2], backend="pool", workers=2)) == [1, 2]
+    assert "the sink is gone" in capsys.readouterr().err
+
+
+def test_a_record_whose_arguments_do_not_fit_does_not_fail_its_item(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert list(map_shards(_log_badly, [1, 2], backend="pool", workers=2)) == [1, 2]
+    assert [record.getMessage() for record in caplog.records].count("still here") == 2
+
+
 def test_ray_that_is_not_installed_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"Ray is not installed.*nmoe-data\[ray\]") as caught:
@@ -116,3 +145,30 @@ def _write(path: Path) -> None:
         file.write(b"half")
         started.touch()
         time.sleep(60)
+
+
+def _clean_slowly(path: Path) -> None:
+    started = path.with_name("started")
+    if path.name == "fails":
+        while not started.exists():
+            time.sleep(0.01)
+        raise FormatError("bad item")
+    try:
+        started.touch()
+        time.sleep(60)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        path.with_name("cleaned").touch()
+
+
+def _log_much(item: int) -> int:
+    for _ in range(100):
+        logging.getLogger("nmoe_core.much").warning("y" * 1000)
+    return item
+
+
+def _log_badly(item: int) -> int:
+    logging.getLogger("nmoe_core.bad").warning("%d", "not a number")
+    logging.getLogger("nmoe_core.bad").warning("still here")
+    return item

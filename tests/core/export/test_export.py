@@ -7,7 +7,9 @@ import gzip
 import hashlib
 import itertools
 import json
+import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,9 @@ import pytest
 
 from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.cli import main
-from nmoe_core.curate.documents import open_entry
+from nmoe_core.curate.documents import ShardFile, open_entry
 from nmoe_core.errors import ConfigError, FormatError
-from nmoe_core.export import mds
+from nmoe_core.export import mds, megatron
 from nmoe_core.export.run import export
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
@@ -185,6 +187,37 @@ def test_another_directory_s_files_are_never_written_over(manifest: Path, tmp_pa
     export(manifest, tmp_path / "out", "megatron")
     with pytest.raises(FormatError, match="another export"):
         export(manifest, tmp_path / "out", "mds")
+
+
+def test_shards_that_are_replaced_meanwhile_are_refused(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = tmp_path / "train"
+    shutil.copytree(manifest.parent, split)
+
+    write = megatron.write
+
+    def replaced(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
+        yield from write(output, name, files)
+        value = json.loads((split / MANIFEST_NAME).read_text())
+        value["version"] = "v2"
+        del value["content_hash"]
+        (split / MANIFEST_NAME).write_text(json.dumps(value))
+
+    monkeypatch.setattr("nmoe_core.export.run.megatron.write", replaced)
+    with pytest.raises(FormatError, match="replaced while") as caught:
+        export(split / MANIFEST_NAME, tmp_path / "out", "megatron")
+    assert caught.value.code == "E-EXPORT-CHANGED"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "train"]
+
+
+def test_an_output_that_is_a_link_is_written_where_it_leads(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "big")
+    for _ in range(2):
+        export(manifest, tmp_path / "out", "megatron")
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "big" / "web.idx").is_file()
 
 
 def test_a_disk_that_is_full_leaves_the_earlier_export(
