@@ -21,7 +21,8 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
         resolve: Makes a path of the table absolute.
 
     Raises:
-        ConfigError: A key's environment variable is not set (E-CONFIG-MISSING), or as the oracle.
+        ConfigError: A key's environment variable is not set (E-CONFIG-MISSING) or holds what
+            cannot be a key, or as the oracle.
         CheckpointError: As `EngineOracle`.
     """
     if table.kind == "engine":
@@ -42,11 +43,21 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
 def _api_key(name: str | None) -> str | None:
     if name is None:
         return None
-    if not os.environ.get(name):
+    key = os.environ.get(name, "").strip()
+    if not key:
         raise ConfigError(
             "the oracle's key is not in the environment",
             where=name,
             do=f"export {name}=...",
             code="E-CONFIG-MISSING",
         )
-    return os.environ[name]
+    # The key itself is part of no message.
+    if not all("!" <= character <= "~" for character in key):
+        raise ConfigError(
+            "the oracle's key cannot be sent in an HTTP header",
+            where=name,
+            found="a space, a control character or one beyond ASCII",
+            expected="printable ASCII without spaces",
+            do=f"export {name} with the key alone",
+        )
+    return key

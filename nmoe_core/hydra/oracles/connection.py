@@ -3,12 +3,13 @@
 A label costs the labelling process less than half a millisecond in all; a general client takes most
 of that for itself. httptools (the parser of Node.js) reads the responses. Redirects are not
 followed, cookies not kept, proxies not asked. A connection that the server has closed is opened
-again before the next request.
+again before the next request, and once more if the close crosses the request on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -67,6 +68,9 @@ class Connection:
     async def post(self, body: bytes) -> Response:
         """The response to one request.
 
+        The server may close a kept connection just as a request goes out on it. So one that is
+        lost before any byte of a response is sent once more, on a new connection.
+
         Raises:
             CannotConnectError: There is no connection and none can be made.
             TimeoutError: It took longer than `timeout_s`.
@@ -74,9 +78,19 @@ class Connection:
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._timeout_s
-        wire = self._wire
-        if wire is None or wire.transport.is_closing():
-            wire = self._wire = await self._connect(loop)
+        if (wire := self._wire) is not None and wire.is_idle():
+            try:
+                return await self._exchange(wire, body, ends_at)
+            except TimeoutError:
+                raise
+            except OSError:
+                if wire.has_received:
+                    raise
+        wire = self._wire = await self._connect(ends_at)
+        return await self._exchange(wire, body, ends_at)
+
+    async def _exchange(self, wire: _Wire, body: bytes, ends_at: float) -> Response:
+        loop = asyncio.get_running_loop()
         answer = wire.send(self._address.request(body), loop.create_future())
         timer = loop.call_at(ends_at, wire.fail, TimeoutError())
         try:
@@ -92,11 +106,12 @@ class Connection:
         if self._wire is not None:
             self._wire.transport.abort()
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> _Wire:
+    async def _connect(self, ends_at: float) -> _Wire:
         address = self._address
+        self.close()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                _, wire = await loop.create_connection(
+            async with asyncio.timeout_at(ends_at):
+                _, wire = await asyncio.get_running_loop().create_connection(
                     _Wire, address.host, address.port, ssl=address.ssl
                 )
         except TimeoutError:
@@ -117,24 +132,46 @@ class _Wire(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
         self._has_head = False
+        self.has_received = False  # Any byte since the last request.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._poll = select.poll()
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def is_idle(self) -> bool:
+        """Whether it is open with nothing to read.
+
+        The loop may not have run since the last response: what then waits in the socket, a close
+        or bytes nobody asked for, would otherwise meet the next request.
+        """
+        return not self.transport.is_closing() and not self._poll.poll(0)
 
     def send(self, request: bytes, answer: asyncio.Future[Response]) -> asyncio.Future[Response]:
         """Write a request; `answer` gets its response."""
-        self._answer = answer
+        self._answer, self.has_received = answer, False
         self.transport.write(request)
         return answer
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, which calls the methods below."""
+        if not self._is_awaited():
+            self.transport.abort()
+            return
+        self.has_received = True
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.fail(ConnectionError("the server switched to another protocol"))
         except httptools.HttpParserError as error:
             self.fail(ConnectionError(f"not an HTTP response: {error}"))
+
+    def on_message_begin(self) -> None:
+        """A response begins; a second one to the same request is nobody's."""
+        if not self._is_awaited():
+            self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
@@ -161,6 +198,9 @@ class _Wire(asyncio.Protocol):
             self._succeed(keeps_alive=False)
         else:
             self.fail(exc or ConnectionResetError("closed before the response was whole"))
+
+    def _is_awaited(self) -> bool:
+        return self._answer is not None and not self._answer.done()
 
     def _succeed(self, keeps_alive: bool) -> None:
         status = self._parser.get_status_code()

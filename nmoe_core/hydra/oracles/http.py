@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nmoe_core.hydra.oracles.connection import Address, Connection
 
 _OVERLOADED = (429, 503)
+_REQUEST_TIMEOUT = 408
 _REFUSED_FOR_GOOD = (301, 302, 307, 308, 401, 403, 404, 405)
 # Documents that fail one after another, none answered between them: it is the server's fault.
 MAX_FAILED_IN_A_ROW = 16
@@ -118,7 +119,8 @@ class HttpOracle(MeasuredOracle):
                 self._check_model(value)
                 return self._dialect.read_reply(value)
             tries += 1
-            if tries == self._table.max_attempts or 400 <= reply.status < 500:
+            is_final = 400 <= reply.status < 500 and reply.status != _REQUEST_TIMEOUT
+            if is_final or tries == self._table.max_attempts:
                 raw = reply.body.decode(errors="replace")[:RAW_CHARS]
                 return OracleResult(None, raw, reply.reason)
             await asyncio.sleep(backoff_s(tries, self._rng))

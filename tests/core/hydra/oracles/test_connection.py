@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -160,3 +161,108 @@ def test_a_silent_server_and_an_absent_one_are_different_errors() -> None:
         with_server(silent, use)
     with pytest.raises(CannotConnectError):
         asyncio.run(Connection(Address("http://127.0.0.1:9/", {}), 1.0).post(b""))
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
+
+
+@pytest.mark.parametrize("partial", [b"", b"HTTP/1.1 2"])
+def test_a_request_lost_on_a_kept_connection_is_sent_once_more_unless_an_answer_had_begun(
+    partial: bytes,
+) -> None:
+    seen: list[tuple[int, bytes]] = []
+
+    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for reply in (OK + b"%d" % nth, partial):
+            seen.append((nth, (await request_of(reader))[1]))
+            writer.write(reply)
+
+    async def use(connection: Connection) -> bytes:
+        await connection.post(b"a")
+        return (await connection.post(b"b")).body
+
+    if partial:
+        with pytest.raises(ConnectionError):
+            with_server(talk, use)
+        assert seen == [(0, b"a"), (0, b"b")]
+    else:
+        assert with_server(talk, use) == b"1"
+        assert seen == [(0, b"a"), (0, b"b"), (1, b"b")]
+
+
+def test_a_request_is_sent_twice_at_most_and_never_on_a_timeout() -> None:
+    seen: list[tuple[int, bytes]] = []
+
+    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            seen.append((nth, (await request_of(reader))[1]))
+            if seen[-1][1] == b"slow":
+                await asyncio.sleep(5)
+            if seen[-1][1] == b"lost":
+                break
+            writer.write(OK + b"1")
+
+    async def use(connection: Connection) -> None:
+        connection._timeout_s = 0.1
+        await connection.post(b"a")
+        with pytest.raises(TimeoutError):
+            await connection.post(b"slow")
+        await connection.post(b"b")
+        with pytest.raises(ConnectionError):
+            await connection.post(b"lost")
+
+    with_server(talk, use)
+    assert seen == [(0, b"a"), (0, b"slow"), (1, b"b"), (1, b"lost"), (2, b"lost")]
+
+
+@pytest.mark.parametrize("is_loop_blocked", [False, True])
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+@pytest.mark.parametrize("stray", [OK + b"!", b"HTTP/1.1 200 OK\r\nContent-Le", b"stray"])
+def test_bytes_nobody_asked_for_are_never_part_of_the_next_answer(
+    stray: bytes, pause_s: float, is_loop_blocked: bool
+) -> None:
+    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            _, body = await request_of(reader)
+            if pause_s:
+                writer.write(OK + body)
+                await asyncio.sleep(pause_s)
+                writer.write(stray)
+            else:
+                writer.write(OK + body + stray)
+
+    async def use(connection: Connection) -> list[bytes]:
+        bodies = []
+        for i in range(3):
+            bodies.append((await connection.post(b"%d" % i)).body)
+            if is_loop_blocked:
+                time.sleep(pause_s)
+            else:
+                await asyncio.sleep(2 * pause_s)
+        return bodies
+
+    assert with_server(talk, use) == [b"0", b"1", b"2"]
+
+
+def test_stray_bytes_or_a_close_that_wait_in_the_socket_end_the_connection_before_a_request() -> (
+    None
+):
+    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            _, body = await request_of(reader)
+            writer.write(OK + body)
+
+    async def use(connection: Connection) -> bytes:
+        await connection.post(b"a")
+        assert connection._wire is not None
+        reader = connection._wire.transport
+        assert isinstance(reader, asyncio.ReadTransport)
+        return (await connection.post(b"b")).body
+
+    assert with_server(talk, use) == b"b"
+
+
+def test_a_server_that_switches_protocols_is_a_failure_with_its_reason() -> None:
+    switching = b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n"
+    with pytest.raises(ConnectionError, match="another protocol"):
+        with_server(says(switching), lambda connection: connection.post(b"{}"))
