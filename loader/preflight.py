@@ -292,7 +292,13 @@ def _are_unique(names: Iterable[str]) -> bool:
 
 
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
-    paths = sorted(path for path in directory.rglob("*.npy") if path.is_file())
+    paths = sorted(
+        path
+        for path in directory.rglob("*.npy")
+        # What is hidden may be half made.
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    )
     if not paths:
         raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
     entries = []

@@ -36,6 +36,7 @@ _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else N
 _SYNC_FILE_RANGE_WRITE = 2
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBUSY, errno.EXDEV)
 
 
 def failpoint(step: str) -> None:
@@ -139,8 +140,9 @@ def replace_dir(staged: Path, final: Path) -> None:
 def exchange_dirs(staged: Path, final: Path) -> bool:
     """Let two directories of one file system change places in one step, where the system can.
 
-    False, and nothing done, where it cannot: not Linux, or a file system without the call (NFS,
-    some of FUSE). After it, `final` holds what `staged` held and the other way round.
+    False, and nothing done, where it cannot: not Linux, a file system without the call (NFS,
+    some of FUSE), a mount point, a lower layer of an overlay. After it, `final`
+    holds what `staged` held and the other way round.
     """
     if not hasattr(_LIBC, "renameat2"):  # glibc has had it since 2.28
         return False
@@ -148,7 +150,7 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
     paths = (_AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(final))
     if _LIBC.renameat2(*paths, _RENAME_EXCHANGE):
         code = ctypes.get_errno()
-        if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        if code in _CANNOT_EXCHANGE:
             return False
         raise OSError(code, os.strerror(code), str(final))
     fsync_dir(final.parent)
@@ -162,23 +164,35 @@ def output_lock(directory: Path) -> Iterator[None]:
     Raises:
         LockedError: Another process holds it (E-LOCKED). The kernel frees the lock with its holder.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / LOCK_NAME, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise LockedError(
-                "another process is writing here",
-                where=directory,
-                found=f"lock held by pid {file.read().strip() or 'unknown'}",
-                do="wait for it to end, or end it, and run again",
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        remove_leftovers(directory)
-        yield
+    path = directory / LOCK_NAME
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise LockedError(
+                    "another process is writing here",
+                    where=directory,
+                    found=f"lock held by pid {file.read().strip() or 'unknown'}",
+                    do="wait for it to end, or end it, and run again",
+                ) from None
+            if not _is_at(path, file):  # the directory was replaced between the two calls
+                continue
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            remove_leftovers(directory)
+            yield
+            return
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def remove_leftovers(directory: Path) -> None:

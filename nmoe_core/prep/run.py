@@ -73,6 +73,7 @@ def prep_shards(
         ConfigError: More shards than this machine may have open files.
         LockedError: Another process is writing this split.
     """
+    split_dir = split_dir.resolve()  # a link stays: what it leads to is replaced
     with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
         revision = beside.submit(source.revision)
         fmt = shard_format(settings)
@@ -137,6 +138,7 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
 
     Shards that an earlier run with more shards made are removed: no manifest names them any more.
     """
+    split_dir = split_dir.resolve()
     with output_lock(split_dir):  # which clears what a writer killed just here had left
         committed = _commit_manifest(settings, shard_format(settings), split_dir)
         for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):

@@ -76,12 +76,16 @@ def files_of_manifest(manifest: Manifest) -> list[InspectedFile]:
 
 
 def files_of_directory(directory: Path) -> list[InspectedFile]:
-    """All `.npy` files below a directory.
+    """All `.npy` files below a directory; hidden ones, which may be half made, are left out.
 
     Raises:
         FormatError: There is none (E-SHARD-MISSING).
     """
-    files = sorted(directory.rglob("*.npy"))
+    files = sorted(
+        path
+        for path in directory.rglob("*.npy")
+        if not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    )
     if not files:
         raise FormatError("no .npy file below it", where=directory, code="E-SHARD-MISSING")
     return [InspectedFile(path, _indexed_documents(path.with_suffix(".idx"))) for path in files]

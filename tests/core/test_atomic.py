@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nmoe_core import atomic
-from nmoe_core.atomic import output_lock, replace_dir, write_bytes
+from nmoe_core.atomic import exchange_dirs, output_lock, replace_dir, write_bytes
 from nmoe_core.errors import LockedError
 
 STEPS = ("write", "fsync", "rename")
@@ -68,3 +70,37 @@ def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
     replace_dir(tmp_path / "new", tmp_path / "old")
     assert [p.name for p in tmp_path.iterdir()] == ["old"]
     assert [p.name for p in (tmp_path / "old").iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EXDEV, errno.EINVAL])
+def test_where_directories_cannot_change_places_nothing_is_done_and_none_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    class Libc:
+        @staticmethod
+        def renameat2(*_: object) -> int:
+            atomic.ctypes.set_errno(code)
+            return -1
+
+    monkeypatch.setattr(atomic, "_LIBC", Libc)
+    assert not exchange_dirs(tmp_path / "new", tmp_path / "old")
+
+
+def test_a_lock_of_a_directory_that_was_replaced_meanwhile_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, flock = tmp_path / "out", fcntl.flock
+    locked = []
+
+    def replaced_first(file: int, operation: int) -> None:
+        if not locked:
+            os.replace(directory, tmp_path / "away")
+        locked.append(file)
+        flock(file, operation)
+
+    monkeypatch.setattr(atomic.fcntl, "flock", replaced_first)
+    with output_lock(directory):
+        assert (directory / ".lock").read_text() == str(os.getpid())
+        with pytest.raises(LockedError), output_lock(directory):
+            pass
+    assert len(locked) == 3

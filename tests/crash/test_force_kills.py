@@ -10,6 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from nmoe_core import atomic
+from nmoe_core.atomic import output_lock
+from nmoe_core.prep import swap
+from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import Rows
+
 # One process loads the tokenizer and forks a run for every step that a run can be killed at.
 RUN = """
 import json, os, shutil, sys
@@ -106,3 +114,62 @@ def test_without_an_exchange_no_kill_leaves_a_mixture(root: Path) -> None:
     left = _versions_left(root, "rename", "without")
     assert set(left) == {"old", "none", "new"}
     assert "".join(dict.fromkeys(left)) == "oldnonenew"
+
+
+def _make_version(directory: Path, version: str) -> None:
+    for name in ("shard_0000", "shard_0001", "shard_0002"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "manifest.json").write_text(f'{{"version": "{version}"}}')
+    (directory / "manifest.json").write_text(f'{{"version": "{version}"}}')
+
+
+def _versions(directory: Path) -> list[str]:
+    return [json.loads(p.read_text())["version"] for p in directory.rglob("manifest.json")]
+
+
+def test_a_replacement_cut_short_is_ended_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = tmp_path / "train"
+    _make_version(split, "old")
+    _make_version(swap.directory_beside(split), "new")
+    monkeypatch.setattr(swap, "exchange_dirs", lambda staged, final: False)
+    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
+    monkeypatch.setenv("NMOE_FAILPOINT", "rename:2:ENOSPC")
+    with pytest.raises(OSError, match="No space"), output_lock(split):
+        swap.swap_in(split)
+    assert not (split / "manifest.json").exists()
+    swap.clear_beside(split)
+    assert _versions(split) == ["new"] * 4
+    assert [p.name for p in tmp_path.iterdir()] == ["train"]
+
+
+def test_a_split_on_another_file_system_is_replaced_by_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = tmp_path / "train"
+    _make_version(split, "old")
+    _make_version(swap.directory_beside(split), "new")
+    monkeypatch.setattr(swap, "exchange_dirs", lambda staged, final: False)
+    monkeypatch.setenv("NMOE_FAILPOINT", "rename:1:EXDEV")
+    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
+    with output_lock(split):
+        swap.swap_in(split)
+    assert _versions(split) == ["new"] * 4
+    assert {p.name for p in split.iterdir() if p.name.startswith(".")} == {".lock"}
+
+
+def test_a_split_that_is_a_link_stays_one_when_it_is_replaced(root: Path) -> None:
+    target, split = root / "disk" / "train", root / "web" / "train"
+    target.mkdir(parents=True)
+    split.parent.mkdir()
+    split.symlink_to(target)
+    settings = PrepSettings(name="web", num_shards=2)
+    for name in ("old", "new"):
+        source = JsonlSource("web", find_files([f"{name}.jsonl"], root))
+        prep_shards(source, Rows(), settings, split, existing="remake")
+        manifest, _ = write_manifest(settings, split)
+    assert split.is_symlink()
+    assert json.loads((target / "manifest.json").read_text()) == manifest
+    assert [p.name for p in target.parent.iterdir()] == ["train"]
+    assert [p.name for p in split.parent.iterdir()] == ["train"]

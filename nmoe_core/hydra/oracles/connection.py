@@ -157,9 +157,6 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, which calls the methods below."""
-        if not self._is_awaited():
-            self.transport.abort()
-            return
         self.has_received = True
         try:
             self._parser.feed_data(data)
@@ -169,7 +166,7 @@ class _Wire(asyncio.Protocol):
             self.fail(ConnectionError(f"not an HTTP response: {error}"))
 
     def on_message_begin(self) -> None:
-        """A response begins; a second one to the same request is nobody's."""
+        """A response begins; one that no request waits for ends the connection."""
         if not self._is_awaited():
             self.transport.abort()
 

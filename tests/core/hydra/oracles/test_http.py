@@ -131,6 +131,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "reset": {"resets": True},
     "reset_in_body": {"resets": True, "body": b"x" * 5000},
     "slow": {"after_s": 3.0},
+    "408": {"status": 408},
     "500": {"status": 500},
     "502": {"status": 502, "body": b"<html>bad gateway</html>"},
     "503": {"status": 503},
@@ -162,10 +163,11 @@ def test_a_fault_that_passes_costs_a_try_and_no_document(
     ("fault", "reason", "tries"),
     [
         ({"status": 500, "body": b"boom"}, "http_500", 3),
-        ({"resets": True}, "connection_lost", 3),
+        ({"resets": True, "body": b"x" * 5000}, "connection_lost", 3),
         ({"after_s": 3.0}, "timeout", 3),
         ({"status": 400, "body": b"too long"}, "http_400", 1),
         ({"status": 422}, "http_422", 1),
+        ({"status": 408}, "http_408", 3),
         ({"body": b"<html>"}, "not_json", 3),
     ],
 )
@@ -315,11 +317,29 @@ def test_the_key_comes_from_the_environment_and_is_part_of_nothing_else(
     with pytest.raises(ConfigError, match="JUDGE_KEY") as missing:
         make_oracle(settings, judge_rubric, Path)
     assert missing.value.code == "E-CONFIG-MISSING"
-    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    monkeypatch.setenv("JUDGE_KEY", " s3cret\r\n")
     oracle = make_oracle(settings, judge_rubric, Path)
     assert len(list(oracle.label([Question("a")]))) == 1
-    assert "Authorization: Bearer s3cret" in server.headers[0]
+    assert "Authorization: Bearer s3cret\r\n" in server.headers[0]
     assert "s3cret" not in json.dumps(oracle.facts) + oracle.scorer_version
+
+
+@pytest.mark.parametrize("key", ["s3 cret", "s3\ncret", "s3\x7fcret", "s3\u00a0cret", "schlüssel"])
+def test_a_key_that_no_header_can_hold_is_refused_by_its_variables_name(
+    table: Callable, judge_rubric: Rubric, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with pytest.raises(ConfigError, match="JUDGE_KEY") as refused:
+        make_oracle(
+            OracleTable(kind="http", http=table(api_key_env="JUDGE_KEY")), judge_rubric, Path
+        )
+    assert "cret" not in str(refused.value)
+    monkeypatch.setenv("JUDGE_KEY", " \n")
+    with pytest.raises(ConfigError, match="JUDGE_KEY") as missing:
+        make_oracle(
+            OracleTable(kind="http", http=table(api_key_env="JUDGE_KEY")), judge_rubric, Path
+        )
+    assert missing.value.code == "E-CONFIG-MISSING"
 
 
 def test_the_version_follows_prompt_and_decoding_and_not_the_address(
