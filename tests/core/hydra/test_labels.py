@@ -13,14 +13,13 @@ import pytest
 
 from nmoe_core.atomic import output_lock
 from nmoe_core.errors import FormatError, LabelError
-from nmoe_core.hydra.document_texts import JsonlDocuments, ShardDocuments
+from nmoe_core.hydra.document_texts import ShardDocuments
 from nmoe_core.hydra.label_files import merge_labels, read_labels, read_records
 from nmoe_core.hydra.label_noise import agreement, label_again, merge_noise
 from nmoe_core.hydra.label_status import label_status
 from nmoe_core.hydra.labels import LabelReport, label_shard
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.slices import read_slice
-from nmoe_core.prep.tokenizer import load_tokenizer
 
 
 class Labelling:
@@ -487,33 +486,3 @@ def test_status_tells_pending_running_and_done_shards_apart(labelling: Labelling
     assert rows[9].labelled == 0
     nothing = label_status(labelling.labels, labelling.slices / "none")
     assert nothing[3].documents is None
-
-
-def test_json_lines_are_labelled_without_shards(
-    tmp_path: Path, world: SimpleNamespace, rubric: Rubric
-) -> None:
-    path = tmp_path / "web.jsonl"
-    rows = [
-        {"doc_id": "a", "source": "s", "text": "w1 w2"},
-        {"id": 7, "text": "w3 " * 40},
-        {"text": "w5\ud83d"},
-    ]
-    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    documents = JsonlDocuments(path, load_tokenizer(), 16)
-    assert documents.rows == [("a", "s"), ("7", "web"), ("web.jsonl:3", "web")]
-    label_shard(documents, tmp_path / "out", world.FakeOracle(fails_on=bool), rubric)
-    records = read_records(tmp_path / "out" / "scores.jsonl")
-    assert [record["truncated"] for record in records] == [False, True, False]
-    assert "w3" in records[1]["snippet"]
-    assert records[2]["snippet"] == "w5?"
-
-
-@pytest.mark.parametrize(
-    "line", ["{}", "[1]", '{"text": 5}', "nonsense", '{"id": "a", "text": ""}']
-)
-def test_a_json_line_without_text_or_with_a_known_id_is_refused(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"id": "a", "text": "t"}\n' + line + "\n")
-    with pytest.raises(FormatError) as refused:
-        JsonlDocuments(path, load_tokenizer(), 16)
-    assert refused.value.code == "E-DOCID"
