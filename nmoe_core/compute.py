@@ -40,7 +40,7 @@ Backend = Literal["inline", "pool", "ray"]
 
 # Results that wait for an earlier one are memory: beyond this many, more workers do not add any.
 MAX_WAITING = 16
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -197,7 +197,7 @@ def _stop(executor: ProcessPoolExecutor) -> None:
     executor.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
         worker.terminate()
-    deadline = time.monotonic() + _GRACE_SECONDS
+    deadline = time.monotonic() + GRACE_SECONDS
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
         worker.kill()

@@ -23,12 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nmoe_core import worker_logs
-from nmoe_core.compute import MAX_WAITING, Item, Pool, RayOptions, Result
+from nmoe_core.compute import GRACE_SECONDS, MAX_WAITING, Item, Pool, RayOptions, Result
 from nmoe_core.errors import ConfigError, NmoeError
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _CONNECT_SECONDS = 10.0
-_GRACE_SECONDS = 5.0
 _COUNT_EVERY_SECONDS = 1.0
 
 
@@ -138,7 +137,7 @@ class _RayPool(Pool):
         for reference in references:
             self._ray.cancel(reference)
         _, running = self._ray.wait(
-            references, num_returns=len(references), timeout=_GRACE_SECONDS, fetch_local=False
+            references, num_returns=len(references), timeout=GRACE_SECONDS, fetch_local=False
         )
         for reference in running:
             self._ray.cancel(reference, force=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -143,12 +144,11 @@ def _thresholds(run: Run) -> Facts | None:
 def _curated(place: Place | None) -> Facts:
     if place is None:
         return {"is_included": False}
-    topic = place.row["topic"]
     return {
         "is_included": True,
         "doc_id": str(place.doc_id),
         "number": place.number,
-        "topic": topic,
+        "topic": place.topic,
     }
 
 
@@ -157,14 +157,14 @@ def _readings(run: Run, doc_id: DocId, place: Place | None, most: int) -> list[F
     if not run.paths.plan.is_file():
         return None
     plan = load_plan(run.paths.plan)
-    stream = Stream(plan, "train")
     candidates = [(run.paths.data / doc_id.rel, doc_id)]
     if place is not None:
         candidates.append((place.path, place.doc_id))
-    for path, where in candidates:
-        if doc_id.source in stream.source_names and path in stream.files.paths():
-            found = readings(stream, doc_id.source, path, where.start, where.end)
-            return [_reading(plan, stream, n, path, where) for n in islice(found, most)]
+    with closing(Stream(plan, "train")) as stream:
+        for path, where in candidates:
+            if doc_id.source in stream.source_names and path in stream.files.paths():
+                found = readings(stream, doc_id.source, path, where.start, where.end)
+                return [_reading(plan, stream, n, path, where) for n in islice(found, most)]
     return []
 
 

@@ -6,13 +6,12 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import orjson
-
 from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.curate.documents import ShardFile, shard_files
 from nmoe_core.curate.lineage import read_lineage
 from nmoe_core.docid import DocId
+from nmoe_core.hydra.label_files import indexed_records
 
 Facts = dict[str, Any]
 
@@ -54,12 +53,12 @@ class Shard:
 
 
 class Place(NamedTuple):
-    """Where a document of the data tree lies in the curated tree, and its lineage row."""
+    """Where a document of the data tree lies in the curated tree, and its topic."""
 
     path: Path
     doc_id: DocId
     number: int
-    row: Facts
+    topic: int
 
 
 def curated_place(run: Run, shard: Shard, doc_id: DocId) -> Place | None:
@@ -74,19 +73,22 @@ def curated_place(run: Run, shard: Shard, doc_id: DocId) -> Place | None:
         if row["parent_doc_id"] == str(doc_id):
             file, document = curated.file_of(number)
             curated_id = DocId(shard.source, file.rel, *file.spans[document].tolist())
-            return Place(run.paths.curated / file.rel, curated_id, number, row)
+            return Place(run.paths.curated / file.rel, curated_id, number, row["topic"])
     return None
 
 
 def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
-    """The merged label records of those documents that have one."""
+    """The merged label records of those documents that have one.
+
+    Raises:
+        LabelError: A line is not a record (E-LABEL-CORRUPT).
+    """
     found: dict[str, Facts] = {}
     for split in ("train", "val"):
         path = run.paths.labels / "merged" / f"labels_{split}.jsonl"
         if not path.is_file():
             continue
-        with open(path, "rb") as file:
-            for record in map(orjson.loads, file):
-                if record["doc_id"] in doc_ids:
-                    found[record["doc_id"]] = record
+        for _, _, record in indexed_records(path):
+            if record["doc_id"] in doc_ids:
+                found[record["doc_id"]] = record
     return found

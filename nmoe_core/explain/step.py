@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from loader.errors import StateError
@@ -34,23 +35,21 @@ def explain_step(run: Run, step: int, row: int | None = None) -> Facts:
         CurationError: A curated shard's lineage is not its own (E-CURATION-LINEAGE).
     """
     plan = load_plan(run.paths.plan)
-    stream = Stream(plan, "train")
-    _check("step", step, stream.num_sequences // plan.batch_size)
-    first, parents = step * plan.batch_size, _Parents(run)
-    chosen = range(first, first + plan.batch_size)
-    if row is not None:
-        _check("row", row, plan.batch_size)
-        chosen = chosen[row : row + 1]
-    rows = []
-    for found in (origins(stream, n) for n in chosen):
-        documents = [_part(origin) | parents.of(origin) for origin in found.documents]
-        rows.append({"sequence": found.sequence, "source": found.source, "documents": documents})
+    first, parents, rows = step * plan.batch_size, _Parents(run), []
+    with closing(Stream(plan, "train")) as stream:
+        _check("step", step, stream.num_sequences // plan.batch_size)
+        chosen = range(first, first + plan.batch_size)
+        if row is not None:
+            _check("row", row, plan.batch_size)
+            chosen = chosen[row : row + 1]
+        for found in (origins(stream, n) for n in chosen):
+            parts = [_part(origin) | parents.of(origin) for origin in found.documents]
+            rows.append({"sequence": found.sequence, "source": found.source, "documents": parts})
+        lr_scale = stream.lr_scale(first)
     every = [document for row in rows for document in row["documents"]]
     labels = find_labels(run, {document["doc_id"] for document in every})
     for document in every:
         document["label"] = labels.get(document["doc_id"], {}).get("aggregated")
-    lr_scale = stream.lr_scale(first)
-    stream.close()
     return {"step": step, "plan_hash": plan.plan_hash, "lr_scale": lr_scale, "rows": rows}
 
 

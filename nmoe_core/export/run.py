@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from loader.format import Manifest, load_manifest, read_json_object
 from nmoe_core.atomic import TMP_MARK, replace_dir, write_json
@@ -18,7 +18,7 @@ from nmoe_core.locks import replacing
 
 EXPORT_CODE = "export/1"
 SUMMARY_NAME = "export.json"
-FORMATS = ("megatron", "olmo", "mds")
+Form = Literal["megatron", "olmo", "mds"]
 _MAX_INT32 = 2**31 - 1
 
 
@@ -33,14 +33,14 @@ class ExportReport:
 
 
 def export(
-    manifest_path: Path, output: Path, form: str, seq_len: int | None = None
+    manifest_path: Path, output: Path, form: Form, seq_len: int | None = None
 ) -> ExportReport:
     """Write all documents of a manifest to a directory.
 
     Args:
         manifest_path: `manifest.json` of a split or a shard, of the data or the curated tree.
         output: Directory of the export alone.
-        form: One of `FORMATS`.
+        form: Whose format.
         seq_len: For `mds`: samples are windows of so many tokens, a last shorter one left out;
             without it a sample is a document.
 
@@ -73,7 +73,7 @@ def export(
         staged = output.with_name(f".{output.name}{TMP_MARK}new")
         staged.mkdir()
         try:
-            paths = tuple(_writer(form, seq_len)(staged, manifest.dataset, _files(manifest)))
+            paths = tuple(_write(form, staged, manifest, seq_len))
             value = _summary(form, manifest, paths, made_from)
             write_json(staged / SUMMARY_NAME, value)
             _refuse_changed(manifest, made_from)
@@ -85,7 +85,7 @@ def export(
 
 
 def _summary(
-    form: str, manifest: Manifest, paths: Iterable[Path], made_from: Fingerprints
+    form: Form, manifest: Manifest, paths: Iterable[Path], made_from: Fingerprints
 ) -> dict[str, Any]:
     return {
         "format": form,
@@ -125,12 +125,15 @@ def _files(manifest: Manifest) -> Iterator[ShardFile]:
         yield open_entry(manifest.path.parent, manifest, entry)
 
 
-def _writer(
-    form: str, seq_len: int | None
-) -> Callable[[Path, str, Iterator[ShardFile]], Iterator[Path]]:
-    if form == "mds":
-        return lambda output, name, files: mds.write(output, files, seq_len)
-    return megatron.write if form == "megatron" else olmo.write
+def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) -> Iterator[Path]:
+    files = _files(manifest)
+    match form:
+        case "megatron":
+            return megatron.write(output, manifest.dataset, files)
+        case "olmo":
+            return olmo.write(output, manifest.dataset, files)
+        case "mds":
+            return mds.write(output, files, seq_len)
 
 
 def _refuse_large_ids(manifest: Manifest) -> None:

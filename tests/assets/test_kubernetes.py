@@ -151,7 +151,7 @@ def test_a_pod_is_given_longer_to_end_than_its_workers_take(values: dict[str, An
 
     [config] = _at(values, "runLauncher.config.k8sRunLauncher.runK8sConfig")
     grace = config["podSpecConfig"]["terminationGracePeriodSeconds"]
-    assert grace >= 4 * compute._GRACE_SECONDS
+    assert grace >= 4 * compute.GRACE_SECONDS
     limits = config["containerConfig"]["resources"]["limits"]
     tolerated = {one["key"] for one in config["podSpecConfig"]["tolerations"]}
     assert tolerated <= set(limits), "the taint of GPU nodes is tolerated for their GPU"

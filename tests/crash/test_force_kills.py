@@ -123,6 +123,19 @@ def _make_version(directory: Path, version: str) -> None:
     (directory / "manifest.json").write_text(f'{{"version": "{version}"}}')
 
 
+def _versions_that_cannot_change_places(
+    root: Path, monkeypatch: pytest.MonkeyPatch, failpoint: str
+) -> Path:
+    """An old split and a whole new one beside it, where the system has no exchange."""
+    split = root / "train"
+    _make_version(split, "old")
+    _make_version(swap.directory_beside(split), "new")
+    monkeypatch.setattr(swap, "exchange_dirs", lambda staged, final: False)
+    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
+    monkeypatch.setenv("NMOE_FAILPOINT", failpoint)
+    return split
+
+
 def _versions(directory: Path) -> list[str]:
     return [json.loads(p.read_text())["version"] for p in directory.rglob("manifest.json")]
 
@@ -130,12 +143,7 @@ def _versions(directory: Path) -> list[str]:
 def test_a_replacement_cut_short_is_ended_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = tmp_path / "train"
-    _make_version(split, "old")
-    _make_version(swap.directory_beside(split), "new")
-    monkeypatch.setattr(swap, "exchange_dirs", lambda staged, final: False)
-    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
-    monkeypatch.setenv("NMOE_FAILPOINT", "rename:2:ENOSPC")
+    split = _versions_that_cannot_change_places(tmp_path, monkeypatch, "rename:2:ENOSPC")
     with pytest.raises(OSError, match="No space"), output_lock(split):
         swap.swap_in(split)
     assert not (split / "manifest.json").exists()
@@ -147,12 +155,7 @@ def test_a_replacement_cut_short_is_ended_by_the_next_run(
 def test_a_split_on_another_file_system_is_replaced_by_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = tmp_path / "train"
-    _make_version(split, "old")
-    _make_version(swap.directory_beside(split), "new")
-    monkeypatch.setattr(swap, "exchange_dirs", lambda staged, final: False)
-    monkeypatch.setenv("NMOE_FAILPOINT", "rename:1:EXDEV")
-    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
+    split = _versions_that_cannot_change_places(tmp_path, monkeypatch, "rename:1:EXDEV")
     with output_lock(split):
         swap.swap_in(split)
     assert _versions(split) == ["new"] * 4
