@@ -36,6 +36,7 @@ demo: setup  ## the main job on real text found on this machine
 TEST_WORKERS ?= 2
 test test-all crash: export OMP_NUM_THREADS := 1
 test test-all crash: PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+test-all crash: export HYPOTHESIS_PROFILE := random
 
 test: setup  ## the tests: no GPU, no hub
 	$(PYTEST)

@@ -172,10 +172,11 @@ def make_project() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose pipeline has run once, by one of the processes that share the tests.
 
-    It is everybody's: a test that writes to it takes `own_project`.
+    Nobody works in it, so that it can be copied at any moment: reading a run's history is writing
+    to its database.
     """
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -191,10 +192,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def project(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the finished project to read; a test that changes it takes `own_project`."""
+    return shutil.copytree(finished, tmp_path_factory.mktemp("project"), dirs_exist_ok=True)
+
+
 @pytest.fixture
-def own_project(project: Path, tmp_path: Path) -> Path:
-    """A copy of the project, to change."""
-    return shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+def own_project(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished project, to change."""
+    return shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
 
 
 RunHere = Callable[..., dg.ExecuteInProcessResult]

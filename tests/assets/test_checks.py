@@ -27,10 +27,10 @@ Edit = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
-def run(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished run of its own, so that it can be damaged."""
     directory = tmp_path_factory.mktemp("checked")
-    shutil.copytree(project, directory, dirs_exist_ok=True)
+    shutil.copytree(finished, directory, dirs_exist_ok=True)
     return Run(directory / "run.toml")
 
 

@@ -111,10 +111,9 @@ def test_stages_that_have_not_run_are_not_yet_known(
     assert "E-PLAN-FORMAT" in capsys.readouterr().err
 
 
-def test_scores_of_another_version_of_the_shard_are_refused(run: Run, tmp_path: Path) -> None:
+def test_scores_of_another_version_of_the_shard_are_refused(run: Run, own_project: Path) -> None:
     _, document = documents_of(explain_step(run, STEP))[0]
-    shutil.copytree(run.base, tmp_path / "copy", ignore=shutil.ignore_patterns("dagster"))
-    copy = Run(tmp_path / "copy" / "run.toml")
+    copy = Run(own_project / "run.toml")
     for path in copy.paths.quality.rglob("summary.json"):
         value = json.loads(path.read_text())
         value["fingerprints"]["shard"] = "0" * 64
@@ -141,9 +140,8 @@ def test_what_does_not_exist_is_refused_in_one_line(
     assert code in line
 
 
-def test_an_id_of_two_sources_is_refused(run: Run, tmp_path: Path) -> None:
-    shutil.copytree(run.base, tmp_path / "copy", ignore=shutil.ignore_patterns("dagster"))
-    copy = Run(tmp_path / "copy" / "run.toml")
+def test_an_id_of_two_sources_is_refused(run: Run, own_project: Path) -> None:
+    copy = Run(own_project / "run.toml")
     ids = next(copy.paths.data.glob("docs/train/shard_0000/*.ids.jsonl"))
     rows = [json.loads(line) for line in ids.read_text("utf-8").splitlines()]
     rows[1]["id"] = rows[0]["id"]

@@ -26,23 +26,22 @@ WHAT_IS_MADE = {"prep": "data", "grade": "quality"}
     [("prep", signal.SIGTERM), ("grade", signal.SIGTERM), ("grade", signal.SIGINT)],
 )
 def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_with(
-    project: Path, tmp_path: Path, dagster_environment: Environment, job: str, asked: signal.Signals
+    own_project: Path, dagster_environment: Environment, job: str, asked: signal.Signals
 ) -> None:
-    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
-    config = tmp_path / "run.toml"
+    config = own_project / "run.toml"
     config.write_text(config.read_text().replace("workers = 1", "workers = 2") + COMPUTE)
-    output = tmp_path / "out" / WHAT_IS_MADE[job]
+    output = own_project / "out" / WHAT_IS_MADE[job]
     before = _digests(output)
     shutil.rmtree(output)
     command = [str(Path(sys.executable).with_name("dagster")), "job", "execute"]
     command += ["-m", "nmoe_assets.definitions", "-j", job]
-    environment = dagster_environment(tmp_path)
-    with open(tmp_path / "log", "wb") as log:
-        run = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
+    environment = dagster_environment(own_project)
+    with open(own_project / "log", "wb") as log:
+        run = subprocess.Popen(command, env=environment, cwd=own_project, stdout=log, stderr=log)
     workers: list[int] = []
     deadline = time.monotonic() + 240
     while len(workers) < 2 or not any(p.is_file() for p in output.rglob("*")):
-        assert run.poll() is None, (tmp_path / "log").read_text()[-2000:]
+        assert run.poll() is None, (own_project / "log").read_text()[-2000:]
         assert time.monotonic() < deadline, "the workers start"
         time.sleep(0.02)
         workers = _children(run.pid)
@@ -52,7 +51,9 @@ def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_wi
     assert time.monotonic() - started < 60
     assert not [pid for pid in workers if _is_alive(pid)]
     assert not [p for p in output.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
-    again = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=False)
+    again = subprocess.run(
+        command, env=environment, cwd=own_project, capture_output=True, check=False
+    )
     assert again.returncode == 0, again.stderr[-2000:]
     assert _digests(output) == before
     text = again.stderr.decode()

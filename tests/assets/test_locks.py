@@ -137,14 +137,13 @@ def test_one_output_of_another_run_is_waited_for_and_not_for_ever(
 
 
 def test_prep_waits_for_the_lock_of_a_split(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nmoe_assets import sources
     from nmoe_core.mixture import run_sources
     from nmoe_core.stages import prep
 
-    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
-    run = Run(tmp_path / "run.toml")
+    run = Run(own_project / "run.toml")
     source = next(plan for plan in run_sources(run) if plan.name == "docs")
     shutil.rmtree(run.paths.split("docs", "train"))
     monkeypatch.setattr(events, "_LOCK_WAIT_S", 0)

@@ -41,24 +41,24 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_project_on_ray_comes_out_as_on_one_machine(
-    project: Path,
-    tmp_path: Path,
+    own_project: Path,
     cluster: Any,
     dagster_environment: Callable[..., dict[str, str]],
 ) -> None:
-    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
-    config = tmp_path / "run.toml"
+    config = own_project / "run.toml"
     config.write_text(config.read_text() + COMPUTE)
-    out = tmp_path / "out"
+    out = own_project / "out"
     before = _files(out)
-    environment = dagster_environment(tmp_path, RAY_ADDRESS=cluster.address)
+    environment = dagster_environment(own_project, RAY_ADDRESS=cluster.address)
     for made in ("data", "quality", "curated", "topics/code", "topics/docs", "topics/notes"):
         shutil.rmtree(out / made)
     for job, kills in (("prep", 0), ("grade", 1), ("curate", 0)):
         command = [str(Path(sys.executable).with_name("dagster")), "job", "execute"]
         command += ["-m", "nmoe_assets.definitions", "-j", job]
-        with open(tmp_path / "log", "wb") as log:
-            run = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
+        with open(own_project / "log", "wb") as log:
+            run = subprocess.Popen(
+                command, env=environment, cwd=own_project, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + 600
         while run.poll() is None and kills:
             if busy := [pid for pid in _workers(cluster) if b"ray::nmoe" in _command(pid)]:
@@ -66,9 +66,9 @@ def test_a_project_on_ray_comes_out_as_on_one_machine(
                 kills -= 1
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert run.wait(600) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert run.wait(600) == 0, (own_project / "log").read_text()[-3000:]
         assert kills == 0
-        text = (tmp_path / "log").read_text()
+        text = (own_project / "log").read_text()
         if job == "grade":
             assert "grade code/0000:" in text, "what workers log is in the log of the run"
     assert _files(out) == before

@@ -125,7 +125,7 @@ def test_world_size_may_change_from_8_to_6_in_the_middle(two_stages):
     np.testing.assert_array_equal(np.concatenate(got), alone)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(stops=st.lists(st.integers(0, 33), min_size=1, max_size=4))
 def test_resuming_any_number_of_times_continues_byte_for_byte(two_stages, stops):
     alone = all_rows(open_loader(two_stages.cfg))
@@ -200,7 +200,7 @@ mixtures = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(mixtures, st.sampled_from(["seq_len", "seq_len+1"]), st.integers(1, 5), st.data())
 def test_any_plan_is_read_as_its_replay(two_stages, lib, mixtures, stride, world_size, data):
     stages = [

@@ -161,7 +161,7 @@ def test_largest_remainder_gives_ties_to_the_earlier_source():
     assert quotas(7, [0, 1, 0, 2]) == [0, 2, 0, 5]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(0, 10**13),
     st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda w: sum(w) > 1e-3),

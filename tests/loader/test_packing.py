@@ -30,14 +30,14 @@ def brute_force(lengths: list[int], capacity: int) -> list[int]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 20), max_size=60), st.integers(20, 40))
 def test_best_fit_is_that_of_a_search_over_all_bins(lengths, capacity):
     got = best_fit_decreasing(np.array(lengths, np.int64), capacity).tolist()
     assert got == brute_force(lengths, capacity)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 100), max_size=50), st.integers(1, 40))
 def test_every_token_is_packed_once_and_no_document_that_fits_is_cut(lengths, seq_len):
     spans = spans_of(np.array(lengths, np.int64))

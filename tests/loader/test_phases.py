@@ -183,7 +183,7 @@ def test_wrong_phases_are_refused_by_place_and_value(cfg, change, words):
         assert word in str(caught.value)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

@@ -82,7 +82,7 @@ rows_of_any = st.lists(
 ).filter(lambda rows: any(quota for _, quota in rows))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows_of_any, st.data())
 def test_any_range_and_count_agrees_with_replay(lib, rows, data):
     weights, targets = [w for w, _ in rows], [q for _, q in rows]
@@ -94,7 +94,7 @@ def test_any_range_and_count_agrees_with_replay(lib, rows, data):
     assert schedule.counts_before(b).tolist() == counts_of(expected[:b], len(rows))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.floats(0.001, 1), min_size=2, max_size=8), st.integers(1, 400))
 def test_prefixes_stay_within_one_sequence_of_their_share(weights, n):
     fixed = weights_fixed_point(weights)
@@ -177,7 +177,7 @@ def test_sequential_reads_each_source_whole():
     ]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.sampled_from(POLICIES),
     rows_of_any,
@@ -206,7 +206,7 @@ def test_every_policy_reads_any_range_as_one_stream_and_meets_every_quota(
 any_weights = st.lists(st.floats(-12, 12).map(lambda power: 10.0**power), min_size=1, max_size=500)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from((*RANDOM, "least_consumed")), any_weights, st.integers(1, 10**12), st.data())
 def test_weights_over_24_decades_meet_their_quotas_at_any_length(policy, weights, n, data):
     schedule = planned(policy, weights, n, pass_sequences=10**6)
@@ -228,7 +228,7 @@ def test_weights_over_24_decades_meet_their_quotas_at_any_length(policy, weights
 # block
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(any_weights, st.integers(1, 10**12), st.data())
 def test_block_keeps_every_source_within_one_of_its_share_at_block_ends(weights, n, data):
     shares = quotas(n, weights)
@@ -340,7 +340,7 @@ def hashes0(counters):
     return hashes(0, counters)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     rows_of_any,
     st.integers(1, 50),
@@ -363,7 +363,7 @@ def test_source_with_fewest_tokens_is_read_until_it_has_caught_up():
     assert schedule.sources(0, 6).tolist() == [0, 0, 0, 1, 0, 1]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 8), st.integers(1, 5000), st.integers(0, 10**9))
 def test_token_counters_never_differ_by_more_than_a_sequence(num_sources, n, key):
     schedule = make_schedule("least_consumed", [1] * num_sources, [10**6] * num_sources, key=key)

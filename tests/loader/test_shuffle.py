@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from loader.shuffle import Permutation, hashes, key_of, mix64
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 5000), st.integers(0, 2**64 - 1))
 def test_every_element_has_one_place(size, key):
     placed = Permutation(size, key)(np.arange(size))
     assert sorted(placed.tolist()) == list(range(size))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 2**62), st.integers(0, 2**64 - 1), st.data())
 def test_elements_are_found_alone_at_any_size(size, key, data):
     elements = np.array(data.draw(st.lists(st.integers(0, size - 1), max_size=20, unique=True)))

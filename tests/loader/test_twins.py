@@ -127,7 +127,6 @@ def small_leaves(monkeypatch):
 @pytest.mark.parametrize("policy", ["block", "weighted_random", "epoch_weighted"])
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(rows=rows_of_any, pass_sequences=st.integers(1, 200), key=st.integers(0, 2**63))

@@ -100,7 +100,7 @@ def test_memory_of_a_batch_that_was_let_go_is_used_again(two_stages):
     assert {loader.next()[0].ctypes.data for _ in range(20)} <= {first}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.booleans(), st.sampled_from([16, 17]))
 def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
     two_stages, data, wraps, stride
@@ -126,7 +126,7 @@ def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
         np.testing.assert_array_equal(row, tokens[at % len(tokens)] if wraps else tokens[at])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(stops=st.lists(st.integers(0, 33), min_size=1, max_size=4), depth=st.integers(1, 5))
 def test_resume_with_prefetch_is_exact_wherever_the_thread_was(two_stages, stops, depth):
     alone = all_rows(open_loader(two_stages.cfg))

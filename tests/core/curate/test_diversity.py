@@ -49,7 +49,7 @@ FILL = {"concat": concat_windows, "flush": flush_windows}
 
 
 @pytest.mark.parametrize("metric", ["concat", "flush"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(documents, st.integers(1, 50))
 def test_windows_equal_a_token_by_token_count(metric, rows, seq_len):
     clusters, tokens = np.asarray(rows).T
@@ -86,7 +86,7 @@ def test_ceiling_counts_windows_that_one_document_fills():
     assert diversity_ceiling(clusters, tokens, 10, "flush") == (3 + 1 + 1) / 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20)), min_size=1, max_size=60))
 def test_no_order_of_short_documents_passes_the_flush_ceiling(rows):
     clusters, tokens = np.asarray(rows).T
@@ -127,7 +127,7 @@ def test_windows_that_cannot_be_filled_are_refused(tokens, seq_len):
 
 
 @pytest.mark.parametrize("loader", ["concat", "flush"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents, st.integers(2, 50))
 def test_every_metric_equals_a_token_by_token_count(loader, rows, seq_len):
     clusters, tokens = np.asarray(rows).T

@@ -40,7 +40,7 @@ def expected(text: list[int]) -> np.ndarray:
 texts_of_tokens = st.lists(st.lists(st.integers(0, 48), max_size=30), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts_of_tokens, st.integers(1, 40))
 def test_rows_are_normalised_means_without_eos_whatever_the_block(texts, block_tokens):
     rows = rows_of(texts)

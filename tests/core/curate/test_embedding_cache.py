@@ -127,7 +127,7 @@ def test_a_run_that_dies_keeps_the_blocks_it_has_done(tmp_path: Path, monkeypatc
     check(found, texts)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.text(max_size=6), min_size=1, max_size=8), min_size=1, max_size=4))
 def test_any_history_of_inputs_gives_the_rows_of_the_last(tmp_path_factory, history):
     directory = tmp_path_factory.mktemp("history")

@@ -31,7 +31,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.booleans(), st.randoms())
 def test_a_reordered_file_holds_every_line_once_byte_for_byte(
     tmp_path_factory, lines, line_end, has_last_end, has_mark, random

@@ -72,7 +72,7 @@ def packing_reference(clusters: np.ndarray, tokens: np.ndarray, seq_len: int) ->
     return order
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(1, 600))
 def test_every_order_is_a_permutation_and_the_same_again(rows, seed, epoch, seq_len):
     clusters, tokens = np.asarray(rows, np.int64).reshape(-1, 2).T
@@ -84,14 +84,14 @@ def test_every_order_is_a_permutation_and_the_same_again(rows, seed, epoch, seq_
         assert np.array_equal(order, arrange(name, clusters, tokens, **options))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(documents)
 def test_stratified_is_the_published_greedy_with_exact_ties(rows: list[tuple[int, int]]):
     clusters, tokens = np.asarray(rows, np.int64).reshape(-1, 2).T
     assert arrange("stratified", clusters, tokens).tolist() == greedy_reference(clusters)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents, st.integers(1, 600))
 def test_bin_packing_takes_what_a_search_of_all_candidates_takes(rows, seq_len):
     clusters, tokens = np.asarray(rows, np.int64).reshape(-1, 2).T
@@ -224,7 +224,7 @@ def test_balance_tokens_keeps_every_prefix_at_the_topics_shares():
     assert found["balance_tokens"].discrepancy_max * 32_768 < tokens.max()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents, documents)
 def test_insert_only_keeps_the_order_of_all_old_documents(old, new):
     clusters, tokens = np.asarray([*old, *new], np.int64).reshape(-1, 2).T
@@ -233,7 +233,7 @@ def test_insert_only_keeps_the_order_of_all_old_documents(old, new):
     assert np.array_equal(after[after < len(old)], before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents, documents, st.floats(0, 1), st.sampled_from(["golden", "window_fill"]))
 def test_resume_keeps_the_consumed_documents_and_orders_all_others(old, new, share, then):
     clusters, tokens = np.asarray([*old, *new], np.int64).reshape(-1, 2).T

@@ -208,7 +208,7 @@ def test_ties_go_to_the_lowest_topic():
     assert nearest_topics(rows, centroids).tolist() == [1, 0, 0, 0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(1, 60))
 def test_labels_do_not_depend_on_the_block(seed: int, block: int):
     rng = np.random.default_rng(seed)

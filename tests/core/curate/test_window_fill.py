@@ -114,7 +114,7 @@ def test_sixteen_shards_ordered_alone_are_nearly_as_good_as_one():
     assert filled.min_full >= 26
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 90)), min_size=1, max_size=80),
     st.integers(1, 60),
@@ -128,7 +128,7 @@ def test_any_documents_in_any_window_are_a_permutation(rows, seq_len, offset, lo
     assert sorted(order.tolist()) == list(range(len(rows)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(-9, 9), max_size=40))
 def test_errors_cancel_and_never_exceed_the_largest_one(errors):
     error = np.asarray(errors, np.int64)

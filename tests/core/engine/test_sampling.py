@@ -41,7 +41,7 @@ def _twin(logits: list[float], temperature: float, top_p: float, top_k: int) -> 
     return p / p.sum()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(-40, 40).map(lambda i: i / 8), min_size=1, max_size=12),
     st.sampled_from([0.3, 1.0, 2.0]),

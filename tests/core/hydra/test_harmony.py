@@ -155,7 +155,7 @@ def test_a_prompt_without_reasoning_ends_with_the_opened_final_channel(rubric: R
 SPELLINGS = ["<|end|>", "<|start|>", "<|return|>", "<|message|>", "<|channel|>", "<|endoftext|>"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(SPELLINGS) | st.text(max_size=8), max_size=12).map("".join))
 def test_no_document_puts_a_control_token_into_a_prompt(text: str) -> None:
     made = _prompt()
@@ -172,7 +172,7 @@ def _prompt() -> JudgePrompt:
 _CONTROL = st.sampled_from([200002, 200003, 200005, 200006, 200007, 200008, 200012, 173781, 17196])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.one_of(
@@ -194,7 +194,7 @@ def test_any_tokens_give_scores_or_a_reason(tokens: list[int], stop: bool, opene
     assert result.scores is None or result.raw == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text() | st.text(alphabet='{}[]":,0123456789.eE-ntrufalse \n'))
 def test_any_text_is_scores_or_none(text: str) -> None:
     scores, is_salvaged = read_scores(text)

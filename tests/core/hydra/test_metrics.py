@@ -30,7 +30,7 @@ from nmoe_core.hydra.metrics import (
 )
 from nmoe_core.hydra.scores import DIMENSIONS
 
-TRIALS = settings(max_examples=60, deadline=None, derandomize=True)
+TRIALS = settings(max_examples=60, derandomize=True)
 
 
 @st.composite

@@ -33,7 +33,7 @@ def scored(seed: int, count: int, noise: float) -> tuple[np.ndarray, np.ndarray,
     return probe, judge, np.round(truth * 20) / 20
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**16),
     count=st.integers(20, 400),

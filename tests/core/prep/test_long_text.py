@@ -38,7 +38,7 @@ def _patterns() -> list[str]:
 def test_no_match_of_a_split_pattern_spans_a_cut(pattern: str) -> None:
     compiled = regex.compile(pattern)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(_TEXTS, st.integers(1, 20))
     def check(text: str, piece_chars: int) -> None:
         pieces = list(safe_pieces(text, piece_chars))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nmoe_core.prep.text import normalize_batch, normalize_text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(st.characters(codec=None), max_size=60))
 def test_normalising_twice_changes_nothing(text: str) -> None:
     once = normalize_text(text)
@@ -50,7 +50,7 @@ _NEAR = st.text(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(_NEAR | st.text(st.characters(codec=None), max_size=30), max_size=8),
     st.integers(1, 9),

@@ -84,9 +84,7 @@ def test_long_adversarial_texts_have_the_ids_of_tiktoken(engine: Engine, name: s
     assert load_tokenizer(engine=engine).encode_batch([text]).ids.tolist() == expected
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=80), max_size=6))
 def test_any_text_has_the_ids_of_tiktoken(engine: Engine, texts: list[str]) -> None:
     ids, offsets = load_tokenizer(engine=engine).encode_batch(texts)

@@ -43,7 +43,7 @@ def _damaged(payload: bytes, edits: list[tuple[int, int]], cut: int) -> bytes:
     return bytes(damaged[: len(damaged) - cut % len(damaged)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(name=st.integers(0, 2), edits=_EDITS, cut=st.integers(0, 3) | st.integers(0, 10**6))
 def test_a_damaged_file_of_a_split_is_read_right_or_refused(
     payloads: dict[str, bytes], name: int, edits: list[tuple[int, int]], cut: int
@@ -66,7 +66,7 @@ def test_a_damaged_file_of_a_split_is_read_right_or_refused(
                 assert [tokens[end - 1] for end in spans[:, 1].astype(int)] == [99] * 20
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(payload=st.binary(max_size=200), kind=st.sampled_from(["a.npy", "a.idx", "manifest.json"]))
 def test_any_bytes_are_read_or_refused(payload: bytes, kind: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

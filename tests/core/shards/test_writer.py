@@ -38,7 +38,7 @@ def _add_batch(writer: ShardWriter, documents: list[np.ndarray], first: int) -> 
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=30),
     cuts=st.lists(st.integers(0, 30), max_size=4),
@@ -94,7 +94,7 @@ def test_a_document_longer_than_a_file_may_be_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 2**33), max_size=50))
 def test_index_rows_are_the_spans_one_after_the_other(lengths: list[int]) -> None:
     spans, start = [], 0
@@ -110,7 +110,7 @@ def test_index_rows_are_the_spans_one_after_the_other(lengths: list[int]) -> Non
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=40), chunk=st.integers(1, 64))
 def test_a_regenerated_index_is_the_one_that_was_written(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], chunk: int
@@ -132,7 +132,7 @@ def test_a_regenerated_index_is_the_one_that_was_written(
     assert (directory / "a.idx").read_bytes() == before
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**15))
 def test_the_header_is_the_one_numpy_writes(num_tokens: int) -> None:
     header = npy_header(num_tokens)

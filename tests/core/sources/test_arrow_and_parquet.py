@@ -120,7 +120,7 @@ def test_a_field_that_cannot_be_read_is_refused_before_the_first_row(
     assert f"{tmp_path}/a" in str(caught.value)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(KINDS),
     lengths=st.lists(st.integers(0, 300), max_size=60),

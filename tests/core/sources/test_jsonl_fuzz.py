@@ -50,7 +50,7 @@ def _read(source: JsonlSource, start: Position = START) -> list[Record | BadReco
     return [record for block in source.blocks(start) for record in block.records()]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(payload=_BYTES, on_error=st.sampled_from(["fail", "replace"]), size=st.integers(1, 40))
 @example(payload=b"\n\n\n", on_error="fail", size=2)
 def test_any_bytes_are_records_the_same_in_every_container_and_cut(
@@ -79,7 +79,7 @@ def test_any_bytes_are_records_the_same_in_every_container_and_cut(
         assert len(found[0][1]) == sum(bool(line.strip()) for line in lines)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(payload=_BYTES, cut=st.integers(0, 60), suffix=st.sampled_from([".gz", ".zst"]))
 def test_a_damaged_container_is_records_or_one_error(payload: bytes, cut: int, suffix: str) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -91,7 +91,7 @@ def test_a_damaged_container_is_records_or_one_error(payload: bytes, cut: int, s
             _read(JsonlSource("web", [SourceFile(path, "a.jsonl")]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(payloads=st.lists(_BYTES, min_size=1, max_size=4), size=st.integers(1, 40))
 def test_any_files_are_documents_or_bad_records_in_order(payloads: list[bytes], size: int) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmoe_core.errors import SourceError
@@ -93,7 +93,6 @@ def _spelled(part: str | list[str] | tuple[int, int, bool]) -> tuple[str, list[s
     return body, [f"{number:0{width}d}" for number in numbers]
 
 
-@settings(deadline=None)
 @given(_PARTS)
 def test_braces_stand_for_every_combination_in_order(
     parts: list[str | list[str] | tuple[int, int, bool]],
@@ -105,7 +104,6 @@ def test_braces_stand_for_every_combination_in_order(
         assert expand_braces(pattern) == list(dict.fromkeys(every))
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="{},.0123456789a*", max_size=40))
 def test_any_pattern_expands_or_is_one_error(pattern: str) -> None:
     try:
@@ -116,7 +114,6 @@ def test_any_pattern_expands_or_is_one_error(pattern: str) -> None:
     assert all(expand_braces(text) == [text] for text in expanded)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20).filter(lambda text: "{" not in text))
 def test_any_text_as_a_path_gives_files_or_one_error(
     tmp_path_factory: pytest.TempPathFactory, pattern: str

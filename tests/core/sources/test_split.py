@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmoe_core.errors import ConfigError
 from nmoe_core.sources.split import parse_split
 
 datasets = pytest.importorskip("datasets")
-# The library's first call imports and may take a second; later ones are quick.
-_calmly = settings(deadline=None)
 _BOUNDS = st.none() | st.integers(-1500, 1500)
 _PERCENTS = st.none() | st.integers(-100, 100)
 
@@ -27,14 +25,12 @@ def _library_rows(expression: str, num_rows: int) -> tuple[int, int]:
     return start, max(start, num_rows if absolute.to is None else absolute.to)
 
 
-@_calmly
 @given(_BOUNDS, _BOUNDS, st.integers(0, 1200))
 def test_row_bounds_are_the_librarys(start: int | None, stop: int | None, num_rows: int) -> None:
     expression = f"train[{_text(start, '')}:{_text(stop, '')}]"
     assert parse_split(expression).rows(num_rows) == _library_rows(expression, num_rows)
 
 
-@_calmly
 @given(
     _PERCENTS,
     _PERCENTS,
@@ -54,7 +50,6 @@ def test_percentages_round_as_the_library_rounds_them(
     assert parse_split(expression).rows(num_rows) == _library_rows(expression, num_rows)
 
 
-@_calmly
 @given(st.integers(0, 100), st.integers(100, 10**9))
 def test_neighbouring_percentages_neither_overlap_nor_leave_a_row_out(
     percent: int, num_rows: int
@@ -92,7 +87,6 @@ def test_what_is_not_a_split_is_refused(expression: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-@_calmly
 @given(st.text(alphabet="train[]:%-_()0123456789 +a", max_size=24))
 def test_any_text_is_a_split_or_one_clear_error(text: str) -> None:
     try:

@@ -70,7 +70,7 @@ def test_logits_of_nan_keep_experts_in_range_and_give_weights_of_nan():
     assert ((experts >= 0) & (experts < 4)).all()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_choices_are_sorted_stably_and_cut_into_tiles_of_one_expert(data):
     num_experts = data.draw(st.integers(1, 9), "experts")
