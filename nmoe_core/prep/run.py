@@ -21,7 +21,7 @@ from nmoe_core.atomic import LOCK_NAME, fsync_dir, output_lock
 from nmoe_core.compute import Pool, open_pool
 from nmoe_core.errors import ConfigError, FormatError, NmoeError, SourceError
 from nmoe_core.fingerprint import Fingerprints, recorded
-from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.one_pass import Pass, PassPlan
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings, prep_fingerprints, shard_format
@@ -35,6 +35,7 @@ from nmoe_core.shards.manifest import (
     is_shard_current,
     shard_dir_name,
 )
+from nmoe_core.sources.digests import keep_digests, recall_digests
 from nmoe_core.sources.records import Rows, Source
 
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
@@ -42,6 +43,7 @@ __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manif
 Existing = Literal["refuse", "update", "remake"]
 # Errors that the next run may well not meet: what was done so far is kept for it.
 _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
+_DIGESTS_NAME = "digests.json"  # of the source's files, beside the journal
 
 
 def prep_shards(
@@ -74,6 +76,7 @@ def prep_shards(
         LockedError: Another process is writing this split.
     """
     split_dir = split_dir.resolve()  # a link stays: what it leads to is replaced
+    recall_digests(split_dir / STAGING_NAME / _DIGESTS_NAME)
     with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
         revision = beside.submit(source.revision)
         fmt = shard_format(settings)
@@ -172,6 +175,7 @@ def _run(
         journal.remove()
         work = Pass(plan, fmt, journal, None)
     try:
+        keep_digests(journal.directory / _DIGESTS_NAME, plan.source.local_files())
         work.read(pool, progress)
         work.report(report)
         if report.num_documents == 0 and len(plan.wanted) == plan.settings.num_shards:

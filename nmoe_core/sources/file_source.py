@@ -6,6 +6,7 @@ A kind says how one file is cut into blocks; here is what follows from there bei
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from nmoe_core.fingerprint import sha256_json
@@ -32,6 +33,10 @@ class FileSource:
     def revision(self) -> str:
         """SHA-256 over names and revisions of the files."""
         return sha256_json([[file.name, file.revision()] for file in self.files])
+
+    def local_files(self) -> list[Path]:
+        """Those of the files that lie on this machine."""
+        return [file.path for file in self.files if isinstance(file.path, Path)]
 
     def provenance(self) -> dict[str, str]:
         """Nothing that the files do not say."""

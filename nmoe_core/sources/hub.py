@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_file, sha256_json
+from nmoe_core.fingerprint import sha256_json
 from nmoe_core.sources.columns import ColumnsBlock, Origin, check_fields, cut_batch
+from nmoe_core.sources.digests import local_digest
 from nmoe_core.sources.records import START, Fields, OnError, Position
 from nmoe_core.sources.storage import path_text
 
@@ -64,9 +65,15 @@ class DatasetsSource:
         """SHA-256 over a local directory's files, or the commit that the hub id resolves to."""
         if self.directory is None:
             return sha256_json([self._commit, self.options.subset])
-        files = sorted(p for p in self.directory.rglob("*") if p.is_file())
-        listing = [[path_text(p.relative_to(self.directory)), sha256_file(p)] for p in files]
+        files = self.local_files()
+        listing = [[path_text(p.relative_to(self.directory)), local_digest(p)] for p in files]
         return sha256_json([listing, self.options.subset])
+
+    def local_files(self) -> list[Path]:
+        """All files of a local directory."""
+        if self.directory is None:
+            return []
+        return sorted(p for p in self.directory.rglob("*") if p.is_file())
 
     def check(self) -> None:
         """Open the split and check the fields on its first rows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 OnError = Literal["fail", "skip", "replace"]
@@ -108,6 +109,10 @@ class Source(Protocol):
 
     def revision(self) -> str:
         """Digest of what the source holds now; changes when any record may have changed."""
+        ...
+
+    def local_files(self) -> list[Path]:
+        """Files on this machine whose bytes the revision speaks of."""
         ...
 
     def provenance(self) -> dict[str, str]:

@@ -8,23 +8,19 @@ endpoints come from the environment, as fsspec and the store's client read them.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_file
+from nmoe_core.sources.digests import local_digest
 
 _READ_BYTES = 4 * 2**20
-# File times are at least this exact: 2 s on the coarsest file systems.
-_CLOCK_NS = 2 * 10**9
 _DIGESTS = {"ETag": "etag", "etag": "etag", "md5Hash": "md5", "content_md5": "md5"}
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -78,7 +74,7 @@ class SourceFile(NamedTuple):
     def revision(self) -> str:
         """What changes when the file's bytes may have changed; asks the store, keeps nothing."""
         if isinstance(self.path, Path):
-            return _local_digest(self.path)
+            return local_digest(self.path)
         fs, key = file_system(self.path)
         with store_errors(self.path):
             fs.invalidate_cache()
@@ -87,22 +83,6 @@ class SourceFile(NamedTuple):
             return mark
         with self.open() as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _local_digest(path: Path) -> str:
-    """SHA-256 of a local file; it is hashed once in a process, and again when it was touched."""
-    stat = path.stat()
-    if time.time_ns() - stat.st_ctime_ns < _CLOCK_NS:  # another change could leave the same times
-        return sha256_file(path)
-    times = (stat.st_mtime_ns, stat.st_ctime_ns)
-    return _digest_of_unchanged(path, stat.st_dev, stat.st_ino, stat.st_size, times)
-
-
-@functools.lru_cache(maxsize=2**16)
-def _digest_of_unchanged(
-    path: Path, device: int, inode: int, size_bytes: int, times_ns: tuple[int, int]
-) -> str:
-    return sha256_file(path)
 
 
 def path_text(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from nmoe_core.prep import journal as module
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
+from nmoe_core.sources import digests
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Rows
 
@@ -151,6 +153,37 @@ def test_other_inputs_are_refused_by_name_or_start_over(
     assert "found 50, expected 1000000" in str(caught.value)
     assert _finish(source, settings, out).documents_tokenized == 300
     assert tree_digest(out) == whole
+
+
+def test_a_pass_is_gone_on_with_without_hashing_the_source_again(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tree_digest: Digest,
+    whole: dict[str, str],
+) -> None:
+    monkeypatch.setattr(digests, "_CLOCK_NS", 0)
+    _interrupt(source, settings, tmp_path / "train")
+    monkeypatch.setattr(digests, "_known", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "sha256_file", lambda path: pytest.fail(f"{path} is hashed"))
+        _finish(source, settings, tmp_path / "train")
+    assert tree_digest(tmp_path / "train") == whole
+
+
+def test_a_source_rewritten_under_a_half_done_output_is_seen_though_its_times_are_the_same(
+    source: JsonlSource, settings: PrepSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_CLOCK_NS", 0)
+    _interrupt(source, settings, tmp_path / "train")
+    path = source.local_files()[0]
+    times = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"shard", b"chard"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(FormatError, match="half-done output was made from another source") as error:
+        prep_shards(source, Rows(), settings, tmp_path / "train", existing="refuse")
+    assert error.value.code == "E-PREP-CHANGED"
 
 
 def test_an_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from nmoe_core.errors import SourceError
-from nmoe_core.sources import storage
 from nmoe_core.sources.parquet import ParquetSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Record, Source
@@ -202,25 +201,3 @@ def test_a_store_that_does_not_answer_is_a_network_error(monkeypatch: pytest.Mon
         find_files(["s3://corpus/a.parquet"], Path("/"))
     assert caught.value.code == "E-SOURCE-NETWORK"
     s3fs.S3FileSystem.clear_instance_cache()
-
-
-def test_a_local_file_is_hashed_again_only_when_it_was_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashed = []
-
-    def sha256_file(path: Path) -> str:
-        hashed.append(path.name)
-        return path.read_text()
-
-    monkeypatch.setattr(storage, "sha256_file", sha256_file)
-    path = tmp_path / "a.txt"
-    path.write_text("one")
-    file = SourceFile(path, "a.txt")
-    assert [file.revision(), file.revision()] == ["one", "one"]
-    assert len(hashed) == 2  # it changed a moment ago, and could again within one tick of its clock
-    monkeypatch.setattr(storage, "_CLOCK_NS", 0)
-    assert [file.revision(), file.revision()] == ["one", "one"]
-    assert len(hashed) == 3
-    path.write_text("two")
-    assert file.revision() == "two"
