@@ -133,7 +133,9 @@ def notice_text(context: dg.RunFailureSensorContext) -> str:
     what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name
     errors = (innermost_error(event) for event in context.get_step_failure_events())
     first = next(filter(None, errors), None) or context.failure_event.message or "no message"
-    return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]} (run {run.run_id})"
+    is_lost = run.tags.get("dagster/will_retry") == "true"
+    end = f"; it is started again (run {run.run_id})" if is_lost else f" (run {run.run_id})"
+    return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]}{end}"
 
 
 def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -95,28 +96,51 @@ def partition_seconds(directory: Path) -> tuple[float, float]:
     return (dagster - bare) / RANGE, (dagster - checked) / RANGE
 
 
-def demo_seconds(directory: Path) -> dict[str, tuple[float, float]]:
+class DemoSeconds(NamedTuple):
+    """Medians of the demo through Dagster, of the same calls alone, and of their differences."""
+
+    dagster: float
+    direct: float
+    difference: float
+
+
+def demo_seconds(directory: Path) -> dict[str, DemoSeconds]:
     """Seconds of the demo (through Dagster, by the same calls of nmoe_core alone).
 
-    `first` starts from nothing, once; `again` is the median of runs that find everything current,
-    where all that is left is reading, checking and telling. Each run is a process of its own.
+    `first` starts from nothing; `again` finds everything current, where all that is left is
+    reading, checking and telling. Both sides take turns; each run is a process of its own.
     """
-    dagster, direct = [], []
-    for found, arguments in (
-        (dagster, ["-m", "dagster", "job", "execute", "-m", "nmoe_assets.definitions"]),
-        (direct, ["-m", "benchmarks.platform.direct"]),
-    ):
-        root = directory / ("dagster" if found is dagster else "direct")
-        shutil.copytree(REPOSITORY / "configs", root / "configs")
-        (root / "workspace.yaml").touch()
-        config = root / "configs" / "demo.toml"
-        settings = environment(root / "home", config)
-        _call([str(REPOSITORY / "examples" / "write_docstrings.py"), _DOCSTRINGS], root, settings)
-        extra = ["-j", "pipeline"] if found is dagster else [str(config)]
-        call = functools.partial(_call, [*arguments, *extra], root, settings)
-        found += [_seconds(call) for _ in range(1 + ROUNDS)]
-    again = statistics.median(dagster[1:]), statistics.median(direct[1:])
-    return {"first": (dagster[0], direct[0]), "again": again}
+    dagster = ["-m", "dagster", "job", "execute", "-m", "nmoe_assets.definitions", "-j", "pipeline"]
+    found: dict[str, list[tuple[float, float]]] = {"first": [], "again": []}
+    for i in range(ROUNDS):
+        sides = {
+            "dagster": _demo(directory / f"dagster{i}", dagster),
+            "direct": _demo(directory / f"direct{i}", ["-m", "benchmarks.platform.direct"]),
+        }
+        for rounds in found.values():
+            order = list(sides) if i % 2 == 0 else list(sides)[::-1]
+            seconds = {name: _seconds(sides[name]) for name in order}
+            rounds.append((seconds["dagster"], seconds["direct"]))
+            print(f"  {i}: {seconds}", flush=True)
+    return {
+        when: DemoSeconds(
+            statistics.median(one for one, _ in rounds),
+            statistics.median(other for _, other in rounds),
+            statistics.median(one - other for one, other in rounds),
+        )
+        for when, rounds in found.items()
+    }
+
+
+def _demo(root: Path, arguments: list[str]) -> Callable[[], None]:
+    """A demo in a directory of its own, with its input there: a call runs it."""
+    shutil.copytree(REPOSITORY / "configs", root / "configs")
+    (root / "workspace.yaml").touch()
+    config = root / "configs" / "demo.toml"
+    settings = environment(root / "home", config)
+    _call([str(REPOSITORY / "examples" / "write_docstrings.py"), _DOCSTRINGS], root, settings)
+    extra = [] if "-j" in arguments else [str(config)]
+    return functools.partial(_call, [*arguments, *extra], root, settings)
 
 
 _DOCSTRINGS = "build/demo/input/docstrings.jsonl"

@@ -62,6 +62,7 @@ CHART: dict[str, set[str]] = {
         *("enabled", "startTimeoutSeconds", "cancelTimeoutSeconds", "maxResumeRunAttempts"),
         *("pollIntervalSeconds", "maxRuntimeSeconds", "freeSlotsAfterRunEndSeconds"),
     },
+    "dagsterDaemon.runRetries": {"enabled", "maxRetries", "retryOnAssetOrOpFailure"},
     "concurrency": {"enabled", "pools", "runs"},
     "concurrency.pools": {"defaultLimit", "granularity", "opGranularityRunBuffer"},
     "concurrency.runs": {"maxConcurrentRuns", "tagConcurrencyLimits"},

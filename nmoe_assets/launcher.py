@@ -1,0 +1,51 @@
+"""Launches runs on one machine and knows whether their processes live.
+
+Dagster's own launcher learns of a dead process only from the server that started it. When that is
+gone too, as after a power cut, the run would stay "started" for ever: automation would wait for it,
+and it would keep its place in the queue. With this launcher the daemon's run monitoring fails such
+a run, and `run_retries` of dagster.yaml starts it again. All processes of a DAGSTER_HOME must see
+each other: one machine, not several containers.
+"""
+
+import dagster as dg
+import psutil
+from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
+
+# The clock of events is the system's, which may be set; the one of processes counts from boot.
+_CLOCK_S = 60.0
+
+
+class LocalRunLauncher(dg.DefaultRunLauncher):
+    """Dagster's default launcher, with health checks by process id."""
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        """They are there."""
+        return True
+
+    def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
+        """Whether the process that the run named at its start is there, and is that very one."""
+        found = _named_process(self._instance, run.run_id)
+        if found is None or _is_alive(*found):
+            return CheckRunHealthResult(WorkerStatus.RUNNING)
+        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"its process {found[0]} is gone")
+
+
+def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
+    """Id of the process that a run named last, and when it did, in Unix seconds."""
+    for entry in reversed(instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)):
+        metadata = entry.get_dagster_event().engine_event_data.metadata
+        if "pid" in metadata:
+            return int(str(metadata["pid"].value)), entry.timestamp
+    return None
+
+
+def _is_alive(pid: int, told_s: float) -> bool:
+    """Ids are given again: a process that began after the run had told its own is another."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and (
+            process.create_time() < told_s + _CLOCK_S
+        )
+    except psutil.NoSuchProcess:
+        return False

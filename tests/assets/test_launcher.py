@@ -1,0 +1,83 @@
+"""The launcher of one machine knows the dead from the living."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.events import EngineEventData
+from dagster._core.launcher.base import WorkerStatus
+
+from nmoe_assets import launcher
+from nmoe_assets.launcher import LocalRunLauncher
+
+
+@pytest.fixture
+def instance(
+    tmp_path: Path, dagster_environment: Callable[[Path], dict[str, str]]
+) -> Iterator[dg.DagsterInstance]:
+    """An instance with the configuration of the repository."""
+    dagster_environment(tmp_path)
+    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+        yield instance
+
+
+def _health(instance: dg.DagsterInstance, *pids: int) -> WorkerStatus:
+    """Of a run that told these process ids, one after the other."""
+    assert isinstance(instance.run_launcher, LocalRunLauncher)
+    run = instance.add_run(dg.DagsterRun(job_name="grade", status=dg.DagsterRunStatus.STARTED))
+    for pid in pids:
+        instance.report_engine_event("Started", run, EngineEventData.in_process(pid))
+    instance.report_engine_event("of something else", run)
+    return instance.run_launcher.check_run_worker_health(run).status
+
+
+@pytest.fixture
+def ended() -> int:
+    """The id of a process that was."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_daemon_watches_runs_and_starts_lost_ones_again(instance: dg.DagsterInstance) -> None:
+    assert instance.run_monitoring_enabled
+    assert instance.run_launcher.supports_check_run_worker_health
+    assert instance.run_retries_enabled
+    assert instance.run_retries_max_retries == 2
+    assert not instance.run_retries_retry_on_asset_or_op_failure
+
+
+def test_a_run_lives_as_long_as_the_process_it_named_last(
+    instance: dg.DagsterInstance, ended: int
+) -> None:
+    assert _health(instance, os.getpid()) == WorkerStatus.RUNNING
+    assert _health(instance, ended, os.getpid()) == WorkerStatus.RUNNING
+    assert _health(instance, ended) == WorkerStatus.NOT_FOUND
+    assert _health(instance, os.getpid(), ended) == WorkerStatus.NOT_FOUND
+
+
+def test_a_run_that_has_named_no_process_is_left_alone(instance: dg.DagsterInstance) -> None:
+    assert _health(instance) == WorkerStatus.RUNNING
+
+
+def test_a_process_that_ended_and_was_not_waited_for_is_gone(instance: dg.DagsterInstance) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + 20
+    while _health(instance, process.pid) == WorkerStatus.RUNNING and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _health(instance, process.pid) == WorkerStatus.NOT_FOUND
+    process.wait()
+
+
+def test_an_id_that_was_given_again_is_another_process(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_CLOCK_S", -3600.0)  # as if it had been told an hour before
+    assert _health(instance, os.getpid()) == WorkerStatus.NOT_FOUND

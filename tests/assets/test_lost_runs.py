@@ -1,0 +1,95 @@
+"""Runs that end otherwise than by themselves: killed with everything else, or terminated."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SOURCES = ("code", "docs", "notes")
+COMPUTE = "[compute]\nworkers = 2\n"
+PART_OF = "nmoe/part_of"
+
+
+def test_runs_that_a_power_cut_ended_are_failed_and_done_again(
+    dagster: Any, own_project: Path
+) -> None:
+    quality = own_project / "out" / "quality"
+    before = _digests(quality)
+    run_id = _grade_until_it_works(dagster, quality)
+    dagster.cut_power()
+    dagster.open()
+    dagster.wait(lambda: dagster.status(run_id) == "FAILURE", 180, "the lost run is failed")
+    again = dagster.wait(lambda: _retry_of(dagster, run_id), 120, "it is started again")
+    dagster.wait(lambda: dagster.status(again) == "SUCCESS", 300, "it is done")
+    assert _digests(quality) == before
+    dagster.wait(dagster.is_quiet, 180, "the lost part is failed too")
+    told, log = f"it is started again (run {run_id})", own_project / "dagster-daemon.log"
+    dagster.wait(lambda: told in log.read_text(), 120, "it is told that it is done again")
+    for source in SOURCES:
+        assert dagster.partitions(source, "quality_scores") == (2, 0)
+
+
+def test_a_terminated_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_with(
+    dagster: Any, own_project: Path
+) -> None:
+    quality = own_project / "out" / "quality"
+    before = _digests(quality)
+    run_id = _grade_until_it_works(dagster, quality)
+    workers = _workers(dagster)
+    assert workers, "two processes grade"
+    dagster.terminate(run_id)
+    dagster.wait(lambda: dagster.status(run_id) == "CANCELED", 120, "the run is cancelled")
+    dagster.wait(dagster.is_quiet, 60, "its parts have ended")
+    psutil.wait_procs(workers, 30)
+    assert not [worker for worker in workers if worker.is_running()]
+    assert not [p for p in quality.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
+    assert _retry_of(dagster, run_id) is None, "what a person ended stays ended"
+    assert dagster.launch("grade") == "SUCCESS"
+    assert _digests(quality) == before
+
+
+def _grade_until_it_works(dagster: Any, quality: Path) -> str:
+    """Make all grades anew; gives the run's id as soon as there is something of them."""
+    config = quality.parents[1] / "run.toml"
+    config.write_text(config.read_text() + COMPUTE)
+    for path in [p for p in quality.rglob("*") if p.is_file()]:
+        path.unlink()
+    run_id = dagster.start("grade")
+    dagster.wait(lambda: any(p.is_file() for p in quality.rglob("*")), 240, "grades are written")
+    parts = [run for run in dagster.runs() if _tags(run).get(PART_OF) == run_id]
+    assert [run["status"] for run in parts].count("STARTED") == 1
+    return run_id
+
+
+def _workers(dagster: Any) -> list[psutil.Process]:
+    """The processes below the one that executes a run, which is below a server of code."""
+    found = []
+    for top in (dagster.daemon, dagster.server):
+        for server in psutil.Process(top.pid).children():
+            found += [worker for run in server.children() for worker in run.children()]
+    return found
+
+
+def _retry_of(dagster: Any, run_id: str) -> str | None:
+    for run in dagster.runs():
+        tags = _tags(run)
+        if tags.get("dagster/parent_run_id") == run_id and "dagster/retry_number" in tags:
+            return run["runId"]
+    return None
+
+
+def _tags(run: dict[str, Any]) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in run["tags"]}
+
+
+def _digests(root: Path) -> dict[str, str]:
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
