@@ -14,17 +14,19 @@ class Cost:
     Attributes:
         seconds: Of the clock.
         cpu_seconds: Of all processors, in this process and in its children that have ended.
+        machine_share: What part of the machine it had, where other work ran beside it.
     """
 
     seconds: float
     cpu_seconds: float
+    machine_share: float = 1.0
 
     def facts(self, machine: Machine) -> dict[str, float]:
         """The cost as metadata."""
         return {
             "seconds": round(self.seconds, 3),
             "cpu_seconds": round(self.cpu_seconds, 3),
-            **machine.cost_usd(self.seconds),
+            **machine.cost_usd(self.seconds * self.machine_share),
         }
 
     def __str__(self) -> str:

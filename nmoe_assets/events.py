@@ -9,7 +9,7 @@ and the run fails, so a backfill shows exactly the bad ones.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -65,24 +65,30 @@ def each_partition(
         dg.Failure: Some partitions failed; those that did not are materialised.
         dg.RetryRequested: Others are being written by another run.
     """
-    made: dict[str, Made] = {}
+    finished: dict[str, _Finished] = {}
     failed: dict[str, str] = {}
     locked: LockedError | None = None
     whole_run = Stopwatch()
-    with closing(_attempts(context, make)) as attempts:  # its workers end here, whatever happens
-        for key, attempt in attempts:
-            try:
-                output = _output(attempt)
-                looked_at = show(key, output)
-            except LockedError as error:
-                locked = error
-            except (NmoeError, OSError) as error:
-                failed[key] = " ".join(str(error).split())
-                context.log.error(f"partition {key}: {failed[key]}")
-            else:
-                cost = Cost(attempt.seconds, attempt.cpu_seconds)
-                made[key] = Made(output.digest, {**timed(output.facts, cost, machine), **looked_at})
-    context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {whole_run.read()}")
+    try:
+        # The workers end here, whatever happens.
+        with closing(_attempts(context, make)) as attempts:
+            for key, attempt in attempts:
+                try:
+                    output = _output(attempt)
+                    looked_at = show(key, output)
+                except LockedError as error:
+                    locked = error
+                except (NmoeError, OSError) as error:
+                    failed[key] = " ".join(str(error).split())
+                    context.log.error(f"partition {key}: {failed[key]}")
+                else:
+                    finished[key] = _Finished(attempt, output, looked_at)
+    except BaseException:  # such as Terminate: what is finished is told all the same
+        _log_partitions(context, _made(finished, whole_run.read(), machine), {})
+        raise
+    cost = whole_run.read()
+    made = _made(finished, cost, machine)
+    context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {cost}")
     if failed or locked is not None:
         _log_partitions(context, made, {})
         if failed:
@@ -90,6 +96,25 @@ def each_partition(
         raise wait_for_lock() from locked
     yield from partition_results(context, made)
     yield from held_to.results(list(made))
+
+
+class _Finished(NamedTuple):
+    """A partition whose output is there."""
+
+    attempt: Attempt
+    output: Output
+    looked_at: Mapping[str, Any]
+
+
+def _made(finished: Mapping[str, _Finished], whole: Cost, machine: Machine) -> dict[str, Made]:
+    """Results with throughput and cost; of several at once, each is its share of the machine."""
+    spent_s = sum(one.attempt.seconds for one in finished.values())
+    share = min(1.0, whole.seconds / spent_s) if spent_s else 1.0
+    made = {}
+    for key, (attempt, output, looked_at) in finished.items():
+        cost = Cost(attempt.seconds, attempt.cpu_seconds, share)
+        made[key] = Made(output.digest, {**timed(output.facts, cost, machine), **looked_at})
+    return made
 
 
 def _attempts(
@@ -156,15 +181,27 @@ def _log_partitions(
     read: Mapping[dg.AssetKey, str],
     **run_metadata: Any,
 ) -> None:
-    for key, output in made.items():
-        context.log_event(
-            dg.AssetMaterialization(
-                asset_key=context.asset_key,
-                partition=key,
-                metadata=_with_row_count({**output.metadata, **run_metadata}),
-                tags=_version_tags(context, output.data_version, read),
-            )
+    """Log a materialisation of each partition, all in one batch as Dagster logs its own."""
+    from dagster._core.events import (
+        DagsterEvent,
+        DagsterEventBatchMetadata,
+        generate_event_batch_id,
+    )
+
+    op, batch = context.op_execution_context, generate_event_batch_id()
+    for number, (key, output) in enumerate(made.items(), 1):
+        materialization = dg.AssetMaterialization(
+            asset_key=context.asset_key,
+            partition=key,
+            metadata=_with_row_count({**output.metadata, **run_metadata}),
+            tags=_version_tags(context, output.data_version, read),
         )
+        event = DagsterEvent.asset_materialization(
+            op.get_step_execution_context(),
+            materialization,
+            DagsterEventBatchMetadata(batch, number == len(made)),
+        )
+        op._events.append(event)  # as `log_event` does, which has no batches
 
 
 def _version_tags(

@@ -7,6 +7,7 @@ own data version and metadata, as runs leave it. Queries are timed over HTTP, pa
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sqlite3
 import statistics
@@ -71,6 +72,7 @@ def fill(directory: Path, num_partitions: int) -> dict[str, str]:
     """
     config = write_project(directory, 1, num_partitions)
     settings = environment(directory / "home", config)
+    os.environ |= settings
     with dg.DagsterInstance.from_config(str(directory / "home")) as instance:
         for name in ASSETS:
             instance.report_runless_asset_event(

@@ -124,9 +124,12 @@ def environment(directory: Path, **extra: str) -> dict[str, str]:
     """Environment of a Dagster process for the project in `directory`."""
     home = directory / "dagster"
     home.mkdir(exist_ok=True)
-    (home / "dagster.yaml").write_text(
-        (REPOSITORY / "configs" / "dagster" / "dagster.yaml").read_text()
-    )
+    settings = (REPOSITORY / "configs" / "dagster" / "dagster.yaml").read_text()
+    # Tests in this process have homes of their own: no variable of the environment is theirs.
+    in_environment = "home:\n      env: DAGSTER_HOME\n"
+    assert in_environment in settings
+    text = settings.replace(in_environment, f"home: {json.dumps(str(home))}\n")
+    (home / "dagster.yaml").write_text(text)
     return {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -202,13 +205,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def project(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the finished project to read; a test that changes it takes `own_project`."""
-    return shutil.copytree(finished, tmp_path_factory.mktemp("project"), dirs_exist_ok=True)
+    return _copy(finished, tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture
 def own_project(finished: Path, tmp_path: Path) -> Path:
     """A copy of the finished project, to change."""
-    return shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return _copy(finished, tmp_path)
+
+
+def _copy(project: Path, directory: Path) -> Path:
+    """A copy with a Dagster home of its own."""
+    shutil.copytree(project, directory, dirs_exist_ok=True)
+    environment(directory)
+    return directory
 
 
 RunHere = Callable[..., dg.ExecuteInProcessResult]
