@@ -81,8 +81,10 @@ def _costs(path: Path, rounds: int) -> list[list[object]]:
         shares["journal and fsync"].append(whole.wall_s / without.wall_s - 1)
         one = ours(path, "quicktok", "--bucket", "7", fresh=False)
         shares["one shard of 64"].append(one.wall_s / whole.wall_s)
+        whole = ours(path, "quicktok")  # anew: the machine's speed drifts
         ours(path, "quicktok", "--kill-at", "0.5")
         shares["resume"].append(ours(path, "quicktok", fresh=False).wall_s / whole.wall_s)
+        print(f"  {i}", {name: round(found[-1], 3) for name, found in shares.items()}, flush=True)
     remarks = {
         "journal and fsync": "of the run without them",
         "resume": "of the whole run, after a kill at 50 %",
