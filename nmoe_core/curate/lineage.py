@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from loader.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.format import Manifest
 from nmoe_core.curate.documents import shard_files, shard_manifest
-from nmoe_core.docid import parse_doc_id
-from nmoe_core.errors import CurationError, FormatError
+from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import sha256_file
 
 LINEAGE_NAME = "lineage.jsonl"
@@ -73,22 +72,6 @@ def lineage_lines(manifest: Manifest) -> Iterator[bytes]:
         )
     with open(path, "rb") as file:
         yield from file
-
-
-def trace(curated_root: Path, doc_id: str) -> dict[str, Any]:
-    """The lineage row of one curated document.
-
-    Raises:
-        FormatError: The id is not that of a document of the curated tree (E-DOCID).
-        CurationError: As `read_lineage`.
-    """
-    parsed = parse_doc_id(doc_id)
-    manifest = load_manifest((curated_root / parsed.rel).parent / MANIFEST_NAME)
-    ids = (name for file in shard_files(curated_root, manifest) for name in file.doc_ids())
-    for name, row in zip(ids, read_lineage(manifest)):
-        if name == doc_id:
-            return row
-    raise FormatError("no such curated document", found=doc_id, code="E-DOCID")
 
 
 def arranged_documents(

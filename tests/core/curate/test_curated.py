@@ -13,7 +13,7 @@ from nmoe_core.curate.combine import combine_curated
 from nmoe_core.curate.curated import CurateSettings
 from nmoe_core.curate.diversity import measure
 from nmoe_core.curate.documents import shard_manifest
-from nmoe_core.curate.lineage import read_lineage, trace
+from nmoe_core.curate.lineage import read_lineage
 from nmoe_core.curate.verify import verify_curated_shard
 from nmoe_core.errors import CurationError, FormatError, LockedError
 from nmoe_core.shards.verify import verify_manifest
@@ -55,7 +55,6 @@ def test_a_curated_shard_holds_exactly_the_kept_documents_token_for_token(graded
 def test_lineage_leads_each_document_back_to_its_parent(graded):
     graded.curate(0)
     parents = dict(zip(graded.doc_ids(0), documents(graded, 0, graded.data)))
-    names = graded.doc_ids(0, graded.curated)
     rows = list(read_lineage(shard_manifest(graded.curated, "web", 0)))
     topics = np.load(graded.topics / "web" / "shard_0000" / "topics.npy")
     for row, document in zip(rows, documents(graded, 0, graded.curated), strict=True):
@@ -64,9 +63,6 @@ def test_lineage_leads_each_document_back_to_its_parent(graded):
         assert row["topic"] == topics[row["parent_index"]]
         assert row["aggregated"] == row["parent_index"] / 1000
         assert row["decision"] == "keep"
-    assert trace(graded.curated, names[7]) == rows[7]
-    with pytest.raises(FormatError, match="no such"):
-        trace(graded.curated, names[7] + "9")
 
 
 def test_the_order_spreads_topics_over_windows(graded):
