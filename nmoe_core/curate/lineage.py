@@ -7,7 +7,8 @@ the shard and its checksum is in the manifest's `source_info`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,16 +48,17 @@ def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
     return orjson.dumps(parent | row) + b"\n"
 
 
-def read_lineage(manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """Rows of a curated shard, in document order.
+def read_lineage(manifest: Manifest) -> Generator[dict[str, Any], None, None]:
+    """Rows of a curated shard, in document order; close it where it is left early.
 
     Raises:
         CurationError: The file is not the one that the manifest names (E-CURATION-LINEAGE).
     """
-    return map(orjson.loads, lineage_lines(manifest))
+    with closing(lineage_lines(manifest)) as lines:
+        yield from map(orjson.loads, lines)
 
 
-def lineage_lines(manifest: Manifest) -> Iterator[bytes]:
+def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
     """Rows of a curated shard as lines; raises as `read_lineage` does."""
     path = manifest.path.parent / LINEAGE_NAME
     expected = manifest.extra.get("source_info", {}).get("lineage_checksum")

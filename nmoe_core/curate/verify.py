@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -44,21 +45,22 @@ def verify_curated_shard(
     missing = dict.fromkeys(names[k] for k in chosen)
     places = {originals[name][1]: name for name in missing}
     copies = (row for file in shard_files(curated_root, curated) for row in file.documents())
-    rows = zip(copies, read_lineage(curated), strict=True)
-    for number, ((doc_id, tokens, ids), row) in enumerate(rows):
-        parent_doc_id = row["parent_doc_id"]
-        if number < num_frozen:
-            # Consumed before the parent was what it is now: it may not be kept, or lie elsewhere.
-            parent_doc_id = places.get(ids)
-            if parent_doc_id is None:
-                continue
-        if parent_doc_id not in missing:
-            raise _refuse(doc_id, f"{parent_doc_id}: not kept, or there twice")
-        del missing[parent_doc_id]
-        if not np.array_equal(tokens, originals[parent_doc_id][0]):
-            raise _refuse(doc_id, f"other tokens than {parent_doc_id}")
-        if ids != originals[parent_doc_id][1]:
-            raise _refuse(doc_id, f"other id or text hash than {parent_doc_id}: {ids}")
+    with closing(read_lineage(curated)) as lineage:
+        rows = zip(copies, lineage, strict=True)
+        for number, ((doc_id, tokens, ids), row) in enumerate(rows):
+            parent_doc_id = row["parent_doc_id"]
+            if number < num_frozen:
+                # Consumed before the parent was what it is now: not kept perhaps, or elsewhere.
+                parent_doc_id = places.get(ids)
+                if parent_doc_id is None:
+                    continue
+            if parent_doc_id not in missing:
+                raise _refuse(doc_id, f"{parent_doc_id}: not kept, or there twice")
+            del missing[parent_doc_id]
+            if not np.array_equal(tokens, originals[parent_doc_id][0]):
+                raise _refuse(doc_id, f"other tokens than {parent_doc_id}")
+            if ids != originals[parent_doc_id][1]:
+                raise _refuse(doc_id, f"other id or text hash than {parent_doc_id}: {ids}")
     if len(missing) != info["deferred_documents"]:
         raise _refuse(curated.path, f"{len(missing)} kept documents missing: {next(iter(missing))}")
     return len(chosen)

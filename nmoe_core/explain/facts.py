@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -69,11 +70,12 @@ def curated_place(run: Run, shard: Shard, doc_id: DocId) -> Place | None:
         CurationError: Its lineage is not its own (E-CURATION-LINEAGE).
     """
     curated = Shard(run.paths.curated, f"{shard.source}/train/{shard.name}")
-    for number, row in enumerate(read_lineage(curated.manifest)):
-        if row["parent_doc_id"] == str(doc_id):
-            file, document = curated.file_of(number)
-            curated_id = DocId(shard.source, file.rel, *file.spans[document].tolist())
-            return Place(run.paths.curated / file.rel, curated_id, number, row["topic"])
+    with closing(read_lineage(curated.manifest)) as lineage:
+        for number, row in enumerate(lineage):
+            if row["parent_doc_id"] == str(doc_id):
+                file, document = curated.file_of(number)
+                curated_id = DocId(shard.source, file.rel, *file.spans[document].tolist())
+                return Place(run.paths.curated / file.rel, curated_id, number, row["topic"])
     return None
 
 
