@@ -7,7 +7,7 @@ import dagster as dg
 from nmoe_assets.automation import FOLLOW
 from nmoe_assets.checks import Checks
 from nmoe_assets.events import each_partition, whole
-from nmoe_assets.metadata import LINEAGE_ROWS, about, curated_group, owners
+from nmoe_assets.metadata import LINEAGE_ROWS, ORDER_FACTS, about, curated_group, described, owners
 from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
@@ -34,14 +34,15 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         ],
         group_name=GROUP,
         kinds={"scikitlearn"},
-        description="MiniBatchKMeans over mean-pooled rows of the backbone's embedding table. "
-        "Frozen: a new one moves every document, so it is made by hand.",
+        description="Topics: centroids of documents, by MiniBatchKMeans over mean-pooled rows of "
+        "the backbone's embedding table. Frozen: a new one moves every document, so it is made "
+        "by hand.",
         owners=owners(run),
         tags={"stage": "curate"},
         metadata=about(leads_to=[[name, "topics"] for name in names]),
     )
     def fit(machine: Machine) -> dg.MaterializeResult:
-        return whole(machine, lambda: curate.fit_topics(run, names), held_to)
+        return whole(machine, lambda: curate.fit_topics(run, names), held_to, "topics_and_k")
 
     return fit
 
@@ -65,7 +66,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         automation_condition=FOLLOW,
         group_name=curated_group(name),
         kinds={"numpy"},
-        description="Nearest centroid of each document.",
+        description="Topic of each document: the nearest centroid of the topic model.",
         owners=owners(run),
         tags={"stage": "curate"},
         metadata=about(leads_to=[[name, "curated"]]),
@@ -102,8 +103,11 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         automation_condition=FOLLOW,
         group_name=curated_group(name),
         kinds={"numpy"},
-        description=f"Documents decided {', '.join(run.config.curation.include)}, "
-        f"in {run.config.curation.order} order.",
+        description=described(
+            f"Documents decided {' or '.join(run.config.curation.include)}, in training order "
+            f"({run.config.curation.order}). The columns are those of lineage.jsonl.",
+            *ORDER_FACTS,
+        ),
         owners=owners(run),
         tags={"stage": "curate"},
         metadata=about(rows=LINEAGE_ROWS, leads_to=[[name, "curated_manifest"]]),
@@ -132,7 +136,10 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         automation_condition=FOLLOW,
         group_name=curated_group(name),
         kinds={"json"},
-        description="Inventory of the curated shards, with the digest of what they came from.",
+        description=described(
+            "Inventory of the curated shards, with the digest of what they came from.",
+            *("misaligned_shards", *ORDER_FACTS),
+        ),
         owners=owners(run),
         tags={"stage": "curate"},
         metadata=about(leads_to=[["mixture", "loader_plan"]]),
@@ -157,7 +164,11 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         automation_condition=FOLLOW,
         group_name="mixture",
         kinds={"json"},
-        description="The training stream as a pure function of step.",
+        description=described(
+            "What a trainer's loader opens: sources, weights, quotas and digests, which make the "
+            "training stream a pure function of the step.",
+            *("steps, sequences", "sequences_SOURCE", "changed"),
+        ),
         owners=owners(run),
         tags={"stage": "plan"},
         metadata=about(),

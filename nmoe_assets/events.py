@@ -282,7 +282,7 @@ def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, A
     if work and not any(work):
         return facts_shown
     rates = {
-        f"{key}_per_second": round(facts[key] / cost.seconds, 3)
+        f"{key}_per_second": shown(key, facts[key] / cost.seconds)
         for key in _RATES
         if facts.get(key) and cost.seconds > 0
     }

@@ -7,7 +7,16 @@ import dagster as dg
 from nmoe_assets.automation import FOLLOW, REGRADE
 from nmoe_assets.checks import Checks
 from nmoe_assets.events import each_partition, whole
-from nmoe_assets.metadata import GRADE_ROWS, LABEL_ROWS, about, curated_group, owners, table
+from nmoe_assets.metadata import (
+    GRADE_ROWS,
+    HEAD_FACTS,
+    LABEL_ROWS,
+    about,
+    curated_group,
+    described,
+    owners,
+    table,
+)
 from nmoe_assets.partitions import label_keys, label_partitions, shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
@@ -28,10 +37,13 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         check_specs=held_to.specs(),
         group_name=GROUP,
         kinds={"pytorch"},
-        description="gpt-oss-shaped checkpoint; kind tiny is made here from seeded random numbers.",
+        description="The frozen model that features and topics come from, a checkpoint in the "
+        "gpt-oss format. Kind tiny is made here from seeded random numbers.",
         owners=owners(run),
         tags={"stage": "heads"},
-        metadata=about(leads_to=[[GROUP, "probe_head"], [GROUP, "judge_head"]]),
+        metadata=about(
+            leads_to=[[GROUP, "probe_head"], [GROUP, "judge_head"], ["curation", "topic_model"]]
+        ),
     )
     def make_backbone(machine: Machine) -> dg.MaterializeResult:
         return whole(machine, lambda: hydra.make_backbone(run), held_to)
@@ -58,10 +70,17 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group_name=GROUP,
         pool="gpu",
         kinds={"json"},
-        description=f"Five scores a document from the oracle of kind {run.config.oracle.kind}.",
+        description=described(
+            f"Five scores a document from the oracle of kind {run.config.oracle.kind}. "
+            "The sample has them in the order of the column scores.",
+            *("parse_rate", "oracle_calls"),
+        ),
         owners=owners(run),
         tags={"stage": "label"},
-        metadata=about(rows=LABEL_ROWS, leads_to=[[GROUP, "probe_head"]]),
+        metadata=about(
+            rows=LABEL_ROWS,
+            leads_to=[[GROUP, name] for name in ("probe_head", "judge_head", "calibration")],
+        ),
     )
     def label(
         context: dg.AssetExecutionContext, machine: Machine
@@ -96,7 +115,9 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         group_name=GROUP,
         pool="gpu",
         kinds={"pytorch"},
-        description=f"The {kind}, trained on oracle labels over the frozen backbone.",
+        description=described(
+            f"The {kind}, trained on oracle labels over the frozen backbone.", *HEAD_FACTS
+        ),
         owners=owners(run),
         tags={"stage": "heads"},
         metadata=about(leads_to=[[GROUP, "calibration"]]),
@@ -130,7 +151,11 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         automation_condition=FOLLOW,
         group_name=GROUP,
         kinds={"json"},
-        description="Weights, tau_drop, tau_keep and the probe's own tau_probe.",
+        description=described(
+            "Thresholds that make drop, band or keep of the heads' scores, and their weights.",
+            *("tau_drop, tau_keep", "tau_probe", "achieved_keep, achieved_band, achieved_drop"),
+            *("count", "backbone_tokens"),
+        ),
         owners=owners(run),
         tags={"stage": "heads"},
         metadata=about(leads_to=[[GROUP, "regrade_plan"]]),
@@ -169,7 +194,10 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group_name=curated_group(name),
         pool="gpu",
         kinds={"json"},
-        description="Probe and judge scores, and the decision drop, band or keep.",
+        description=described(
+            "Probe and judge scores of every document, and the decision drop, band or keep.",
+            *("early_exits", "failed", "backbone_tokens"),
+        ),
         owners=owners(run),
         tags={"stage": "grade"},
         metadata=about(rows=GRADE_ROWS, leads_to=[[name, "curated"]]),

@@ -40,6 +40,60 @@ LINEAGE_ROWS = (
     ("aggregated", "number", "its score, 0..1"),
 )
 
+# What facts mean that their names do not say; an asset's description ends with those it shows.
+_MEANINGS = {
+    "documents_tokenized": "tokenized in this run; 0 where all asked-for shards were current",
+    "shards_made": "shards that this run wrote, of those it was asked for",
+    "shards_current": "shards that were there already, of those it was asked for",
+    "changed": "whether this run wrote the file; false where it was current",
+    "train, val, test": "documents of each split",
+    "parse_rate": "share of answers that were a set of scores",
+    "oracle_calls": "documents scored in this run; 0 where the slice was current",
+    "n": "val documents it is measured on; it was not fitted on them",
+    "spearman": "rank correlation with the oracle's aggregate, -1..1",
+    "spearman_within_source": "the same within each source, averaged",
+    "mae_aggregate, r2_aggregate": "mean absolute error, and explained share of the variance",
+    "spearman_source_only, spearman_length_only": "what a document's source or length alone reach",
+    "num_failed": "documents left out because their states are not finite",
+    "head_steps": "steps trained in this run; 0 where the head was current",
+    "backbone_tokens": "tokens the backbone ran on in this run; 0 where it was current",
+    "tau_drop, tau_keep": "an aggregate below tau_drop is dropped, from tau_keep on kept; "
+    "between them is the band",
+    "tau_probe": "a document whose probe score is below it is dropped without the judge",
+    "achieved_keep, achieved_band, achieved_drop": "shares of val documents decided so",
+    "count": "val documents: one half fits the thresholds, the other gives the shares",
+    "early_exits": "documents dropped by the probe alone",
+    "failed": "documents dropped because their states are not finite",
+    "window_topics": "mean of distinct topics in a window, the length of a training sequence",
+    "percent_of_ceiling": "that mean, of what any order of these documents could reach",
+    "wrap_tv_8": "how far topics of the first and last 8 windows differ, 0 to 1",
+    "before, after, shuffle": "in the source's order, in the order taken, in a random one",
+    "min_full, last, std": "topics in the poorest full window and in the last, and their deviation",
+    "kl_mean": "how far topics of a window are from those of all, in nats; lower is more even",
+    "discrepancy_max": "most that a topic runs ahead of its share or behind it, in windows",
+    "padding": "share of window tokens that no document fills",
+    "cut_documents": "documents that fit in a window and lie in more than one",
+    "misaligned_shards": "shards planned for another place in a window than they have",
+    "steps, sequences": "of the run; a step reads batch_size sequences",
+    "sequences_SOURCE": "sequences that are taken from each source",
+    "may_flip_least, may_flip_most": "decisions that may change; at 95 % where a sample was graded",
+    "sampled, sampled_flips": "documents graded for this estimate, and those decided otherwise",
+}
+HEAD_FACTS = (
+    *("n", "spearman", "spearman_within_source", "mae_aggregate, r2_aggregate"),
+    *("spearman_source_only, spearman_length_only", "num_failed", "head_steps", "backbone_tokens"),
+)
+ORDER_FACTS = (
+    *("window_topics", "percent_of_ceiling", "wrap_tv_8", "before, after, shuffle"),
+    *("min_full, last, std", "kl_mean", "discrepancy_max", "padding", "cut_documents", "changed"),
+)
+
+
+def described(text: str, *facts: str) -> str:
+    """A description in Markdown: what the asset is, and what its metadata means."""
+    meanings = (f"- `{fact.replace(', ', '`, `')}`: {_MEANINGS[fact]}" for fact in facts)
+    return "\n".join((text, "", *meanings))
+
 
 def curated_group(source: str) -> str:
     """The group of what follows a source's scores.
@@ -73,12 +127,17 @@ def about(
 
 
 def shown(key: str, value: Any) -> Any:
-    """A fact as the UI shows it: paths as paths, shares short, an interval in words."""
+    """A fact as the UI shows it: paths as paths, numbers short, an interval in words."""
     if key == "path":
         return dg.MetadataValue.path(value)
     if key.endswith("_ci95"):
         return "not known" if None in value else "{:.4f} to {:.4f}".format(*value)
-    return round(value, 6) if isinstance(value, float) else value
+    return _four_figures(value) if isinstance(value, float) else value
+
+
+def _four_figures(value: float) -> float:
+    """0.6582, 72.42, 12346.0: files keep the others."""
+    return float(f"{value:.4g}") if abs(value) < 1000 else float(round(value))
 
 
 def table(

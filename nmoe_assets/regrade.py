@@ -5,7 +5,7 @@ import dagster as dg
 from nmoe_assets.automation import FOLLOW
 from nmoe_assets.checks import Checks
 from nmoe_assets.events import result
-from nmoe_assets.metadata import about, owners, table
+from nmoe_assets.metadata import about, described, owners, table
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.fingerprint import sha256_json
@@ -39,8 +39,11 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         automation_condition=FOLLOW,
         group_name=GROUP,
         kinds={"json"},
-        description="What grading would do now: stale shards, decisions that may flip, time. "
-        "Materialise it before a backfill of quality_scores to see what the backfill costs.",
+        description=described(
+            "What grading would do now: stale shards, decisions that may flip, time. "
+            "Materialise it before a backfill of quality_scores to see what the backfill costs.",
+            *("may_flip_least, may_flip_most", "sampled, sampled_flips"),
+        ),
         owners=owners(run),
         tags={"stage": "grade"},
         metadata=about(leads_to=[[name, "quality_scores"] for name in names]),

@@ -7,7 +7,7 @@ import dagster as dg
 from nmoe_assets.checks import Checks
 from nmoe_assets.cost import Stopwatch
 from nmoe_assets.events import Made, partition_results, result, timed, wait_for_lock, whole
-from nmoe_assets.metadata import SLICE_ROWS, about, owners, table
+from nmoe_assets.metadata import SLICE_ROWS, about, described, owners, table
 from nmoe_assets.partitions import buckets, shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_assets.run_log import run_log
@@ -25,7 +25,8 @@ def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
         [source.name, "documents"],
         group_name=source.name,
         kinds={spec.kind},
-        description=f"Documents of {source.name}, read as kind {spec.kind}.",
+        description=f"Documents of {source.name}, read as kind {spec.kind}. They are not "
+        "made here: prep records the revision that it read.",
         owners=owners(run),
         tags={"stage": "prep"},
         metadata=about(leads_to=[[source.name, "shards"]]) | reads,
@@ -53,7 +54,11 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         group_name=name,
         kinds={"numpy"},
         code_version="prep/1",
-        description=f"Token shards of the {split} split: one pass fills all asked-for shards.",
+        description=described(
+            f"Token shards of the {split} split: one pass fills all asked-for shards. `nmoe explain` "
+            "takes the ids in the sample.",
+            *("documents_tokenized", "shards_made", "shards_current"),
+        ),
         owners=owners(run),
         tags={"stage": "prep"},
         metadata=about(leads_to=[[name, f"{prefix}manifest"]]),
@@ -100,14 +105,18 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
 def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     """The manifest over all shards of a split."""
     name, prefix = source.name, _prefix(split)
-    leads_to = [[name, "docid_slices"]] if split == "train" else [["mixture", "loader_plan"]]
+    leads_to = [["mixture", "loader_plan"]]
+    if split == "train":
+        leads_to = [[name, "docid_slices"], ["curation", "topic_model"]]
 
     @dg.asset(
         key=[name, f"{prefix}manifest"],
         deps=[dg.AssetDep([name, f"{prefix}shards"])],
         group_name=name,
         kinds={"json"},
-        description=f"Inventory of the {split} shards with SHA-256 checksums.",
+        description=described(
+            f"Inventory of the {split} shards with SHA-256 checksums.", "changed"
+        ),
         owners=owners(run),
         tags={"stage": "prep"},
         metadata=about(leads_to=leads_to),
@@ -141,7 +150,11 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         deps=[dg.AssetDep([name, "manifest"])],
         group_name=name,
         kinds={"json"},
-        description="Document ids split 80/10/10 by the MD5 of the id.",
+        description=described(
+            "Document ids split 80/10/10 by the MD5 of the id: train fits the heads, val "
+            "calibrates them, test is left alone.",
+            *("train, val, test", "changed"),
+        ),
         owners=owners(run),
         tags={"stage": "label"},
         metadata=about(rows=SLICE_ROWS, leads_to=[["hydra", "oracle_labels"]]),

@@ -45,7 +45,7 @@ def share_plot(
         from matplotlib.colors import TwoSlopeNorm
 
         panels = figure.subplots(1, 2, sharey=True)
-        shown = np.argsort(ranks_by_size(doc_clusters))[:_MAX_ROWS]
+        shown = _largest(doc_clusters, _MAX_ROWS)
         names = list(orders)
         for axes, name in zip(panels, (names[0], names[-1])):
             order = orders[name]
@@ -60,7 +60,7 @@ def share_plot(
             axes.grid(visible=False)
             edges = np.linspace(-0.5, ratio.shape[1] - 0.5, 3)
             axes.set_xticks(edges, ["start", "half of the tokens", "end"], fontsize=8.5)
-            axes.set_title(f"Cluster shares along {name}")
+            axes.set_title(f"Cluster shares, {name}")
         size = 8 if len(shown) <= 25 else 6.5
         labels = [cluster_name(k, terms, 24) for k in shown]
         panels[0].set_yticks(range(len(shown)), labels, fontsize=size)
@@ -70,6 +70,12 @@ def share_plot(
         bar.ax.set_yticklabels(["none", "half", "its share\nof all", "2x", "3x"], fontsize=8)
 
     return render(draw, 500)
+
+
+def _largest(clusters: np.ndarray, count: int) -> np.ndarray:
+    """Ids of the largest clusters that have documents, largest first."""
+    present = np.count_nonzero(np.bincount(clusters))
+    return np.argsort(ranks_by_size(clusters))[: min(count, present)]
 
 
 def _shares_by_position(clusters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -108,13 +114,13 @@ def head_tail_plot(
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
         names = list(orders)
         num_tokens = min(8 * seq_len, max(1, int(doc_tokens.sum()) // 2))
-        shown = np.argsort(ranks_by_size(doc_clusters))[:_NAMED][::-1]
+        shown = _largest(doc_clusters, _NAMED)[::-1]
         for axes, name in zip(panels, (names[0], names[-1])):
             order = orders[name]
             ends = _ends(doc_clusters[order], doc_tokens[order], num_tokens)
             distance = np.abs(ends[0] - ends[1]).sum() / 2
             _bars(axes, [100 * end[shown] for end in ends])
-            axes.set_title(f"{name}: total variation {distance:.2f}")
+            axes.set_title(f"{name}: ends differ by {distance:.2f}")
         labels = [cluster_name(k, terms, 24) for k in shown]
         panels[0].set_yticks(range(len(shown)), labels, fontsize=8)
         label = f"{short_count(num_tokens)} tokens"
@@ -226,7 +232,7 @@ def k_plot(calibration: Calibration) -> bytes:
             axes.minorticks_off()
         right.axhline(95, color=GREY, linestyle=":", linewidth=1)
         right.set_ylim(0, 104)
-        right.legend(loc="lower left")  # the line is above it
+        right.legend(loc="upper right", bbox_to_anchor=(1, 0.9))  # the line falls below it
 
     return render(draw, 340)
 

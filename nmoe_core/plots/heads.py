@@ -32,7 +32,9 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
             color = SERIES[k % len(SERIES)]
             label = f"{name}: {curve[-1, 1]:.4g} at the end" if len(curve) else name
             axes.plot(curve[:, 0], curve[:, 1], color=color, marker=marker, label=label)
-        if min(curve[:, 1].min() for curve in points.values() if len(curve)) > 0:
+        losses = np.concatenate([curve[:, 1] for curve in points.values()])
+        # Within one power of ten a log axis has no room for labels but one.
+        if 0 < 10 * losses.min() <= losses.max():
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             # Between powers of ten only 2 and 5 have room for a label.

@@ -389,7 +389,9 @@ def _margin(run: Run, share: float, count: int) -> float:
 def _within(value: float, low: float, high: float) -> Verdict:
     low, high = max(low, 0.0), min(high, 1.0)
     facts = {"keep_rate": value, "low": low, "high": high}
-    return Verdict(low <= value <= high, f"{value:.4f} kept, {low:.4f} to {high:.4f}", facts)
+    return Verdict(
+        low <= value <= high, f"{value:.4f} kept, allowed {low:.4f} to {high:.4f}", facts
+    )
 
 
 def _integrity(split_dir: Path, buckets: Iterable[int]) -> Verdict:

@@ -44,7 +44,7 @@ def topic_pictures(
 
     directory = run.paths.topics
     made_from: Fingerprints = {
-        "code": "pictures/1",
+        "code": "pictures/2",
         "topic_model": model.digest,
         "seq_len": str(seq_len),
     }

@@ -64,7 +64,10 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
-    """The first parsed labels of a slice: scores and the start of the text."""
+    """The first parsed labels of a slice: scores and the start of the text.
+
+    The five scores are one column, in the order of the schema, which leaves the text its room.
+    """
     from nmoe_core.hydra.label_files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
@@ -73,12 +76,17 @@ def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
 
 
 def _label_rows(lines: Iterable[bytes]) -> Iterator[Row]:
+    from nmoe_core.hydra.scores import DIMENSIONS
+
     for line in lines:
         record = orjson.loads(line)
         if record["ok"]:
             scores: dict[str, Any] = record["scores"]
-            text = record["snippet"][:_TEXT_CHARS]
-            yield {"aggregated": round(record["aggregated"], 4), **scores, "text": text}
+            yield {
+                "aggregated": round(record["aggregated"], 3),
+                "scores": ",".join(str(scores[name]) for name in DIMENSIONS),
+                "text": _start(record["snippet"]),
+            }
 
 
 def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
@@ -86,6 +94,15 @@ def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
     reader = DocumentReader(run.paths.data)
     texts = []
     for doc_id in doc_ids:
-        tokens = reader.tokens(doc_id, tokenizer.eos_token_id)[:_TEXT_TOKENS]
-        texts.append(" ".join(tokenizer.decode(tokens).split())[:_TEXT_CHARS].rstrip("\ufffd"))
+        tokens = reader.tokens(doc_id, tokenizer.eos_token_id)
+        text = tokenizer.decode(tokens[:_TEXT_TOKENS]).rstrip("\ufffd")
+        texts.append(_start(text, is_whole=len(tokens) <= _TEXT_TOKENS))
     return texts
+
+
+def _start(text: str, *, is_whole: bool = True) -> str:
+    """The start of a text on one line; an ellipsis says that it goes on."""
+    line = " ".join(text.split())
+    if is_whole and len(line) <= _TEXT_CHARS:
+        return line
+    return f"{line[:_TEXT_CHARS].rstrip()}…"

@@ -5,12 +5,14 @@ import io
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from nmoe_core.curate.calibrate_k import Calibration, KResult
 from nmoe_core.curate.compare import compare_embeddings
@@ -154,6 +156,34 @@ def test_a_picture_shows_its_numbers():
     assert DRAWINGS["curated"]() != curated_plot(arranged(500, 11), 2048)
     assert DRAWINGS["calibration"]() != calibration_plot(SUMMARY | {"tau_keep": 0.61})
     assert manifest_plot([5, 6], [11]) != manifest_plot([5, 7], [12])
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, module: str, draw: Callable[[], bytes]) -> Figure:
+    """The figure that a picture is rendered from."""
+    figure = Figure()
+    monkeypatch.setattr(f"nmoe_core.plots.{module}.render", lambda fill, height: fill(figure))
+    draw()
+    return figure
+
+
+@pytest.mark.parametrize(("last", "scale"), [(1.05, "linear"), (0.05, "log")])
+def test_losses_within_a_power_of_ten_have_a_linear_axis(
+    monkeypatch: pytest.MonkeyPatch, last: float, scale: str
+):
+    losses = [[1, 1.4], [2, 1.1], [3, last]]
+    figure = drawn(monkeypatch, "heads", lambda: loss_plot({"probe": losses}))
+    assert figure.axes[0].get_yscale() == scale
+
+
+def test_topics_without_documents_have_no_row(monkeypatch: pytest.MonkeyPatch):
+    clusters, tokens = np.array([2, 2, 7]), np.array([5, 5, 5])
+    orders = {"before": np.array([2, 1, 0]), "after": np.arange(3)}
+    for draw in (
+        lambda: share_plot(clusters, tokens, orders),
+        lambda: head_tail_plot(clusters, tokens, orders, 4),
+    ):
+        axes = drawn(monkeypatch, "clusters", draw).axes[0]
+        assert sorted(label.get_text() for label in axes.get_yticklabels()) == ["2", "7"]
 
 
 def test_markdown_holds_the_picture_inline():
