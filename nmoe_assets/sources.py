@@ -55,8 +55,8 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         kinds={"numpy"},
         code_version="prep/1",
         description=described(
-            f"Token shards of the {split} split: one pass fills all asked-for shards. `nmoe explain` "
-            "takes the ids in the sample.",
+            f"Token shards of the {split} split: one pass fills all asked-for shards. "
+            "`nmoe explain` takes the ids in the sample.",
             *("documents_tokenized", "shards_made", "shards_current"),
         ),
         owners=owners(run),
