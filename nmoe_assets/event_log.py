@@ -45,7 +45,7 @@ class BatchedSqliteEventLogStorage(SqliteEventLogStorage):
         return cls(str(Path(config_value["home"], "history", "runs")), inst_data)
 
     def store_event_batch(self, events: Sequence[dg.EventLogEntry]) -> None:
-        """Store them in one transaction for each file they go to, or none of them."""
+        """Store them in one transaction for each file; an error on the way leaves none of them."""
         with self._db_lock, ExitStack() as stack:
             self._batch = _Batch(self._engine, stack)
             try:
@@ -90,6 +90,7 @@ class _Batch:
     def connection(self, shard: str) -> Connection:
         if shard not in self._connections:
             opened = self._stack.enter_context(self._engine(shard).connect())
+            opened.begin()  # or Dagster would begin and commit around each event
             self._connections[shard] = opened
         return self._connections[shard]
 

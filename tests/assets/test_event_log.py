@@ -100,12 +100,15 @@ def test_the_rows_are_those_of_the_storage_of_dagster(
     assert again.get_materialized_partitions(KEY) == {"0000", "0001", "0002"}
 
 
+@pytest.mark.parametrize("only", [None, dg.DagsterEventType.ASSET_MATERIALIZATION])
 def test_a_batch_that_fails_leaves_nothing_and_the_next_is_stored(
     instance: dg.DagsterInstance,
     entries: list[dg.EventLogEntry],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    only: dg.DagsterEventType | None,
 ) -> None:
+    entries = [entry for entry in entries if only in (None, entry.dagster_event_type)]
     ours = _storage(BatchedSqliteEventLogStorage, tmp_path / "ours", instance)
     seen: list[dg.EventLogEntry] = []
     store = SqliteEventLogStorage.store_event
