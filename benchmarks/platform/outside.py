@@ -18,7 +18,7 @@ from types import FrameType
 import psutil
 
 _EVERY_S = 0.01
-_CORE = f"{Path('/nmoe_core')}/"
+_CORE = "/nmoe_core/"
 
 
 class _Watch(threading.Thread):

@@ -176,6 +176,14 @@ def dagster_environment() -> Callable[[Path], dict[str, str]]:
     return environment
 
 
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """An instance with the configuration of the repository."""
+    environment(tmp_path)
+    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+        yield instance
+
+
 @pytest.fixture(scope="session")
 def make_project() -> Callable[..., Path]:
     return write_project

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,6 @@ QUERIES = {
     "asset_event_tags": "SELECT asset_key, key, value, event_id",
     "asset_check_executions": "SELECT asset_key, check_name, run_id, execution_status",
 }
-
-
-@pytest.fixture
-def instance(
-    tmp_path: Path, dagster_environment: Callable[[Path], dict[str, str]]
-) -> Iterator[dg.DagsterInstance]:
-    """An instance with the configuration of the repository."""
-    dagster_environment(tmp_path)
-    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
-        assert isinstance(instance.event_log_storage, BatchedSqliteEventLogStorage)
-        yield instance
 
 
 @pytest.fixture
@@ -172,6 +160,7 @@ def test_many_runs_keep_few_engines(
 def test_a_deleted_run_is_gone_and_may_be_written_to_again(
     instance: dg.DagsterInstance, entries: list[dg.EventLogEntry]
 ) -> None:
+    assert isinstance(instance.event_log_storage, BatchedSqliteEventLogStorage)
     run = instance.get_run_by_id(entries[0].run_id)
     assert run is not None
     instance.event_log_storage.delete_events(run.run_id)

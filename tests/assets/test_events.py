@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -24,15 +23,6 @@ class _NoChecks:
 
     def results(self, keys: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
         return iter(())
-
-
-@pytest.fixture
-def instance(
-    tmp_path: Path, dagster_environment: Callable[[Path], dict[str, str]]
-) -> Iterator[dg.DagsterInstance]:
-    dagster_environment(tmp_path)
-    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
-        yield instance
 
 
 def _run(

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -16,16 +14,6 @@ from dagster._core.launcher.base import WorkerStatus
 
 from nmoe_assets import launcher
 from nmoe_assets.launcher import LocalRunLauncher
-
-
-@pytest.fixture
-def instance(
-    tmp_path: Path, dagster_environment: Callable[[Path], dict[str, str]]
-) -> Iterator[dg.DagsterInstance]:
-    """An instance with the configuration of the repository."""
-    dagster_environment(tmp_path)
-    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
-        yield instance
 
 
 def _health(instance: dg.DagsterInstance, *pids: int) -> WorkerStatus:
