@@ -6,6 +6,7 @@ import dagster as dg
 
 from nmoe_assets import checks, curation, hydra, regrade, sensors, sources
 from nmoe_assets.automation import automation_sensor
+from nmoe_assets.interrupts import keep_ignored
 from nmoe_assets.jobs import named_jobs, stage_jobs, verify_job
 from nmoe_assets.resources import resources
 from nmoe_assets.retention import retention_job, retention_schedules
@@ -77,4 +78,5 @@ def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsD
     ]
 
 
+keep_ignored()  # in every process that executes runs
 defs = build_definitions(current_run())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from nmoe_assets.cost import Stopwatch
+from nmoe_assets.interrupts import interrupts_since
 from nmoe_assets.metadata import table
 from nmoe_assets.partitions import label_partitions, shard_partitions
 from nmoe_assets.resources import Machine
@@ -104,25 +105,26 @@ def _named_job(name: str, parts: list[StageJob], resolve: Resolve) -> dg.JobDefi
 
     @dg.op(name=f"run_{name}", out=dg.Out(dg.Nothing))
     def run_parts(context: dg.OpExecutionContext, machine: Machine) -> None:
-        rows, whole = [], Stopwatch()
-        for i, part in enumerate(parts, 1):
-            context.log.info(f"{part.name} ({i} of {len(parts)})")
-            job, watch = resolve(part.name), Stopwatch()
-            outcome = job.execute_in_process(
-                run_config=QUIET_CONSOLE,
-                instance=context.instance,
-                tags={**part.tags(), PART_OF: context.run_id},
-                raise_on_error=False,
-            )
-            cost = watch.read()
-            rows.append({"part": part.name, "run": outcome.run_id, **cost.facts(machine)})
-            context.log.info(f"{part.name}: {cost} (run {outcome.run_id})")
-            if not outcome.success:
-                raise dg.Failure(
-                    f"{part.name} failed: {_first_error(outcome)} (run {outcome.run_id})",
-                    allow_retries=False,
+        rows, links, whole = [], {}, Stopwatch()
+        with interrupts_since() as raise_if_interrupted:
+            for i, part in enumerate(parts, 1):
+                context.log.info(f"{part.name} ({i} of {len(parts)})")
+                job, watch = resolve(part.name), Stopwatch()
+                outcome = job.execute_in_process(
+                    run_config=QUIET_CONSOLE,
+                    instance=context.instance,
+                    tags={**part.tags(), PART_OF: context.run_id},
+                    raise_on_error=False,
                 )
-        context.add_output_metadata({**whole.read().facts(machine), **table(rows, "parts")})
+                cost = watch.read()
+                raise_if_interrupted()
+                rows.append({"part": part.name, **cost.facts(machine)})
+                links[part.name] = dg.MetadataValue.dagster_run(outcome.run_id)
+                context.log.info(f"{part.name}: {cost} (run {outcome.run_id})")
+                if not outcome.success:
+                    raise _failure(part, outcome)
+        facts = whole.read().facts(machine)
+        context.add_output_metadata({**facts, **table(rows, "parts"), **links})
 
     @dg.job(
         name=name,
@@ -134,6 +136,14 @@ def _named_job(name: str, parts: list[StageJob], resolve: Resolve) -> dg.JobDefi
         run_parts()
 
     return named_job
+
+
+def _failure(part: StageJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
+    return dg.Failure(
+        f"{part.name} failed: {_first_error(outcome)} (run {outcome.run_id})",
+        metadata={part.name: dg.MetadataValue.dagster_run(outcome.run_id)},
+        allow_retries=False,
+    )
 
 
 def _first_error(outcome: dg.ExecuteInProcessResult) -> str:

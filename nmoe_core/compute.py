@@ -242,6 +242,7 @@ def _start_worker(
     """Tie a worker's life to its parent's, then run the caller's own initializer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     signal.signal(signal.SIGTERM, _terminate)
+    signal.set_wakeup_fd(-1)  # a forked worker's signals are not its parent's
     if sys.platform == "linux":
         set_parent_death_signal = 1
         libc: Any = ctypes.CDLL(None)

@@ -26,6 +26,7 @@ from nmoe_core.cli import (
     shards,
 )
 from nmoe_core.errors import NmoeError
+from nmoe_core.interrupts import send_again_if_ignored
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = build_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _terminate)  # clean up as after Ctrl-C
+    send_again_if_ignored(SystemExit, signal.SIGTERM)
+    send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
         return arguments.run(arguments)
     except NmoeError as error:

@@ -1,4 +1,4 @@
-"""Stages of curation: topics, curated shards, their manifest, and what it is held to."""
+"""Stages of curation: topics, curated shards and their manifest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.config import Run
-from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.stages.curate_pictures import order_picture, order_pictures, topic_pictures
@@ -15,8 +14,6 @@ from nmoe_core.stages.result import Output
 if TYPE_CHECKING:
     from nmoe_core.curate.embed import EmbeddingTable
     from nmoe_core.curate.planning import CurateSettings
-
-CHECKS = ("permutation", "alignment", "diversity", "boundary")
 
 
 def fit_topics(run: Run, sources: Sequence[str]) -> Output:
@@ -135,50 +132,6 @@ def combine(run: Run, source: str) -> Output:
         facts["documents_deferred"] = report.num_deferred
     pictures = order_pictures(run, source, range(num_shards), settings.seq_len)
     return Output(report.content_hash, facts, pictures)
-
-
-def check_curated(run: Run, source: str, buckets: Iterable[int]) -> dict[str, tuple[bool, str]]:
-    """What the curated shards of a source are held to: check -> (passed, what was found).
-
-    `permutation` reads every token: each kept document is there once and unchanged. The others
-    read what `combine` recorded.
-    """
-    from loader.format import read_json_object
-    from nmoe_core.curate.consumed import CURATION_NAME
-    from nmoe_core.curate.verify import verify_curated_shard
-
-    # An order passes when it reaches the limits, or does as well as a shuffle of its documents:
-    # few or short sources cannot reach them by any order.
-    paths, settings, limits = run.paths, curate_settings(run, source), run.config.checks
-    roots = paths.data, paths.curated, paths.quality
-    try:
-        documents = sum(verify_curated_shard(*roots, source, bucket) for bucket in buckets)
-        found = {"permutation": (True, f"{documents} documents, each once and unchanged")}
-    except CurationError as error:
-        found = {"permutation": (False, str(error))}
-    facts = read_json_object(paths.curated / source / "train" / CURATION_NAME)
-    windows = facts["diversity"][settings.loader]
-    misaligned = facts["num_misaligned"]
-    found["alignment"] = (
-        misaligned == 0,
-        f"{misaligned} shards were planned for another place in a window than they have"
-        + ("; curate the source again: other shards cost nothing" if misaligned else ""),
-    )
-    if windows["after"] is None:
-        return found | dict.fromkeys(("diversity", "boundary"), (True, "no documents were kept"))
-    after, shuffled = windows["after"], windows["shuffle"]
-    found["diversity"] = (
-        after["percent_of_ceiling"]
-        >= min(limits.min_percent_of_ceiling, shuffled["percent_of_ceiling"]),
-        f"{after['percent_of_ceiling']:.2f} % of the ceiling, "
-        f"a shuffle {shuffled['percent_of_ceiling']:.2f} %",
-    )
-    found["boundary"] = (
-        after["wrap_tv_8"] <= max(limits.max_wrap_tv_8, shuffled["wrap_tv_8"]),
-        f"topics of the first and last 8 windows differ by {after['wrap_tv_8']:.3f}, "
-        f"of a shuffle by {shuffled['wrap_tv_8']:.3f}",
-    )
-    return found
 
 
 def curate_settings(run: Run, source: str) -> CurateSettings:

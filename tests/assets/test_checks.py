@@ -78,6 +78,7 @@ def test_a_finished_run_passes_every_check(run: Run) -> None:
     assert set(found) == set(LEVELS)
     blocking = {name for name in failed(found) if LEVELS[name] == "block"}
     assert not blocking, {name: found[name].found for name in blocking}
+    assert not [name for name, verdict in found.items() if not verdict.facts], "numbers to plot"
 
 
 def test_a_flipped_token_fails_integrity_of_its_shard_alone(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import dagster as dg
 import pytest
 
 from nmoe_core.config import Run
+from nmoe_core.stages.checks import LEVELS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")
@@ -49,6 +51,13 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(
     assert external == {(source, "documents") for source in DEMO_SOURCES}
     checked = {tuple(key.asset_key.path) for key in graph.asset_check_keys}
     assert checked == expected - external
+
+
+def test_the_documentation_gives_every_check_its_level() -> None:
+    text = (REPOSITORY / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*) \|[^|]*\| (block|error|warn) \|", text, re.MULTILINE)
+    documented = {name: level for names, level in rows for name in re.findall(r"`(\w+)`", names)}
+    assert documented == LEVELS
 
 
 def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:

@@ -16,6 +16,7 @@ import pytest
 from dagster import (
     AssetKey,
     DagsterInstance,
+    DagsterRunMetadataValue,
     ExecuteInProcessResult,
     RunsFilter,
     StaticPartitionsDefinition,
@@ -402,7 +403,13 @@ def test_a_named_job_says_what_each_of_its_parts_cost(project: Path) -> None:
             if entry.dagster_event and entry.dagster_event.event_type_value == "STEP_OUTPUT"
         ]
     rows = [record.data for record in output.metadata["parts"].records]
-    assert {(row["part"], row["run"]) for row in rows} == {(r.job_name, r.run_id) for r in parts}
+    links = {
+        name: link.run_id
+        for name, link in output.metadata.items()
+        if isinstance(link, DagsterRunMetadataValue)
+    }
+    assert links == {run.job_name: run.run_id for run in parts}
+    assert {row["part"] for row in rows} == set(links)
     assert all(row["seconds"] > 0 and row["cpu_seconds"] > 0 for row in rows)
     assert sum(row["seconds"] for row in rows) <= output.metadata["seconds"].value
 

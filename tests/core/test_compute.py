@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -83,6 +84,40 @@ def test_a_second_sigterm_does_not_end_the_cleaning_up(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="bad item"):
         list(map_shards(_clean_slowly, items, backend="pool", workers=2))
     assert (tmp_path / "cleaned").exists()
+
+
+# Without torch and threads the workers are forks, which have their parent's file descriptors.
+FORKS = """
+import os, signal, time
+from nmoe_core.compute import _context, map_shards
+
+def work(item):
+    if item == 0:
+        time.sleep(0.5)
+        raise OSError("disk")
+    time.sleep(60)
+
+assert _context().get_start_method() == "fork"
+reader, writer = os.pipe()
+os.set_blocking(reader, False)
+os.set_blocking(writer, False)
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.set_wakeup_fd(writer)
+try:
+    list(map_shards(work, [0, 1], backend="pool", workers=2))
+except OSError as error:
+    print(error)
+try:
+    print(signal.SIGTERM in os.read(reader, 100))
+except BlockingIOError:
+    print("no signal")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+def test_signals_of_workers_are_not_told_to_the_process_that_asked() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["disk", "no signal"], done.stderr
 
 
 def test_a_handler_that_raises_does_not_stop_the_work(

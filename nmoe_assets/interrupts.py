@@ -1,0 +1,52 @@
+"""Interrupts that Dagster loses: a run that was told to stop, by Terminate or a signal, stops."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from nmoe_core.interrupts import send_again_if_ignored
+
+_ASKED = {signal.SIGINT, signal.SIGTERM}
+
+
+def keep_ignored() -> None:
+    """Send interrupts again that Python ignored: Dagster's handler raises wherever the run is."""
+    send_again_if_ignored(dg.DagsterExecutionInterruptedError, signal.SIGINT)
+
+
+@contextmanager
+def interrupts_since() -> Iterator[Callable[[], None]]:
+    """Gives a call that raises if the process was told to stop since the block began.
+
+    A run that is executed in process holds interrupts back while Dagster does its own work, and
+    forgets at its end those that came after its last step. The run around it has to ask.
+
+    Raises:
+        dg.DagsterExecutionInterruptedError: By the call: SIGINT or SIGTERM came.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # signals are the main thread's
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+
+    def raise_if_asked() -> None:
+        try:
+            came = os.read(reader, 4096)
+        except BlockingIOError:
+            return
+        if _ASKED.intersection(came):
+            raise dg.DagsterExecutionInterruptedError("told to stop")
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield raise_if_asked
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)

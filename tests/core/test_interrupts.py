@@ -1,0 +1,71 @@
+"""A program that was told to stop stops, wherever the signal met it."""
+
+import subprocess
+import sys
+
+import pytest
+
+# The signal comes while Python runs the callback of a weak reference, and its handler raises there.
+PROGRAM = """
+import os, signal, sys, time, weakref
+from nmoe_core.interrupts import send_again_if_ignored
+
+class Stopped(BaseException):
+    pass
+
+def stop(signum, frame):
+    raise Stopped
+
+def ask(reference):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+
+class Engine:
+    pass
+
+signal.signal(signal.SIGTERM, stop)
+{keep}
+try:
+    engine = Engine()
+    reference = weakref.ref(engine, ask)
+    del engine
+    print("goes on", flush=True)
+    time.sleep(2)
+    print("went on to its end")
+except Stopped:
+    print("stopped")
+"""
+
+
+def _printed(keep: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(keep=keep)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout, done.stderr
+
+
+def test_an_interrupt_raised_where_python_ignores_exceptions_is_sent_again() -> None:
+    printed, errors = _printed("send_again_if_ignored(Stopped, signal.SIGTERM)")
+    assert printed == "goes on\nstopped\n"
+    assert errors == ""
+
+
+@pytest.mark.parametrize("keep", ["", "send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)"])
+def test_without_that_python_prints_it_and_the_program_goes_on(keep: str) -> None:
+    printed, errors = _printed(keep)
+    assert printed == "goes on\nwent on to its end\n"
+    assert "Exception ignored in" in errors
+
+
+def test_other_ignored_exceptions_are_printed_as_before() -> None:
+    keep = "send_again_if_ignored(Stopped, signal.SIGTERM)"
+    program = PROGRAM.format(keep=keep).replace(
+        "os.kill(os.getpid(), signal.SIGTERM)", "raise OSError('disk')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "goes on\nwent on to its end\n"
+    assert "OSError: disk" in done.stderr
