@@ -4,36 +4,68 @@
 changed, or a shard has none. New labels, heads or a new backbone reach scores through the
 calibration, which names its heads and is made again after them: scores of new heads and an old
 calibration would be refused. `FOLLOW` asks the same of everything else, but only where it was made
-once: the first run is a person's. Both wait for inputs that are being made, are about to be, or
-failed. Dagster says what may be stale; fingerprints beside the files say what is.
+once: the first run is a person's. Both wait for inputs that are being made, are about to be,
+failed, or did not pass a check that blocks. Dagster says what may be stale; fingerprints beside the
+files say what is.
 """
 
 import dagster as dg
 
+from nmoe_assets.inputs import CHANGED_MEANWHILE
 from nmoe_core.config import Run
 
 _AC = dg.AutomationCondition
-_input_changed = _AC.any_deps_match(_AC.data_version_changed()).with_label("an input's content")
+_not_passed = _AC.check_failed() | _AC.execution_failed()
+_blocked = _AC.any_checks_match(_not_passed, blocking_only=True)
 _inputs_settled = (
     ~_AC.any_deps_missing()
     & ~_AC.any_deps_in_progress()
     & ~_AC.any_deps_match(_AC.will_be_requested()).with_label("an input is about to be made")
     & ~_AC.any_deps_match(_AC.execution_failed()).with_label("an input failed")
+    & ~_AC.any_deps_match(_blocked).with_label("an input did not pass")
     & ~_AC.in_progress()
 )
-_handled = _AC.newly_requested() | _AC.newly_updated()
+
+
+def _since_made(
+    reason: dg.AutomationCondition, *, unless_of: dg.AssetSelection | None = None
+) -> dg.AutomationCondition:
+    """From a reason or an input's new content on, until the output is requested or made of it.
+
+    It is not made of it where an input changed while the run was at work, which the run says of
+    itself (`nmoe_assets.inputs`), nor where one changed after the run and before the next look.
+
+    Args:
+        reason: Besides the content of inputs.
+        unless_of: Inputs whose content is none.
+    """
+    input_changed = _AC.any_deps_match(_AC.data_version_changed())
+    input_made = _AC.any_deps_match(_AC.newly_updated())
+    if unless_of is not None:
+        input_changed, input_made = (one.ignore(unless_of) for one in (input_changed, input_made))
+    changed_meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
+    # Dagster compares the times of the two where both are new.
+    changed_after = input_made.since(_AC.newly_updated())
+    made = (
+        _AC.newly_updated()
+        & ~changed_meanwhile.with_label("an input changed while it was made")
+        & ~changed_after.with_label("an input was made after it")
+    )
+    return (reason | input_changed.with_label("an input's content")).since(
+        _AC.newly_requested() | made
+    )
+
 
 _BEHIND_CALIBRATION = dg.AssetSelection.assets(
     *(["hydra", name] for name in ("backbone", "probe_head", "judge_head"))
 )
-_regrade_input_changed = _AC.any_deps_match(_AC.data_version_changed()).ignore(_BEHIND_CALIBRATION)
 REGRADE = (
-    (_AC.newly_missing() | _AC.code_version_changed() | _regrade_input_changed).since(_handled)
+    _since_made(_AC.newly_missing() | _AC.code_version_changed(), unless_of=_BEHIND_CALIBRATION)
     & _inputs_settled
 ).with_label("regrade")
-FOLLOW = (
-    (_AC.code_version_changed() | _input_changed).since(_handled) & _inputs_settled & ~_AC.missing()
-).with_label("follow")
+FOLLOW = (_since_made(_AC.code_version_changed()) & _inputs_settled & ~_AC.missing()).with_label(
+    "follow"
+)
 
 
 def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:

@@ -6,7 +6,7 @@ partitions of its run. Manifests and the plan are checked by steps of their own,
 checked again when nothing is made.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,13 @@ import dagster as dg
 
 from nmoe_assets.metadata import shown
 from nmoe_core.config import Run
+from nmoe_core.errors import NmoeError
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.stages import checks
-from nmoe_core.stages.checks import Verdicts
+from nmoe_core.stages.checks import Verdict, Verdicts
+
+_FAILED_PARTITIONS = "failed_partitions"
+_LOOK_BACK = 100  # runs that have not come to their verdict, or never did, are among them
 
 
 @dataclass(frozen=True)
@@ -45,20 +49,64 @@ class Checks:
         ]
 
     def results(self, *made: Any) -> Iterator[dg.AssetCheckResult]:
-        """Check now."""
+        """Check now what is not partitioned."""
         verdicts = self.check(*made)
         for name in self.names:
+            yield self._result(name, verdicts[name])
+
+    def results_of_partitions(
+        self, context: dg.AssetExecutionContext, made: Sequence[str]
+    ) -> Iterator[dg.AssetCheckResult]:
+        """Check the partitions that a run made, and again those that did not pass before.
+
+        A check has one verdict for all partitions: a run over others must not make it good.
+        """
+        verdicts = self.check(made)
+        partitions = context.assets_def.partitions_def
+        others = set(partitions.get_partition_keys() if partitions else ()) - set(made)
+        for name in self.names:
             verdict = verdicts[name]
-            is_warning = checks.level_of(self.run, name) == "warn"
-            severity = dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR
-            yield dg.AssetCheckResult(
-                check_name=name,
-                asset_key=self.asset,
-                passed=verdict.passed,
-                severity=severity,
-                description=verdict.found,
-                metadata={key: shown(key, value) for key, value in verdict.facts.items()},
+            failed = (
+                [] if verdict.passed else [k for k in made if not self._passes(name, k)] or made
             )
+            before = others.intersection(self._failed_before(context.instance, name))
+            still = sorted(key for key in before if not self._passes(name, key))
+            if still:
+                found = f"{verdict.found}; failed before and still does: {', '.join(still)}"
+                verdict = Verdict(False, found, verdict.facts)
+            yield self._result(name, verdict, [*failed, *still])
+
+    def _passes(self, name: str, key: str) -> bool:
+        try:
+            return self.check([key])[name].passed
+        except (NmoeError, OSError):
+            return False
+
+    def _failed_before(self, instance: dg.DagsterInstance, name: str) -> list[str]:
+        """Partitions that the newest verdict names."""
+        check = dg.AssetCheckKey(dg.AssetKey(self.asset), name)
+        for record in instance.event_log_storage.get_asset_check_execution_history(
+            check, _LOOK_BACK
+        ):
+            event = record.event.dagster_event if record.event else None
+            if event is not None and event.event_type_value == "ASSET_CHECK_EVALUATION":
+                value = event.asset_check_evaluation_data.metadata.get(_FAILED_PARTITIONS)
+                return str(value.value).split(", ") if value else []
+        return []
+
+    def _result(
+        self, name: str, verdict: Verdict, failed: Sequence[str] = ()
+    ) -> dg.AssetCheckResult:
+        is_warning = checks.level_of(self.run, name) == "warn"
+        facts = {key: shown(key, value) for key, value in verdict.facts.items()}
+        return dg.AssetCheckResult(
+            check_name=name,
+            asset_key=self.asset,
+            passed=verdict.passed,
+            severity=dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR,
+            description=verdict.found,
+            metadata=facts | ({_FAILED_PARTITIONS: ", ".join(failed)} if failed else {}),
+        )
 
     def definition(self) -> dg.AssetChecksDefinition:
         """The checks as a step of their own."""

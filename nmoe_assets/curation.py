@@ -41,8 +41,10 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         tags={"stage": "curate"},
         metadata=about(leads_to=[[name, "topics"] for name in names]),
     )
-    def fit(machine: Machine) -> dg.MaterializeResult:
-        return whole(machine, lambda: curate.fit_topics(run, names), held_to, "topics_and_k")
+    def fit(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+        return whole(
+            context, machine, lambda: curate.fit_topics(run, names), held_to, "topics_and_k"
+        )
 
     return fit
 
@@ -144,8 +146,10 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         tags={"stage": "curate"},
         metadata=about(leads_to=[["mixture", "loader_plan"]]),
     )
-    def combine(machine: Machine) -> dg.MaterializeResult:
-        return whole(machine, lambda: curate.combine(run, name), picture="order_and_diversity")
+    def combine(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+        return whole(
+            context, machine, lambda: curate.combine(run, name), picture="order_and_diversity"
+        )
 
     return combine
 
@@ -173,7 +177,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         tags={"stage": "plan"},
         metadata=about(),
     )
-    def write_plan(machine: Machine) -> dg.MaterializeResult:
-        return whole(machine, lambda: plan.make_plan(run, names, valid))
+    def write_plan(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+        return whole(context, machine, lambda: plan.make_plan(run, names, valid))
 
     return write_plan

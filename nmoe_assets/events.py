@@ -1,9 +1,9 @@
 """How assets tell Dagster what they made: exact data versions and metadata per partition.
 
-A run has one data version for all its partitions. An event logged after the asset's own result
-wins, so each partition gets its own: a partition whose bytes did not change keeps its version, and
-nothing downstream of it goes stale. Where some partitions of a run fail, the good ones are logged
-and the run fails, so a backfill shows exactly the bad ones.
+Dagster gives all partitions of a run one data version. Here each gets its own, by events that take
+the place of Dagster's: a partition whose bytes did not change keeps its version, and nothing
+downstream of it goes stale. Where some partitions of a run fail, the good ones are logged and
+checked and the run fails, so a backfill shows exactly the bad ones.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import dagster as dg
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
 from nmoe_assets.checks import Checks
 from nmoe_assets.cost import Cost, Stopwatch
+from nmoe_assets.inputs import inputs_watched
 from nmoe_assets.metadata import shown
 from nmoe_assets.resources import Machine
 from nmoe_assets.run_log import run_log
@@ -22,6 +24,10 @@ from nmoe_core.errors import LockedError, NmoeError
 from nmoe_core.stages.result import Output
 from nmoe_core.stages.shards import Attempt
 
+# An asset's result with this key among its metadata is not logged as materialisations by Dagster,
+# which would be of one data version: for a moment, or for good where the run is killed then, every
+# partition would have that of another. Dagster has it for assets that log their own observations.
+_IS_TOLD = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 # Another run that writes the same output is waited for: it leaves it current.
 _LOCK_RETRIES = 60
 _LOCK_WAIT_S = 10
@@ -67,17 +73,17 @@ def each_partition(
     """
     finished: dict[str, _Finished] = {}
     failed: dict[str, str] = {}
-    locked: LockedError | None = None
+    locked: dict[str, LockedError] = {}
     whole_run = Stopwatch()
     try:
         # The workers end here, whatever happens.
-        with closing(_attempts(context, make)) as attempts:
+        with inputs_watched(context), closing(_attempts(context, make)) as attempts:
             for key, attempt in attempts:
                 try:
                     output = _output(attempt)
                     looked_at = show(key, output)
                 except LockedError as error:
-                    locked = error
+                    locked[key] = error
                 except (NmoeError, OSError) as error:
                     failed[key] = " ".join(str(error).split())
                     context.log.error(f"partition {key}: {failed[key]}")
@@ -89,13 +95,18 @@ def each_partition(
     cost = whole_run.read()
     made = _made(finished, cost, machine)
     context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {cost}")
-    if failed or locked is not None:
+    if locked and not failed:
+        # The step is tried again, many times: what is current by then is told when it succeeds.
+        worked = {key for key, one in finished.items() if _has_worked(one.output.facts)}
+        _log_partitions(context, {key: one for key, one in made.items() if key in worked}, {})
+        raise wait_for_lock() from next(iter(locked.values()))
+    if failed:
         _log_partitions(context, made, {})
-        if failed:
-            raise partial_failure(failed, len(made))
-        raise wait_for_lock() from locked
+        yield from held_to.results_of_partitions(context, list(made))
+        failed |= {key: " ".join(str(error).split()) for key, error in locked.items()}
+        raise partial_failure(failed, len(made))
     yield from partition_results(context, made)
-    yield from held_to.results(list(made))
+    yield from held_to.results_of_partitions(context, list(made))
 
 
 class _Finished(NamedTuple):
@@ -165,14 +176,10 @@ def partition_results(
         read: Versions of external inputs as this run saw them.
         run_metadata: Facts about the whole run, shown on each partition.
     """
-    # Dagster holds a step to the version of its own result: the one that is logged last.
-    *_, last = made.values()
-    yield dg.MaterializeResult(
-        metadata=run_metadata, data_version=dg.DataVersion(last.data_version)
-    )
     for external, version in (read or {}).items():
         report_external(context, external, version)
     _log_partitions(context, made, read or {}, **run_metadata)
+    yield dg.MaterializeResult(metadata={_IS_TOLD: True})
 
 
 def _log_partitions(
@@ -241,6 +248,7 @@ def report_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version
 
 
 def whole(
+    context: dg.AssetExecutionContext,
     machine: Machine,
     make: Callable[[], Output],
     held_to: Checks | None = None,
@@ -253,7 +261,8 @@ def whole(
     """
     watch = Stopwatch()
     try:
-        made = make()
+        with inputs_watched(context):
+            made = make()
     except LockedError as error:
         raise wait_for_lock() from error
     facts = timed(made.facts, watch.read(), machine)
@@ -278,8 +287,7 @@ def result(
 def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, Any]:
     """Facts with throughput and cost, where work was done; paths as paths."""
     facts_shown = {key: shown(key, value) for key, value in facts.items()}
-    work = [facts[key] for key in _WORK if key in facts]
-    if work and not any(work):
+    if not _has_worked(facts):
         return facts_shown
     rates = {
         f"{key}_per_second": shown(key, facts[key] / cost.seconds)
@@ -287,6 +295,11 @@ def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, A
         if facts.get(key) and cost.seconds > 0
     }
     return {**facts_shown, **rates, **cost.facts(machine)}
+
+
+def _has_worked(facts: Mapping[str, Any]) -> bool:
+    work = [facts[key] for key in _WORK if key in facts]
+    return any(work) or not work
 
 
 def _with_row_count(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def backbone(run: Run) -> dg.AssetsDefinition:
             leads_to=[[GROUP, "probe_head"], [GROUP, "judge_head"], ["curation", "topic_model"]]
         ),
     )
-    def make_backbone(machine: Machine) -> dg.MaterializeResult:
-        return whole(machine, lambda: hydra.make_backbone(run), held_to)
+    def make_backbone(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+        return whole(context, machine, lambda: hydra.make_backbone(run), held_to)
 
     return make_backbone
 
@@ -122,8 +122,8 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         tags={"stage": "heads"},
         metadata=about(leads_to=[[GROUP, "calibration"]]),
     )
-    def train_head(machine: Machine) -> dg.MaterializeResult:
-        return whole(machine, lambda: hydra.train_head(run, kind), held_to, "loss")
+    def train_head(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+        return whole(context, machine, lambda: hydra.train_head(run, kind), held_to, "loss")
 
     return train_head
 
@@ -150,6 +150,7 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         ],
         automation_condition=FOLLOW,
         group_name=GROUP,
+        pool="gpu",
         kinds={"json"},
         description=described(
             "Thresholds that make drop, band or keep of the heads' scores, and their weights.",
@@ -160,9 +161,9 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         tags={"stage": "heads"},
         metadata=about(leads_to=[[GROUP, "regrade_plan"]]),
     )
-    def calibrate(machine: Machine) -> dg.MaterializeResult:
+    def calibrate(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
         picture = "keep_rate_and_reliability"
-        return whole(machine, lambda: hydra.calibrate_heads(run), held_to, picture)
+        return whole(context, machine, lambda: hydra.calibrate_heads(run), held_to, picture)
 
     return calibrate
 

@@ -5,6 +5,7 @@ import dagster as dg
 from nmoe_assets.automation import FOLLOW
 from nmoe_assets.checks import Checks
 from nmoe_assets.events import result
+from nmoe_assets.inputs import inputs_watched
 from nmoe_assets.metadata import about, described, owners, table
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
@@ -38,6 +39,7 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         deps=[dg.AssetDep(read) for read in inputs],
         automation_condition=FOLLOW,
         group_name=GROUP,
+        pool="gpu",  # a sample is graded
         kinds={"json"},
         description=described(
             "What grading would do now: stale shards, decisions that may flip, time. "
@@ -51,7 +53,8 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     def make_plan(
         context: dg.AssetExecutionContext, config: RegradePlanConfig, machine: Machine
     ) -> dg.MaterializeResult:
-        plan = plan_regrade(run, names, config.sample_documents)
+        with inputs_watched(context):
+            plan = plan_regrade(run, names, config.sample_documents)
         if plan.problem:
             raise dg.Failure(plan.problem, allow_retries=False)
         context.log.info(summary(plan))

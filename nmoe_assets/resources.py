@@ -5,6 +5,7 @@ Secrets are `EnvVar`s, so the UI shows the variable's name and not its value.
 
 import json
 import os
+import time
 import urllib.request
 
 import dagster as dg
@@ -12,6 +13,7 @@ import dagster as dg
 WEBHOOK_VARIABLE = "NMOE_FAILURE_WEBHOOK"
 COST_VARIABLE = "NMOE_USD_PER_HOUR"
 _TIMEOUT_S = 10
+_PAUSES_S = (1, 5)
 
 
 class Notifier(dg.ConfigurableResource):
@@ -24,7 +26,11 @@ class Notifier(dg.ConfigurableResource):
     webhook_url: str = ""
 
     def send(self, text: str) -> bool:
-        """Post a notice; False where no webhook is set. Raises OSError when it is not taken."""
+        """Post a notice; False where no webhook is set.
+
+        Raises:
+            OSError: It was not taken, three times.
+        """
         if not self.webhook_url:
             return False
         request = urllib.request.Request(
@@ -32,8 +38,17 @@ class Notifier(dg.ConfigurableResource):
             data=json.dumps({"text": text}).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
-            return True
+        for pause_s in _PAUSES_S:
+            try:
+                return _post(request)
+            except OSError:  # of HTTP as well; nobody else would send it again
+                time.sleep(pause_s)
+        return _post(request)
+
+
+def _post(request: urllib.request.Request) -> bool:
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+        return True
 
 
 class Machine(dg.ConfigurableResource):

@@ -3,6 +3,9 @@
 New input or a moved revision asks for prep of that source; prep compares content and does no work
 where only times changed. Failed label slices are asked for again, a bounded number of times and
 ever more slowly. A failed run is told in one line, to the log and to a webhook if one is set.
+
+A run key that was used once is never run again, so keys hold the second of the request: an input
+that comes back to what it was is a change too.
 """
 
 import json
@@ -13,7 +16,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.automation import sensor_status
-from nmoe_assets.jobs import StageJob, innermost_error
+from nmoe_assets.jobs import PART_OF, StageJob, innermost_error
 from nmoe_assets.partitions import label_partitions
 from nmoe_assets.resources import Notifier
 from nmoe_core.config import Run
@@ -32,7 +35,11 @@ AssetJobs = Mapping[str, AssetJob]
 def source_watch(
     run: Run, sources: list[SourcePlan], prep: list[StageJob], definitions: AssetJobs
 ) -> dg.SensorDefinition:
-    """Prep of each source whose input changed since the tick before; its cursor is their marks."""
+    """Prep of each source whose input changed since the tick before; its cursor is their marks.
+
+    A source without a mark may have changed while nobody watched: it is prepared, which does no
+    work where it is current.
+    """
     jobs = {
         source.name: [job for job in prep if job.keys[0][0] == source.name] for source in sources
     }
@@ -46,15 +53,15 @@ def source_watch(
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         before: dict[str, str] = json.loads(context.cursor or "{}")
-        marks, requests = dict(before), []
+        marks, requests, now = dict(before), [], int(time.time())
         for source in sources:
             try:
                 mark = source_mark(run, source)
             except (NmoeError, OSError) as error:
                 context.log.error(f"{source.name} cannot be listed: {error}")
                 continue
-            if before.get(source.name, mark) != mark:
-                requests += [_run_request(job, mark) for job in jobs[source.name]]
+            if before.get(source.name) != mark and _is_prepared(context.instance, source.name):
+                requests += [_run_request(job, mark, now) for job in jobs[source.name]]
             marks[source.name] = mark
         cursor = json.dumps(marks, sort_keys=True)
         skipped = None if requests else dg.SkipReason("no input changed")
@@ -63,12 +70,22 @@ def source_watch(
     return watch
 
 
-def _run_request(job: StageJob, mark: str) -> dg.RunRequest:
-    return dg.RunRequest(run_key=f"{job.name}:{mark}", job_name=job.name, tags=job.tags())
+def _is_prepared(instance: dg.DagsterInstance, source: str) -> bool:
+    """Whether a person had it prepared once; before that, new input asks for nothing."""
+    return instance.get_latest_materialization_event(dg.AssetKey([source, "shards"])) is not None
+
+
+def _run_request(job: StageJob, mark: str, now: int) -> dg.RunRequest:
+    key = f"{job.name}:{mark}:{now}"
+    return dg.RunRequest(run_key=key, job_name=job.name, tags=job.tags())
 
 
 def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
-    """Failed label slices again; its cursor holds, of each, the tries and when the next may be."""
+    """Failed label slices again; its cursor holds, of each, the tries and when the next may be.
+
+    The wait counts from when the failure was seen; 0 says that the last try is not seen to have
+    failed yet.
+    """
     budget = run.config.automation.label_retries
 
     @dg.sensor(
@@ -93,9 +110,10 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
             count, not_before = tries.get(key, (0, 0.0))
             if count >= budget:
                 spent.append(key)
+            elif not not_before:
+                tries[key] = [count, now + _FIRST_WAIT_S * 2**count]
             elif now >= not_before:
-                tries[key] = [count + 1, now + _FIRST_WAIT_S * 2**count]
-                # The cursor may be reset: a key of the try alone would then never run again.
+                tries[key] = [count + 1, 0.0]
                 run_key = f"{key}:{count + 1}:{int(now)}"
                 tags = {"dagster/partition": key}
                 requests.append(dg.RunRequest(run_key=run_key, tags=tags))
@@ -116,12 +134,17 @@ def failure_notice(run: Run) -> dg.SensorDefinition:
         name="failure_notice",
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
+        # Runs of the command line and parts of named jobs belong to no location.
+        monitor_all_code_locations=True,
         description="Tells of a failed run: in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
     )
-    def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
+    def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
+        if PART_OF in context.dagster_run.tags:
+            return dg.SkipReason("a part of a named job, which fails with it and is told of")
         text = notice_text(context)
         context.log.error(text)
         notifier.send(text)
+        return None
 
     return notice
 

@@ -97,7 +97,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         }
         read = {dg.AssetKey([name, "documents"]): made.source_revision}
         yield from partition_results(context, parts, read, **pass_facts)
-        yield from held_to.results(list(parts))
+        yield from held_to.results_of_partitions(context, list(parts))
 
     return make_shards
 
@@ -159,8 +159,8 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         tags={"stage": "label"},
         metadata=about(rows=SLICE_ROWS, leads_to=[["hydra", "oracle_labels"]]),
     )
-    def make_slices(machine: Machine) -> dg.MaterializeResult:
-        return whole(machine, lambda: prep.make_slices(run, source), held_to)
+    def make_slices(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+        return whole(context, machine, lambda: prep.make_slices(run, source), held_to)
 
     return make_slices
 

@@ -1,26 +1,23 @@
-"""What the daemon would request, by real evaluations of the conditions and ticks of the sensors."""
+"""What the daemon would request, by real evaluations of the conditions."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import dagster as dg
 import pytest
 from dagster import AssetKey, DagsterInstance
+from dagster._core.events import StepMaterializationData
 
-from nmoe_assets import resources, sensors
 from nmoe_assets.definitions import build_definitions
+from nmoe_assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.jobs import RANGE_END, RANGE_START
+from nmoe_assets.partitions import label_partitions
 from nmoe_core.config import Run
-from nmoe_core.sources.hub import DatasetsSource
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-LABELS = AssetKey(["hydra", "oracle_labels"])
 HEADS = ("backbone", "probe_head", "judge_head", "calibration")
 KEYS = ("0000", "0001")
 
@@ -52,6 +49,40 @@ class Daemon:
         event = dg.AssetMaterialization(AssetKey(key), partition=partition, tags=tags)
         self.instance.report_runless_asset_event(event)
 
+    def check(self, *key: str, name: str, passed: bool) -> None:
+        event = dg.AssetCheckEvaluation(
+            asset_key=AssetKey(key), check_name=name, passed=passed, metadata={}
+        )
+        self.instance.report_runless_asset_event(event)
+
+    def start(self, job: str, *keys: str) -> dg.DagsterRun:
+        """A run over all partitions of these assets of a job, at work."""
+        return self.instance.create_run_for_job(
+            job_def=self.defs.resolve_job_def(job),
+            asset_selection=frozenset(AssetKey(key.split("/")) for key in keys),
+            tags={RANGE_START: KEYS[0], RANGE_END: KEYS[-1]},
+            status=dg.DagsterRunStatus.STARTED,
+        )
+
+    def made(self, run: dg.DagsterRun, key: str, version: str, partition: str | None) -> None:
+        """What a run logs of an output."""
+        materialization = dg.AssetMaterialization(
+            AssetKey(key.split("/")),
+            partition=partition,
+            tags={"dagster/data_version": version},
+        )
+        event = dg.DagsterEvent(
+            event_type_value="ASSET_MATERIALIZATION",
+            job_name=run.job_name,
+            step_key="step",
+            event_specific_data=StepMaterializationData(materialization),
+        )
+        self.instance.report_dagster_event(event, run_id=run.run_id)
+
+    def end(self, run: dg.DagsterRun) -> None:
+        event = dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name)
+        self.instance.report_dagster_event(event, run_id=run.run_id)
+
     def tick(self) -> dict[str, set[str | None]]:
         result = dg.evaluate_automation_conditions(
             defs=self.defs, instance=self.instance, cursor=self.cursor
@@ -76,7 +107,7 @@ class Daemon:
                 self.report(source, name, version=version)
         self.report("docs", "valid_shards", version=version, partition="0000")
         self.report("docs", "valid_manifest", version=version)
-        for key in sensors.label_partitions.get_partition_keys():
+        for key in label_partitions.get_partition_keys():
             self.report("hydra", "oracle_labels", version=version, partition=key)
         for name in (*HEADS, "regrade_plan"):
             self.report("hydra", name, version=version)
@@ -138,6 +169,88 @@ def test_grades_that_come_out_equal_are_followed_by_nothing(daemon: Daemon) -> N
     assert daemon.tick() == {}
 
 
+@pytest.mark.parametrize("ticks", [1, 0])
+def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
+    daemon: Daemon, ticks: int
+) -> None:
+    """Also where the change and the run's end lie between two ticks."""
+    daemon.report("hydra", "calibration", version="2")
+    assert daemon.tick().keys() >= GRADES.keys()
+    run = daemon.start("grade_code", "code/quality_scores")
+    assert daemon.tick() == {}
+    daemon.report("hydra", "calibration", version="3")
+    for _ in range(ticks):
+        assert "code/quality_scores" not in daemon.tick(), "it is at work"
+    daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `inputs_watched`
+    for key in KEYS:
+        daemon.made(run, "code/quality_scores", "of 2" + key, key)
+    daemon.end(run)
+    assert daemon.tick()["code/quality_scores"] == set(KEYS)
+    assert daemon.tick() == {"code/curated": set(KEYS)}, "and once"
+
+
+def test_an_input_that_changes_after_its_output_was_made_requests_it(daemon: Daemon) -> None:
+    """Both between two ticks."""
+    run = daemon.start("grade_code", "code/quality_scores")
+    for key in KEYS:
+        daemon.made(run, "code/quality_scores", "2" + key, key)
+    daemon.end(run)
+    daemon.report("code", "shards", version="2", partition="0001")
+    assert daemon.tick()["code/quality_scores"] == {"0001"}
+
+
+def test_an_output_that_is_made_after_its_input_changed_is_not_requested(daemon: Daemon) -> None:
+    """Both between two ticks."""
+    daemon.report("code", "shards", version="2", partition="0001")
+    run = daemon.start("grade_code", "code/quality_scores")
+    for key in KEYS:
+        daemon.made(run, "code/quality_scores", "2" + key, key)
+    daemon.end(run)
+    assert "code/quality_scores" not in daemon.tick()
+
+
+def test_what_a_run_made_and_read_itself_requests_nothing_again(daemon: Daemon) -> None:
+    run = daemon.start("curate_code", "code/topics", "code/curated", "code/curated_manifest")
+    assert daemon.tick() == {}
+    for name in ("topics", "curated"):
+        for key in KEYS:
+            daemon.made(run, f"code/{name}", "2" + key, key)
+    assert daemon.tick() == {}, "the run will make the manifest"
+    daemon.made(run, "code/curated_manifest", "2", None)
+    daemon.end(run)
+    assert daemon.tick() == {"mixture/loader_plan": {None}}
+    assert daemon.tick() == {}
+
+
+def test_nothing_follows_an_input_that_a_blocking_check_did_not_pass(daemon: Daemon) -> None:
+    daemon.report("docs", "curated_manifest", version="2")
+    daemon.check("docs", "curated_manifest", name="alignment", passed=False)
+    assert daemon.tick() == {}
+    daemon.report("hydra", "probe_head", version="2")
+    daemon.check("hydra", "probe_head", name="promotion", passed=False)
+    assert daemon.tick() == {}
+    daemon.check("docs", "curated_manifest", name="alignment", passed=True)
+    assert daemon.tick() == {"mixture/loader_plan": {None}}
+    daemon.report("hydra", "probe_head", version="3")
+    daemon.check("hydra", "probe_head", name="promotion", passed=True)
+    daemon.check("hydra", "probe_head", name="baselines", passed=False)  # which only warns
+    assert daemon.tick() == {"hydra/calibration": {None}}
+
+
+def test_no_grades_of_a_shard_or_calibration_that_a_blocking_check_did_not_pass(
+    daemon: Daemon,
+) -> None:
+    daemon.report("docs", "shards", version="2", partition="0001")
+    daemon.check("docs", "shards", name="integrity", passed=False)
+    assert "docs/quality_scores" not in daemon.tick()
+    daemon.report("hydra", "calibration", version="2")
+    daemon.check("hydra", "calibration", name="thresholds", passed=False)
+    assert not daemon.tick().keys() & GRADES.keys()
+    daemon.check("docs", "shards", name="integrity", passed=True)
+    daemon.check("hydra", "calibration", name="thresholds", passed=True)
+    assert daemon.tick().keys() >= GRADES.keys()
+
+
 def test_new_grading_code_requests_all_grades(
     daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,177 +272,9 @@ def test_the_first_run_is_a_persons_except_for_grades(
     assert daemon.tick() == {"code/quality_scores": set(KEYS)}
 
 
-def _tick(sensor: str, defs: dg.Definitions, instance: DagsterInstance, cursor: str | None):
-    repository = defs.get_repository_def()
-    context = dg.build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
-    return repository.get_sensor_def(sensor).evaluate_tick(context)
-
-
-def test_new_input_requests_prep_of_its_source_alone(
-    run: Run, defs: dg.Definitions, instance: DagsterInstance
-) -> None:
-    first = _tick("source_watch", defs, instance, None)
-    assert first.run_requests == []
-    again = _tick("source_watch", defs, instance, first.cursor)
-    assert again.run_requests == []
-    docs = run.base / "in" / "docs.jsonl"
-    before = docs.read_bytes()
-    docs.write_bytes(
-        before + b'{"text": "one more document of more than ten tokens, I think so"}\n'
-    )
-    try:
-        changed = _tick("source_watch", defs, instance, again.cursor)
-    finally:
-        docs.write_bytes(before)
-    jobs = {request.job_name: request.tags for request in changed.run_requests}
-    assert set(jobs) == {"prep_docs", "prep_valid__docs"}
-    assert jobs["prep_docs"]["dagster/asset_partition_range_end"] == "0001"
-    assert len({request.run_key for request in changed.run_requests}) == 2
-
-
-def test_a_saved_dataset_is_watched_file_by_file(
-    run: Run, defs: dg.Definitions, instance: DagsterInstance
-) -> None:
-    first = _tick("source_watch", defs, instance, None)
-    new = run.base / "in" / "notes" / "train" / "new.arrow"
-    new.write_bytes(b"x")
-    try:
-        changed = _tick("source_watch", defs, instance, first.cursor)
-    finally:
-        new.unlink()
-    assert [request.job_name for request in changed.run_requests] == ["prep_notes"]
-
-
-def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
-    run: Run, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mixture, config = run.base / "mixture.toml", run.path.read_text()
-    hub = mixture.read_text().replace("./in/notes", "org/notes")
-    (run.base / "hub_mixture.toml").write_text(hub)
-    (run.base / "hub.toml").write_text(config.replace("mixture.toml", "hub_mixture.toml"))
-    commit = ["a" * 40]
-    monkeypatch.setattr(DatasetsSource, "_commit", property(lambda self: commit[0]))
-    defs = build_definitions(Run(run.base / "hub.toml"))
-    first = _tick("source_watch", defs, instance, None)
-    assert _tick("source_watch", defs, instance, first.cursor).run_requests == []
-    commit[0] = "b" * 40
-    moved = _tick("source_watch", defs, instance, first.cursor)
-    assert [request.job_name for request in moved.run_requests] == ["prep_notes"]
-    assert _tick("source_watch", defs, instance, moved.cursor).run_requests == []
-
-
-def test_a_source_that_cannot_be_listed_leaves_the_others_watched(
-    run: Run, defs: dg.Definitions, instance: DagsterInstance
-) -> None:
-    first = _tick("source_watch", defs, instance, None)
-    docs = run.base / "in" / "docs.jsonl"
-    docs.rename(docs.with_suffix(".away"))
-    new = run.base / "in" / "notes" / "train" / "new.arrow"
-    new.write_bytes(b"x")
-    try:
-        changed = _tick("source_watch", defs, instance, first.cursor)
-    finally:
-        docs.with_suffix(".away").rename(docs)
-        new.unlink()
-    assert [request.job_name for request in changed.run_requests] == ["prep_notes"]
-    assert json.loads(changed.cursor)["docs"] == json.loads(first.cursor)["docs"]
-
-
-def _fail_labels(defs: dg.Definitions, instance: DagsterInstance, key: str) -> None:
-    """A run of one label slice that fails, as a lost oracle makes it fail."""
-    done = defs.resolve_job_def("label_oracle").execute_in_process(
-        instance=instance, tags={"dagster/partition": key}, raise_on_error=False
-    )
-    assert not done.success
-
-
-def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
-    defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [1_000_000.0]
-    monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
-    _fail_labels(defs, instance, "val-02")  # there are no slices to label in this project
-    cursor, waits = None, []
-    for _ in range(3):
-        asked = _tick("label_retries", defs, instance, cursor)
-        assert [r.tags["dagster/partition"] for r in asked.run_requests] == ["val-02"]
-        cursor, waited = asked.cursor, 0
-        while not (again := _tick("label_retries", defs, instance, cursor)).run_requests:
-            clock[0] += 30
-            waited += 30
-            if waited > 600:
-                break
-        waits.append(waited)
-    assert waits == [60, 120, 630]
-    assert again.skip_message == "no failed slice to try"
-    made = dg.AssetMaterialization(LABELS, partition="val-02")
-    instance.report_runless_asset_event(made)
-    assert _tick("label_retries", defs, instance, cursor).cursor == "{}"
-
-
-def _failure(instance: DagsterInstance, run_id: str) -> dg.DagsterEvent:
-    events = (entry.dagster_event for entry in instance.all_logs(run_id))
-    return next(e for e in events if e and e.event_type == dg.DagsterEventType.RUN_FAILURE)
-
-
-class _Webhook(BaseHTTPRequestHandler):
-    received: ClassVar[list[bytes]] = []
-
-    def do_POST(self) -> None:
-        self.received.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """Nothing."""
-
-
-def test_a_failed_run_is_told_in_one_line_to_the_webhook(
-    defs: dg.Definitions, instance: DagsterInstance
-) -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Webhook)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        job = defs.resolve_job_def("label_oracle")
-        done = job.execute_in_process(
-            instance=instance, tags={"dagster/partition": "val-00"}, raise_on_error=False
-        )
-        context = dg.build_run_status_sensor_context(
-            sensor_name="failure_notice",
-            dagster_instance=instance,
-            dagster_run=done.dagster_run,
-            dagster_event=_failure(instance, done.run_id),
-            resources={
-                "notifier": resources.Notifier(
-                    webhook_url=f"http://127.0.0.1:{server.server_port}/hook"
-                )
-            },
-        ).for_run_failure()
-        sensor = defs.get_repository_def().get_sensor_def("failure_notice")
-        sensor(context)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    [text] = [json.loads(body)["text"] for body in _Webhook.received]
-    assert text.startswith("label_oracle failed: 1 of 1 partitions failed")
-    assert "val-00" in text
-    assert text.endswith(f"(run {done.run_id})")
-    assert "\n" not in text
-
-
-def test_the_nightly_job_is_every_check_of_every_manifest(defs: dg.Definitions) -> None:
-    checked = {
-        "/".join(key.asset_key.path)
-        for key in defs.resolve_job_def("verify").asset_layer.asset_graph.asset_check_keys
-    }
-    manifests = {
-        f"{s}/{n}" for s in ("code", "docs", "notes") for n in ("manifest", "curated_manifest")
-    }
-    assert checked == manifests | {"docs/valid_manifest", "mixture/loader_plan"}
-    schedule = defs.get_repository_def().get_schedule_def("nightly_verify")
-    context = dg.build_schedule_context()
-    [request] = schedule.evaluate_tick(context).run_requests
-    assert request.job_name in (None, "verify")
-    assert schedule.cron_schedule == "0 3 * * *"
+def test_stages_that_hold_a_gpu_are_in_its_pool(defs: dg.Definitions) -> None:
+    graph = defs.resolve_asset_graph()
+    pools = {"/".join(key.path): graph.get(key).pools for key in graph.materializable_asset_keys}
+    held = {"oracle_labels", "probe_head", "judge_head", "calibration", "regrade_plan"}
+    in_pool = {f"hydra/{name}" for name in held}
+    assert {key for key, names in pools.items() if "gpu" in names} == in_pool | GRADES.keys()

@@ -1,14 +1,20 @@
-"""A run over partitions tells of those that are finished, however it ends."""
+"""A run over partitions tells of those that are finished, however it ends, and checks them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from nmoe_assets import events
+from nmoe_assets.checks import Checks
 from nmoe_assets.events import each_partition
 from nmoe_assets.resources import Machine
+from nmoe_core.config import Run
+from nmoe_core.errors import FormatError, LockedError
+from nmoe_core.stages.checks import Verdict, Verdicts
 from nmoe_core.stages.result import Output
 from nmoe_core.stages.shards import Attempt
 
@@ -18,39 +24,78 @@ KEYS = [f"{number:04d}" for number in range(4)]
 Show = Callable[[str, Output], Mapping[str, Any]]
 
 
-class _NoChecks:
-    """Checks of an asset that has none."""
-
-    def results(self, keys: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
-        return iter(())
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def _run(
-    instance: dg.DagsterInstance, show: Show, seconds: float = 0.0, pause_s: float = 0.0
-) -> dg.ExecuteInProcessResult:
-    """Make all partitions; each is said to have taken so long."""
+class _Shards:
+    """An asset over partitions of which some are bad, being written, or do not pass a check."""
 
-    def make(keys: Sequence[str]) -> Iterator[Attempt]:
+    def __init__(self) -> None:
+        self.errors: dict[str, Exception] = {}
+        self.not_passing: set[str] = set()
+        self.unreadable: set[str] = set()
+        self.facts: dict[str, Any] = {"documents": 3}
+        self.checked: list[str] = []
+        self.show: Show = lambda key, output: {}
+        self.seconds = self.pause_s = 0.0
+
+    def _make(self, keys: Sequence[str]) -> Iterator[Attempt]:
         for key in keys:
-            time.sleep(pause_s)
-            yield Attempt(key, Output(f"digest of {key}", {"documents": 3}), None, seconds, seconds)
+            time.sleep(self.pause_s)
+            output = None if key in self.errors else Output(f"digest of {key}", self.facts)
+            yield Attempt(key, output, self.errors.get(key), self.seconds, self.seconds)
 
-    @dg.asset(
-        key=KEY,
-        partitions_def=dg.StaticPartitionsDefinition(KEYS),
-        backfill_policy=dg.BackfillPolicy.single_run(),
-    )
-    def scores(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        machine = Machine(usd_per_hour=3600.0)  # a dollar a second
-        yield from each_partition(context, machine, make, _NoChecks(), show)
+    def _check(self, keys: Sequence[str]) -> Verdicts:
+        self.checked += keys
+        if self.unreadable.intersection(keys):
+            raise FileNotFoundError("summary.json")
+        bad = sorted(self.not_passing.intersection(keys))
+        return {"counts": Verdict(not bad, f"not right: {', '.join(bad)}")}
 
-    tags = {
-        "dagster/asset_partition_range_start": KEYS[0],
-        "dagster/asset_partition_range_end": KEYS[-1],
-    }
-    job = dg.define_asset_job("grade", executor_def=dg.in_process_executor)
-    definition = dg.Definitions([scores], jobs=[job]).resolve_job_def("grade")
-    return definition.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    def run(
+        self, instance: dg.DagsterInstance, first: str = KEYS[0], last: str = KEYS[-1]
+    ) -> dg.ExecuteInProcessResult:
+        """Make the partitions from the first to the last."""
+        self.checked = []
+        held_to = Checks(
+            Run(REPOSITORY / "configs" / "demo.toml"), KEY.path, ("counts",), self._check
+        )
+
+        @dg.asset(
+            key=KEY,
+            partitions_def=dg.StaticPartitionsDefinition(KEYS),
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            check_specs=held_to.specs(),
+        )
+        def scores(context: dg.AssetExecutionContext) -> Iterator[Any]:
+            machine = Machine(usd_per_hour=3600.0)  # a dollar a second
+            yield from each_partition(context, machine, self._make, held_to, self.show)
+
+        tags = {
+            "dagster/asset_partition_range_start": first,
+            "dagster/asset_partition_range_end": last,
+        }
+        job = dg.define_asset_job("grade", executor_def=dg.in_process_executor)
+        definition = dg.Definitions([scores], jobs=[job]).resolve_job_def("grade")
+        return definition.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+
+
+def _run(instance: dg.DagsterInstance, show: Show) -> dg.ExecuteInProcessResult:
+    shards = _Shards()
+    shards.show = show
+    return shards.run(instance)
+
+
+def _told(instance: dg.DagsterInstance) -> list[str]:
+    """Partition of each materialisation in the log."""
+    records = instance.fetch_materializations(KEY, limit=1000).records
+    return sorted(record.partition_key for record in records)
+
+
+def _verdict(done: dg.ExecuteInProcessResult) -> tuple[bool, str]:
+    [evaluation] = done.get_asset_check_evaluations()
+    failed = evaluation.metadata.get("failed_partitions")
+    return evaluation.passed, str(failed.value) if failed else ""
 
 
 def _versions(instance: dg.DagsterInstance) -> dict[str, str]:
@@ -65,6 +110,67 @@ def _versions(instance: dg.DagsterInstance) -> dict[str, str]:
 def test_each_partition_has_the_version_of_its_own_content(instance: dg.DagsterInstance) -> None:
     assert _run(instance, lambda key, output: {}).success
     assert _versions(instance) == {key: f"digest of {key}" for key in KEYS}
+    assert _told(instance) == KEYS, "one event each: no moment at which one has another's version"
+
+
+def test_the_good_partitions_of_a_run_that_failed_are_told_and_checked(
+    instance: dg.DagsterInstance,
+) -> None:
+    shards = _Shards()
+    shards.errors[KEYS[3]] = FormatError("torn", where="shard", do="make it again")
+    shards.not_passing.add(KEYS[0])
+    done = shards.run(instance)
+    assert not done.success
+    assert _told(instance) == KEYS[:3]
+    assert _verdict(done) == (False, KEYS[0])
+
+
+def test_a_partition_that_did_not_pass_is_not_forgotten_by_runs_over_others(
+    instance: dg.DagsterInstance,
+) -> None:
+    shards = _Shards()
+    shards.not_passing.add(KEYS[0])
+    assert _verdict(shards.run(instance, KEYS[0], KEYS[1])) == (False, KEYS[0])
+    for key in KEYS[1:]:
+        done = shards.run(instance, key, key)
+        assert not done.success
+        assert _verdict(done) == (False, KEYS[0])
+    shards.unreadable.add(KEYS[0])
+    assert _verdict(shards.run(instance, KEYS[1], KEYS[1])) == (False, KEYS[0])
+    shards.unreadable.clear()
+    shards.not_passing.clear()
+    done = shards.run(instance, KEYS[2], KEYS[2])
+    assert done.success
+    assert _verdict(done) == (True, "")
+    shards.run(instance, KEYS[3], KEYS[3])
+    assert shards.checked == [KEYS[3]], "what passes is not checked again"
+
+
+def test_a_run_that_waits_for_another_tells_only_of_what_it_did(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_LOCK_RETRIES", 3)
+    monkeypatch.setattr(events, "_LOCK_WAIT_S", 0)
+    shards = _Shards()
+    shards.errors[KEYS[1]] = LockedError("another run writes it", where="shard")
+    shards.facts = {"documents": 3, "changed": False}
+    assert not shards.run(instance).success
+    assert _told(instance) == []
+    shards.facts = {"documents": 3, "changed": True}
+    assert not shards.run(instance, KEYS[0], KEYS[1]).success
+    assert set(_told(instance)) == {KEYS[0]}
+
+
+def test_a_run_that_fails_names_the_partitions_that_another_run_writes_too(
+    instance: dg.DagsterInstance,
+) -> None:
+    shards = _Shards()
+    shards.errors[KEYS[1]] = LockedError("another run writes it", where="shard")
+    shards.errors[KEYS[3]] = FormatError("torn", where="shard", do="make it again")
+    [failed] = [event for event in shards.run(instance).all_events if event.is_step_failure]
+    failure = failed.step_failure_data.user_failure_data
+    assert failure.description.startswith("2 of 4 partitions failed; 0003: ")
+    assert failure.metadata["failed_partitions"].value == "0003, 0001"
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), KeyboardInterrupt()])
@@ -85,7 +191,9 @@ def test_partitions_made_at_once_share_the_cost_of_the_machine(
 ) -> None:
     """Four that are said to take 100 s each, in a run that took far less: they ran at once."""
     started = time.perf_counter()
-    assert _run(instance, lambda key, output: {}, seconds=100.0, pause_s=0.1).success
+    shards = _Shards()
+    shards.seconds, shards.pause_s = 100.0, 0.1
+    assert shards.run(instance).success
     took_s = time.perf_counter() - started
     records = instance.fetch_materializations(KEY, limit=4).records
     metadata = [record.asset_materialization.metadata for record in records]

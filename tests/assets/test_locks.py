@@ -122,8 +122,8 @@ def test_one_output_of_another_run_is_waited_for_and_not_for_ever(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @dg.asset
-    def model() -> dg.MaterializeResult:
-        return events.whole(Machine(), lambda: writer.make("model"))
+    def model(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        return events.whole(context, Machine(), lambda: writer.make("model"))
 
     with dg.DagsterInstance.ephemeral() as instance:
         writer.other_starts("model")

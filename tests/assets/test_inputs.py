@@ -1,0 +1,46 @@
+"""A run says of itself that its inputs changed while it was at work."""
+
+from collections.abc import Callable
+
+import dagster as dg
+import pytest
+
+from nmoe_assets.events import whole
+from nmoe_assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.resources import Machine
+from nmoe_core.stages.result import Output
+
+HEADS, OTHER = dg.AssetKey("heads"), dg.AssetKey("other")
+
+
+def _is_tagged(instance: dg.DagsterInstance, while_it_runs: Callable[[], None]) -> bool:
+    def make() -> Output:
+        while_it_runs()
+        return Output("digest", {})
+
+    @dg.asset(deps=[HEADS])
+    def calibration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        return whole(context, Machine(), make)
+
+    done = dg.materialize([calibration], instance=instance)
+    run = instance.get_run_by_id(done.run_id)
+    assert run is not None
+    return CHANGED_MEANWHILE in run.tags
+
+
+def _made(instance: dg.DagsterInstance, key: dg.AssetKey) -> None:
+    instance.report_runless_asset_event(dg.AssetMaterialization(key))
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_a_run_whose_input_is_made_meanwhile_is_tagged(
+    instance: dg.DagsterInstance, made_before: bool
+) -> None:
+    if made_before:
+        _made(instance, HEADS)
+    assert _is_tagged(instance, lambda: _made(instance, HEADS))
+
+
+def test_inputs_made_before_and_other_assets_are_nothing(instance: dg.DagsterInstance) -> None:
+    _made(instance, HEADS)
+    assert not _is_tagged(instance, lambda: _made(instance, OTHER))

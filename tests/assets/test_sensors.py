@@ -1,0 +1,288 @@
+"""What the sensors and the schedule ask for, by real ticks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import dagster as dg
+import pytest
+from dagster import AssetKey, DagsterInstance
+
+from nmoe_assets import resources, sensors
+from nmoe_assets.definitions import build_definitions
+from nmoe_assets.jobs import PART_OF
+from nmoe_core.config import Run
+from nmoe_core.sources.hub import DatasetsSource
+
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+LABELS = AssetKey(["hydra", "oracle_labels"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, make_project: Callable[..., Path]) -> Run:
+    return Run(make_project(tmp_path_factory.mktemp("sensors")))
+
+
+@pytest.fixture(scope="module")
+def defs(run: Run) -> dg.Definitions:
+    return build_definitions(run)
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def _tick(sensor: str, defs: dg.Definitions, instance: DagsterInstance, cursor: str | None):
+    repository = defs.get_repository_def()
+    context = dg.build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
+    return repository.get_sensor_def(sensor).evaluate_tick(context)
+
+
+@pytest.fixture
+def prepared(instance: DagsterInstance) -> DagsterInstance:
+    """An instance that knows of shards of all sources."""
+    for source in ("code", "docs", "notes"):
+        shards = dg.AssetMaterialization(AssetKey([source, "shards"]), partition="0000")
+        instance.report_runless_asset_event(shards)
+    return instance
+
+
+def test_what_nobody_watched_is_prepared_once_if_it_ever_was(
+    defs: dg.Definitions, instance: DagsterInstance
+) -> None:
+    assert _tick("source_watch", defs, instance, None).run_requests == []
+    docs = dg.AssetMaterialization(AssetKey(["docs", "shards"]), partition="0000")
+    instance.report_runless_asset_event(docs)
+    first = _tick("source_watch", defs, instance, None)
+    jobs = {request.job_name for request in first.run_requests}
+    assert jobs == {"prep_docs", "prep_valid__docs"}
+    assert _tick("source_watch", defs, instance, first.cursor).run_requests == []
+
+
+def test_an_input_that_comes_back_to_what_it_was_is_a_change_each_time(
+    prepared: DagsterInstance,
+    defs: dg.Definitions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks, clock = {"docs": "a"}, [1_000_000.0]
+    monkeypatch.setattr(sensors, "source_mark", lambda run, source: marks.get(source.name, "-"))
+    monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
+    cursor, keys = _tick("source_watch", defs, prepared, None).cursor, []
+    for mark in "baba":
+        marks["docs"] = mark
+        clock[0] += 300
+        changed = _tick("source_watch", defs, prepared, cursor)
+        cursor = changed.cursor
+        keys += [request.run_key for request in changed.run_requests]
+    assert len(keys) == len(set(keys)) == 2 * 4, "a key that was used is never run again"
+
+
+def test_new_input_requests_prep_of_its_source_alone(
+    run: Run, defs: dg.Definitions, prepared: DagsterInstance
+) -> None:
+    instance = prepared
+    first = _tick("source_watch", defs, instance, None)
+    again = _tick("source_watch", defs, instance, first.cursor)
+    assert again.run_requests == []
+    docs = run.base / "in" / "docs.jsonl"
+    before = docs.read_bytes()
+    docs.write_bytes(
+        before + b'{"text": "one more document of more than ten tokens, I think so"}\n'
+    )
+    try:
+        changed = _tick("source_watch", defs, instance, again.cursor)
+    finally:
+        docs.write_bytes(before)
+    jobs = {request.job_name: request.tags for request in changed.run_requests}
+    assert set(jobs) == {"prep_docs", "prep_valid__docs"}
+    assert jobs["prep_docs"]["dagster/asset_partition_range_end"] == "0001"
+    assert len({request.run_key for request in changed.run_requests}) == 2
+
+
+def test_a_saved_dataset_is_watched_file_by_file(
+    run: Run, defs: dg.Definitions, prepared: DagsterInstance
+) -> None:
+    first = _tick("source_watch", defs, prepared, None)
+    new = run.base / "in" / "notes" / "train" / "new.arrow"
+    new.write_bytes(b"x")
+    try:
+        changed = _tick("source_watch", defs, prepared, first.cursor)
+    finally:
+        new.unlink()
+    assert [request.job_name for request in changed.run_requests] == ["prep_notes"]
+
+
+def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
+    run: Run, prepared: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture, config = run.base / "mixture.toml", run.path.read_text()
+    hub = mixture.read_text().replace("./in/notes", "org/notes")
+    (run.base / "hub_mixture.toml").write_text(hub)
+    (run.base / "hub.toml").write_text(config.replace("mixture.toml", "hub_mixture.toml"))
+    commit = ["a" * 40]
+    monkeypatch.setattr(DatasetsSource, "_commit", property(lambda self: commit[0]))
+    defs = build_definitions(Run(run.base / "hub.toml"))
+    first = _tick("source_watch", defs, prepared, None)
+    assert _tick("source_watch", defs, prepared, first.cursor).run_requests == []
+    commit[0] = "b" * 40
+    moved = _tick("source_watch", defs, prepared, first.cursor)
+    assert [request.job_name for request in moved.run_requests] == ["prep_notes"]
+    assert _tick("source_watch", defs, prepared, moved.cursor).run_requests == []
+
+
+def test_a_source_that_cannot_be_listed_leaves_the_others_watched(
+    run: Run, defs: dg.Definitions, prepared: DagsterInstance
+) -> None:
+    first = _tick("source_watch", defs, prepared, None)
+    docs = run.base / "in" / "docs.jsonl"
+    docs.rename(docs.with_suffix(".away"))
+    new = run.base / "in" / "notes" / "train" / "new.arrow"
+    new.write_bytes(b"x")
+    try:
+        changed = _tick("source_watch", defs, prepared, first.cursor)
+    finally:
+        docs.with_suffix(".away").rename(docs)
+        new.unlink()
+    assert [request.job_name for request in changed.run_requests] == ["prep_notes"]
+    assert json.loads(changed.cursor)["docs"] == json.loads(first.cursor)["docs"]
+
+
+def _fail_labels(defs: dg.Definitions, instance: DagsterInstance, key: str) -> None:
+    """A run of one label slice that fails, as a lost oracle makes it fail."""
+    done = defs.resolve_job_def("label_oracle").execute_in_process(
+        instance=instance, tags={"dagster/partition": key}, raise_on_error=False
+    )
+    assert not done.success
+
+
+def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
+    defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_000_000.0]
+    monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
+    _fail_labels(defs, instance, "val-02")  # there are no slices to label in this project
+    waits, cursor = [], None
+    for _ in range(4):
+        asked_at = clock[0]
+        while not (asked := _tick("label_retries", defs, instance, cursor)).run_requests:
+            cursor = asked.cursor
+            clock[0] += 30
+            if clock[0] - asked_at > 900:
+                break
+        waits.append(clock[0] - asked_at)
+        cursor = asked.cursor
+        clock[0] += 30 * bool(asked.run_requests)
+    assert waits == [60, 120, 240, 930], "from when a failure was seen"
+    assert asked.skip_message == "no failed slice to try"
+    made = dg.AssetMaterialization(LABELS, partition="val-02")
+    instance.report_runless_asset_event(made)
+    assert _tick("label_retries", defs, instance, cursor).cursor == "{}"
+
+
+def _failure(instance: DagsterInstance, run_id: str) -> dg.DagsterEvent:
+    events = (entry.dagster_event for entry in instance.all_logs(run_id))
+    return next(e for e in events if e and e.event_type == dg.DagsterEventType.RUN_FAILURE)
+
+
+class _Webhook(BaseHTTPRequestHandler):
+    received: ClassVar[list[bytes]] = []
+    refusals: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = self.refusals.pop() if self.refusals else 204
+        if status == 204:
+            self.received.append(body)
+        self.send_response(status)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_failed_run_is_told_in_one_line_to_the_webhook(
+    defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which does not take it at first."""
+    monkeypatch.setattr(resources, "_PAUSES_S", (0, 0))
+    monkeypatch.setattr(_Webhook, "refusals", [503, 429])
+    server = HTTPServer(("127.0.0.1", 0), _Webhook)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        job = defs.resolve_job_def("label_oracle")
+        done = job.execute_in_process(
+            instance=instance, tags={"dagster/partition": "val-00"}, raise_on_error=False
+        )
+        context = dg.build_run_status_sensor_context(
+            sensor_name="failure_notice",
+            dagster_instance=instance,
+            dagster_run=done.dagster_run,
+            dagster_event=_failure(instance, done.run_id),
+            resources={
+                "notifier": resources.Notifier(
+                    webhook_url=f"http://127.0.0.1:{server.server_port}/hook"
+                )
+            },
+        ).for_run_failure()
+        sensor = defs.get_repository_def().get_sensor_def("failure_notice")
+        sensor(context)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    [text] = [json.loads(body)["text"] for body in _Webhook.received]
+    assert text.startswith("label_oracle failed: 1 of 1 partitions failed")
+    assert "val-00" in text
+    assert text.endswith(f"(run {done.run_id})")
+    assert "\n" not in text
+
+
+def test_failed_runs_of_the_command_line_are_told_and_parts_of_named_jobs_are_not(
+    defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, told = defs.get_repository_def(), []
+    monkeypatch.setattr(resources.Notifier, "send", lambda self, text: told.append(text))
+    sensor = repository.get_sensor_def("failure_notice")
+
+    def tick(cursor: str | None) -> str | None:
+        context = dg.build_sensor_context(
+            instance=instance,
+            cursor=cursor,
+            repository_def=repository,
+            repository_name=repository.name,
+            resources={"notifier": resources.Notifier()},
+        )
+        return sensor.evaluate_tick(context).cursor
+
+    cursor = tick(None)
+    job, tags = defs.resolve_job_def("label_oracle"), {"dagster/partition": "val-00"}
+    job.execute_in_process(
+        instance=instance, tags={**tags, PART_OF: "another run"}, raise_on_error=False
+    )
+    alone = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    tick(tick(cursor))
+    assert [text.rpartition("(run ")[2] for text in told] == [f"{alone.run_id})"]
+
+
+def test_the_nightly_job_is_every_check_of_every_manifest(defs: dg.Definitions) -> None:
+    checked = {
+        "/".join(key.asset_key.path)
+        for key in defs.resolve_job_def("verify").asset_layer.asset_graph.asset_check_keys
+    }
+    manifests = {
+        f"{s}/{n}" for s in ("code", "docs", "notes") for n in ("manifest", "curated_manifest")
+    }
+    assert checked == manifests | {"docs/valid_manifest", "mixture/loader_plan"}
+    schedule = defs.get_repository_def().get_schedule_def("nightly_verify")
+    context = dg.build_schedule_context()
+    [request] = schedule.evaluate_tick(context).run_requests
+    assert request.job_name in (None, "verify")
+    assert schedule.cron_schedule == "0 3 * * *"
