@@ -7,6 +7,7 @@ STAMP  := $(VENV)/.made
 
 export DAGSTER_HOME := $(CURDIR)/.dagster
 export DAGSTER_EVENT_BATCH_SIZE := 1000
+export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
 export NMOE_CONFIG ?= $(CURDIR)/configs/demo.toml
 

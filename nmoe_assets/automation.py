@@ -15,8 +15,8 @@ from nmoe_assets.inputs import CHANGED_MEANWHILE
 from nmoe_core.config import Run
 
 _AC = dg.AutomationCondition
-_not_passed = _AC.check_failed() | _AC.execution_failed()
-_blocked = _AC.any_checks_match(_not_passed, blocking_only=True)
+# Dagster looks at the newest run of a check: one that is at work or was ended is no pass either.
+_blocked = _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
 _inputs_settled = (
     ~_AC.any_deps_missing()
     & ~_AC.any_deps_in_progress()
@@ -51,9 +51,9 @@ def _since_made(
         & ~changed_meanwhile.with_label("an input changed while it was made")
         & ~changed_after.with_label("an input was made after it")
     )
-    return (reason | input_changed.with_label("an input's content")).since(
-        _AC.newly_requested() | made
-    )
+    # A run that is only asked for may begin before an input that changed in the same look.
+    requested = _AC.newly_requested() & ~input_changed
+    return (reason | input_changed.with_label("an input's content")).since(requested | made)
 
 
 _BEHIND_CALIBRATION = dg.AssetSelection.assets(

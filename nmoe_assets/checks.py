@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from nmoe_assets.metadata import shown
 from nmoe_core.config import Run
-from nmoe_core.errors import NmoeError
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.stages import checks
 from nmoe_core.stages.checks import Verdict, Verdicts
 
+# The other checks are of all partitions together, or of what a run made.
+_OF_EACH_PARTITION = frozenset({"integrity", "counts", "topic_range"})
 _FAILED_PARTITIONS = "failed_partitions"
-_LOOK_BACK = 100  # runs that have not come to their verdict, or never did, are among them
+_VERDICTS = {
+    AssetCheckExecutionRecordStatus.SUCCEEDED,
+    AssetCheckExecutionRecordStatus.FAILED,
+}
+_LOOK_BACK = 20  # verdicts of runs that overlapped
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -57,42 +64,62 @@ class Checks:
     def results_of_partitions(
         self, context: dg.AssetExecutionContext, made: Sequence[str]
     ) -> Iterator[dg.AssetCheckResult]:
-        """Check the partitions that a run made, and again those that did not pass before.
+        """Check the partitions that a run made.
 
-        A check has one verdict for all partitions: a run over others must not make it good.
+        A check has one verdict for all partitions: those that did not pass and were not made again
+        since are not forgotten by a run over others.
         """
         verdicts = self.check(made)
+        for name in self.names:
+            verdict, failed = verdicts[name], list[str]()
+            if name in _OF_EACH_PARTITION:
+                if not verdict.passed:
+                    failed = [key for key in made if not self.check([key])[name].passed]
+                if before := self._failed_before(context, name, made):
+                    found = f"{verdict.found}; not made again since: {_some(before)}"
+                    verdict = Verdict(False, found, verdict.facts)
+                    failed += before
+            yield self._result(name, verdict, failed)
+
+    def unchecked(
+        self, context: dg.AssetExecutionContext, made: Sequence[str]
+    ) -> list[dg.AssetCheckEvaluation]:
+        """Verdicts on partitions that a run made and cannot check any more."""
+        verdict = Verdict(False, f"made by a run that was ended before it checked {_some(made)}")
+        results = (
+            self._result(name, verdict, [*made, *self._failed_before(context, name, made)])
+            for name in self.names
+            if made and name in _OF_EACH_PARTITION
+        )
+        return [
+            dg.AssetCheckEvaluation(
+                asset_key=dg.AssetKey(self.asset),
+                check_name=str(result.check_name),
+                passed=result.passed,
+                metadata=dict(result.metadata),
+                severity=result.severity,
+                description=result.description,
+            )
+            for result in results
+        ]
+
+    def _failed_before(
+        self, context: dg.AssetExecutionContext, name: str, made: Sequence[str]
+    ) -> list[str]:
+        """Partitions besides those just made that the newest verdict names."""
+        history = context.instance.event_log_storage.get_asset_check_execution_history(
+            dg.AssetCheckKey(dg.AssetKey(self.asset), name), _LOOK_BACK, status=_VERDICTS
+        )
+        # Its order is that in which the runs were created.
+        entries = [record.event for record in history if record.event]
+        newest = max(entries, key=lambda entry: entry.timestamp, default=None)
+        if newest is None or newest.dagster_event is None:
+            return []
+        metadata = newest.dagster_event.asset_check_evaluation_data.metadata
+        named = metadata.get(_FAILED_PARTITIONS)
         partitions = context.assets_def.partitions_def
         others = set(partitions.get_partition_keys() if partitions else ()) - set(made)
-        for name in self.names:
-            verdict = verdicts[name]
-            failed = (
-                [] if verdict.passed else [k for k in made if not self._passes(name, k)] or made
-            )
-            before = others.intersection(self._failed_before(context.instance, name))
-            still = sorted(key for key in before if not self._passes(name, key))
-            if still:
-                found = f"{verdict.found}; failed before and still does: {', '.join(still)}"
-                verdict = Verdict(False, found, verdict.facts)
-            yield self._result(name, verdict, [*failed, *still])
-
-    def _passes(self, name: str, key: str) -> bool:
-        try:
-            return self.check([key])[name].passed
-        except (NmoeError, OSError):
-            return False
-
-    def _failed_before(self, instance: dg.DagsterInstance, name: str) -> list[str]:
-        """Partitions that the newest verdict names."""
-        check = dg.AssetCheckKey(dg.AssetKey(self.asset), name)
-        for record in instance.event_log_storage.get_asset_check_execution_history(
-            check, _LOOK_BACK
-        ):
-            event = record.event.dagster_event if record.event else None
-            if event is not None and event.event_type_value == "ASSET_CHECK_EVALUATION":
-                value = event.asset_check_evaluation_data.metadata.get(_FAILED_PARTITIONS)
-                return str(value.value).split(", ") if value else []
-        return []
+        return sorted(others.intersection(str(named.value).split(", "))) if named else []
 
     def _result(
         self, name: str, verdict: Verdict, failed: Sequence[str] = ()
@@ -116,6 +143,11 @@ class Checks:
             yield from self.results()
 
         return check
+
+
+def _some(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
+    return ", ".join(keys[:_MOST_NAMED]) + more
 
 
 def manifest_checks(run: Run, sources: list[SourcePlan]) -> list[dg.AssetChecksDefinition]:

@@ -56,7 +56,7 @@ def _definitions(run: Run) -> dg.Definitions:
             automation_sensor(run),
             sensors.source_watch(run, plans, jobs["prep"], asset_jobs),
             sensors.label_retries(run, asset_jobs["label_oracle"]),
-            sensors.failure_notice(run),
+            *sensors.failure_notices(run),
         ],
         schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
         resources=resources(),

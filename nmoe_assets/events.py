@@ -8,26 +8,21 @@ checked and the run fails, so a backfill shows exactly the bad ones.
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import dagster as dg
-from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
 from nmoe_assets.checks import Checks
 from nmoe_assets.cost import Cost, Stopwatch
 from nmoe_assets.inputs import inputs_watched
-from nmoe_assets.metadata import shown
+from nmoe_assets.metadata import shown, with_row_count
+from nmoe_assets.partition_events import IS_TOLD, Made, log_partitions, report_external
 from nmoe_assets.resources import Machine
 from nmoe_assets.run_log import run_log
 from nmoe_core.errors import LockedError, NmoeError
 from nmoe_core.stages.result import Output
 from nmoe_core.stages.shards import Attempt
 
-# An asset's result with this key among its metadata is not logged as materialisations by Dagster,
-# which would be of one data version: for a moment, or for good where the run is killed then, every
-# partition would have that of another. Dagster has it for assets that log their own observations.
-_IS_TOLD = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 # Another run that writes the same output is waited for: it leaves it current.
 _LOCK_RETRIES = 60
 _LOCK_WAIT_S = 10
@@ -41,14 +36,6 @@ _RATES = (
     "oracle_calls",
     "head_steps",
 )
-
-
-@dataclass(frozen=True)
-class Made:
-    """One partition's output: the digest of its content, and what people look at."""
-
-    data_version: str
-    metadata: Mapping[str, Any]
 
 
 def each_partition(
@@ -90,7 +77,8 @@ def each_partition(
                 else:
                     finished[key] = _Finished(attempt, output, looked_at)
     except BaseException:  # such as Terminate: what is finished is told all the same
-        _log_partitions(context, _made(finished, whole_run.read(), machine), {})
+        made = _made(finished, whole_run.read(), machine)
+        log_partitions(context, made, unchecked=held_to.unchecked(context, list(made)))
         raise
     cost = whole_run.read()
     made = _made(finished, cost, machine)
@@ -98,10 +86,10 @@ def each_partition(
     if locked and not failed:
         # The step is tried again, many times: what is current by then is told when it succeeds.
         worked = {key for key, one in finished.items() if _has_worked(one.output.facts)}
-        _log_partitions(context, {key: one for key, one in made.items() if key in worked}, {})
+        log_partitions(context, {key: one for key, one in made.items() if key in worked})
         raise wait_for_lock() from next(iter(locked.values()))
     if failed:
-        _log_partitions(context, made, {})
+        log_partitions(context, made)
         yield from held_to.results_of_partitions(context, list(made))
         failed |= {key: " ".join(str(error).split()) for key, error in locked.items()}
         raise partial_failure(failed, len(made))
@@ -178,73 +166,8 @@ def partition_results(
     """
     for external, version in (read or {}).items():
         report_external(context, external, version)
-    _log_partitions(context, made, read or {}, **run_metadata)
-    yield dg.MaterializeResult(metadata={_IS_TOLD: True})
-
-
-def _log_partitions(
-    context: dg.AssetExecutionContext,
-    made: Mapping[str, Made],
-    read: Mapping[dg.AssetKey, str],
-    **run_metadata: Any,
-) -> None:
-    """Log a materialisation of each partition, all in one batch as Dagster logs its own."""
-    from dagster._core.events import (
-        DagsterEvent,
-        DagsterEventBatchMetadata,
-        generate_event_batch_id,
-    )
-
-    op, batch = context.op_execution_context, generate_event_batch_id()
-    for number, (key, output) in enumerate(made.items(), 1):
-        materialization = dg.AssetMaterialization(
-            asset_key=context.asset_key,
-            partition=key,
-            metadata=_with_row_count({**output.metadata, **run_metadata}),
-            tags=_version_tags(context, output.data_version, read),
-        )
-        event = DagsterEvent.asset_materialization(
-            op.get_step_execution_context(),
-            materialization,
-            DagsterEventBatchMetadata(batch, number == len(made)),
-        )
-        op._events.append(event)  # as `log_event` does, which has no batches
-
-
-def _version_tags(
-    context: dg.AssetExecutionContext, data_version: str, read: Mapping[dg.AssetKey, str]
-) -> dict[str, str]:
-    """The tags Dagster gives its own events: data and code version, and versions of the inputs.
-
-    Without those of the inputs it calls every partition stale. It has no public call for them, so
-    this uses its own functions; a test asks whether anything is stale after a run.
-    """
-    from dagster._core.execution.plan.execute_step import (
-        _build_data_version_tags,
-        _get_input_provenance_data,
-    )
-
-    step = context.op_execution_context.get_step_execution_context()
-    seen = {
-        key: {"data_version": dg.DataVersion(version), "storage_id": None}
-        for key, version in read.items()
-    }
-    inputs = {**_get_input_provenance_data(context.asset_key, step), **seen}
-    code_version = context.assets_def.code_versions_by_key.get(context.asset_key)
-    return _build_data_version_tags(
-        dg.DataVersion(data_version), code_version or context.run.run_id, inputs, True
-    )
-
-
-def report_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: str) -> None:
-    """Record the version of an external asset, unless it is the one on record."""
-    from dagster._core.definitions.data_version import extract_data_version_from_entry
-
-    record = context.instance.get_latest_data_version_record(key, is_source=False)
-    known = extract_data_version_from_entry(record.event_log_entry) if record else None
-    if known is None or known.value != version:
-        tags = {"dagster/data_version": version}
-        context.log_event(dg.AssetMaterialization(key, tags=tags))
+    log_partitions(context, made, read, run_metadata)
+    yield dg.MaterializeResult(metadata={IS_TOLD: True})
 
 
 def whole(
@@ -279,7 +202,7 @@ def result(
     """An unpartitioned output with the digest of its content."""
     return dg.MaterializeResult(
         data_version=dg.DataVersion(data_version),
-        metadata=_with_row_count(metadata),
+        metadata=with_row_count(metadata),
         check_results=check_results,
     )
 
@@ -300,10 +223,3 @@ def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, A
 def _has_worked(facts: Mapping[str, Any]) -> bool:
     work = [facts[key] for key in _WORK if key in facts]
     return any(work) or not work
-
-
-def _with_row_count(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of documents also under the name that Dagster draws over time."""
-    if "documents" not in metadata:
-        return dict(metadata)
-    return {"dagster/row_count": metadata["documents"], **metadata}

@@ -16,7 +16,15 @@ def inputs_watched(context: dg.AssetExecutionContext) -> Iterator[None]:
     (`nmoe_assets.automation`).
     """
     before = _newest(context)
-    yield
+    try:
+        yield
+    finally:  # what was finished before an interrupt is told as well
+        _tag_if_changed(context, before)
+
+
+def _tag_if_changed(
+    context: dg.AssetExecutionContext, before: dict[dg.AssetKey, int | None]
+) -> None:
     if _newest(context) != before:
         context.instance.add_run_tags(context.run.run_id, {CHANGED_MEANWHILE: "true"})
 

@@ -1,4 +1,4 @@
-"""Interrupts that Dagster loses: a run that was told to stop, by Terminate or a signal, stops."""
+"""Interrupts: a run that was told to stop, by Terminate or a signal, stops, and at a good time."""
 
 import os
 import signal
@@ -50,3 +50,22 @@ def interrupts_since() -> Iterator[Callable[[], None]]:
         signal.set_wakeup_fd(before)
         os.close(reader)
         os.close(writer)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Raise an interrupt that comes during the block after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        asked: signal.signal(asked, lambda number, _: came.append(number)) for asked in _ASKED
+    }
+    try:
+        yield
+    finally:
+        for asked, handler in before.items():
+            signal.signal(asked, handler)
+        if came:
+            signal.raise_signal(came[0])

@@ -127,26 +127,46 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
     return retry
 
 
-def failure_notice(run: Run) -> dg.SensorDefinition:
-    """One line about each failed run, to the sensor's log and to the webhook."""
+def failure_notices(run: Run) -> list[dg.SensorDefinition]:
+    """One line about each failed run, to the sensor's log and to the webhook.
+
+    One sensor is for runs that this location started. Those that `dagster job execute` started
+    belong to no location, so the other looks at all and leaves those of locations to them.
+    """
 
     @dg.run_failure_sensor(
         name="failure_notice",
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
-        # Runs of the command line and parts of named jobs belong to no location.
-        monitor_all_code_locations=True,
         description="Tells of a failed run: in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
     )
-    def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
+    def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
+        _tell(context, notifier)
+
+    @dg.run_failure_sensor(
+        name="failure_notice_of_commands",
+        default_status=sensor_status(run),
+        minimum_interval_seconds=15,
+        monitor_all_code_locations=True,
+        description="Tells of failed runs of the command line as `failure_notice` does.",
+    )
+    def notice_of_commands(
+        context: dg.RunFailureSensorContext, notifier: Notifier
+    ) -> dg.SkipReason | None:
+        if context.dagster_run.remote_job_origin is not None:
+            return dg.SkipReason("a run of a code location")
         if PART_OF in context.dagster_run.tags:
             return dg.SkipReason("a part of a named job, which fails with it and is told of")
-        text = notice_text(context)
-        context.log.error(text)
-        notifier.send(text)
+        _tell(context, notifier)
         return None
 
-    return notice
+    return [notice, notice_of_commands]
+
+
+def _tell(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
+    text = notice_text(context)
+    context.log.error(text)
+    notifier.send(text)
 
 
 def notice_text(context: dg.RunFailureSensorContext) -> str:

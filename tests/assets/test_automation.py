@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster import AssetKey, DagsterInstance
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationPlanned,
+)
 from dagster._core.events import StepMaterializationData
 
 from nmoe_assets.definitions import build_definitions
@@ -49,11 +52,20 @@ class Daemon:
         event = dg.AssetMaterialization(AssetKey(key), partition=partition, tags=tags)
         self.instance.report_runless_asset_event(event)
 
-    def check(self, *key: str, name: str, passed: bool) -> None:
-        event = dg.AssetCheckEvaluation(
+    def check(self, *key: str, name: str, passed: bool, run_id: str = "") -> None:
+        """A verdict, in the run that made the asset or by itself."""
+        verdict = dg.AssetCheckEvaluation(
             asset_key=AssetKey(key), check_name=name, passed=passed, metadata={}
         )
-        self.instance.report_runless_asset_event(event)
+        event = dg.DagsterEvent(
+            event_type_value="ASSET_CHECK_EVALUATION", job_name="job", event_specific_data=verdict
+        )
+        self.instance.report_dagster_event(event, run_id=run_id)
+
+    def pass_checks(self, assets: Collection[AssetKey], run_id: str = "") -> None:
+        for check in self.defs.resolve_asset_graph().asset_check_keys:
+            if check.asset_key in assets:
+                self.check(*check.asset_key.path, name=check.name, passed=True, run_id=run_id)
 
     def start(self, job: str, *keys: str) -> dg.DagsterRun:
         """A run over all partitions of these assets of a job, at work."""
@@ -80,6 +92,8 @@ class Daemon:
         self.instance.report_dagster_event(event, run_id=run.run_id)
 
     def end(self, run: dg.DagsterRun) -> None:
+        """It succeeds, its checks too."""
+        self.pass_checks(run.asset_selection or (), run.run_id)
         event = dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name)
         self.instance.report_dagster_event(event, run_id=run.run_id)
 
@@ -113,6 +127,7 @@ class Daemon:
             self.report("hydra", name, version=version)
         self.report("curation", "topic_model", version=version)
         self.report("mixture", "loader_plan", version=version)
+        self.pass_checks(self.defs.resolve_asset_graph().get_all_asset_keys())
 
 
 @pytest.fixture
@@ -189,6 +204,31 @@ def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
     assert daemon.tick() == {"code/curated": set(KEYS)}, "and once"
 
 
+def test_an_input_that_changes_in_the_look_after_a_request_is_not_forgotten(daemon: Daemon) -> None:
+    daemon.report("hydra", "calibration", version="2")
+    assert daemon.tick().keys() >= GRADES.keys()
+    run = daemon.start("grade_code", "code/quality_scores")
+    daemon.report("hydra", "calibration", version="3")
+    daemon.tick()
+    daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `inputs_watched`
+    for key in KEYS:
+        daemon.made(run, "code/quality_scores", "of 2" + key, key)
+    daemon.end(run)
+    assert daemon.tick()["code/quality_scores"] == set(KEYS)
+
+
+def test_a_run_that_began_after_its_input_changed_is_enough(daemon: Daemon) -> None:
+    daemon.report("hydra", "calibration", version="2")
+    assert daemon.tick().keys() >= GRADES.keys()
+    daemon.report("hydra", "calibration", version="3")
+    run = daemon.start("grade_code", "code/quality_scores")
+    daemon.tick()
+    for key in KEYS:
+        daemon.made(run, "code/quality_scores", "of 3" + key, key)
+    daemon.end(run)
+    assert "code/quality_scores" not in daemon.tick()
+
+
 def test_an_input_that_changes_after_its_output_was_made_requests_it(daemon: Daemon) -> None:
     """Both between two ticks."""
     run = daemon.start("grade_code", "code/quality_scores")
@@ -237,6 +277,25 @@ def test_nothing_follows_an_input_that_a_blocking_check_did_not_pass(daemon: Dae
     assert daemon.tick() == {"hydra/calibration": {None}}
 
 
+def test_a_check_at_work_or_ended_is_no_pass(daemon: Daemon) -> None:
+    daemon.report("docs", "curated_manifest", version="2")
+    daemon.check("docs", "curated_manifest", name="alignment", passed=False)
+    planned = dg.DagsterEvent(
+        event_type_value="ASSET_CHECK_EVALUATION_PLANNED",
+        job_name="verify",
+        event_specific_data=AssetCheckEvaluationPlanned(
+            asset_key=AssetKey(["docs", "curated_manifest"]), check_name="alignment"
+        ),
+    )
+    run = daemon.start("curate_docs", "docs/topics")
+    daemon.instance.report_dagster_event(planned, run.run_id)
+    assert daemon.tick() == {}
+    daemon.instance.report_run_canceled(run)
+    assert daemon.tick() == {}
+    daemon.check("docs", "curated_manifest", name="alignment", passed=True)
+    assert daemon.tick() == {"mixture/loader_plan": {None}}
+
+
 def test_no_grades_of_a_shard_or_calibration_that_a_blocking_check_did_not_pass(
     daemon: Daemon,
 ) -> None:
@@ -269,6 +328,8 @@ def test_the_first_run_is_a_persons_except_for_grades(
     assert daemon.tick() == {}
     for name in HEADS:
         daemon.report("hydra", name, version="1")
+    assert daemon.tick() == {}, "nobody has checked them"
+    daemon.pass_checks(daemon.defs.resolve_asset_graph().get_all_asset_keys())
     assert daemon.tick() == {"code/quality_scores": set(KEYS)}
 
 

@@ -123,7 +123,8 @@ def test_the_daemon_of_a_project_starts_answers_and_ends(dagster: Dagster) -> No
         r={"repositoryLocationName": LOCATION, "repositoryName": "__repository__"},
     )["repositoryOrError"]
     states = {s["name"]: s["sensorState"]["status"] for s in sensors["sensors"]}
-    expected = ("follow_changes", "source_watch", "label_retries", "failure_notice")
+    notices = ("failure_notice", "failure_notice_of_commands")
+    expected = ("follow_changes", "source_watch", "label_retries", *notices)
     assert states == dict.fromkeys(expected, "RUNNING")
     [schedule] = sensors["schedules"]
     assert schedule == {"name": "nightly_verify", "scheduleState": {"status": "RUNNING"}}

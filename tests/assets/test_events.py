@@ -1,5 +1,7 @@
 """A run over partitions tells of those that are finished, however it ends, and checks them."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,10 +32,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class _Shards:
     """An asset over partitions of which some are bad, being written, or do not pass a check."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: str = "counts") -> None:
+        self.check_name = check
         self.errors: dict[str, Exception] = {}
         self.not_passing: set[str] = set()
-        self.unreadable: set[str] = set()
         self.facts: dict[str, Any] = {"documents": 3}
         self.checked: list[str] = []
         self.show: Show = lambda key, output: {}
@@ -47,10 +49,8 @@ class _Shards:
 
     def _check(self, keys: Sequence[str]) -> Verdicts:
         self.checked += keys
-        if self.unreadable.intersection(keys):
-            raise FileNotFoundError("summary.json")
         bad = sorted(self.not_passing.intersection(keys))
-        return {"counts": Verdict(not bad, f"not right: {', '.join(bad)}")}
+        return {self.check_name: Verdict(not bad, f"not right: {', '.join(bad)}")}
 
     def run(
         self, instance: dg.DagsterInstance, first: str = KEYS[0], last: str = KEYS[-1]
@@ -58,7 +58,7 @@ class _Shards:
         """Make the partitions from the first to the last."""
         self.checked = []
         held_to = Checks(
-            Run(REPOSITORY / "configs" / "demo.toml"), KEY.path, ("counts",), self._check
+            Run(REPOSITORY / "configs" / "demo.toml"), KEY.path, (self.check_name,), self._check
         )
 
         @dg.asset(
@@ -135,15 +135,69 @@ def test_a_partition_that_did_not_pass_is_not_forgotten_by_runs_over_others(
         done = shards.run(instance, key, key)
         assert not done.success
         assert _verdict(done) == (False, KEYS[0])
-    shards.unreadable.add(KEYS[0])
-    assert _verdict(shards.run(instance, KEYS[1], KEYS[1])) == (False, KEYS[0])
-    shards.unreadable.clear()
+        assert shards.checked == [key], "only what it made"
     shards.not_passing.clear()
-    done = shards.run(instance, KEYS[2], KEYS[2])
+    done = shards.run(instance, KEYS[0], KEYS[0])
     assert done.success
     assert _verdict(done) == (True, "")
-    shards.run(instance, KEYS[3], KEYS[3])
-    assert shards.checked == [KEYS[3]], "what passes is not checked again"
+
+
+def test_a_verdict_is_remembered_though_its_run_was_created_before_others(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The order of check executions is that of their runs."""
+    shards, others = _Shards(), _Shards()
+    shards.not_passing.add(KEYS[0])
+    shards.show = lambda key, output: {"other": others.run(instance, KEYS[1], KEYS[1]).run_id}
+    assert _verdict(shards.run(instance, KEYS[0], KEYS[0])) == (False, KEYS[0])
+    assert _verdict(others.run(instance, KEYS[2], KEYS[2])) == (False, KEYS[0])
+
+
+def test_a_share_of_all_that_a_run_made_is_not_remembered_by_partition(
+    instance: dg.DagsterInstance,
+) -> None:
+    shards = _Shards("keep_rate")
+    shards.not_passing.add(KEYS[0])
+    assert _verdict(shards.run(instance, KEYS[0], KEYS[0])) == (False, "")
+    assert _verdict(shards.run(instance, KEYS[1], KEYS[1])) == (True, "")
+
+
+def test_what_an_ended_run_made_counts_as_not_passing_until_it_is_checked(
+    instance: dg.DagsterInstance,
+) -> None:
+    def show(key: str, output: Output) -> Mapping[str, Any]:
+        if key == KEYS[2]:
+            raise KeyboardInterrupt
+        return {}
+
+    shards = _Shards()
+    shards.show = show
+    assert not shards.run(instance).success
+    [record] = instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(KEY, "counts"), 1
+    )
+    assert record.status.value == "FAILED"
+    shards.show = lambda key, output: {}
+    assert _verdict(shards.run(instance, KEYS[1], KEYS[3])) == (False, "0000")
+    assert _verdict(shards.run(instance, KEYS[0], KEYS[0])) == (True, "")
+
+
+def test_an_interrupt_while_partitions_are_told_loses_none_of_them(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, calls = instance.report_dagster_event, []
+
+    def interrupted(event: dg.DagsterEvent, *arguments: Any, **named: Any) -> None:
+        report(event, *arguments, **named)
+        if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
+            calls.append(event.partition)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(instance, "report_dagster_event", interrupted)
+    monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", "1000")
+    assert not _Shards().run(instance).success, "it is interrupted all the same"
+    assert _told(instance) == KEYS
 
 
 def test_a_run_that_waits_for_another_tells_only_of_what_it_did(

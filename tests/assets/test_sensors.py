@@ -250,7 +250,7 @@ def test_failed_runs_of_the_command_line_are_told_and_parts_of_named_jobs_are_no
 ) -> None:
     repository, told = defs.get_repository_def(), []
     monkeypatch.setattr(resources.Notifier, "send", lambda self, text: told.append(text))
-    sensor = repository.get_sensor_def("failure_notice")
+    sensor = repository.get_sensor_def("failure_notice_of_commands")
 
     def tick(cursor: str | None) -> str | None:
         context = dg.build_sensor_context(
