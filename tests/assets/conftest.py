@@ -403,13 +403,17 @@ class Dagster:
 
     def grades(self, source: str) -> dict[str, tuple[str, str]]:
         """Partition -> (run, data version) of the newest grades."""
-        key = {"path": [source, "quality_scores"]}
+        return self.newest(source, "quality_scores")
+
+    def newest(self, *path: str) -> dict[str, tuple[str, str]]:
+        """Partition -> (run, data version) of the newest materialisations of an asset."""
+        key = {"path": path}
         events = self.query(MATERIALIZATIONS, k=key)["assetOrError"]["assetMaterializations"]
         newest: dict[str, tuple[str, str]] = {}
         for event in events:
             tags = {tag["key"]: tag["value"] for tag in event["tags"]}
             version = tags.get("dagster/data_version", "")
-            newest.setdefault(event["partition"], (event["runId"], version))
+            newest.setdefault(event["partition"] or "", (event["runId"], version))
         return newest
 
 

@@ -81,6 +81,7 @@ def _rewritten_files_regrade_nothing(dagster: Dagster) -> None:
 
 def _new_input_regrades_its_source_alone(dagster: Dagster, project: Path) -> None:
     before = {source: dagster.grades(source) for source in SOURCES}
+    plan = dagster.newest("mixture", "loader_plan")
     with open(project / "in" / "docs.jsonl", "a", encoding="utf-8") as file:
         text = "A document that arrived today, long enough to be worth a place in the corpus."
         file.write(json.dumps({"text": text}) + "\n")
@@ -95,6 +96,11 @@ def _new_input_regrades_its_source_alone(dagster: Dagster, project: Path) -> Non
     after = dagster.grades("docs")
     changed = [key for key in KEYS if after[key][1] != before["docs"][key][1]]
     assert len(changed) == 1, "one document changes one shard"
+
+    def is_followed() -> bool:
+        return dagster.newest("mixture", "loader_plan")[""][1] != plan[""][1]
+
+    dagster.wait(is_followed, 600, "the loader plan is of the new input")
 
 
 def _makes(run: dict[str, Any], *key: str) -> bool:

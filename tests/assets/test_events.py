@@ -111,6 +111,8 @@ def test_each_partition_has_the_version_of_its_own_content(instance: dg.DagsterI
     assert _run(instance, lambda key, output: {}).success
     assert _versions(instance) == {key: f"digest of {key}" for key in KEYS}
     assert _told(instance) == KEYS, "one event each: no moment at which one has another's version"
+    records = instance.fetch_materializations(KEY, limit=100).records
+    assert len({record.timestamp for record in records}) == 1, "automation groups them by time"
 
 
 def test_the_good_partitions_of_a_run_that_failed_are_told_and_checked(

@@ -22,7 +22,7 @@ def _is_tagged(instance: dg.DagsterInstance, while_it_runs: Callable[[], None]) 
     def calibration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         return whole(context, Machine(), make)
 
-    done = dg.materialize([calibration], instance=instance)
+    done = dg.materialize([calibration], instance=instance, raise_on_error=False)
     run = instance.get_run_by_id(done.run_id)
     assert run is not None
     return CHANGED_MEANWHILE in run.tags
@@ -39,6 +39,14 @@ def test_a_run_whose_input_is_made_meanwhile_is_tagged(
     if made_before:
         _made(instance, HEADS)
     assert _is_tagged(instance, lambda: _made(instance, HEADS))
+
+
+def test_a_run_that_ends_early_is_tagged_as_well(instance: dg.DagsterInstance) -> None:
+    def make_input_and_end() -> None:
+        _made(instance, HEADS)
+        raise KeyboardInterrupt
+
+    assert _is_tagged(instance, make_input_and_end)
 
 
 def test_inputs_made_before_and_other_assets_are_nothing(instance: dg.DagsterInstance) -> None:

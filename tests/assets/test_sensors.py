@@ -12,6 +12,11 @@ from typing import ClassVar
 import dagster as dg
 import pytest
 from dagster import AssetKey, DagsterInstance
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 
 from nmoe_assets import resources, sensors
 from nmoe_assets.definitions import build_definitions
@@ -245,7 +250,7 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
     assert "\n" not in text
 
 
-def test_failed_runs_of_the_command_line_are_told_and_parts_of_named_jobs_are_not(
+def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs_are_not(
     defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository, told = defs.get_repository_def(), []
@@ -267,8 +272,14 @@ def test_failed_runs_of_the_command_line_are_told_and_parts_of_named_jobs_are_no
     job.execute_in_process(
         instance=instance, tags={**tags, PART_OF: "another run"}, raise_on_error=False
     )
+    location = GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="another")
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "theirs")
+    theirs = dg.DagsterRun(job_name="theirs", remote_job_origin=origin)
+    instance.add_run(theirs)
+    instance.report_run_failed(theirs)
     alone = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
-    tick(tick(cursor))
+    for _ in range(3):
+        cursor = tick(cursor)
     assert [text.rpartition("(run ")[2] for text in told] == [f"{alone.run_id})"]
 
 
