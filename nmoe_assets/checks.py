@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
+from nmoe_assets.check_history import (
+    FAILED_PARTITIONS,
+    evaluation,
+    failed_partitions,
+    make_newest,
+)
 from nmoe_assets.metadata import shown
+from nmoe_assets.partition_events import log_verdicts
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.stages import checks
@@ -21,12 +27,6 @@ from nmoe_core.stages.checks import Verdict, Verdicts
 
 # The other checks are of all partitions together, or of what a run made.
 _OF_EACH_PARTITION = frozenset({"integrity", "counts", "topic_range"})
-_FAILED_PARTITIONS = "failed_partitions"
-_VERDICTS = {
-    AssetCheckExecutionRecordStatus.SUCCEEDED,
-    AssetCheckExecutionRecordStatus.FAILED,
-}
-_LOOK_BACK = 20  # verdicts of runs that overlapped
 _MOST_NAMED = 10
 
 
@@ -69,57 +69,55 @@ class Checks:
         A check has one verdict for all partitions: those that did not pass and were not made again
         since are not forgotten by a run over others.
         """
-        verdicts = self.check(made)
-        for name in self.names:
-            verdict, failed = verdicts[name], list[str]()
-            if name in _OF_EACH_PARTITION:
-                if not verdict.passed:
-                    failed = [key for key in made if not self.check([key])[name].passed]
-                if before := self._failed_before(context, name, made):
-                    found = f"{verdict.found}; not made again since: {_some(before)}"
-                    verdict = Verdict(False, found, verdict.facts)
-                    failed += before
-            yield self._result(name, verdict, failed)
+        try:
+            verdicts = self.check(made)
+            results = [
+                self._of_partitions(context, name, verdicts[name], made) for name in self.names
+            ]
+        except BaseException:  # such as Terminate: checks that read every token take long
+            log_verdicts(context, self.unchecked(context, made))
+            raise
+        yield from results
+        make_newest(context.instance, context.run.run_id, results)
 
     def unchecked(
         self, context: dg.AssetExecutionContext, made: Sequence[str]
     ) -> list[dg.AssetCheckEvaluation]:
-        """Verdicts on partitions that a run made and cannot check any more."""
-        verdict = Verdict(False, f"made by a run that was ended before it checked {_some(made)}")
-        results = (
-            self._result(name, verdict, [*made, *self._failed_before(context, name, made)])
+        """Verdicts on partitions that a run made and has not checked."""
+        verdict = Verdict(False, f"made by a run that did not come to check {_some(made)}")
+        return [
+            evaluation(
+                self._result(name, verdict, [*made, *self._failed_before(context, name, made)])
+            )
             for name in self.names
             if made and name in _OF_EACH_PARTITION
-        )
-        return [
-            dg.AssetCheckEvaluation(
-                asset_key=dg.AssetKey(self.asset),
-                check_name=str(result.check_name),
-                passed=result.passed,
-                metadata=dict(result.metadata),
-                severity=result.severity,
-                description=result.description,
-            )
-            for result in results
         ]
+
+    def _of_partitions(
+        self,
+        context: dg.AssetExecutionContext,
+        name: str,
+        verdict: Verdict,
+        made: Sequence[str],
+    ) -> dg.AssetCheckResult:
+        failed = list[str]()
+        if name in _OF_EACH_PARTITION:
+            if not verdict.passed:
+                failed = [key for key in made if not self.check([key])[name].passed]
+            if before := self._failed_before(context, name, made):
+                found = f"{verdict.found}; not made again since: {_some(before)}"
+                verdict = Verdict(False, found, verdict.facts)
+                failed += before
+        return self._result(name, verdict, failed)
 
     def _failed_before(
         self, context: dg.AssetExecutionContext, name: str, made: Sequence[str]
     ) -> list[str]:
-        """Partitions besides those just made that the newest verdict names."""
-        history = context.instance.event_log_storage.get_asset_check_execution_history(
-            dg.AssetCheckKey(dg.AssetKey(self.asset), name), _LOOK_BACK, status=_VERDICTS
-        )
-        # Its order is that in which the runs were created.
-        entries = [record.event for record in history if record.event]
-        newest = max(entries, key=lambda entry: entry.timestamp, default=None)
-        if newest is None or newest.dagster_event is None:
-            return []
-        metadata = newest.dagster_event.asset_check_evaluation_data.metadata
-        named = metadata.get(_FAILED_PARTITIONS)
+        """Partitions besides those just made that did not pass and are still there."""
+        check = dg.AssetCheckKey(dg.AssetKey(self.asset), name)
         partitions = context.assets_def.partitions_def
         others = set(partitions.get_partition_keys() if partitions else ()) - set(made)
-        return sorted(others.intersection(str(named.value).split(", "))) if named else []
+        return sorted(others.intersection(failed_partitions(context.instance, check)))
 
     def _result(
         self, name: str, verdict: Verdict, failed: Sequence[str] = ()
@@ -132,15 +130,17 @@ class Checks:
             passed=verdict.passed,
             severity=dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR,
             description=verdict.found,
-            metadata=facts | ({_FAILED_PARTITIONS: ", ".join(failed)} if failed else {}),
+            metadata=facts | ({FAILED_PARTITIONS: ", ".join(failed)} if failed else {}),
         )
 
     def definition(self) -> dg.AssetChecksDefinition:
         """The checks as a step of their own."""
 
         @dg.multi_asset_check(name="__".join(["check", *self.asset]), specs=self.specs())
-        def check() -> Iterator[dg.AssetCheckResult]:
-            yield from self.results()
+        def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            results = list(self.results())
+            yield from results
+            make_newest(context.instance, context.run.run_id, results)
 
         return check
 

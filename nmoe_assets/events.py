@@ -85,8 +85,8 @@ def each_partition(
     context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {cost}")
     if locked and not failed:
         # The step is tried again, many times: what is current by then is told when it succeeds.
-        worked = {key for key, one in finished.items() if _has_worked(one.output.facts)}
-        log_partitions(context, {key: one for key, one in made.items() if key in worked})
+        made = {k: one for k, one in made.items() if _has_worked(finished[k].output.facts)}
+        log_partitions(context, made, unchecked=held_to.unchecked(context, list(made)))
         raise wait_for_lock() from next(iter(locked.values()))
     if failed:
         log_partitions(context, made)

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,18 +65,31 @@ def log_partitions(
                 context,
                 dg.DagsterEventType.ASSET_MATERIALIZATION,
                 StepMaterializationData(materialization),
+                f"Materialized value {materialization.label}.",  # as Dagster says it
             )
             in_batch = DagsterEventBatchMetadata(batch, number == last)
             context.instance.report_dagster_event(
                 event, context.run.run_id, logging.DEBUG, in_batch, now_s
             )
-        for verdict in unchecked:
-            event = _step_event(context, dg.DagsterEventType.ASSET_CHECK_EVALUATION, verdict)
-            context.instance.report_dagster_event(event, context.run.run_id, logging.ERROR)
+        log_verdicts(context, unchecked)
+
+
+def log_verdicts(
+    context: dg.AssetExecutionContext, verdicts: Iterable[dg.AssetCheckEvaluation]
+) -> None:
+    """Log verdicts of a step that will not come to give them."""
+    for verdict in verdicts:
+        event = _step_event(
+            context,
+            dg.DagsterEventType.ASSET_CHECK_EVALUATION,
+            verdict,
+            f"Asset check '{verdict.check_name}' did not pass: {verdict.description}",
+        )
+        context.instance.report_dagster_event(event, context.run.run_id, logging.ERROR)
 
 
 def _step_event(
-    context: dg.AssetExecutionContext, event_type: dg.DagsterEventType, data: Any
+    context: dg.AssetExecutionContext, event_type: dg.DagsterEventType, data: Any, message: str
 ) -> dg.DagsterEvent:
     step = context.op_execution_context.get_step_execution_context()
     event = dg.DagsterEvent(
@@ -87,6 +100,7 @@ def _step_event(
         step_kind_value=step.step.kind.value,
         logging_tags=step.event_tags,
         event_specific_data=data,
+        message=message,
         pid=os.getpid(),
     )
     context.op_execution_context._events.append(event)  # for who executes a job in process

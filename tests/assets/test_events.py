@@ -22,6 +22,7 @@ from nmoe_core.stages.shards import Attempt
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
 KEY = dg.AssetKey("scores")
+CHECK = dg.AssetCheckKey(KEY, "counts")
 KEYS = [f"{number:04d}" for number in range(4)]
 Show = Callable[[str, Output], Mapping[str, Any]]
 
@@ -36,6 +37,7 @@ class _Shards:
         self.check_name = check
         self.errors: dict[str, Exception] = {}
         self.not_passing: set[str] = set()
+        self.interrupts = False
         self.facts: dict[str, Any] = {"documents": 3}
         self.checked: list[str] = []
         self.show: Show = lambda key, output: {}
@@ -49,6 +51,8 @@ class _Shards:
 
     def _check(self, keys: Sequence[str]) -> Verdicts:
         self.checked += keys
+        if self.interrupts:
+            raise KeyboardInterrupt
         bad = sorted(self.not_passing.intersection(keys))
         return {self.check_name: Verdict(not bad, f"not right: {', '.join(bad)}")}
 
@@ -155,6 +159,40 @@ def test_a_verdict_is_remembered_though_its_run_was_created_before_others(
     assert _verdict(others.run(instance, KEYS[2], KEYS[2])) == (False, KEYS[0])
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_of_runs_that_overlap_the_verdict_that_was_given_last_is_the_newest(
+    instance: dg.DagsterInstance, passes: bool
+) -> None:
+    """And is of the newest materialisation: Dagster counts no other."""
+    shards, others = _Shards(), _Shards()
+    shards.not_passing |= set() if passes else {KEYS[0]}
+    shards.show = lambda key, output: {"other": others.run(instance, KEYS[1], KEYS[1]).run_id}
+    assert shards.run(instance, KEYS[0], KEYS[0]).success is passes
+    [newest] = instance.event_log_storage.get_asset_check_execution_history(CHECK, 1)
+    assert newest.status.value == ("SUCCEEDED" if passes else "FAILED")
+    assert newest.evaluation is not None
+    assert newest.evaluation.target_materialization_data is not None
+    [made] = instance.fetch_materializations(KEY, limit=1).records
+    assert newest.evaluation.target_materialization_data.storage_id == made.storage_id
+
+
+def test_a_run_alone_gives_one_verdict(instance: dg.DagsterInstance) -> None:
+    _Shards().run(instance)
+    history = instance.event_log_storage.get_asset_check_execution_history(CHECK, 10)
+    assert len(history) == 1
+
+
+def test_what_a_run_was_ended_at_checking_counts_as_not_passing(
+    instance: dg.DagsterInstance,
+) -> None:
+    shards = _Shards()
+    shards.interrupts = True
+    assert not shards.run(instance, KEYS[0], KEYS[1]).success
+    assert _told(instance) == KEYS[:2]
+    shards.interrupts = False
+    assert _verdict(shards.run(instance, KEYS[2], KEYS[2])) == (False, "0000, 0001")
+
+
 def test_a_share_of_all_that_a_run_made_is_not_remembered_by_partition(
     instance: dg.DagsterInstance,
 ) -> None:
@@ -175,9 +213,7 @@ def test_what_an_ended_run_made_counts_as_not_passing_until_it_is_checked(
     shards = _Shards()
     shards.show = show
     assert not shards.run(instance).success
-    [record] = instance.event_log_storage.get_asset_check_execution_history(
-        dg.AssetCheckKey(KEY, "counts"), 1
-    )
+    [record] = instance.event_log_storage.get_asset_check_execution_history(CHECK, 1)
     assert record.status.value == "FAILED"
     shards.show = lambda key, output: {}
     assert _verdict(shards.run(instance, KEYS[1], KEYS[3])) == (False, "0000")
@@ -215,6 +251,9 @@ def test_a_run_that_waits_for_another_tells_only_of_what_it_did(
     shards.facts = {"documents": 3, "changed": True}
     assert not shards.run(instance, KEYS[0], KEYS[1]).success
     assert set(_told(instance)) == {KEYS[0]}
+    shards.errors.clear()
+    done = shards.run(instance, KEYS[2], KEYS[2])
+    assert _verdict(done) == (False, KEYS[0]), "it was not checked"
 
 
 def test_a_run_that_fails_names_the_partitions_that_another_run_writes_too(
