@@ -57,11 +57,12 @@ def make_newest(
 ) -> None:
     """Give a run's verdicts once more where the check has an execution of a run created later."""
     for result in results:
-        asset = dg.AssetKey.from_coercible(result.asset_key or ())
-        check = dg.AssetCheckKey(asset, str(result.check_name))
-        history = instance.event_log_storage.get_asset_check_execution_history(check, 1)
+        verdict = evaluation(result)
+        history = instance.event_log_storage.get_asset_check_execution_history(
+            verdict.asset_check_key, 1
+        )
         if history and history[0].run_id != run_id:
-            target = _newest_materialization(instance, asset)
+            target = _newest_materialization(instance, verdict.asset_key)
             instance.report_runless_asset_event(evaluation(result, target))
 
 

@@ -189,6 +189,17 @@ def make_project() -> Callable[..., Path]:
     return write_project
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of which nothing is made."""
+    return Run(write_project(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def defs(run: Run) -> dg.Definitions:
+    return build_definitions(run)
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose pipeline has run once, by one of the processes that share the tests.

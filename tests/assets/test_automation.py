@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
 
 import dagster as dg
 import pytest
@@ -23,16 +22,6 @@ from nmoe_core.config import Run
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 HEADS = ("backbone", "probe_head", "judge_head", "calibration")
 KEYS = ("0000", "0001")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, make_project: Callable[..., Path]) -> Run:
-    return Run(make_project(tmp_path_factory.mktemp("automation")))
-
-
-@pytest.fixture(scope="module")
-def defs(run: Run) -> dg.Definitions:
-    return build_definitions(run)
 
 
 @pytest.fixture

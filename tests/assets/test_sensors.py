@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import ClassVar
 
 import dagster as dg
@@ -26,16 +25,6 @@ from nmoe_core.sources.hub import DatasetsSource
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 LABELS = AssetKey(["hydra", "oracle_labels"])
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, make_project: Callable[..., Path]) -> Run:
-    return Run(make_project(tmp_path_factory.mktemp("sensors")))
-
-
-@pytest.fixture(scope="module")
-def defs(run: Run) -> dg.Definitions:
-    return build_definitions(run)
 
 
 @pytest.fixture
