@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loader.errors import FormatError
+from loader.sealed import check_seal
 
 INDEX_MAGIC = b"NMOEIDX\0"
 INDEX_VERSION = 1
@@ -295,21 +296,13 @@ def load_manifest(path: str | Path) -> Manifest:
 
     Raises:
         FormatError: Missing (E-MANIFEST-MISSING), or not a manifest: bad JSON, a field missing or
-            of the wrong type, totals that are not the sums (E-MANIFEST-FORMAT), a `content_hash`
-            of other content (E-MANIFEST-HASH), a path that leaves the directory (E-PATH-ESCAPE).
+            of the wrong type, totals that are not the sums (E-MANIFEST-FORMAT), its
+            `content_hash` is missing or of other content (E-MANIFEST-HASH), a path leaves the
+            directory (E-PATH-ESCAPE).
     """
     path = Path(path)
     value = read_json_object(path)
-    recorded = value.get("content_hash")
-    if recorded is not None and recorded != content_hash(value):
-        raise FormatError(
-            "content_hash is not that of the manifest's content",
-            where=path,
-            found=content_hash(value),
-            expected=recorded,
-            do="the file was edited: restore it, or make the manifest again",
-            code="E-MANIFEST-HASH",
-        )
+    check_seal(value, path, required=_is_ours(value), code="E-MANIFEST-HASH")
     entries = value.pop("shards", None)
     if not isinstance(entries, list):
         raise _manifest_error(path, f"shards {type(entries).__name__}", "a list")
@@ -331,11 +324,9 @@ def load_manifest(path: str | Path) -> Manifest:
     return manifest
 
 
-def content_hash(manifest: dict[str, Any]) -> str:
-    """SHA-256 over the canonical JSON of a manifest, its time of making and own hash left out."""
-    content = {k: v for k, v in manifest.items() if k not in ("created_at", "content_hash")}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _is_ours(value: dict[str, Any]) -> bool:
+    """Whether our prep made the manifest: it seals every manifest, other tools seal none."""
+    return "pipeline_version" in value or "fingerprints" in value
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:

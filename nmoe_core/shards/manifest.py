@@ -18,10 +18,10 @@ from loader.format import (
     SCHEMA_VERSION,
     Manifest,
     ShardEntry,
-    content_hash,
     load_manifest,
     read_npy_header,
 )
+from loader.sealed import sealed
 from nmoe_core.atomic import write_json
 from nmoe_core.errors import ConfigError, FormatError
 from nmoe_core.fingerprint import Fingerprints, recorded
@@ -72,8 +72,7 @@ def build_manifest(
         "tokenizer_fingerprint": fmt.tokenizer_fingerprint,
         "fingerprints": fingerprints,
     }
-    manifest["content_hash"] = content_hash(manifest)
-    return manifest
+    return sealed(manifest)
 
 
 def combine_shards(
