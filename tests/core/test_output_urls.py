@@ -11,8 +11,8 @@ import fsspec
 import pytest
 
 from loader import build_loader
-from loader.errors import ConfigError
 from loader.__main__ import main as loader_main
+from loader.errors import ConfigError
 from loader.plan import PLAN_FORMAT
 from nmoe_core import JSONLSource, PrepConfig, PrepPipeline
 from nmoe_core.cli import build_parser, main
@@ -21,11 +21,36 @@ from nmoe_core.prep.tokenizer import cache_dir
 
 URL = "s3://bucket/tree"
 # Options that take text. Any other option without choices and without a number is a path.
-TEXTS = {
-    "dataset", "paths", "split", "subset", "data_files", "revision", "text_field", "id_field",
-    "name", "version", "max_tokens", "tokenizer", "flow", "splits", "config", "device", "devices", "sources",
-    "source", "slices", "shard", "order", "base_url", "model", "api_key_env", "document",
-}  # fmt: skip
+TEXTS = set(
+    [
+        "dataset",
+        "paths",
+        "split",
+        "subset",
+        "data_files",
+        "revision",
+        "text_field",
+        "id_field",
+        "name",
+        "version",
+        "max_tokens",
+        "tokenizer",
+        "flow",
+        "splits",
+        "config",
+        "device",
+        "devices",
+        "sources",
+        "source",
+        "slices",
+        "shard",
+        "order",
+        "base_url",
+        "model",
+        "api_key_env",
+        "document",
+    ]
+)
 
 
 def _commands(
@@ -99,7 +124,8 @@ def test_a_url_in_a_configuration_is_refused_with_its_key(
     with pytest.raises(ConfigError) as refused:
         Run(config)
     assert refused.value.code == "E-PATH-URL"
-    assert key in str(refused.value) and url in str(refused.value)
+    assert key in str(refused.value)
+    assert url in str(refused.value)
 
 
 def test_a_url_is_refused_as_the_directory_of_a_cache(
