@@ -21,36 +21,34 @@ from nmoe_core.prep.tokenizer import cache_dir
 
 URL = "s3://bucket/tree"
 # Options that take text. Any other option without choices and without a number is a path.
-TEXTS = set(
-    [
-        "dataset",
-        "paths",
-        "split",
-        "subset",
-        "data_files",
-        "revision",
-        "text_field",
-        "id_field",
-        "name",
-        "version",
-        "max_tokens",
-        "tokenizer",
-        "flow",
-        "splits",
-        "config",
-        "device",
-        "devices",
-        "sources",
-        "source",
-        "slices",
-        "shard",
-        "order",
-        "base_url",
-        "model",
-        "api_key_env",
-        "document",
-    ]
-)
+TEXTS = {
+    "dataset",
+    "paths",
+    "split",
+    "subset",
+    "data_files",
+    "revision",
+    "text_field",
+    "id_field",
+    "name",
+    "version",
+    "max_tokens",
+    "tokenizer",
+    "flow",
+    "splits",
+    "config",
+    "device",
+    "devices",
+    "sources",
+    "source",
+    "slices",
+    "shard",
+    "order",
+    "base_url",
+    "model",
+    "api_key_env",
+    "document",
+}
 
 
 def _commands(
