@@ -20,6 +20,7 @@ from loader.config import resolve_plan
 from loader.errors import NmoeError
 from loader.integrity import verify_shard
 from loader.loader import DeterministicLoader
+from loader.local_path import PathParser
 from loader.plan import LoaderPlan
 from loader.stream import Split
 from loader.text import decode, read_vocabulary
@@ -156,7 +157,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loader", description="Look at a loader plan.")
+    parser = PathParser(prog="python -m loader", description="Look at a loader plan.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text, steps in (
         ("peek", _peek, "what each stage takes of each source, and rows of a batch", 0),

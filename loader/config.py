@@ -27,6 +27,7 @@ from loader.datasets import (
 )
 from loader.errors import ConfigError
 from loader.format import MANIFEST_NAME
+from loader.local_path import local_path
 from loader.mixture import Stage, StageSource, resolve_stages
 from loader.phases import Phase, check_names, read_phases
 from loader.plan import LoaderPlan, load_plan
@@ -282,6 +283,6 @@ def _listed_plan(
         temperature=float(temperature),
         phases=phases,
         tokenizer_path=config.get("tokenizer_path", chosen.tokenizer),
-        cache_dir=None if cache_dir is None else Path(cache_dir),
+        cache_dir=None if cache_dir is None else local_path(cache_dir, "cache_dir"),
         allow_unmanifested=config.get("allow_unmanifested", False),
     )

@@ -25,6 +25,7 @@ from typing import Any
 from loader.errors import ConfigError, FormatError, PlanError
 from loader.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
 from loader.integrity import check_digest
+from loader.local_path import local_path
 from loader.plan import PLAN_FORMAT
 
 WORKERS = 8
@@ -215,7 +216,10 @@ def _mirror(cache_dir: str | Path | None, root: str) -> Path:
         raise ConfigError(
             "a URL is read through a cache", where="cache_dir", found=None, do="set cache_dir"
         )
-    mirror = Path(os.path.abspath(cache_dir)) / hashlib.sha256(root.encode()).hexdigest()[:16]
+    mirror = (
+        Path(os.path.abspath(local_path(cache_dir, "cache_dir")))
+        / hashlib.sha256(root.encode()).hexdigest()[:16]
+    )
     mirror.mkdir(parents=True, exist_ok=True)
     return mirror
 

@@ -3,7 +3,8 @@
 Every JSON file that a later task reads as truth is sealed when it is written and checked when it is
 read, so an edited or damaged file is refused instead of believed. Files of other tools, and of
 versions that did not seal a kind of file yet, carry no hash: their readers say whether one is
-required.
+required. `content_hash` is the same at any time of day; an object that says when it was made has a
+`file_hash` too, which covers that as well.
 """
 
 from __future__ import annotations
@@ -15,20 +16,27 @@ from typing import Any
 
 from loader.errors import FormatError, NmoeError
 
-_NOT_CONTENT = ("created_at", "content_hash")
+_HASHES = ("content_hash", "file_hash")
 
 
 def content_hash(value: Mapping[str, Any]) -> str:
-    """SHA-256 over the canonical JSON of `value`, without `created_at` and `content_hash`."""
-    content = {key: item for key, item in value.items() if key not in _NOT_CONTENT}
+    """SHA-256 over the canonical JSON of `value`, without `created_at` and the two hashes."""
+    return _hash(value, "created_at", *_HASHES)
+
+
+def _hash(value: Mapping[str, Any], *without: str) -> str:
+    content = {key: item for key, item in value.items() if key not in without}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """`value` with its `content_hash` as the last key."""
-    content = {key: item for key, item in value.items() if key != "content_hash"}
-    return content | {"content_hash": content_hash(content)}
+    """`value` with its hashes as the last keys."""
+    content = {key: item for key, item in value.items() if key not in _HASHES}
+    hashes = {"content_hash": content_hash(content)}
+    if "created_at" in content:
+        hashes["file_hash"] = _hash(content)
+    return content | hashes
 
 
 def check_seal(
@@ -40,7 +48,7 @@ def check_seal(
     error: type[NmoeError] = FormatError,
     do: str = "the file was edited or damaged: restore it, or make it again",
 ) -> None:
-    """Refuse `value` unless its `content_hash` is that of its content.
+    """Refuse `value` unless its hashes are those of its content.
 
     Args:
         value: The object as it was read.
@@ -56,13 +64,16 @@ def check_seal(
     recorded = value.get("content_hash")
     if recorded is None and not required:
         return
-    found = content_hash(value)
-    if recorded != found:
-        raise error(
-            "content_hash is not that of the file's content",
-            where=where,
-            found=found,
-            expected="a content_hash" if recorded is None else recorded,
-            do=do,
-            code=code,
-        )
+    found = {"content_hash": content_hash(value)}
+    if "file_hash" in value:
+        found["file_hash"] = _hash(value, *_HASHES)
+    for name, is_ in found.items():
+        if value.get(name) != is_:
+            raise error(
+                f"{name} is not that of the file's content",
+                where=where,
+                found=is_,
+                expected=value.get(name) or f"a {name}",
+                do=do,
+                code=code,
+            )

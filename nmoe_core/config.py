@@ -12,8 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from loader.local_path import local_path
 from loader.settings import project_dir, read_toml
 from nmoe_core.compute import RayOptions
 from nmoe_core.errors import ConfigError
@@ -25,8 +26,13 @@ _MAX_TOKENS = 10**15
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
+def _local(text: str) -> str:
+    local_path(text)
+    return text
+
+
 VERSION_PATTERN = r"[A-Za-z0-9_.]+"
-PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), AfterValidator(_local)]
 
 
 class PrepTable(StrictModel):
@@ -288,7 +294,7 @@ class RunConfig(StrictModel):
 
     root: PathText | None = None
     data_root: PathText | None = None
-    data_path: PathText | None = None
+    data_path: str | None = None  # the loader's own, which may be a URL
     mixture_toml: PathText | None = None
     flow_profiles_toml: PathText | None = None
     flow_mode: str | None = None

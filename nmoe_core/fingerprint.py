@@ -12,6 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loader.errors import FormatError
+from loader.format import read_json_object
+from loader.sealed import check_seal
+
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
 
@@ -46,6 +50,19 @@ def recorded(summary: Path) -> Fingerprints | None:
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return value.get("fingerprints") if isinstance(value, dict) else None
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """A sealed JSON object without its hash; None if there is none or it is not as it was written.
+
+    For files that only save work: without one, the work is done again.
+    """
+    try:
+        value = read_json_object(path)
+        check_seal(value, path, required=True, code="E-FORMAT")
+    except FormatError:
+        return None
+    return {key: item for key, item in value.items() if key != "content_hash"}
 
 
 def is_current(summary: Path, fingerprints: Fingerprints) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loader.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.local_path import local_path
 from nmoe_core.errors import ConfigError
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
@@ -210,7 +211,7 @@ class ParallelPrepPipeline:
                 nothing half-made is left under the output's name.
         """
         settings = self._settings()
-        output = Path(self.config.output_dir).resolve()
+        output = local_path(self.config.output_dir, "output_dir").resolve()
         source, rows = open_source(self.spec, Path.cwd(), "train")
         existing: Existing = "remake" if self.config.force else "refuse"
         prep_shards(source, rows, settings, output, existing=existing, progress=self.progress)

@@ -41,7 +41,9 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
     found = None if first["type"] == "missing" else repr(first["input"])[:120]
     message = first["msg"].removeprefix("Value error, ")
     what = f"{key}: {message}" if key else message
-    raise ConfigError(what, where=where, found=found if key else None) from None
+    cause = first.get("ctx", {}).get("error")
+    code = cause.code if isinstance(cause, ConfigError) else None
+    raise ConfigError(what, where=where, found=found if key else None, code=code) from None
 
 
 def _with_tuples(value: Any) -> Any:

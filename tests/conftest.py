@@ -3,8 +3,11 @@
 `HYPOTHESIS_PROFILE=random` draws others, as `make test-all` does.
 """
 
+import json
 import os
+import random
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -21,3 +24,64 @@ def _fixed_weights() -> None:
     """Weights that a test draws without a seed of its own."""
     if PROFILE == "fixed" and "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+_ODD_VALUES: tuple[Any, ...] = (0, -1, 1, 10**30, 0.5, None, True, "", "x", [], {}, [0])
+
+
+class Mutations:
+    """Random changes of a file's bytes, for tests of what notices them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def flip_bit(self, payload: bytes) -> bytes:
+        """One bit is another."""
+        at = self.rng.randrange(len(payload))
+        return payload[:at] + bytes([payload[at] ^ 1 << self.rng.randrange(8)]) + payload[at + 1 :]
+
+    def any_bytes(self, payload: bytes) -> bytes:
+        """Bits flip, or a piece is cut out, doubled or written over."""
+        at = self.rng.randrange(len(payload))
+        to = min(len(payload), at + self.rng.randrange(1, 20))
+        piece = payload[at:to]
+        match self.rng.randrange(5):
+            case 0:
+                return payload[:at] + payload[to:]
+            case 1:
+                return payload[:at] + piece + piece + payload[to:]
+            case 2:
+                return payload[:at] + self.rng.randbytes(to - at) + payload[to:]
+            case 3:
+                return payload[:at]
+        return self.flip_bit(payload)
+
+    def any_value(self, payload: bytes) -> bytes:
+        """A value somewhere in a JSON object is another, is gone, or has changed its place."""
+        value = json.loads(payload)
+        places: list[tuple[Any, Any]] = []
+        waiting: list[Any] = [value]
+        while waiting:
+            holder = waiting.pop()
+            keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+            places += [(holder, key) for key in keys]
+            waiting += [holder[key] for key in keys if isinstance(holder[key], dict | list)]
+        holder, key = self.rng.choice(places)
+        old = holder[key]
+        match self.rng.randrange(4):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(old, int):
+                holder[key] = self.rng.choice([old + 1, old - 1, old // 2, old * 2, -old])
+            case 2:
+                other, place = self.rng.choice(places)
+                holder[key] = other[place] if place in range(len(other)) or place in other else old
+            case _:
+                holder[key] = self.rng.choice(_ODD_VALUES)
+        return json.dumps(value).encode()
+
+
+@pytest.fixture
+def mutations() -> Mutations:
+    """The same changes at every run."""
+    return Mutations(seed=5)

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from loader.local_path import PathParser
 from nmoe_core.cli import (
     curate,
     explain,
@@ -31,9 +32,7 @@ from nmoe_core.interrupts import send_again_if_ignored
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `nmoe`."""
-    parser = argparse.ArgumentParser(
-        prog="nmoe", description="Data platform for language-model pre-training."
-    )
+    parser = PathParser(prog="nmoe", description="Data platform for language-model pre-training.")
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     data, stages = (prep_mixture, prep, shards), (models, hydra, generate, curate)

@@ -63,7 +63,7 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="of --input-docids")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory of these labels")
     parser.add_argument("--oracle", choices=("engine", "http", "heuristic"), default="engine")
-    parser.add_argument("--checkpoint", metavar="DIR", help="engine: gpt-oss weights")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="engine: gpt-oss weights")
     parser.add_argument("--max-ctx", type=int, default=4096, help="engine: prompt and answer")
     parser.add_argument("--max-batch", type=int, default=32, help="engine: answers at once")
     parser.add_argument("--device", help="engine: default cuda where there is one")
@@ -77,7 +77,7 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=64, help="http: requests at once")
     parser.add_argument("--max-new", type=int, default=2048, help="tokens of an answer")
     parser.add_argument("--max-doc-tokens", type=int, default=2048, help="of a document, at most")
-    parser.add_argument("--rubric", default=None, metavar="TOML", help=f"default: {RUBRIC}")
+    parser.add_argument("--rubric", type=Path, metavar="TOML", help=f"default: {RUBRIC}")
     parser.add_argument("--tokenizer", default="o200k_harmony")
     parser.add_argument("--retry-failed", type=int, default=0, metavar="N")
     parser.add_argument("--replace", action="store_true", help="drop labels of another scorer")
@@ -178,7 +178,7 @@ def _documents(arguments: argparse.Namespace) -> Any:
 def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
     keys = ("max_doc_tokens", "replace", "retry_failed", "relabel")
     table: dict[str, Any] = {key: getattr(arguments, key) for key in keys}
-    table |= {"kind": arguments.oracle, "rubric": arguments.rubric or str(_default_rubric())}
+    table |= {"kind": arguments.oracle, "rubric": str(arguments.rubric or _default_rubric())}
     if arguments.oracle == "engine":
         keys = ("max_ctx", "max_new", "max_batch", "experts", "reasoning")
         checkpoint = str(required(arguments, "checkpoint"))

@@ -24,10 +24,12 @@ def register(verbs: Any) -> None:
     """Add the verb."""
     verb = verbs.add_parser("prep-mixture", help="prepare every source of a mixture")
     verb.add_argument("--config", required=True, metavar="TOML", help="run configuration")
-    verb.add_argument("--mixture", metavar="TOML", help="instead of the config's mixture_toml")
-    verb.add_argument("--flow-profiles", metavar="TOML", help="instead of flow_profiles_toml")
+    verb.add_argument("--mixture", type=Path, metavar="TOML", help="instead of mixture_toml")
+    verb.add_argument(
+        "--flow-profiles", type=Path, metavar="TOML", help="instead of flow_profiles_toml"
+    )
     verb.add_argument("--flow", metavar="NAME", help="instead of the config's flow_mode")
-    verb.add_argument("--data-root", metavar="DIR", help="instead of the config's data_root")
+    verb.add_argument("--data-root", type=Path, metavar="DIR", help="instead of data_root")
     verb.add_argument("--stage", choices=_STAGES, help="one stage only; without it, all")
     verb.add_argument("--splits", default="train,valid", help="train, valid or both")
     verb.add_argument("--max-tokens", metavar="N", help="total, such as 100M, 1B, 1.5T")

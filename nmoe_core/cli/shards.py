@@ -33,7 +33,7 @@ def register(verbs: Any) -> None:
     verify = verbs.add_parser("verify", help="check a manifest's files")
     verify.add_argument("manifest", type=Path)
     verify.add_argument("--checksums", action="store_true", help="hash every file")
-    verify.add_argument("--deep", action="store_true", help="read every token")
+    verify.add_argument("--deep", action="store_true", help="read every token; checksums too")
     verify.add_argument("--json", action="store_true")
     verify.set_defaults(run=run_verify)
 
@@ -107,7 +107,8 @@ def run_verify(arguments: argparse.Namespace) -> int:
     if problems:
         return 1
     if not arguments.json:
-        tier = "files" + ", checksums" * arguments.checksums + ", tokens" * arguments.deep
+        has_checksums = arguments.checksums or arguments.deep
+        tier = "files" + ", checksums" * has_checksums + ", tokens" * arguments.deep
         print(
             f"OK {arguments.manifest}: {manifest.num_shards} shard files, "
             f"{manifest.total_documents:,} documents, {manifest.total_tokens:,} tokens ({tier})"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loader.format import Manifest, load_manifest, read_json_object
+from loader.local_path import local_path
 from nmoe_core.atomic import TMP_MARK, replace_dir, write_json
 from nmoe_core.curate.documents import ShardFile, open_entry
 from nmoe_core.errors import ConfigError, FormatError
@@ -57,7 +58,7 @@ def export(
             found=f"{form} with {seq_len}",
             do="leave it out; these trainers cut windows themselves",
         )
-    output, manifest = output.resolve(), load_manifest(manifest_path)
+    output, manifest = local_path(output).resolve(), load_manifest(manifest_path)
     _refuse_large_ids(manifest)
     made_from = {
         "code": EXPORT_CODE,

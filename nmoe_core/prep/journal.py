@@ -9,7 +9,6 @@ happens in a thread, while the pass goes on.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -18,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from loader.sealed import sealed
 from nmoe_core.atomic import failpoint, start_writing_out, write_json
+from nmoe_core.fingerprint import read_sealed
 
 STAGING_NAME = ".prep"
 _NAME = "journal.json"
@@ -49,12 +50,11 @@ class Journal:
         self.is_written = False
 
     def read(self) -> dict[str, Any] | None:
-        """What the last commit wrote; None if there is none."""
-        try:
-            entry = json.loads(self._path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
-        return entry if isinstance(entry, dict) and "fingerprints" in entry else None
+        """What the last commit wrote; None if there is none, or it is not as it was written.
+
+        Without a journal the pass starts again, which costs work and no byte.
+        """
+        return read_sealed(self._path)
 
     def commit_if_due(
         self, entry: Callable[[], dict[str, Any]], flush: Callable[[], list[int]]
@@ -102,7 +102,7 @@ class Journal:
             for descriptor in descriptors:
                 failpoint("sync")
                 os.fsync(descriptor)
-            write_json(self._path, entry)
+            write_json(self._path, sealed(entry))
             self.is_written = True
         except BaseException as error:  # noqa: BLE001  (raised by wait, in the pass's thread)
             self._error = error

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from loader.local_path import local_path
 from nmoe_core.atomic import write_bytes
 from nmoe_core.errors import TokenizerError
 from nmoe_core.fingerprint import sha256_json
@@ -160,8 +161,9 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER, engine: Engine = "quicktok") -
 
 def cache_dir() -> Path:
     """This project's cache: `NMOE_CACHE_DIR`, else `nmoe` under the user's cache directory."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("NMOE_CACHE_DIR") or Path(base) / "nmoe")
+    if named := os.environ.get("NMOE_CACHE_DIR"):
+        return local_path(named, "NMOE_CACHE_DIR")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmoe"
 
 
 def ensure_vocabulary() -> Path:

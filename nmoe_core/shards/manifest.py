@@ -1,7 +1,8 @@
 """Builds and combines `manifest.json`: one in each `shard_NNNN/`, one over all of a split.
 
 The published fields come first; ours are additions. `content_hash` covers everything except
-`created_at` and itself, so two runs over the same input have equal hashes at any time of day.
+`created_at` and the hashes, so two runs over the same input have it equal at any time of day;
+`file_hash` covers `created_at` too.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def combine_shards(
     ]
     _refuse_mixture(parts)
     for part in parts:
-        entries += [_prefixed(part, i) for i in range(part.num_shards)]
+        entries += [entry_row(entry, part.path.parent.name) for entry in part.shards]
     fingerprints = parts[0].extra.get("fingerprints", {})
     return build_manifest(fmt, entries, fingerprints, source_info | {"num_buckets": num_buckets})
 
@@ -151,8 +152,8 @@ def _refuse_mixture(parts: list[Manifest]) -> None:
             )
 
 
-def _prefixed(part: Manifest, i: int) -> dict[str, Any]:
-    entry = part.shards[i]
+def entry_row(entry: ShardEntry, directory: str = "") -> dict[str, Any]:
+    """An entry as its manifest writes it; or the one above it, with paths below `directory`."""
     row: dict[str, Any] = {
         "path": entry.path,
         "index_path": entry.index_path,
@@ -161,7 +162,8 @@ def _prefixed(part: Manifest, i: int) -> dict[str, Any]:
         "checksum": entry.checksum,
         **entry.extra,
     }
-    directory = part.path.parent.name
+    if not directory:
+        return row
     return row | {key: f"{directory}/{row[key]}" for key in _FILE_KEYS if key in row}
 
 

@@ -1,31 +1,39 @@
 """Checks that a manifest's files are what it says: `nmoe verify`, and the blocking asset checks.
 
-The cheap tier reads headers, sizes and indexes; `checksums` hashes every file; `deep` reads every
-token. Every problem is found and listed, not only the first. Memory: one chunk of 2**24 tokens.
+The cheap tier reads headers, sizes and indexes, and the manifests of shards below that of a split;
+`checksums` hashes every file that a manifest names; `deep` reads every token besides. Every problem
+is found and listed, not only the first. Memory: one chunk of 2**24 tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import orjson
 
 from loader.format import (
+    MANIFEST_NAME,
     IndexReader,
     Manifest,
     ShardEntry,
+    load_manifest,
     open_shard,
     read_npy_header,
     resolve_inside,
 )
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import sha256_file
+from nmoe_core.shards.manifest import entry_row, shard_dir_name
 
 CHUNK_TOKENS = 2**24
 _DIGESTED = (("path", "checksum"), ("index_path", "index_checksum"), ("ids_path", "ids_checksum"))
+# What all shards of a split have in common.
+_SHARED = ("dataset", "version", "tokenizer", "vocab_size", "eos_token_id", "dtype")
+_SHARED += ("tokenizer_fingerprint", "fingerprints", "schema_version", "pipeline_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +55,71 @@ def verify_manifest(
     Args:
         manifest: A manifest that loaded.
         checksums: Hash every file and compare.
-        deep: Read every token: one EOS at the end of each document and nowhere else, and every
-            id inside the vocabulary.
+        deep: Do that too, and read every token: one EOS at the end of each document and nowhere
+            else, and every id inside the vocabulary.
     """
     problems = list(_unknown_files(manifest))
+    parts, found = _shard_manifests(manifest)
+    problems += found
     for entry in manifest.shards:
         found = list(_structure(manifest, entry))
-        if checksums:
-            found += _digests(manifest, entry)
-        if deep and not found:
-            found += _tokens(manifest, entry)
         problems += found
+        if checksums or deep:
+            problems += _digests(manifest, entry_row(entry), _DIGESTED)
+        if deep and not found:
+            problems += _tokens(manifest, entry)
+    for part in (manifest, *parts):
+        info = part.extra.get("source_info")
+        if isinstance(info, dict) and "lineage_path" in info:
+            problems += _digests(part, info, (("lineage_path", "lineage_checksum"),))
     return problems
+
+
+def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]:
+    """The manifests of a split's shards, and where they do not agree with that of the split.
+
+    Trees of other tools need not have any.
+    """
+    root, parts, problems = manifest.path.parent, [], []
+    below = {PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards} - {"."}
+    ours: set[str] = set()
+    if "pipeline_version" in manifest.extra:  # which is sealed, so it is what prep wrote
+        num_buckets = manifest.extra.get("source_info", {}).get("num_buckets", 0)
+        ours = {shard_dir_name(bucket) for bucket in range(num_buckets)}
+    for name in sorted(below | ours):
+        path = root / name / MANIFEST_NAME
+        if name not in ours and not path.exists():
+            continue
+        try:
+            part = load_manifest(path)
+            _require_same(manifest, part, name)
+            parts.append(part)
+        except FormatError as error:
+            problems.append(Problem("index", error))
+    return parts, problems
+
+
+def _require_same(manifest: Manifest, part: Manifest, directory: str) -> None:
+    """Refuse a shard manifest that says something else than the manifest of its split."""
+    above = [e for e in manifest.shards if PurePosixPath(e.path).parent.as_posix() == directory]
+    rows = [entry_row(entry, directory) for entry in part.shards]
+    if rows != [entry_row(entry) for entry in above]:
+        raise _mixed(part, "shards", len(rows), f"the {len(above)} entries of {manifest.path}")
+    for key in _SHARED:
+        found, expected = (getattr(m, key, m.extra.get(key)) for m in (part, manifest))
+        if found != expected:
+            raise _mixed(part, key, found, expected)
+
+
+def _mixed(part: Manifest, key: str, found: object, expected: object) -> FormatError:
+    return FormatError(
+        f"shard manifest does not agree with the manifest of its split: {key} differs",
+        where=part.path,
+        found=found,
+        expected=expected,
+        do="run prep again, or restore the file",
+        code="E-MANIFEST-MIXED",
+    )
 
 
 def _structure(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:
@@ -74,18 +135,26 @@ def _structure(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:
             yield _differs("index", index.path, f"last document ends at {end}", num_tokens)
         if not index.num_docs and num_tokens:
             yield _differs("index", index.path, "no document", f"documents of {num_tokens} tokens")
+        ids = entry.extra.get("ids_path")
+        if isinstance(ids, str) and not resolve_inside(manifest.path.parent, ids).is_file():
+            yield Problem("index", _missing(resolve_inside(manifest.path.parent, ids)))
     except FormatError as error:
         yield Problem("index", error)
 
 
-def _digests(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:
-    recorded = {
-        "path": entry.path,
-        "index_path": entry.index_path,
-        "checksum": entry.checksum,
-        **entry.extra,
-    }
-    for path_key, digest_key in _DIGESTED:
+def _missing(path: Path) -> FormatError:
+    return FormatError(
+        "file is missing",
+        where=path,
+        do="remove its shard directory and run prep again, or restore the file",
+        code="E-IDS-MISSING",
+    )
+
+
+def _digests(
+    manifest: Manifest, recorded: dict[str, Any], digested: tuple[tuple[str, str], ...]
+) -> Iterator[Problem]:
+    for path_key, digest_key in digested:
         expected = recorded.get(digest_key)
         if not isinstance(expected, str) or not isinstance(recorded.get(path_key), str):
             continue

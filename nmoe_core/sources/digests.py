@@ -9,15 +9,15 @@ what the ended run had hashed.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from loader.sealed import sealed
 from nmoe_core.atomic import write_json
-from nmoe_core.fingerprint import sha256_file
+from nmoe_core.fingerprint import read_sealed, sha256_file
 
 # File times are at least this exact: 2 s on the coarsest file systems.
 _CLOCK_NS = 2 * 10**9
@@ -50,18 +50,13 @@ def local_digest(path: Path) -> str:
 def keep_digests(path: Path, files: Iterable[Path]) -> None:
     """Write down what is known of these files, for `recall_digests` in another process."""
     known = ((key, _known[key]) for key in map(_key, files) if key in _known)
-    write_json(path, {key: [*identity, digest] for key, (identity, digest) in known})
+    write_json(path, sealed({key: [*identity, digest] for key, (identity, digest) in known}))
 
 
 def recall_digests(path: Path) -> None:
-    """Take up what `keep_digests` wrote; a file of anything else says nothing."""
-    try:
-        rows = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return
-    for key, row in rows.items() if isinstance(rows, dict) else ():
-        if isinstance(row, list) and len(row) == len(_Identity._fields) + 1:
-            _known[key] = _Identity(*row[:-1]), str(row[-1])
+    """Take up what `keep_digests` wrote; a file that is not as it was written is left alone."""
+    for key, row in (read_sealed(path) or {}).items():
+        _known[key] = _Identity(*row[:-1]), row[-1]
 
 
 def _identity(path: Path) -> _Identity | None:

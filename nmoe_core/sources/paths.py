@@ -42,8 +42,9 @@ def find_files(
 
     Raises:
         SourceError: A pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
-            (E-SOURCE-DUPLICATE), the patterns are of several stores (E-SOURCE-PATTERN), or a
-            store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
+            (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP), the patterns are
+            of several stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK,
+            E-SOURCE-EXTRA).
     """
     expanded = [(p, one) for p in patterns for one in _checked(p)]
     if any(is_url(one) for _, one in expanded):
@@ -199,8 +200,43 @@ def _rooted(pattern: str, base: Path) -> tuple[Path, str]:
 def _matches(root: Path, pattern: str) -> list[Path]:
     # root_dir keeps glob characters of the directory's own name out of the pattern.
     is_glob = glob.has_magic(pattern)
+    if "**" in (parts := pattern.split("/")):
+        head = "/".join(parts[: parts.index("**")])
+        for top in glob.iglob(head + "/", root_dir=root) if head else [""]:
+            _refuse_loops(root / top)
     names = glob.iglob(pattern, root_dir=root, recursive=True) if is_glob else [pattern]
     return [path for path in (root / name for name in names) if path.is_file()]
+
+
+def _refuse_loops(top: Path) -> None:
+    """Refuse links below `top` that would let `**` read files again and again."""
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(os.fspath(top), frozenset())]
+    while waiting:
+        path, above = waiting.pop()
+        try:
+            status, entries = os.stat(path), list(os.scandir(path))
+        except OSError:  # a directory that glob leaves out too
+            continue
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            raise SourceError(
+                "a symbolic link leads back to a directory above it",
+                where=path_text(Path(path)),
+                found=path_text(Path(os.path.realpath(path))),
+                do="remove the link, or name the directories instead of **",
+                code="E-SOURCE-LOOP",
+            )
+        above |= {identity}
+        waiting += [
+            (entry.path, above)
+            for entry in entries
+            if not entry.name.startswith(".") and _is_dir(entry)
+        ]
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    # Costs a call of the system for a link alone.
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def _fixed_directory(root: Path, pattern: str) -> str:

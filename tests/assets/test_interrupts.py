@@ -85,7 +85,8 @@ def _digests(root: Path) -> dict[str, str]:
         payload = path.read_bytes()
         if path.name == "manifest.json":
             value = json.loads(payload)
-            value.pop("created_at", None)
+            for key in ("created_at", "file_hash"):
+                value.pop(key, None)
             payload = json.dumps(value).encode()
         found[os.fspath(path.relative_to(root))] = hashlib.sha256(payload).hexdigest()
     return found

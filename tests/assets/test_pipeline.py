@@ -79,7 +79,7 @@ def _digests(directory: Path) -> dict[str, str]:
         payload = path.read_bytes()
         if path.name == "manifest.json":
             value = json.loads(payload)
-            value.pop("created_at")
+            del value["created_at"], value["file_hash"]
             payload = json.dumps(value).encode()
         digests[path.relative_to(directory).as_posix()] = hashlib.sha256(payload).hexdigest()
     return digests

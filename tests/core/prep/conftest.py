@@ -54,7 +54,7 @@ def tree_digest() -> Callable[[Path], dict[str, str]]:
             payload = path.read_bytes()
             if path.name == "manifest.json":
                 value = json.loads(payload)
-                del value["created_at"]
+                del value["created_at"], value["file_hash"]
                 payload = json.dumps(value).encode()
             name = path.relative_to(directory).as_posix()
             digests[name] = hashlib.sha256(payload).hexdigest()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Rows
 
 Digest = Callable[[Path], dict[str, str]]
+_NUM_MUTATIONS = 120
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +138,44 @@ def test_a_journal_or_file_that_was_damaged_costs_work_and_no_bytes(
         part.write_bytes(part.read_bytes()[:10])
     assert _finish(source, settings, out).documents_tokenized == 300
     assert tree_digest(out) == whole
+
+
+def test_a_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+    mutations: Any,
+) -> None:
+    _interrupt(source, settings, tmp_path / "train")
+    for i in range(_NUM_MUTATIONS):
+        out = tmp_path / f"train_{i}"
+        shutil.copytree(tmp_path / "train", out)
+        path = out / ".prep" / ("digests.json" if i % 8 == 7 else "journal.json")
+        before = path.read_bytes()
+        path.write_bytes(mutations.any_value(before) if i % 2 else mutations.any_bytes(before))
+        note = f"mutation {i}: {path.name} {path.read_bytes()!r}"
+        _finish(source, settings, out, existing="refuse")
+        assert tree_digest(out) == whole, note
+        shutil.rmtree(out)
+
+
+def test_a_journal_of_a_version_without_a_seal_is_begun_again(
+    source: JsonlSource,
+    settings: PrepSettings,
+    tmp_path: Path,
+    tree_digest: Digest,
+    whole: dict[str, str],
+) -> None:
+    _interrupt(source, settings, tmp_path / "train")
+    path = tmp_path / "train" / ".prep" / "journal.json"
+    entry = json.loads(path.read_text())
+    entry.pop("content_hash", None)
+    entry["position"][1] = entry["position"][2] = entry["position"][3] = 0
+    path.write_text(json.dumps(entry))
+    assert _finish(source, settings, tmp_path / "train").documents_tokenized == 300
+    assert tree_digest(tmp_path / "train") == whole
 
 
 def test_other_inputs_are_refused_by_name_or_start_over(

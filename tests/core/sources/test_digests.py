@@ -101,7 +101,7 @@ def test_a_file_moved_to_another_place_is_hashed_there(
 ) -> None:
     local_digest(path)
     keep_digests(tmp_path / "kept.json", [path])
-    assert list(json.loads((tmp_path / "kept.json").read_text())) == [str(path)]
+    assert str(path) in json.loads((tmp_path / "kept.json").read_text())
     path.rename(tmp_path / "b.txt")
     local_digest(tmp_path / "b.txt")
     assert hashed == ["a.txt", "b.txt"]

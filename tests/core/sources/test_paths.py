@@ -124,3 +124,40 @@ def test_any_text_as_a_path_gives_files_or_one_error(
         return
     with pytest.raises(SourceError):
         find_files([pattern], base)
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"a/l": ".."},
+        {"l": "."},
+        {"a/b/l": "../../a"},
+        {"a/x/to_y": "../y", "a/y/to_x": "../x"},
+        {"out": "{outside}"},
+    ],
+    ids=str,
+)
+def test_links_that_lead_back_to_a_directory_above_are_refused_by_name(
+    tmp_path: Path, links: dict[str, str]
+) -> None:
+    _write(tmp_path, "in/a/f.txt", "in/a/b/g.txt", "in/a/x/h.txt", "in/a/y/i.txt", "outside/k.txt")
+    (tmp_path / "outside" / "back").symlink_to(tmp_path / "in")
+    for name, target in links.items():
+        (tmp_path / "in" / name).symlink_to(target.format(outside=tmp_path / "outside"))
+    for pattern in ("in/**/*.txt", "in/**", "{in,in}/**/f.txt", "i*/**/*.txt", f"{tmp_path}/**/*"):
+        with pytest.raises(SourceError, match="leads back to a directory above it") as caught:
+            find_files((pattern,), tmp_path)
+        assert caught.value.code == "E-SOURCE-LOOP"
+        assert str(tmp_path) in str(caught.value)
+    assert [f.name for f in find_files(("in/a/*.txt",), tmp_path)] == ["f.txt"]
+
+
+def test_links_that_do_not_lead_back_are_followed(tmp_path: Path) -> None:
+    _write(tmp_path, "in/a/f.txt", "elsewhere/deep/g.txt", "in/.hidden/h.txt")
+    (tmp_path / "in" / "b").symlink_to("a")
+    (tmp_path / "in" / "e").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "one.txt").symlink_to("a/f.txt")
+    (tmp_path / "in" / "itself").symlink_to("itself")
+    (tmp_path / "in" / ".hidden" / "up").symlink_to("..")
+    names = [f.name for f in find_files(("in/**/*.txt",), tmp_path)]
+    assert names == ["a/f.txt", "b/f.txt", "e/deep/g.txt", "one.txt"]
