@@ -13,6 +13,7 @@ from nmoe_assets.retention import retention_job, retention_schedules
 from nmoe_assets.run import current_run
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan, run_sources
+from nmoe_core.stages.hydra import require_checkpoints
 
 
 def build_definitions(run: Run) -> dg.Definitions:
@@ -47,7 +48,9 @@ def _definitions(run: Run) -> dg.Definitions:
         asset_checks=checks.manifest_checks(run, plans),
         jobs=[
             # Named jobs run the others, so they ask for them when all are there.
-            *named_jobs(jobs, lambda name: made.resolve_job_def(name)),
+            *named_jobs(
+                jobs, lambda name: made.resolve_job_def(name), lambda: require_checkpoints(run)
+            ),
             *asset_jobs.values(),
             verify,
             retention,

@@ -61,6 +61,10 @@ class StageJob:
         return {RANGE_START: keys[0], RANGE_END: keys[-1]}
 
 
+def _ready() -> None:
+    """All that the parts of a job need is there."""
+
+
 def stage_jobs(run: Run, sources: list[SourcePlan]) -> dict[str, list[StageJob]]:
     """The stage jobs of each named job, in the order they run."""
     shards = shard_partitions(run.config.prep.num_shards)
@@ -77,14 +81,17 @@ def stage_jobs(run: Run, sources: list[SourcePlan]) -> dict[str, list[StageJob]]
     return {"prep": prep, "label": label, "train_heads": heads, "grade": grade, "curate": curate}
 
 
-def named_jobs(stages: dict[str, list[StageJob]], resolve: Resolve) -> list[dg.JobDefinition]:
+def named_jobs(
+    stages: dict[str, list[StageJob]], resolve: Resolve, before_all: Callable[[], None] = _ready
+) -> list[dg.JobDefinition]:
     """`prep`, `label`, `train_heads`, `grade`, `curate`, and `pipeline`, which is all of them.
 
-    `resolve` gives a stage job by its name when a named job runs.
+    `resolve` gives a stage job by its name when a named job runs. `before_all` is called at the
+    start of `pipeline`, and raises where a later part could not run.
     """
     everything = [job for part in stages.values() for job in part]
-    parts = {"pipeline": everything, **stages}
-    return [_named_job(name, jobs, resolve) for name, jobs in parts.items()]
+    whole = _named_job("pipeline", everything, resolve, before_all)
+    return [whole, *(_named_job(name, jobs, resolve) for name, jobs in stages.items())]
 
 
 def verify_job(sources: list[SourcePlan]):  # as `StageJob.definition`
@@ -100,11 +107,14 @@ def verify_job(sources: list[SourcePlan]):  # as `StageJob.definition`
     )
 
 
-def _named_job(name: str, parts: list[StageJob], resolve: Resolve) -> dg.JobDefinition:
+def _named_job(
+    name: str, parts: list[StageJob], resolve: Resolve, before: Callable[[], None] = _ready
+) -> dg.JobDefinition:
     steps = "".join(f"\n{i}. `{part.name}`" for i, part in enumerate(parts, 1))
 
     @dg.op(name=f"run_{name}", out=dg.Out(dg.Nothing))
     def run_parts(context: dg.OpExecutionContext, machine: Machine) -> None:
+        before()
         rows, links, whole = [], {}, Stopwatch()
         with interrupts_since() as raise_if_interrupted:
             for i, part in enumerate(parts, 1):

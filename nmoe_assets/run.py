@@ -7,7 +7,9 @@ from pathlib import Path
 from nmoe_core.config import Run
 
 CONFIG_VARIABLE = "NMOE_CONFIG"
-DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "demo.toml"
+_CHECKOUT = Path(__file__).resolve().parent.parent / "configs" / "demo.toml"
+# Of the checkout where this is one, else of the project in the working directory (`nmoe init`).
+DEFAULT_CONFIG = _CHECKOUT if _CHECKOUT.is_file() else Path("configs", "demo.toml")
 
 
 @functools.cache

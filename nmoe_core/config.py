@@ -18,8 +18,10 @@ from loader.local_path import local_path
 from loader.settings import project_dir, read_toml
 from nmoe_core.compute import RayOptions
 from nmoe_core.errors import ConfigError
+from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER
 from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.shipped import find_rubric
 from nmoe_core.strict import StrictModel, validate
 
 _MAX_TOKENS = 10**15
@@ -124,12 +126,13 @@ class HttpOracleTable(StrictModel):
 class OracleTable(StrictModel):
     """`[oracle]`: who labels documents.
 
+    `rubric` is a file, or the name of one that comes with the package.
     `replace` lets it start over another scorer's labels, `retry_failed` is how often a refused
     answer is asked for again, `relabel` how many documents of each val slice are labelled twice.
     """
 
     kind: Literal["heuristic", "engine", "http"] = "heuristic"
-    rubric: PathText = "configs/rubrics/quality_v1.toml"
+    rubric: PathText = "quality_v1"
     max_doc_tokens: int = Field(default=2048, ge=16)
     replace: bool = False
     retry_failed: int = Field(default=0, ge=0)
@@ -354,14 +357,22 @@ class Run:
         path: The TOML file.
         config: Values to use instead of the file's.
 
+    Attributes:
+        rubric: That of `[oracle] rubric`.
+
     Raises:
-        ConfigError: The file is missing, has an unknown key or a value out of range.
+        ConfigError: The file, or one that it names, is missing; a key is unknown or a value out of
+            range. What an oracle or a backbone is made of may come later: only the stages that
+            load it need it.
     """
 
     def __init__(self, path: str | Path, config: RunConfig | None = None) -> None:
         self.path = Path(path).resolve()
         self.config = config or validate(RunConfig, read_toml(self.path), self.path)
         self.base = project_dir(self.path)
+        self.rubric = Rubric.load(find_rubric(self.config.oracle.rubric, self.base))
+        for key in ("mixture_toml", "flow_profiles_toml"):
+            self._require_file(key)
         root = self._root()
         checkpoint = self.config.backbone.checkpoint
         self.paths = Paths(
@@ -392,6 +403,17 @@ class Run:
                 f"{key} is not set", where=self.path, do=f"add {key}", code="E-CONFIG-MISSING"
             )
         return value
+
+    def _require_file(self, key: str) -> None:
+        named = getattr(self.config, key)
+        if named is not None and not self.resolve(named).is_file():
+            raise ConfigError(
+                f"{key} names no file",
+                where=self.path,
+                found=self.resolve(named),
+                do="write it, or copy one that `nmoe init` makes",
+                code="E-CONFIG-MISSING",
+            )
 
     def _root(self) -> Path:
         if self.config.root is not None:

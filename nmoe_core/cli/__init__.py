@@ -19,6 +19,7 @@ from nmoe_core.cli import (
     export,
     generate,
     hydra,
+    init,
     models,
     plan,
     prep,
@@ -36,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     data, stages = (prep_mixture, prep, shards), (models, hydra, generate, curate)
-    for module in (*data, *stages, plan, report, explain, export):
+    for module in (init, *data, *stages, plan, report, explain, export):
         module.register(verbs)
     return parser
 

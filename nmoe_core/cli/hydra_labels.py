@@ -18,10 +18,10 @@ from nmoe_core.cli.paths import default_device, default_dtype, required
 from nmoe_core.config import OracleTable, Run
 from nmoe_core.errors import ConfigError
 from nmoe_core.hydra.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS
+from nmoe_core.shipped import find_rubric
 from nmoe_core.stages.result import Output
 from nmoe_core.strict import validate
 
-RUBRIC = "configs/rubrics/quality_v1.toml"
 SHOW_EVERY = 50
 Outputs = dict[str, Output]
 Verb = Callable[[argparse.Namespace], Outputs]
@@ -77,7 +77,9 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=64, help="http: requests at once")
     parser.add_argument("--max-new", type=int, default=2048, help="tokens of an answer")
     parser.add_argument("--max-doc-tokens", type=int, default=2048, help="of a document, at most")
-    parser.add_argument("--rubric", type=Path, metavar="TOML", help=f"default: {RUBRIC}")
+    parser.add_argument(
+        "--rubric", default="quality_v1", metavar="TOML", help="or a name (quality_v1)"
+    )
     parser.add_argument("--tokenizer", default="o200k_harmony")
     parser.add_argument("--retry-failed", type=int, default=0, metavar="N")
     parser.add_argument("--replace", action="store_true", help="drop labels of another scorer")
@@ -143,7 +145,7 @@ def _label_file(arguments: argparse.Namespace) -> Outputs:
 
     out = required(arguments, "out")
     table = _oracle_table(arguments)
-    rubric = Rubric.load(Path(table.rubric))
+    rubric = Rubric.load(find_rubric(table.rubric, Path.cwd()))
     documents = _documents(arguments)
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
     oracle = make_oracle(table, rubric, Path)
@@ -178,7 +180,7 @@ def _documents(arguments: argparse.Namespace) -> Any:
 def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
     keys = ("max_doc_tokens", "replace", "retry_failed", "relabel")
     table: dict[str, Any] = {key: getattr(arguments, key) for key in keys}
-    table |= {"kind": arguments.oracle, "rubric": str(arguments.rubric or _default_rubric())}
+    table |= {"kind": arguments.oracle, "rubric": arguments.rubric}
     if arguments.oracle == "engine":
         keys = ("max_ctx", "max_new", "max_batch", "experts", "reasoning")
         checkpoint = str(required(arguments, "checkpoint"))
@@ -197,12 +199,6 @@ def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
             "reasoning_effort": arguments.reasoning,
         }
     return validate(OracleTable, table, "command line")
-
-
-def _default_rubric() -> Path:
-    """The rubric below the working directory, else that of the source tree."""
-    here = Path(RUBRIC)
-    return here if here.is_file() else Path(__file__).parents[2] / RUBRIC
 
 
 class _Progress:

@@ -1,4 +1,4 @@
-"""Small transfers between host and device that make neither wait for the other.
+"""Small transfers between host and device that make neither wait for the other; the current GPU.
 
 A copy that is waited for ends when all the device's earlier work has: one in every pass would keep
 the host from preparing the next pass while the device is busy.
@@ -6,9 +6,35 @@ the host from preparing the next pass while the device is busy.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Concatenate, ParamSpec, TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
+
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: kernels, streams, graphs and events are of that device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def on_its_device(
+    launch: Callable[Concatenate[Tensor, Rest], Result],
+) -> Callable[Concatenate[Tensor, Rest], Result]:
+    """A function that launches kernels, run while the device of its first tensor is current."""
+
+    @functools.wraps(launch)
+    def launch_there(first: Tensor, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
+        with current(first.device):
+            return launch(first, *args, **kwargs)
+
+    return launch_there
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
@@ -25,8 +51,9 @@ class Arriving:
         if values.is_cuda:
             self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._host.copy_(values, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
+            with current(values.device):
+                self._event = torch.cuda.Event()
+                self._event.record()
 
     def tolist(self) -> list[int]:
         """The values."""

@@ -19,12 +19,8 @@ from nmoe_core.hydra.answers import read_scores
 from nmoe_core.hydra.oracle import OracleResult
 from nmoe_core.hydra.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.prep.tokenizer import (
-    _O200K_CACHE_FILE,
-    cache_dir,
-    ensure_vocabulary,
-    load_tokenizer,
-)
+from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.prep.vocabulary import O200K, cache_dir, ensure_vocabulary
 
 if TYPE_CHECKING:
     from openai_harmony import HarmonyEncoding
@@ -71,9 +67,7 @@ def encoding() -> HarmonyEncoding:
     if "TIKTOKEN_ENCODINGS_BASE" not in os.environ:
         directory = cache_dir() / "harmony"
         if not (directory / _RANKS_NAME).is_file():
-            write_bytes(
-                directory / _RANKS_NAME, (ensure_vocabulary() / _O200K_CACHE_FILE).read_bytes()
-            )
+            write_bytes(directory / _RANKS_NAME, (ensure_vocabulary() / O200K.file).read_bytes())
         os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(directory)
     name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
     try:

@@ -1,39 +1,29 @@
 """Text to token ids with exact engines: tiktoken is the reference, quicktok and gigatoken are fast.
 
 tiktoken defines the encoding and its special ids. quicktok gives the same ids about 3.5 times
-faster and carries the vocabulary, so no network is needed: where tiktoken's cache has no
-`o200k_base` file, it is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and
-kept in this project's cache. gigatoken (extra `fast`) is about 6 times faster. The engine is not
-part of an output's identity because engines are exact or refused: they are compared with tiktoken
-at start and on about one character in a hundred of every batch.
+faster, and gigatoken (extra `fast`) about 6 times. The engine is not part of an output's identity
+because engines are exact or refused: they are compared with tiktoken at start and on about one
+character in a hundred of every batch.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
-import os
 import struct
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from loader.local_path import local_path
-from nmoe_core.atomic import write_bytes
 from nmoe_core.errors import TokenizerError
 from nmoe_core.fingerprint import sha256_json
 from nmoe_core.prep.long_text import safe_pieces
+from nmoe_core.prep.vocabulary import O200K, ensure_vocabulary, load_tiktoken
 
 DEFAULT_TOKENIZER = "o200k_harmony"
 Engine = Literal["quicktok", "tiktoken", "gigatoken"]
-O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
-_O200K_NUM_RANKS = 199_998
-# tiktoken names a cached file by the SHA-1 of the address it would be fetched from.
-_O200K_CACHE_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 _PROBES = (
     "The quick brown fox jumps over the lazy dog. 1234567890",
     "def f(x):\n\treturn x ** 2  # ok\r\n\n\n",
@@ -67,7 +57,7 @@ class Tokenizer:
         engine: `quicktok`, `gigatoken`, or `tiktoken` for the reference itself.
 
     Raises:
-        TokenizerError: The vocabulary is not to be had offline (E-TOKENIZER-VOCABULARY), the
+        TokenizerError: As `load_tiktoken` (E-TOKENIZER-NAME, E-TOKENIZER-VOCABULARY); the
             engine is not installed or does not have the encoding (E-TOKENIZER-ENGINE), or it
             differs from tiktoken on a probe (E-TOKENIZER-DRIFT).
     """
@@ -75,7 +65,7 @@ class Tokenizer:
     def __init__(self, name: str = DEFAULT_TOKENIZER, engine: Engine = "quicktok") -> None:
         self.name = name
         self.engine: Engine = engine
-        self._reference = _load_tiktoken(name)
+        self._reference = load_tiktoken(name)
         self._encode = _ENGINES[engine](name)
         self.vocab_size: int = self._reference.n_vocab
         self.eos_token_id: int = self._reference.eot_token
@@ -159,70 +149,8 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER, engine: Engine = "quicktok") -
     return Tokenizer(name, engine)
 
 
-def cache_dir() -> Path:
-    """This project's cache: `NMOE_CACHE_DIR`, else `nmoe` under the user's cache directory."""
-    if named := os.environ.get("NMOE_CACHE_DIR"):
-        return local_path(named, "NMOE_CACHE_DIR")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmoe"
-
-
-def ensure_vocabulary() -> Path:
-    """Directory that holds `o200k_base` as tiktoken expects it, made if need be.
-
-    Raises:
-        TokenizerError: The rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY).
-    """
-    named = os.environ.get("TIKTOKEN_CACHE_DIR")
-    if named and (Path(named) / _O200K_CACHE_FILE).is_file():
-        return Path(named)
-    directory = cache_dir() / "tiktoken"
-    path = directory / _O200K_CACHE_FILE
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == O200K_SHA256:
-        return directory
-    payload = _rebuild_o200k()
-    write_bytes(path, payload)
-    return directory
-
-
-def _rebuild_o200k() -> bytes:
-    import quicktok
-
-    encoding = quicktok.get_encoding("o200k_base")
-    lines = [
-        base64.b64encode(encoding.decode_single_token_bytes(rank)) + b" %d\n" % rank
-        for rank in range(_O200K_NUM_RANKS)
-    ]
-    payload = b"".join(lines)
-    digest = hashlib.sha256(payload).hexdigest()
-    if digest != O200K_SHA256:
-        raise TokenizerError(
-            "the vocabulary rebuilt from quicktok is not the pinned one",
-            found=digest,
-            expected=O200K_SHA256,
-            do="install quicktok-v1 0.4.0, or set TIKTOKEN_CACHE_DIR to a filled cache",
-            code="E-TOKENIZER-VOCABULARY",
-        )
-    return payload
-
-
-def _load_tiktoken(name: str) -> Any:
-    import tiktoken
-
-    if name not in tiktoken.list_encoding_names():
-        raise TokenizerError(
-            "unknown tokenizer",
-            found=name,
-            expected=", ".join(sorted(tiktoken.list_encoding_names())),
-            code="E-TOKENIZER-NAME",
-        )
-    if name.startswith("o200k"):
-        # tiktoken reads its cache directory from the environment only.
-        os.environ["TIKTOKEN_CACHE_DIR"] = str(ensure_vocabulary())
-    return tiktoken.get_encoding(name)
-
-
 def _tiktoken_engine(name: str) -> _Encode:
-    encoding = _load_tiktoken(name)
+    encoding = load_tiktoken(name)
 
     def encode(texts: Sequence[str]) -> Encoded:
         # The array form is faster than `encode_ordinary`, and equal where no special is allowed.
@@ -239,7 +167,7 @@ def _quicktok_engine(name: str) -> _Encode:
 
     try:
         encoding = quicktok.get_encoding(name)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:
         raise _no_encoding("quicktok", name) from error
 
     def encode(texts: Sequence[str]) -> Encoded:
@@ -262,7 +190,7 @@ def _gigatoken_engine(name: str) -> _Encode:
         ) from error
     # Without special tokens, text that spells one is ordinary text, as in `encode_ordinary`.
     encoding = gigatoken.Tokenizer.from_tiktoken(
-        ensure_vocabulary() / _O200K_CACHE_FILE, pretokenizer="o200k", special_tokens={}
+        ensure_vocabulary() / O200K.file, pretokenizer="o200k", special_tokens={}
     )
 
     def encode(texts: Sequence[str]) -> Encoded:
@@ -276,7 +204,7 @@ def _no_encoding(engine: str, name: str) -> TokenizerError:
     return TokenizerError(
         f"engine {engine} does not have this encoding",
         found=name,
-        do='set prep.engine = "tiktoken"',
+        do='set [prep] engine = "tiktoken", or --engine tiktoken',
         code="E-TOKENIZER-ENGINE",
     )
 

@@ -50,6 +50,30 @@ def make_backbone(run: Run) -> Output:
     return Output(checkpoint_digest(path), facts)
 
 
+def require_checkpoints(run: Run) -> None:
+    """Refuse a run whose checkpoints are not there, before anything is made for them.
+
+    Raises:
+        CheckpointError: One that the run names is missing (E-CHECKPOINT-MISSING).
+    """
+    backbone, oracle = run.config.backbone, run.config.oracle
+    named = [run.paths.checkpoint] if backbone.kind == "checkpoint" else []
+    if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
+        named.append(run.resolve(oracle.engine.checkpoint))
+    for path in named:
+        _require_checkpoint(path)
+
+
+def _require_checkpoint(path: Path) -> None:
+    if not path.is_dir():
+        raise CheckpointError(
+            "no checkpoint here",
+            where=path,
+            do="materialise hydra/backbone, or correct the path of checkpoint",
+            code="E-CHECKPOINT-MISSING",
+        )
+
+
 def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Output]:
     """Label slices named `train-00` and so on with the run's oracle.
 
@@ -61,13 +85,11 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
     from nmoe_core.hydra.label_noise import label_again
     from nmoe_core.hydra.labels import label_shard
     from nmoe_core.hydra.oracles import make_oracle
-    from nmoe_core.hydra.rubric import Rubric
     from nmoe_core.hydra.slices import combine_slices, shard_name
 
     paths, table = run.paths, run.config.oracle
     combine_slices(paths.slices, sources)
     tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
-    rubric = Rubric.load(run.resolve(table.rubric))
     make = functools.cache(lambda asked: make_oracle(table, asked, run.resolve))
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
     outputs = {}
@@ -78,8 +100,8 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
         documents = ShardDocuments(
             slice_file, paths.data, tokenizer, table.max_doc_tokens, tokenizer.eos_token_id
         )
-        oracle = make(rubric)
-        report = label_shard(documents, out_dir, oracle, rubric, **options)
+        oracle = make(run.rubric)
+        report = label_shard(documents, out_dir, oracle, run.rubric, **options)
         facts = {
             "documents": report.total,
             "parse_rate": report.parsed / max(report.total, 1),
@@ -87,7 +109,7 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
             "scorer": f"{oracle.scorer_model}/{oracle.scorer_version}",
         }
         if split == "val" and table.relabel:
-            again = label_again(documents, table.relabel, out_dir, make, rubric, **options)
+            again = label_again(documents, table.relabel, out_dir, make, run.rubric, **options)
             facts["relabelled"] = again.total
         outputs[key] = Output(sha256_file(out_dir / SCORES_NAME), facts)
     return outputs
@@ -243,13 +265,7 @@ def load_checkpoint(path: Path, device: str, dtype: str) -> Transformer:
     Raises:
         CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
     """
-    if not path.is_dir():
-        raise CheckpointError(
-            "no backbone checkpoint",
-            where=path,
-            do="materialise hydra/backbone, or name one: [backbone] checkpoint, --checkpoint",
-            code="E-CHECKPOINT-MISSING",
-        )
+    _require_checkpoint(path)
     from nmoe_core.engine.checkpoint import checkpoint_digest
 
     return _loaded(path, checkpoint_digest(path), device, dtype)

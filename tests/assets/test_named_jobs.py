@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from nmoe_assets.definitions import build_definitions
 from nmoe_assets.jobs import PART_OF, StageJob, innermost_error, named_jobs
 from nmoe_assets.resources import Machine
+from nmoe_core.config import Run
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
@@ -81,3 +85,24 @@ def _run_two_parts(instance: dg.DagsterInstance, fails: str = "") -> dg.ExecuteI
     return defined.resolve_job_def("all").execute_in_process(
         instance=instance, raise_on_error=False
     )
+
+
+@pytest.mark.parametrize("missing", ["backbone", "oracle.engine"])
+def test_a_pipeline_without_its_checkpoint_ends_before_any_part(
+    tmp_path: Path, make_project: Callable[..., Path], missing: str
+) -> None:
+    path = make_project(tmp_path / "project")
+    text = path.read_text().replace('[backbone]\nkind = "tiny"\n', "")
+    text = text.replace("[oracle]", '[oracle]\nkind = "engine"')
+    (tmp_path / "project" / "there").mkdir()
+    for table in ("backbone", "oracle.engine"):
+        text += f'\n[{table}]\ncheckpoint = "{"absent" if table == missing else "there"}"\n'
+    path.write_text(text)
+    run = Run(path)
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = build_definitions(run).resolve_job_def("pipeline")
+        outcome = job.execute_in_process(instance=instance, raise_on_error=False)
+        assert not [part for part in instance.get_runs() if PART_OF in part.tags]
+    [failed] = [event for event in outcome.all_events if event.is_step_failure]
+    assert "absent: no checkpoint here" in innermost_error(failed)
+    assert not run.paths.root.exists()

@@ -14,6 +14,7 @@ from loader.preflight import PACKINGS
 from loader.settings import read_toml
 from nmoe_core.config import Run, RunConfig, parse_count
 from nmoe_core.errors import ConfigError, SourceError
+from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.spec import open_source
 from nmoe_core.strict import validate
@@ -145,3 +146,39 @@ def test_a_source_that_names_no_dataset_is_refused_when_it_is_opened() -> None:
         with pytest.raises(SourceError) as caught:
             open_source(source.spec, run.base, "train")
         assert caught.value.code == "E-SOURCE-NONE"
+
+
+@pytest.mark.parametrize("key", ["mixture_toml", "flow_profiles_toml", "rubric"])
+def test_a_file_that_a_run_names_and_that_is_missing_is_refused_before_any_work(
+    tmp_path: Path, key: str
+) -> None:
+    (tmp_path / "mixture.toml").touch()
+    (tmp_path / "flows.toml").touch()
+    named = {"mixture_toml": "mixture.toml", "flow_profiles_toml": "flows.toml"}
+    rubric = "absent.toml" if key == "rubric" else "quality_v1"
+    lines = [f'{k} = "{"absent.toml" if k == key else v}"' for k, v in named.items()]
+    text = "\n".join(['root = "out"', *lines, "[oracle]", f'rubric = "{rubric}"'])
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"absent\.toml") as caught:
+        Run(tmp_path / "run.toml")
+    assert caught.value.code == "E-CONFIG-MISSING"
+
+
+def test_a_rubric_goes_by_its_name_or_old_path_and_a_file_of_the_project_comes_first(
+    tmp_path: Path,
+) -> None:
+    def rubric(named: str) -> str:
+        (tmp_path / "run.toml").write_text(f'root = "out"\n[oracle]\nrubric = "{named}"\n')
+        return Run(tmp_path / "run.toml").rubric.hash
+
+    shipped = Rubric.load(ROOT / "configs" / "rubrics" / "quality_v1.toml").hash
+    assert rubric("quality_v1") == rubric("configs/rubrics/quality_v1.toml") == shipped
+    text = (ROOT / "configs" / "rubrics" / "quality_v1.toml").read_text()
+    own = tmp_path / "configs" / "rubrics" / "quality_v1.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(text.replace('version = "', 'version = "my-'))
+    assert rubric("configs/rubrics/quality_v1.toml") == Rubric.load(own).hash != shipped
+    assert rubric("quality_v1") == shipped
+    own.write_text("name = 5")
+    with pytest.raises(ConfigError):
+        rubric("configs/rubrics/quality_v1.toml")

@@ -11,10 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from nmoe_core.engine.kernels.mode import round_to, widen
+from nmoe_core.engine.transfers import on_its_device
 
 _BLOCK = 1024
 
 
+@on_its_device
 def combine(rows: Tensor, residual: Tensor) -> Tensor:
     """The residual plus each token's rows.
 

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from nmoe_core.engine.kernels.mode import round_to
 from nmoe_core.engine.kernels.softmax import LOG2_E, attend_keys
+from nmoe_core.engine.transfers import on_its_device
 
 SPLIT_KEYS = 512
 KEY_BLOCK = 64
 _LEAST_ROWS = 16  # of a matrix product
 
 
+@on_its_device
 def decode_attention(
     q: Tensor,
     k_pages: Tensor,

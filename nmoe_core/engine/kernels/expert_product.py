@@ -20,6 +20,7 @@ from torch import Tensor
 from nmoe_core.engine.kernels.expert_weights import TILE_K, ExpertWeights, TiledExperts
 from nmoe_core.engine.kernels.mode import dot, round_to, widen
 from nmoe_core.engine.kernels.routing import Routing
+from nmoe_core.engine.transfers import on_its_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def weighted_product(
     return out
 
 
+@on_its_device
 def _launch(
     x: Tensor,
     weights: ExpertWeights,

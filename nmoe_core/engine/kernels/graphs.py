@@ -22,6 +22,7 @@ from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.decode_attention import decode_attention
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
+from nmoe_core.engine.transfers import current
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 LEAST_LENGTH = 1024
@@ -104,7 +105,8 @@ class DecodeGraphs:
         self._blocks, self._embedding, self._head = blocks, embedding, head
         self._rotation, self.cache = rotation, cache
         self._recorded: dict[tuple[int, int], _Recorded] = {}
-        self._pool = torch.cuda.graph_pool_handle() if embedding.is_cuda else None
+        with current(embedding.device):
+            self._pool = torch.cuda.graph_pool_handle() if embedding.is_cuda else None
 
     def takes(self, step: KernelStep) -> bool:
         """Whether a step is of single tokens only, and of a size that is recorded."""
@@ -113,6 +115,10 @@ class DecodeGraphs:
     def run(self, ids: Tensor, step: KernelStep) -> Tensor:
         """float32 logits [N, vocab] of a step that `takes` accepts; a view that the next step of
         its size overwrites."""
+        with current(ids.device):
+            return self._run(ids, step)
+
+    def _run(self, ids: Tensor, step: KernelStep) -> Tensor:
         batch_size = next(size for size in BATCH_SIZES if size >= len(ids))
         max_length = max(LEAST_LENGTH, triton.next_power_of_2(step.max_length))
         key = batch_size, max_length

@@ -12,8 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from nmoe_core.engine.kernels.mode import round_to, widen
+from nmoe_core.engine.transfers import on_its_device
 
 
+@on_its_device
 def add_rms_norm(
     residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nmoe_core.engine.kernels.mode import round_to
 from nmoe_core.engine.kernels.softmax import LOG2_E, attend_keys
+from nmoe_core.engine.transfers import on_its_device
 
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
@@ -50,6 +51,7 @@ def query_blocks(starts: Tensor, num_rows: int) -> QueryBlocks:
     return QueryBlocks(documents.int(), firsts.int(), starts)
 
 
+@on_its_device
 def prefill_attention(
     q: Tensor,
     k: Tensor,

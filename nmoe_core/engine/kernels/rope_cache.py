@@ -12,10 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from nmoe_core.engine.kernels.mode import round_to, widen
+from nmoe_core.engine.transfers import on_its_device
 
 _HEADS_BLOCK = 16
 
 
+@on_its_device
 def rotate_and_store(
     qkv: Tensor,
     rotation: Tensor,

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nmoe_core.engine.transfers import on_its_device
+
 _SORT_BLOCK = 128
 _TOPK_BLOCK = 16
 _TILES_BLOCK = 64
@@ -53,6 +55,7 @@ def route(logits: Tensor, experts_per_token: int, tile_rows: int) -> Routing:
     return sort_choices(weights, experts, logits.shape[1], tile_rows)
 
 
+@on_its_device
 def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tensor]:
     """float32 weights and int32 experts, [T, k] each, of float32 logits [T, E]."""
     num_tokens, num_experts = logits.shape
@@ -73,6 +76,7 @@ def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tens
     return weights, experts
 
 
+@on_its_device
 def sort_choices(weights: Tensor, experts: Tensor, num_experts: int, tile_rows: int) -> Routing:
     """Sort the choices [T, k] by expert and cut each expert's rows into tiles."""
     device, num_choices = experts.device, experts.numel()

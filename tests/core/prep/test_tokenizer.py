@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import random
 import string
 import sys
@@ -15,16 +16,12 @@ import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nmoe_core.cli import main
 from nmoe_core.errors import TokenizerError
 from nmoe_core.prep import tokenizer as module
 from nmoe_core.prep.text import normalize_batch
-from nmoe_core.prep.tokenizer import (
-    O200K_SHA256,
-    Engine,
-    Tokenizer,
-    ensure_vocabulary,
-    load_tokenizer,
-)
+from nmoe_core.prep.tokenizer import Engine, Tokenizer, load_tokenizer
+from nmoe_core.prep.vocabulary import O200K, ensure_vocabulary
 
 TEXTS = [
     "",
@@ -104,7 +101,7 @@ def test_a_cold_cache_is_filled_without_a_network(
     monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
     (file,) = ensure_vocabulary().iterdir()
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == O200K_SHA256
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == O200K.sha256
 
 
 def test_an_engine_that_differs_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,4 +143,58 @@ def test_an_engine_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     with pytest.raises(TokenizerError, match="nmoe-data\\[fast\\]") as caught:
         Tokenizer(engine="gigatoken")
+    assert caught.value.code == "E-TOKENIZER-ENGINE"
+
+
+OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize("name", tiktoken.list_encoding_names())
+def test_every_encoding_of_tiktoken_works_offline_or_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    for key, value in OFFLINE.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path / "ours"))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tiktokens"))
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    load_tokenizer.cache_clear()
+    (tmp_path / "in.jsonl").write_text(
+        '{"text": "some text of ten tokens or more, as it must be"}\n'
+    )
+    source = ["--source", "jsonl", "--paths", str(tmp_path / "in.jsonl"), "--num-shards", "1"]
+    place = ["--output", str(tmp_path / "out" / "train"), "--name", "n"]
+    status = main(["prep", *source, *place, "--tokenizer", name])
+    error = capsys.readouterr().err
+    assert os.environ["TIKTOKEN_CACHE_DIR"] == str(tmp_path / "tiktokens")
+    if name in ("cl100k_base", "o200k_base", "o200k_harmony"):
+        assert status == 0, error
+        return
+    assert status == 1
+    assert error.splitlines()[-1].startswith("ERROR [E-TOKENIZER-VOCABULARY]: ")
+    assert name in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["cl100k_base", "o200k_base"])
+def test_a_vocabulary_that_quicktok_carries_has_the_bytes_that_tiktoken_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path / "ours"))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    (made,) = ensure_vocabulary(name).iterdir()
+    # A damaged copy in the user's cache is left alone, and tiktoken reads the whole one.
+    (tmp_path / made.name).write_bytes(b"torn")
+    tokenizer = Tokenizer(name, "tiktoken")
+    assert tokenizer.decode(tokenizer.encode_batch(["Grüße"]).ids) == "Grüße"
+    assert (tmp_path / made.name).read_bytes() == b"torn"
+
+
+def test_an_encoding_that_the_engine_lacks_names_the_engine_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: object())
+    with pytest.raises(TokenizerError, match='engine = "tiktoken"') as caught:
+        Tokenizer("gpt2")
     assert caught.value.code == "E-TOKENIZER-ENGINE"

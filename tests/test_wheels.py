@@ -1,0 +1,157 @@
+"""The two wheels hold all that a run needs: it works in any directory, without the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("loader", "nmoe_core", "nmoe_assets", "configs")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+RUN = """
+root = "out"
+mixture_toml = "mixture.toml"
+flow_profiles_toml = "flows.toml"
+flow_mode = "small"
+seq_len = 64
+batch_size = 2
+[prep]
+num_shards = 2
+max_tokens = "all"
+[backbone]
+kind = "tiny"
+"""
+MIXTURE = """
+[mixtures.mix]
+total_tokens_b = 0.00001
+[[mixtures.mix.sources]]
+id = "notes"
+tokens_b = 0.00001
+kind = "jsonl"
+paths = ["in/notes.jsonl"]
+"""
+FLOWS = """
+[flow.small]
+mode = "small"
+stages = ["pretrain"]
+scale = 1.0
+[flow.small.mixture]
+pretrain = "mix"
+"""
+LOAD = """
+import nmoe_assets.definitions as location, nmoe_core, loader, sys
+from dagster import DagsterInstance
+with DagsterInstance.get() as instance:
+    print(len(list(location.defs.resolve_all_asset_keys())), type(instance.run_launcher).__name__)
+print(nmoe_core.__file__, loader.__file__, *sys.path, sep="\\n")
+"""
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with both wheels; its other packages are those of the one that runs this."""
+    base = tmp_path_factory.mktemp("wheels")
+    source, wheels, env = base / "source", base / "wheels", base / "env"
+    unwanted = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=unwanted)
+    for name in FILES:
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", wheels]
+    subprocess.run([*build, source / "loader", source], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", env], check=True)
+    python = env / "bin" / "python"
+    install = [*pip, "--python", python, "install", *offline, *wheels.glob("*.whl")]
+    subprocess.run(install, check=True)
+    # A directory named by a .pth file is searched, and .pth files in it are not read: the checkout,
+    # which such a file of the outer environment may name, stays unseen.
+    scheme = {"base": str(env), "platbase": str(env)}
+    (Path(sysconfig.get_path("purelib", vars=scheme)) / "others.pth").write_text(
+        sysconfig.get_path("purelib")
+    )
+    return env
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project elsewhere, of a user's own files alone."""
+    (tmp_path / "in").mkdir()
+    rows = [{"id": str(i), "text": f"Note {i}: " + f"word{i} and more. " * 9} for i in range(200)]
+    (tmp_path / "in" / "notes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    for name, text in (("run.toml", RUN), ("mixture.toml", MIXTURE), ("flows.toml", FLOWS)):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def run(environment: Path, project: Path) -> Command:
+    """`run("nmoe", ...)` in the project."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "NMOE", "DAGSTER"))}
+
+    def command(name: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [environment / "bin" / name, *map(str, arguments)],
+            cwd=project,
+            env=clean | more,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return command
+
+
+def test_an_installed_run_prepares_and_labels_in_any_directory(run: Command, project: Path) -> None:
+    for verb in (["prep-mixture"], ["hydra", "slices"], ["hydra", "oracle-label"]):
+        done = run("nmoe", *verb, "--config", "run.toml")
+        assert done.returncode == 0, done.stderr
+    labels = sorted((project / "out" / "labels").glob("*/shard_*/scores.jsonl"))
+    records = [json.loads(line) for path in labels for line in path.read_text().splitlines()]
+    assert len(labels) == 16
+    assert records
+    assert all(record["rubric_hash"] for record in records)
+
+
+def test_an_installed_code_location_loads_with_the_storage_it_ships(
+    run: Command, project: Path, environment: Path
+) -> None:
+    made = run("nmoe", "init", "new")
+    assert made.returncode == 0, made.stderr
+    (project / "home").mkdir()
+    shutil.copy(project / "new/configs/dagster/dagster.yaml", project / "home")
+    places = {"NMOE_CONFIG": str(project / "run.toml"), "DAGSTER_HOME": str(project / "home")}
+    loaded = run("python", "-c", LOAD, **places)
+    assert loaded.returncode == 0, loaded.stderr
+    facts, *paths = loaded.stdout.splitlines()
+    assert facts.split()[1] == "LocalRunLauncher"
+    assert all(path.startswith(str(environment)) for path in paths[:2])
+    assert not any(Path(path).resolve() == ROOT for path in paths if path)
+
+
+def test_the_shipped_configurations_plan_a_run_where_they_were_put(
+    run: Command, project: Path
+) -> None:
+    assert run("nmoe", "init", "new").returncode == 0
+    (project / "new" / "build/demo/input").mkdir(parents=True)
+    shutil.copy(project / "in/notes.jsonl", project / "new/build/demo/input/docstrings.jsonl")
+    config = project / "new" / "configs" / "demo.toml"
+    rows = json.loads(run("nmoe", "prep-mixture", "--config", config, "--dry-run", "--json").stdout)
+    # An environment of two wheels may hold no text files for package_docs.
+    found = {row["source"]: row["problem"] for row in rows}
+    assert list(found) == ["stdlib", "package_docs", "docstrings"]
+    assert (found["stdlib"], found["docstrings"]) == (None, None)
+    again = run("nmoe", "init", "new")
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "E-CONFIG" in again.stderr
