@@ -173,7 +173,22 @@ class _LabelRun:
         )
         if self.marks and not replace and (has_other_scorer or first_foreign is not None):
             raise self._mixed(first_foreign or self._scorer(), began)
+        if self.marks and not replace and began is not None:
+            self._check_reader(began)
         return self._start_over()
+
+    def _check_reader(self, began: Fingerprints) -> None:
+        """Labels whose lines were named by another rule may not be dropped unasked."""
+        found, expected = (f.get("reader") for f in (began, self.fingerprints))
+        if found != expected:
+            raise LabelError(
+                "labels of lines that were named and read by another rule lie here",
+                where=self.scores,
+                found=found or "the rule of an earlier version",
+                expected=expected,
+                do="label into another directory, or set [oracle] replace = true to drop them",
+                code="E-LABEL-MIXED",
+            )
 
     def _mark_existing(self) -> Scorer | None:
         """Mark every whole record and cut what follows; the first scorer that is not this one."""

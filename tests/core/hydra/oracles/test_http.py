@@ -16,6 +16,7 @@ import pytest
 from nmoe_core.config import OracleTable
 from nmoe_core.errors import ConfigError, LabelError
 from nmoe_core.hydra.document_texts import JsonlDocuments
+from nmoe_core.hydra.jsonl_texts import JsonlTexts
 from nmoe_core.hydra.labels import LabelReport, label_shard
 from nmoe_core.hydra.oracle import OracleResult, Question
 from nmoe_core.hydra.oracles import make_oracle
@@ -355,14 +356,14 @@ def test_the_version_follows_prompt_and_decoding_and_not_the_address(
 
 
 def write_documents(path: Path, count: int) -> list[str]:
-    texts = documents_of(count)
+    texts = [text.strip() for text in documents_of(count)]
     rows = [{"doc_id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return texts
 
 
 def label(path: Path, out: Path, oracle: Any, rubric: Rubric, **more: Any) -> LabelReport:
-    return label_shard(JsonlDocuments(path, load_tokenizer(), 2048), out, oracle, rubric, **more)
+    return label_shard(JsonlDocuments(JsonlTexts(path), load_tokenizer(), 2048), out, oracle, rubric, **more)
 
 
 def test_an_outage_keeps_what_was_labelled_and_the_next_run_asks_only_for_the_rest(
