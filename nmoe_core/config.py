@@ -107,6 +107,7 @@ class HttpOracleTable(StrictModel):
     timeout_s: float = Field(default=120.0, gt=0)
     max_attempts: int = Field(default=5, ge=1)
     max_outage_s: float = Field(default=600.0, ge=0)
+    max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
 
     @model_validator(mode="after")
     def _is_rendered_here(self) -> HttpOracleTable:

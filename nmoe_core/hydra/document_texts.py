@@ -1,8 +1,8 @@
 """The documents that an oracle is asked about: their ids, sources and texts, one text at a time.
 
 From token shards a text is the decoded beginning of the document; from JSON lines it is the
-normalised text, cut to as many tokens. Ids are unique or refused before anything is asked. Memory: ids and
-offsets, and the texts that are asked about at the moment.
+normalised text, cut to as many tokens. Ids are unique or refused before anything is asked. Memory:
+ids and offsets, and the texts that are asked about at the moment.
 """
 
 from __future__ import annotations

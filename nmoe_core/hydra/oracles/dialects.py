@@ -26,7 +26,6 @@ from nmoe_core.hydra.rubric import Rubric
 if TYPE_CHECKING:
     from nmoe_core.config import HttpOracleTable
 
-RAW_CHARS = 2000
 _MARK = "<|"
 _FINAL = "<|channel|>final"
 _MESSAGE = "<|message|>"
@@ -184,4 +183,4 @@ def _result(value: dict[str, Any], content: Any, thoughts: Any, reason: Any) -> 
 
 
 def _not_a_completion(value: dict[str, Any]) -> OracleResult:
-    return OracleResult(None, json.dumps(value)[:RAW_CHARS], "not_a_completion")
+    return OracleResult(None, json.dumps(value), "not_a_completion")
