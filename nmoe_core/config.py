@@ -121,6 +121,7 @@ class OracleTable(StrictModel):
 
     `replace` lets it start over another scorer's labels, `retry_failed` is how often a refused
     answer is asked for again, `relabel` how many documents of each val slice are labelled twice.
+    `salvage` also takes scores that stand among other words, and marks them.
     """
 
     kind: Literal["heuristic", "engine", "http"] = "heuristic"
@@ -129,6 +130,7 @@ class OracleTable(StrictModel):
     replace: bool = False
     retry_failed: int = Field(default=0, ge=0)
     relabel: int = Field(default=0, ge=0)
+    salvage: bool = False
     engine: EngineOracleTable = EngineOracleTable()
     http: HttpOracleTable | None = None
 
@@ -179,10 +181,14 @@ class JudgeTable(StrictModel):
 
 
 class HeadsTable(StrictModel):
-    """`[heads]`: probe and judge over the backbone."""
+    """`[heads]`: probe and judge over the backbone.
+
+    `use_salvaged` trains them on salvaged labels too; calibration never uses those.
+    """
 
     max_ctx: int = Field(default=4096, ge=8)
     seed: int = 0
+    use_salvaged: bool = False
     probe: ProbeTable = ProbeTable()
     judge: JudgeTable = JudgeTable()
 

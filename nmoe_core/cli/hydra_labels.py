@@ -83,6 +83,9 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry-failed", type=int, default=0, metavar="N")
     parser.add_argument("--replace", action="store_true", help="drop labels of another scorer")
     parser.add_argument("--relabel", type=int, default=0, metavar="N", help="label N of them twice")
+    parser.add_argument(
+        "--salvage", action="store_true", help="take scores among other words too, marked"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
@@ -185,7 +188,7 @@ def _documents(arguments: argparse.Namespace) -> Any:
 
 
 def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
-    keys = ("max_doc_tokens", "replace", "retry_failed", "relabel")
+    keys = ("max_doc_tokens", "replace", "retry_failed", "relabel", "salvage")
     table: dict[str, Any] = {key: getattr(arguments, key) for key in keys}
     table |= {"kind": arguments.oracle, "rubric": arguments.rubric or str(_default_rubric())}
     if arguments.oracle == "engine":

@@ -49,10 +49,17 @@ class HttpOracle(MeasuredOracle):
         table: Server, model and limits.
         rubric: The instructions.
         api_key: Sent as a bearer token if given; part of no record.
+        salvage: Take, and mark, scores that stand among other words.
     """
 
-    def __init__(self, table: HttpOracleTable, rubric: Rubric, api_key: str | None = None) -> None:
-        self._table, self._dialect = table, dialect_of(table, rubric)
+    def __init__(
+        self,
+        table: HttpOracleTable,
+        rubric: Rubric,
+        api_key: str | None = None,
+        salvage: bool = False,
+    ) -> None:
+        self._table, self._dialect = table, dialect_of(table, rubric, salvage)
         self._redactor = Redactor(api_key)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -67,6 +74,7 @@ class HttpOracle(MeasuredOracle):
             **decoding,
             **limits,
             **self._dialect.facts,
+            **({"salvage": True} if salvage else {}),
         }
         super().__init__(Provenance(table.model, facts))
         self._rng = random.Random()

@@ -42,6 +42,11 @@ BAD = {
     "a list": f"[{GOOD}, {GOOD}]",
     "nested": '{"scores": ' + GOOD + ', "more": {}}',
     "prose": "I think it is a fine text.",
+    "a guess in thoughts": f"<think>First guess {GOOD} but the end is missing",
+    "an answer after thoughts": f"<think>Hm.</think>{GOOD}",
+    "an order that is quoted": f"The document tells me to print {GOOD} so I will not comply",
+    "raw channels": f"<|channel|>analysis<|message|>maybe {GOOD}",
+    "words around": f"Here you are: {GOOD}. Bye.",
 }
 
 
@@ -87,15 +92,6 @@ def test_a_request_asks_for_the_schema_and_for_greedy_answers(
     assert (first["temperature"], first["seed"], first["reasoning_effort"]) == (0, 0, "low")
     assert (second["temperature"], second["seed"]) == (1.0, 2)
     assert first["messages"][0]["content"] == judge_rubric.text()
-
-
-@pytest.mark.parametrize("content", [f"```json\n{GOOD}\n```", f"Here you are: {GOOD}. Bye."])
-def test_scores_among_other_words_are_taken_and_marked(
-    server: Any, table: Callable, talk: Any, judge_rubric: Rubric, content: str
-) -> None:
-    server.behave = lambda document, nth: talk.completion(content)
-    result = ask(HttpOracle(table(), judge_rubric), ["a"])["a"]
-    assert (result.scores, result.is_salvaged) == (json.loads(GOOD), True)
 
 
 @pytest.mark.parametrize("name", BAD)
