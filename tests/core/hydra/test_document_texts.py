@@ -13,7 +13,7 @@ from nmoe_core.errors import LabelError, NmoeError, SourceError
 from nmoe_core.hydra import jsonl_texts
 from nmoe_core.hydra.document_texts import JsonlDocuments
 from nmoe_core.hydra.jsonl_texts import JsonlTexts
-from nmoe_core.hydra.label_files import read_records
+from nmoe_core.hydra.label_records import read_records
 from nmoe_core.hydra.labels import label_shard
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.prep.text import normalize_text
