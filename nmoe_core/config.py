@@ -115,6 +115,7 @@ class HttpOracleTable(StrictModel):
     timeout_s: float = Field(default=120.0, gt=0)
     max_attempts: int = Field(default=5, ge=1)
     max_outage_s: float = Field(default=600.0, ge=0)
+    max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
 
     @model_validator(mode="after")
     def _is_rendered_here(self) -> HttpOracleTable:
@@ -129,6 +130,7 @@ class OracleTable(StrictModel):
     `rubric` is a file, or the name of one that comes with the package.
     `replace` lets it start over another scorer's labels, `retry_failed` is how often a refused
     answer is asked for again, `relabel` how many documents of each val slice are labelled twice.
+    `salvage` also takes scores that stand among other words, and marks them.
     """
 
     kind: Literal["heuristic", "engine", "http"] = "heuristic"
@@ -137,6 +139,7 @@ class OracleTable(StrictModel):
     replace: bool = False
     retry_failed: int = Field(default=0, ge=0)
     relabel: int = Field(default=0, ge=0)
+    salvage: bool = False
     engine: EngineOracleTable = EngineOracleTable()
     http: HttpOracleTable | None = None
 
@@ -187,10 +190,14 @@ class JudgeTable(StrictModel):
 
 
 class HeadsTable(StrictModel):
-    """`[heads]`: probe and judge over the backbone."""
+    """`[heads]`: probe and judge over the backbone.
+
+    `use_salvaged` trains them on salvaged labels too; calibration never uses those.
+    """
 
     max_ctx: int = Field(default=4096, ge=8)
     seed: int = 0
+    use_salvaged: bool = False
     probe: ProbeTable = ProbeTable()
     judge: JudgeTable = JudgeTable()
 

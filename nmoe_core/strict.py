@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nmoe_core.errors import ConfigError
+from nmoe_core.redact import without_user_info
 
 
 class StrictModel(BaseModel):
@@ -38,7 +39,7 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
         raise ConfigError(
             f"unknown key {key!r}", where=where, do=hint, code="E-CONFIG-KEY"
         ) from None
-    found = None if first["type"] == "missing" else repr(first["input"])[:120]
+    found = None if first["type"] == "missing" else without_user_info(repr(first["input"]))[:120]
     message = first["msg"].removeprefix("Value error, ")
     what = f"{key}: {message}" if key else message
     cause = first.get("ctx", {}).get("error")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli import hydra_labels, train
-from nmoe_core.cli.hydra_labels import Outputs, show
+from nmoe_core.cli.hydra_labels import Outputs, add_jsonl_flags, show
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
 from nmoe_core.config import Run
 from nmoe_core.errors import ConfigError
@@ -64,8 +64,7 @@ def _add_grade(stages: Any) -> None:
     verb.add_argument("--max-batch", type=int, default=64, help="documents at once")
     verb.add_argument("--no-early-exit", action="store_true", help="judge every document")
     verb.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
-    verb.add_argument("--text-field", default="text", help="of --input-jsonl")
-    verb.add_argument("--id-field", default="doc_id", help="of --input-jsonl")
+    add_jsonl_flags(verb)
     verb.add_argument("--tokenizer", default="o200k_harmony", help="of --input-jsonl")
     verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
     verb.add_argument("--json", action="store_true")

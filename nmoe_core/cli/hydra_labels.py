@@ -60,6 +60,7 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--input-docids", type=Path, metavar="SLICE", help="rows of document ids")
     source.add_argument("--input-jsonl", type=Path, metavar="FILE", help="rows with a text")
+    add_jsonl_flags(parser)
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="of --input-docids")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory of these labels")
     parser.add_argument("--oracle", choices=("engine", "http", "heuristic"), default="engine")
@@ -84,7 +85,16 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry-failed", type=int, default=0, metavar="N")
     parser.add_argument("--replace", action="store_true", help="drop labels of another scorer")
     parser.add_argument("--relabel", type=int, default=0, metavar="N", help="label N of them twice")
+    parser.add_argument(
+        "--salvage", action="store_true", help="take scores among other words too, marked"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def add_jsonl_flags(parser: argparse.ArgumentParser) -> None:
+    """Which fields of `--input-jsonl` hold the documents; the same for every verb."""
+    parser.add_argument("--text-field", default="text", help="of --input-jsonl")
+    parser.add_argument("--id-field", help="of --input-jsonl; default: doc_id, else id, if there")
 
 
 def show(outputs: Outputs, as_json: bool) -> int:
@@ -164,11 +174,13 @@ def _label_file(arguments: argparse.Namespace) -> Outputs:
 
 def _documents(arguments: argparse.Namespace) -> Any:
     from nmoe_core.hydra.document_texts import JsonlDocuments, ShardDocuments
+    from nmoe_core.hydra.jsonl_texts import JsonlTexts
     from nmoe_core.prep.tokenizer import load_tokenizer
 
     tokenizer, most = load_tokenizer(arguments.tokenizer), arguments.max_doc_tokens
     if arguments.input_jsonl is not None:
-        return JsonlDocuments(arguments.input_jsonl, tokenizer, most)
+        fields = arguments.text_field, arguments.id_field
+        return JsonlDocuments(JsonlTexts(arguments.input_jsonl, *fields), tokenizer, most)
     if arguments.input_docids is None:
         raise ConfigError("nothing to label", expected="--input-docids, --input-jsonl or --config")
     data_root = required(arguments, "data_root")
@@ -178,7 +190,7 @@ def _documents(arguments: argparse.Namespace) -> Any:
 
 
 def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
-    keys = ("max_doc_tokens", "replace", "retry_failed", "relabel")
+    keys = ("max_doc_tokens", "replace", "retry_failed", "relabel", "salvage")
     table: dict[str, Any] = {key: getattr(arguments, key) for key in keys}
     table |= {"kind": arguments.oracle, "rubric": arguments.rubric}
     if arguments.oracle == "engine":

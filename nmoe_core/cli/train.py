@@ -25,6 +25,7 @@ def register(verbs: Any) -> None:
         head = _add(heads, kind, f"train the {kind} on labels", train_head)
         head.add_argument("--labels", type=Path, metavar="FILE", help="merged labels to fit")
         head.add_argument("--labels-val", type=Path, metavar="FILE", help="to report on")
+        head.add_argument("--use-salvaged", action="store_true", help="salvaged labels too")
         head.add_argument("--batch-size", type=int, default=table.batch_size)
         head.add_argument("--epochs", type=int, default=table.epochs)
         head.add_argument("--lr", type=float, default=table.lr)
@@ -63,7 +64,7 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.hydra.train import train_judge, train_probe
 
     data_root = required(arguments, "data_root")
-    common = ("max_ctx", "tap", "batch_size", "epochs", "lr", "seed")
+    common = ("max_ctx", "tap", "batch_size", "epochs", "lr", "seed", "use_salvaged")
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in common}
     if kind == "judge":
         settings |= {name: getattr(arguments, name) for name in ("mid_dim", "num_heads", "ffn_dim")}

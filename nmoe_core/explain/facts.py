@@ -12,7 +12,8 @@ from nmoe_core.config import Run
 from nmoe_core.curate.documents import ShardFile, shard_files
 from nmoe_core.curate.lineage import read_lineage
 from nmoe_core.docid import DocId
-from nmoe_core.hydra.label_files import indexed_records
+from nmoe_core.hydra.label_files import checked_digest
+from nmoe_core.hydra.label_records import indexed_records
 
 Facts = dict[str, Any]
 
@@ -83,13 +84,14 @@ def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
     """The merged label records of those documents that have one.
 
     Raises:
-        LabelError: A line is not a record (E-LABEL-CORRUPT).
+        LabelError: A line is not a record, or the file was changed (E-LABEL-CORRUPT).
     """
     found: dict[str, Facts] = {}
     for split in ("train", "val"):
         path = run.paths.labels / "merged" / f"labels_{split}.jsonl"
         if not path.is_file():
             continue
+        checked_digest(path)
         for _, _, record in indexed_records(path):
             if record["doc_id"] in doc_ids:
                 found[record["doc_id"]] = record

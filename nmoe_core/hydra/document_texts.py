@@ -1,22 +1,22 @@
 """The documents that an oracle is asked about: their ids, sources and texts, one text at a time.
 
-From token shards a text is the decoded beginning of the document; from JSON lines it is the text
-itself, cut to as many tokens. Ids are unique or refused before anything is asked. Memory: ids and
-offsets, and the texts that are asked about at the moment.
+From token shards a text is the decoded beginning of the document; from JSON lines it is the
+normalised text, cut to as many tokens. Ids are unique or refused before anything is asked. Memory:
+ids and offsets, and the texts that are asked about at the moment.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from nmoe_core.docid import DocumentReader
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import Fingerprints, sha256_file
+from nmoe_core.hydra.jsonl_texts import JsonlTexts
 from nmoe_core.hydra.slices import data_digest, read_slice
 
 
@@ -106,45 +106,30 @@ class ShardDocuments:
 
 
 class JsonlDocuments:
-    """The documents of a JSON lines file: `text`, `doc_id` or `id`, `source`.
-
-    A line without an id is named `{file}:{line}`, one without a source has the file's name.
+    """The documents of a JSON lines file (`jsonl_texts`), cut to `max_doc_tokens`.
 
     Raises:
-        FormatError: A line is not such an object, or an id comes twice (E-DOCID).
+        SourceError: A line is not a document (E-SOURCE-RECORD).
+        FormatError: An id comes twice (E-DOCID).
     """
 
-    def __init__(self, path: Path, tokenizer: Encoder, max_doc_tokens: int) -> None:
-        self._path, self._tokenizer, self._max_doc_tokens = path, tokenizer, max_doc_tokens
-        self.rows: list[tuple[str, str]] = []
-        self._offsets: dict[str, int] = {}
-        offset = 0
-        with open(path, "rb") as file:
-            for i, line in enumerate(file):
-                if line.strip():
-                    row = _text_row(line, f"{path}:{i + 1}")
-                    doc_id = str(row.get("doc_id", row.get("id", f"{path.name}:{i + 1}")))
-                    self.rows.append((doc_id, str(row.get("source", path.stem))))
-                    self._offsets[doc_id] = offset
-                offset += len(line)
-        _refuse_twice((doc_id for doc_id, _ in self.rows), path)
+    def __init__(self, texts: JsonlTexts, tokenizer: Encoder, max_doc_tokens: int) -> None:
+        self._texts, self._tokenizer, self._max_doc_tokens = texts, tokenizer, max_doc_tokens
+        self.rows = texts.rows
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Digests of the file and of how its texts are cut."""
+        """Digests of the file and of how its texts are read and cut."""
         return {
-            "slice": sha256_file(self._path),
+            "slice": self._texts.sha256,
+            **self._texts.fingerprints,
             "tokenizer": self._tokenizer.fingerprint,
             "max_doc_tokens": str(self._max_doc_tokens),
         }
 
     def text(self, doc_id: str) -> Text:
         """A document's text, cut where it is long."""
-        with open(self._path, "rb") as file:
-            file.seek(self._offsets[doc_id])
-            text = _text_row(file.readline(), self._path)["text"]
-        # Half a surrogate pair is no text; it could not be written down.
-        text = text.encode("utf-8", "replace").decode()
+        text = self._texts.text(doc_id)
         tokens = self._tokenizer.encode_long(text, self._max_doc_tokens + 1)
         if len(tokens) <= self._max_doc_tokens:
             return Text(text, False)
@@ -155,18 +140,6 @@ def _decoded(tokenizer: Decoder, tokens: np.ndarray, is_truncated: bool) -> Text
     text = tokenizer.decode(tokens)
     # A cut between tokens may fall inside a character.
     return Text(text.rstrip("\ufffd") if is_truncated else text, is_truncated)
-
-
-def _text_row(line: bytes, where: object) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-        if isinstance(row["text"], str):
-            return row
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise FormatError(
-        "not an object with a text", where=where, found=repr(line[:80]), code="E-DOCID"
-    )
 
 
 def _refuse_twice(doc_ids: Iterable[str], where: Path) -> None:

@@ -7,7 +7,6 @@ killed can go on; it names, as fingerprints, what its documents are.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,11 +17,10 @@ import numpy as np
 
 from loader.format import Manifest
 from nmoe_core.docid import DocumentReader
-from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import Fingerprints, sha256_file, sha256_json
+from nmoe_core.fingerprint import Fingerprints, sha256_json
 from nmoe_core.hydra.features import read_documents
+from nmoe_core.hydra.jsonl_texts import JsonlTexts
 from nmoe_core.hydra.slices import data_digest, documents_of, source_manifest
-from nmoe_core.prep.text import normalize_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,64 +130,47 @@ class TextEncoder(Protocol):
 
 
 class TextInput:
-    """Lines of a JSONL file with a text each, normalised and tokenised as prep does it.
+    """The documents of a JSON lines file (`jsonl_texts`), tokenised as prep does it.
 
     Args:
-        path: The file; a row may name its `doc_id` and `source`, else they are the file's name
-            with the line's number, and the file's stem.
+        path: The file.
         tokenizer: The one the heads' backbone was trained with.
         text_field: Key of the text.
-        id_field: Key of the id.
+        id_field: Key of the id; None takes `doc_id`, or else `id`, where a line has one.
+
+    Raises:
+        SourceError: A line is not a document (E-SOURCE-RECORD).
+        FormatError: A document id comes twice (E-DOCID).
     """
 
     def __init__(
-        self, path: Path, tokenizer: TextEncoder, text_field: str = "text", id_field: str = "doc_id"
+        self,
+        path: Path,
+        tokenizer: TextEncoder,
+        text_field: str = "text",
+        id_field: str | None = None,
     ) -> None:
-        self._path, self._tokenizer = path, tokenizer
-        self._text_field, self._id_field = text_field, id_field
+        self._texts, self._tokenizer = JsonlTexts(path, text_field, id_field), tokenizer
 
     def fingerprints(self) -> Fingerprints:
-        """The file's bytes and the tokenizer."""
-        fields = [self._text_field, self._id_field]
+        """The file's bytes, how its lines are read, and the tokenizer."""
         return {
-            "texts": sha256_file(self._path),
+            "texts": self._texts.sha256,
             "tokenizer": self._tokenizer.fingerprint,
-            "fields": sha256_json(fields),
+            **self._texts.fingerprints,
         }
 
-    def count(self) -> None:
-        """Not known before the file is read."""
+    def count(self) -> int:
+        """Number of lines that are not blank."""
+        return len(self._texts.rows)
 
     def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        """Documents from number `start` on.
-
-        Raises:
-            SourceError: A line has no text (E-SOURCE-RECORD).
-        """
-        with open(self._path, "rb") as file:
-            lines = ((number, line) for number, line in enumerate(file) if line.strip())
-            for number, line in islice(lines, start, None):
-                yield self._document(number, line, max_ctx)
-
-    def _document(self, number: int, line: bytes, max_ctx: int) -> GradeDocument:
-        try:
-            row = json.loads(line)
-            text = row[self._text_field]
-        except (ValueError, KeyError, TypeError):
-            row, text = {}, None
-        if not isinstance(text, str):
-            raise SourceError(
-                "a line to grade has no text",
-                where=f"{self._path}:{number + 1}",
-                found=repr(line[:80]),
-                expected=f'an object with a text under "{self._text_field}"',
-                code="E-SOURCE-RECORD",
-            )
-        tokens = self._tokenizer.encode_long(normalize_text(text), max_ctx)
-        if not len(tokens):
-            tokens = np.array([self._tokenizer.eos_token_id], np.uint32)
-        doc_id = str(row.get(self._id_field) or f"{self._path.name}:{number}")
-        return GradeDocument(doc_id, str(row.get("source") or self._path.stem), tokens)
+        """Documents from number `start` on."""
+        for doc_id, source in self._texts.rows[start:]:
+            tokens = self._tokenizer.encode_long(self._texts.text(doc_id), max_ctx)
+            if not len(tokens):
+                tokens = np.array([self._tokenizer.eos_token_id], np.uint32)
+            yield GradeDocument(doc_id, source, tokens)
 
 
 def _sampled(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:

@@ -146,30 +146,44 @@ class JudgePrompt:
         return Prompt([*self.prefix, *ids[:room], *self.suffix], len(ids) > room)
 
 
-def read_answer(tokens: Sequence[int], has_stopped: bool, opened: bool = False) -> OracleResult:
+def read_answer(
+    tokens: Sequence[int], has_stopped: bool, opened: bool = False, salvage: bool = False
+) -> OracleResult:
     """The result that an assistant's tokens give.
 
     Args:
         tokens: What the model wrote, stop token left out.
         has_stopped: Whether a stop token came; otherwise the tokens ran out.
         opened: Whether the prompt had opened the final channel already.
+        salvage: Take, and mark, scores that stand elsewhere too.
 
     Returns:
         Finish reason `final_stop`, `stop_outside_final`, `length` or `parser_error`. Scores are
-        those of the final channel, or, marked as salvaged, of what stands in its place.
+        those of a final channel that the answer ends in.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
     reason = "parser_error" if is_broken else "length"
     if has_stopped and not is_broken:
         reason = "final_stop" if last_channel == "final" else "stop_outside_final"
-    scores, is_salvaged = read_scores(final)
-    if scores is None and (is_broken or last_channel is None):
-        final = _decode(_after_final_marker(tokens))
-        scores, _ = read_scores(final)
-        is_salvaged = True
+    if last_channel == "final" and not is_broken:
+        scores, is_salvaged = read_scores(final, salvage)
+    else:
+        scores, final = _salvaged(tokens, final, last_channel) if salvage else (None, final)
+        is_salvaged = scores is not None
     if scores is None:
         return OracleResult(None, final or _decode(tokens), reason, len(tokens))
-    return OracleResult(scores, "", reason, len(tokens), is_salvaged or is_broken)
+    return OracleResult(scores, "", reason, len(tokens), is_salvaged)
+
+
+def _salvaged(
+    tokens: Sequence[int], final: str, last_channel: str | None
+) -> tuple[dict[str, int] | None, str]:
+    """Scores of a broken answer, and the text they were looked for in."""
+    scores, _ = read_scores(final, salvage=True)
+    if scores is None and last_channel in (None, "final"):
+        final = _decode(_after_final_marker(tokens))
+        scores, _ = read_scores(final, salvage=True)
+    return scores, final
 
 
 def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, bool]:

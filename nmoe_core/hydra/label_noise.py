@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.atomic import write_json
 from nmoe_core.fingerprint import Fingerprints
 from nmoe_core.hydra.document_texts import Documents, Text, sample_of
-from nmoe_core.hydra.label_files import SCORES_NAME, Record, latest, read_records
+from nmoe_core.hydra.label_files import SCORES_NAME, checked_digest, read_summary, write_summary
+from nmoe_core.hydra.label_records import Record, latest, read_records
 from nmoe_core.hydra.labels import LabelReport, label_shard
 from nmoe_core.hydra.metrics import spearman
 from nmoe_core.hydra.oracle import Oracle
@@ -75,14 +75,16 @@ def merge_noise(labels_dir: Path, split: str, num_shards: int = 8) -> dict[str, 
 
     `reliability` is the Spearman correlation of the two aggregates, `ceiling` its root; both are
     None where they are not defined (fewer than three pairs, or constant).
+
+    Raises:
+        LabelError: Labels were changed after they were finished (E-LABEL-CORRUPT).
     """
     pairs: list[tuple[Record, Record]] = []
     for i in range(num_shards):
         shard = labels_dir / split / f"shard_{i}"
         again = shard / RELABELLED_NAME / SCORES_NAME
         if again.is_file():
-            first = latest(read_records(shard / SCORES_NAME))
-            second = latest(read_records(again))
+            first, second = (_finished_records(path) for path in (shard / SCORES_NAME, again))
             pairs += [(first[doc_id], record) for doc_id, record in second.items()]
     path = labels_dir / "merged" / f"noise_{split}.json"
     if not pairs:
@@ -90,8 +92,22 @@ def merge_noise(labels_dir: Path, split: str, num_shards: int = 8) -> dict[str, 
         return None
     noise = agreement([pair for pair in pairs if pair[0]["ok"] and pair[1]["ok"]])
     noise = {"asked": len(pairs), **noise}
-    write_json(path, noise)
+    write_summary(path, noise)
     return noise
+
+
+def read_noise(path: Path) -> dict[str, Any] | None:
+    """What `merge_noise` wrote; None where no document was labelled twice.
+
+    Raises:
+        LabelError: It was changed after it was written (E-LABEL-CORRUPT).
+    """
+    return read_summary(path) if path.is_file() else None
+
+
+def _finished_records(path: Path) -> dict[str, Record]:
+    checked_digest(path)
+    return latest(read_records(path))
 
 
 def agreement(pairs: list[tuple[Record, Record]]) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from loader.format import read_json_object
 from nmoe_core.atomic import LOCK_NAME
-from nmoe_core.hydra.label_files import SCORES_NAME, SUMMARY_NAME
+from nmoe_core.hydra.label_files import SCORES_NAME, SUMMARY_NAME, read_summary
 from nmoe_core.hydra.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS, shard_name
 
 State = Literal["PENDING", "RUNNING", "DONE"]
@@ -29,6 +28,7 @@ class ShardStatus:
     documents: int | None
     labelled: int
     parsed: int | None
+    salvaged: int | None
     scorer: str | None
 
 
@@ -37,6 +37,7 @@ def label_status(labels_dir: Path, slices_dir: Path) -> list[ShardStatus]:
 
     Raises:
         FormatError: A summary is not JSON.
+        LabelError: A summary was changed (E-LABEL-CORRUPT).
     """
     return [
         _status(labels_dir, slices_dir, split, i)
@@ -53,10 +54,11 @@ def _status(labels_dir: Path, slices_dir: Path, split: str, i: int) -> ShardStat
     labelled = _num_lines(scores) if scores.is_file() else 0
     if not summary.is_file():
         state = "RUNNING" if _is_locked(shard / LOCK_NAME) else "PENDING"
-        return ShardStatus(split, i, state, documents, labelled, None, None)
-    value = read_json_object(summary)
+        return ShardStatus(split, i, state, documents, labelled, None, None, None)
+    value = read_summary(summary)
     scorer = f"{value.get('scorer_model')}/{value.get('scorer_version')}"
-    return ShardStatus(split, i, "DONE", documents, labelled, value.get("parsed"), scorer)
+    counts = value.get("parsed"), value.get("salvaged")
+    return ShardStatus(split, i, "DONE", documents, labelled, *counts, scorer)
 
 
 def _num_lines(path: Path) -> int:

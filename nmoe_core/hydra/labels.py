@@ -10,7 +10,6 @@ grow with the documents' text.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -18,9 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from loader.format import read_json_object
 from nmoe_core.atomic import TMP_MARK, atomic_file, failpoint, output_lock, write_bytes, write_json
 from nmoe_core.errors import LabelError
 from nmoe_core.fingerprint import Fingerprints, is_current, recorded, sha256_file
@@ -28,19 +24,18 @@ from nmoe_core.hydra.document_texts import Documents
 from nmoe_core.hydra.label_files import (
     PARTIAL_NAME,
     SCORES_NAME,
+    STARTED_NAME,
     SUMMARY_NAME,
-    Record,
-    Scorer,
-    coverage,
-    indexed_records,
-    scorer_of,
+    checked_digest,
+    read_summary,
+    write_summary,
 )
-from nmoe_core.hydra.oracle import Oracle, OracleResult, Question
+from nmoe_core.hydra.label_marks import Marks, label_record
+from nmoe_core.hydra.label_records import Scorer, coverage
+from nmoe_core.hydra.oracle import Oracle, Question
 from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import aggregate, as_vector, parse_scores
 
 LABEL_CODE = "labels/2"
-STARTED_NAME = "started.json"
 SNIPPET_CHARS = 256
 PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
@@ -48,18 +43,16 @@ Progress = Callable[[int, int], None]
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
-@functools.cache
-def _aggregated(grades: tuple[float, ...]) -> float:
-    """`aggregate` of five whole grades: there are 3,125."""
-    return float(aggregate(np.asarray(grades)))
-
-
 @dataclass(frozen=True, slots=True)
 class LabelReport:
-    """Counts of one shard; `num_new` records were made now, `resumed_from` were there before."""
+    """Counts of one shard; `num_new` records were made now, `resumed_from` were there before.
+
+    Salvaged labels are among the parsed ones.
+    """
 
     total: int
     parsed: int
+    salvaged: int
     num_new: int
     resumed_from: int
 
@@ -108,21 +101,11 @@ def label_shard(
     with output_lock(out_dir):
         run.open_existing(replace)
         resumed_from, num_new = len(run.marks), 0
-        while pending := run.pending(retry_failed):
+        while pending := run.marks.pending(documents.rows, retry_failed):
             num_new += run.append(pending)
         if num_new == 0 and (report := run.finished()) is not None:
             return report
         return run.finish(resumed_from, num_new)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Where the record of a document lies in the file, and what came of it."""
-
-    offset: int
-    size: int
-    is_ok: bool
-    attempts: int
 
 
 @dataclass(slots=True)
@@ -135,8 +118,7 @@ class _LabelRun:
     oracle: Oracle
     rubric: Rubric
     progress: Progress | None
-    marks: dict[str, _Mark] = field(default_factory=dict)
-    num_parsed: int = 0
+    marks: Marks = field(default_factory=Marks)
 
     @property
     def scores(self) -> Path:
@@ -157,15 +139,17 @@ class _LabelRun:
     def finished(self) -> LabelReport | None:
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
-        value = read_json_object(self.summary)
-        return LabelReport(value["total"], value["parsed"], 0, value["total"])
+        checked_digest(self.scores)
+        value = read_summary(self.summary)
+        total, salvaged = value["total"], value.get("salvaged", 0)
+        return LabelReport(total, value["parsed"], salvaged, 0, total)
 
     def open_existing(self, replace: bool) -> None:
         """Mark the records that count, their torn tail cut off; start over when none can."""
         began = recorded(self.started)
         if not self.scores.exists():
             return self._start_over()
-        first_foreign = self._mark_existing()
+        first_foreign = self.marks.read(self.scores, self._scorer())
         if began == self.fingerprints and first_foreign is None:
             return None
         has_other_scorer = began is None or any(
@@ -173,36 +157,22 @@ class _LabelRun:
         )
         if self.marks and not replace and (has_other_scorer or first_foreign is not None):
             raise self._mixed(first_foreign or self._scorer(), began)
+        if self.marks and not replace and began is not None:
+            self._check_reader(began)
         return self._start_over()
 
-    def _mark_existing(self) -> Scorer | None:
-        """Mark every whole record and cut what follows; the first scorer that is not this one."""
-        foreign, end = None, 0
-        for offset, size, record in indexed_records(self.scores):
-            self._mark(record, offset, size)
-            end = offset + size
-            if foreign is None and scorer_of(record) != self._scorer():
-                foreign = scorer_of(record)
-        os.truncate(self.scores, end)
-        return foreign
-
-    def _mark(self, record: Record, offset: int, size: int) -> None:
-        known = self.marks.get(record["doc_id"])
-        if known is not None and known.is_ok:
-            return
-        self.num_parsed += record["ok"]
-        mark = _Mark(offset, size, record["ok"], record.get("attempts", 1))
-        self.marks[record["doc_id"]] = mark
-
-    def pending(self, retry_failed: int) -> list[tuple[str, str]]:
-        """Documents to ask about: those never asked, then those refused and allowed once more."""
-        rows, marks = self.documents.rows, self.marks
-        new = [row for row in rows if row[0] not in marks]
-        return new or [
-            row
-            for row in rows
-            if not marks[row[0]].is_ok and marks[row[0]].attempts <= retry_failed
-        ]
+    def _check_reader(self, began: Fingerprints) -> None:
+        """Labels whose lines were named by another rule may not be dropped unasked."""
+        found, expected = (f.get("reader") for f in (began, self.fingerprints))
+        if found != expected:
+            raise LabelError(
+                "labels of lines that were named and read by another rule lie here",
+                where=self.scores,
+                found=found or "the rule of an earlier version",
+                expected=expected,
+                do="label into another directory, or set [oracle] replace = true to drop them",
+                code="E-LABEL-MIXED",
+            )
 
     def _scorer(self) -> tuple[str, str, str]:
         return self.oracle.scorer_model, self.oracle.scorer_version, self.rubric.hash
@@ -211,7 +181,7 @@ class _LabelRun:
         # The mark of the new run comes last: records are never taken for those of another run.
         self.summary.unlink(missing_ok=True)
         self.partial.unlink(missing_ok=True)
-        self.marks, self.num_parsed = {}, 0
+        self.marks = Marks()
         write_bytes(self.scores, b"")
         write_json(self.started, {"fingerprints": self.fingerprints})
 
@@ -235,12 +205,13 @@ class _LabelRun:
             for i, result in self.oracle.label(self._questions(pending, shown)):
                 if i not in shown:
                     raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
-                record = self._record(*pending[i], *shown.pop(i), result)
+                attempts = self.marks.attempts(pending[i][0]) + 1
+                record = label_record(pending[i], shown.pop(i), result, self._scorer(), attempts)
                 failpoint("write")
                 line = _encode(record).encode("utf-8", "replace") + b"\n"
                 file.write(line)
                 file.flush()
-                self._mark(record, offset, len(line))
+                self.marks.add(record, offset, len(line))
                 offset += len(line)
                 num_done += 1
                 self._report(num_done, len(pending))
@@ -255,18 +226,15 @@ class _LabelRun:
         for i, (doc_id, _) in enumerate(pending):
             text, is_truncated = self.documents.text(doc_id)
             shown[i] = text[:SNIPPET_CHARS].replace("\n", " "), is_truncated
-            yield Question(text, self._attempts(doc_id))
-
-    def _attempts(self, doc_id: str) -> int:
-        return self.marks[doc_id].attempts if doc_id in self.marks else 0
+            yield Question(text, self.marks.attempts(doc_id))
 
     def _report(self, num_done: int, num_pending: int) -> None:
         if num_done % PARTIAL_EVERY == 0:
             seen = len(self.marks)
-            counts = {"total_seen": seen, "parsed": self.num_parsed}
+            counts = {"total_seen": seen, "parsed": self.marks.num_parsed}
             # For people who watch: whole, but not made durable, since that takes milliseconds.
             tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
-            tmp.write_text(json.dumps(counts | {"parse_rate": self.num_parsed / seen}) + "\n")
+            tmp.write_text(json.dumps(counts | {"parse_rate": self.marks.num_parsed / seen}) + "\n")
             os.replace(tmp, self.partial)
         if self.progress is not None:
             self.progress(num_done, num_pending)
@@ -280,42 +248,15 @@ class _LabelRun:
             code="E-LABEL-ORACLE",
         )
 
-    def _record(
-        self, doc_id: str, source: str, snippet: str, is_truncated: bool, result: OracleResult
-    ) -> Record:
-        record: Record = {
-            "doc_id": doc_id,
-            "source": source,
-            "ok": result.scores is not None,
-            "snippet": snippet,
-        }
-        if result.scores is None:
-            record["raw"] = result.raw
-        else:
-            scores = parse_scores(result.scores)
-            record["scores"] = scores
-            record["aggregated"] = _aggregated(tuple(as_vector(scores)))
-        model, version, rubric_hash = self._scorer()
-        return record | {
-            "scorer_model": model,
-            "scorer_version": version,
-            "rubric_hash": rubric_hash,
-            "finish_reason": result.finish_reason,
-            "attempts": self._attempts(doc_id) + 1,
-            "num_new_tokens": result.num_new_tokens,
-            "salvaged": result.is_salvaged,
-            "truncated": is_truncated or result.is_truncated,
-        }
-
     def finish(self, resumed_from: int, num_new: int) -> LabelReport:
         """Put the records in the documents' order and commit the summary over them."""
         rows = self.documents.rows
         with open(self.scores, "rb") as written, atomic_file(self.scores) as file:
             for doc_id, _ in rows:
-                written.seek(self.marks[doc_id].offset)
-                file.write(written.read(self.marks[doc_id].size))
-        outcomes = ({"source": source, "ok": self.marks[doc_id].is_ok} for doc_id, source in rows)
-        counts: dict[str, Any] = coverage(outcomes)
+                mark = self.marks.by_id[doc_id]
+                written.seek(mark.offset)
+                file.write(written.read(mark.size))
+        counts: dict[str, Any] = coverage(self.marks.outcomes(rows))
         model, version, rubric_hash = self._scorer()
         facts = {
             "scorer_model": model,
@@ -327,6 +268,7 @@ class _LabelRun:
             "scores_sha256": sha256_file(self.scores),
             "fingerprints": self.fingerprints,
         }
-        write_json(self.summary, counts | facts)
+        write_summary(self.summary, counts | facts)
         self.partial.unlink(missing_ok=True)
-        return LabelReport(counts["total"], counts["parsed"], num_new, resumed_from)
+        total, parsed, salvaged = (counts[key] for key in ("total", "parsed", "salvaged"))
+        return LabelReport(total, parsed, salvaged, num_new, resumed_from)

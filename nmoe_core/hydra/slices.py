@@ -8,13 +8,15 @@ contract with other tools (docs/formats.md). Memory is one index at a time.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from loader.format import (
     MANIFEST_NAME,
@@ -24,13 +26,18 @@ from loader.format import (
     load_manifest,
     read_json_object,
 )
-from nmoe_core.atomic import atomic_file, output_lock, write_json
+from loader.sealed import check_seal, sealed
+from nmoe_core.atomic import TMP_MARK, atomic_file, output_lock, write_json
 from nmoe_core.docid import DocId, parse_doc_id, split_of
-from nmoe_core.errors import FormatError
+from nmoe_core.errors import FormatError, LockedError
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
+from nmoe_core.locks import LOCKS_NAME
 
 SLICE_CODE = "slices/1"
 SUMMARY_NAME = "slices.json"
+COMBINED_NAME = "slices_manifest.json"
+FORMAT = "nmoe-slices/1"
+_MAX_WAIT_S = 600.0
 SPLITS = ("train", "val", "test")
 LABELLED_SPLITS = ("train", "val")
 NUM_LABEL_SHARDS = 8
@@ -102,12 +109,12 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Slice
     summary = out_dir / SUMMARY_NAME
     fingerprints = {"code": SLICE_CODE, "data": manifest.content_digest()}
     if _is_whole(summary, fingerprints):
-        return SliceReport(read_json_object(summary)["counts"], True)
+        return SliceReport(_read_summary(summary)["counts"], True)
     with output_lock(out_dir):
         counts = _write_splits(out_dir, documents_of(manifest, data_root, source))
         files = {_docids(split): sha256_file(out_dir / _docids(split)) for split in SPLITS}
         value = {"source": source, "counts": counts, "files": files, "fingerprints": fingerprints}
-        write_json(summary, value)
+        write_json(summary, sealed({"format": FORMAT, **value}))
     return SliceReport(counts, False)
 
 
@@ -130,24 +137,81 @@ def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
     """Join the slices of sources, in the order of their names, and deal out the label shards.
 
     Writes `docids_{train,val,test}.jsonl`, `{train,val}_shard_00` to `_07` (line `j` goes to shard
-    `j mod 8`), and `slices_manifest.json` last. It takes no lock: processes that label different
-    shards may call it at once, and each would commit the same bytes.
+    `j mod 8`), and `slices_manifest.json` last. Processes that label different shards may call it
+    at once: one writes, the others wait for it.
 
     Raises:
-        FormatError: A source has no slices yet (E-MANIFEST-MISSING).
+        FormatError: A source has no slices yet (E-MANIFEST-MISSING), or they were changed after
+            they were written (E-SLICE-CHANGED).
+        LockedError: Another process has been writing for ten minutes (E-LOCKED).
     """
     names = sorted(set(sources))
-    parts = {s: read_json_object(slices_dir / "sources" / s / SUMMARY_NAME) for s in names}
+    parts = {s: _read_summary(slices_dir / "sources" / s / SUMMARY_NAME) for s in names}
     fingerprints = {"code": SLICE_CODE, **{f"slices:{s}": sha256_json(parts[s]) for s in names}}
-    summary = slices_dir / "slices_manifest.json"
+    summary = slices_dir / COMBINED_NAME
     if _is_whole(summary, fingerprints):
-        return SliceReport(read_json_object(summary)["counts"], True)
-    summary.unlink(missing_ok=True)
-    counts = {split: _combine_split(slices_dir, names, split) for split in SPLITS}
-    files = {name: sha256_file(slices_dir / name) for name in _combined_names()}
-    value = {"counts": counts, "sources": names, "files": files, "fingerprints": fingerprints}
-    write_json(summary, value)
+        return SliceReport(_read_summary(summary)["counts"], True)
+    with _combining(slices_dir):
+        if _is_whole(summary, fingerprints):
+            return SliceReport(_read_summary(summary)["counts"], True)
+        for name in names:
+            for split in SPLITS:
+                path = slices_dir / "sources" / name / _docids(split)
+                _check_digest(path, sha256_file(path))
+        summary.unlink(missing_ok=True)
+        counts = {split: _combine_split(slices_dir, names, split) for split in SPLITS}
+        files = {name: sha256_file(slices_dir / name) for name in _combined_names()}
+        value = {"counts": counts, "sources": names, "files": files, "fingerprints": fingerprints}
+        write_json(summary, sealed({"format": FORMAT, **value}))
     return SliceReport(counts, False)
+
+
+@contextmanager
+def _combining(slices_dir: Path) -> Iterator[None]:
+    """Hold the combined files, waiting for another writer, and clear what a killed one left.
+
+    Not the lock of the whole directory: sources below it may be written at the same time.
+    """
+    ends_at = time.monotonic() + _MAX_WAIT_S
+    while True:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(output_lock(slices_dir / LOCKS_NAME / "combined"))
+            except LockedError:
+                if time.monotonic() > ends_at:
+                    raise
+                time.sleep(0.05)
+                continue
+            for name in (*_combined_names(), COMBINED_NAME):
+                for left in slices_dir.glob(f"{name}{TMP_MARK}*"):
+                    left.unlink()
+            yield
+            return
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    """A summary of slices; those of earlier versions carry no hash."""
+    value = read_json_object(path)
+    check_seal(value, path, required="format" in value, code="E-SLICE-CHANGED")
+    return value
+
+
+def _check_digest(path: Path, found: str) -> None:
+    """Refuse a slice file whose SHA-256 is not the one in the summary beside it.
+
+    A file that no summary names is the user's own.
+    """
+    for summary in (path.with_name(SUMMARY_NAME), path.with_name(COMBINED_NAME)):
+        files = _read_summary(summary)["files"] if summary.is_file() else {}
+        if files.get(path.name, found) != found:
+            raise FormatError(
+                "the slice was changed after it was written",
+                where=path,
+                found=found,
+                expected=files[path.name],
+                do=f"delete {summary} and run nmoe hydra slices, or name a file of your own",
+                code="E-SLICE-CHANGED",
+            )
 
 
 def _combine_split(slices_dir: Path, sources: Sequence[str], split: str) -> int:
@@ -172,7 +236,7 @@ def _is_whole(summary: Path, fingerprints: Fingerprints) -> bool:
     """Whether the output is current and none of its files was deleted since."""
     if not is_current(summary, fingerprints):
         return False
-    return all((summary.parent / name).is_file() for name in read_json_object(summary)["files"])
+    return all((summary.parent / name).is_file() for name in _read_summary(summary)["files"])
 
 
 def _combined_names() -> list[str]:
@@ -193,10 +257,11 @@ def read_slice(path: Path) -> list[tuple[str, str]]:
     """The (document id, source) pairs of a slice file.
 
     Raises:
-        FormatError: The file is missing (E-MANIFEST-MISSING) or a line is not a row (E-DOCID).
+        FormatError: The file is missing (E-MANIFEST-MISSING), was changed after it was written
+            (E-SLICE-CHANGED), or a line is not a row (E-DOCID).
     """
     try:
-        lines = path.read_bytes().splitlines()
+        payload = path.read_bytes()
     except FileNotFoundError:
         raise FormatError(
             "slice file is missing",
@@ -204,7 +269,8 @@ def read_slice(path: Path) -> list[tuple[str, str]]:
             do="nmoe hydra slices writes it",
             code="E-MANIFEST-MISSING",
         ) from None
-    return [_slice_row(path, i, line) for i, line in enumerate(lines)]
+    _check_digest(path, hashlib.sha256(payload).hexdigest())
+    return [_slice_row(path, i, line) for i, line in enumerate(payload.splitlines())]
 
 
 def _slice_row(path: Path, i: int, line: bytes) -> tuple[str, str]:

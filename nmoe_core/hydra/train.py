@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loader.format import read_json_object
 from nmoe_core.atomic import output_lock, write_bytes
 from nmoe_core.docid import DocumentReader, parse_doc_id
 from nmoe_core.engine.config import tap_layers
@@ -30,6 +29,7 @@ from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, reproducible, thin
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, Header, read_header, save_head
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe
 from nmoe_core.hydra.label_files import Labels, read_labels
+from nmoe_core.hydra.label_noise import read_noise
 from nmoe_core.hydra.metrics import agreement, baselines
 from nmoe_core.hydra.scores import aggregate, stored
 from nmoe_core.hydra.scoring import predict
@@ -78,6 +78,7 @@ def train_probe(
     lr: float = 1e-3,
     seed: int = 0,
     save_interval_s: float = SAVE_INTERVAL_S,
+    use_salvaged: bool = False,
 ) -> TrainReport:
     """Train `heads_dir/hydra_probe.safetensors`.
 
@@ -95,6 +96,7 @@ def train_probe(
         lr: Peak learning rate.
         seed: Of the order of documents.
         save_interval_s: Seconds between saves of an unfinished training.
+        use_salvaged: Use labels too whose scores stood among other words.
 
     Raises:
         LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
@@ -105,7 +107,7 @@ def train_probe(
     tap = _checked_tap(tap, model, 0)
     run = _Training(
         *("probe", labels_train, labels_val, model, data_root, heads_dir),
-        *(eos_token_id, max_ctx, tap, save_interval_s),
+        *(eos_token_id, max_ctx, tap, save_interval_s, use_salvaged),
     )
 
     def fit(labels: Labels, state: TrainingState) -> _Fitted:
@@ -136,6 +138,7 @@ def train_judge(
     ffn_dim: int = 2048,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     save_interval_s: float = SAVE_INTERVAL_S,
+    use_salvaged: bool = False,
 ) -> TrainReport:
     """Train `heads_dir/hydra_judge.safetensors`.
 
@@ -158,7 +161,7 @@ def train_judge(
     tap = _checked_tap(tap, model, 1)
     run = _Training(
         *("judge", labels_train, labels_val, model, data_root, heads_dir),
-        *(eos_token_id, max_ctx, tap, save_interval_s),
+        *(eos_token_id, max_ctx, tap, save_interval_s, use_salvaged),
     )
 
     def fit(labels: Labels, state: TrainingState) -> _Fitted:
@@ -196,6 +199,7 @@ class _Training:
     max_ctx: int
     tap: int
     save_interval_s: float
+    use_salvaged: bool
 
     def documents(self, labels: Labels) -> list[np.ndarray]:
         reader = DocumentReader(self.data_root)
@@ -220,8 +224,9 @@ class _Training:
 
     def commit(self, path: Path, settings: dict[str, Any], seed: int, fit: Fit) -> TrainReport:
         """Fit, measure and write the head, unless the file was made from the same inputs."""
-        train = read_labels(self.labels_train)
-        val = read_labels(self.labels_val) if self.labels_val is not None else None
+        train = read_labels(self.labels_train, self.use_salvaged)
+        given = self.labels_val
+        val = read_labels(given, self.use_salvaged) if given is not None else None
         self._check(train, val)
         fingerprints = self._fingerprints(train, val, settings)
         if path.is_file() and (header := _current_header(path, fingerprints)) is not None:
@@ -236,6 +241,7 @@ class _Training:
             training = {
                 "num_documents": len(train.doc_ids) - fitted.num_failed,
                 "num_failed_documents": fitted.num_failed,
+                "num_salvaged_left_out": train.num_salvaged,
                 "num_steps": len(fitted.losses),
                 "states": fitted.states,
                 "loss_curve": thin_curve(fitted.losses),
@@ -259,6 +265,7 @@ class _Training:
                 do="label more documents",
                 code="E-HEAD-FEW",
             )
+        train.require_coverage()
         if np.ptp(aggregate(train.scores)) == 0:
             raise HeadError(
                 "all labels are alike, so there is nothing to learn",
@@ -353,7 +360,7 @@ def noise_ceiling(labels: Path) -> float | None:
     Read from `noise_{split}.json` beside `labels_{split}.jsonl`.
     """
     path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
-    ceiling = read_json_object(path).get("ceiling") if path.is_file() else None
+    ceiling = (read_noise(path) or {}).get("ceiling")
     return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
 
 

@@ -108,7 +108,7 @@ class _Lines:
             if not (raw := bytes(raw)).strip():
                 return None
             try:
-                value, is_replaced = _loads(raw, self.on_error)
+                value, is_replaced = load_line(raw, self.on_error)
             except ValueError as error:
                 return BadRecord(row, self._where(line), f"not JSON: {error}")
             except RecursionError:
@@ -162,8 +162,8 @@ def _find_newline(view: memoryview, start: int) -> int:
     return len(view)
 
 
-def _loads(payload: bytes, on_error: OnError) -> tuple[Any, bool]:
-    """What orjson refuses; the flag says whether bytes were replaced.
+def load_line(payload: bytes, on_error: OnError = "fail") -> tuple[Any, bool]:
+    """Parse a line that orjson refuses; the flag says whether bytes were replaced.
 
     Lone surrogate escapes are JSON, and normalisation replaces them.
     """

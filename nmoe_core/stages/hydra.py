@@ -105,6 +105,7 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
         facts = {
             "documents": report.total,
             "parse_rate": report.parsed / max(report.total, 1),
+            "salvaged": report.salvaged,
             "oracle_calls": report.num_new,
             "scorer": f"{oracle.scorer_model}/{oracle.scorer_version}",
         }
@@ -126,7 +127,8 @@ def merge_directory(labels_dir: Path, split: str) -> Output:
     from nmoe_core.hydra.label_noise import merge_noise
 
     report = merge_labels(labels_dir, split)
-    facts = {"labels": report.total, "parsed": report.parsed, "changed": not report.is_current}
+    facts: dict[str, Any] = {"labels": report.total, "parsed": report.parsed}
+    facts |= {"salvaged": report.salvaged, "changed": not report.is_current}
     if (noise := merge_noise(labels_dir, split)) is not None:
         facts["oracle_reliability"] = noise["reliability"]
     return Output(sha256_file(report.path), facts | {"path": str(report.path)})
@@ -146,6 +148,7 @@ def train_head(run: Run, kind: HeadKind) -> Output:
         "eos_token_id": _eos_token_id(run),
         "max_ctx": run.config.heads.max_ctx,
         "seed": run.config.heads.seed,
+        "use_salvaged": run.config.heads.use_salvaged,
     }
     if kind == "probe":
         report = train_probe(**common, **run.config.heads.probe.model_dump())

@@ -29,12 +29,13 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
         from nmoe_core.hydra.oracles.engine import EngineOracle
 
         assert table.engine.checkpoint is not None
-        return EngineOracle(resolve(table.engine.checkpoint), table.engine, rubric)
+        checkpoint = resolve(table.engine.checkpoint)
+        return EngineOracle(checkpoint, table.engine, rubric, table.salvage)
     if table.kind == "http":
         from nmoe_core.hydra.oracles.http import HttpOracle
 
         assert table.http is not None
-        return HttpOracle(table.http, rubric, _api_key(table.http.api_key_env))
+        return HttpOracle(table.http, rubric, _api_key(table.http.api_key_env), table.salvage)
     from nmoe_core.hydra.heuristic import HeuristicOracle
 
     return HeuristicOracle()

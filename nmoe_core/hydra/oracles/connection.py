@@ -30,6 +30,10 @@ class CannotConnectError(OSError):
     """No connection to the server could be made."""
 
 
+class ReplyTooLargeError(OSError):
+    """A reply passed the limit, headers and announcements included; the rest was not read."""
+
+
 class Address:
     """A URL to post to, with what every request to it has in common.
 
@@ -59,10 +63,12 @@ class Connection:
     Args:
         address: Where to.
         timeout_s: For one request, connecting included.
+        max_reply_bytes: Most bytes of a reply, headers included.
     """
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
+    def __init__(self, address: Address, timeout_s: float, max_reply_bytes: int) -> None:
         self._address, self._timeout_s = address, timeout_s
+        self._max_reply_bytes = max_reply_bytes
         self._wire: _Wire | None = None
 
     async def post(self, body: bytes) -> Response:
@@ -74,6 +80,7 @@ class Connection:
         Raises:
             CannotConnectError: There is no connection and none can be made.
             TimeoutError: It took longer than `timeout_s`.
+            ReplyTooLargeError: The reply is longer than `max_reply_bytes`.
             OSError: The connection was lost, or what came is not HTTP.
         """
         loop = asyncio.get_running_loop()
@@ -84,7 +91,7 @@ class Connection:
             except TimeoutError:
                 raise
             except OSError:
-                if wire.has_received:
+                if wire.num_received:
                     raise
         wire = self._wire = await self._connect(ends_at)
         return await self._exchange(wire, body, ends_at)
@@ -112,7 +119,10 @@ class Connection:
         try:
             async with asyncio.timeout_at(ends_at):
                 _, wire = await asyncio.get_running_loop().create_connection(
-                    _Wire, address.host, address.port, ssl=address.ssl
+                    lambda: _Wire(self._max_reply_bytes),
+                    address.host,
+                    address.port,
+                    ssl=address.ssl,
                 )
         except TimeoutError:
             raise
@@ -126,13 +136,14 @@ class _Wire(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, max_reply_bytes: int) -> None:
+        self._max_reply_bytes = max_reply_bytes
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[Response] | None = None
         self._headers: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
         self._has_head = False
-        self.has_received = False  # Any byte since the last request.
+        self.num_received = 0  # Bytes since the last request.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open."""
@@ -151,13 +162,17 @@ class _Wire(asyncio.Protocol):
 
     def send(self, request: bytes, answer: asyncio.Future[Response]) -> asyncio.Future[Response]:
         """Write a request; `answer` gets its response."""
-        self._answer, self.has_received = answer, False
+        self._answer, self.num_received = answer, 0
         self.transport.write(request)
         return answer
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, which calls the methods below."""
-        self.has_received = True
+        self.num_received += len(data)
+        if self.num_received > self._max_reply_bytes:
+            limit = f"the reply is longer than {self._max_reply_bytes} bytes (max_reply_bytes)"
+            self.fail(ReplyTooLargeError(limit))
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:

@@ -8,6 +8,8 @@ llama-server read its special tokens; Ollama puts a template of its own around i
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -26,12 +28,13 @@ from nmoe_core.hydra.rubric import Rubric
 if TYPE_CHECKING:
     from nmoe_core.config import HttpOracleTable
 
-RAW_CHARS = 2000
-_MARK = "<|"
-_FINAL = "<|channel|>final"
-_MESSAGE = "<|message|>"
-# What is left of the final channel's header where a server leaves special tokens out of its text.
-_BARE_FINAL = "assistantfinal"
+OPEN_FINAL = "<|channel|>final<|message|>"
+# One Harmony message: its channel, and a text in which no control token is spelled.
+_MESSAGE = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>(?P<channel>[a-z]+)(?: to=[^\s<]+)?"
+    r"(?: ?<\|constrain\|>json)?<\|message\|>(?P<text>[^<]*(?:<(?!\|)[^<]*)*)"
+)
+_BETWEEN, _ENDS = "<|end|>", ("", "<|end|>", "<|return|>", "<|call|>")
 
 
 class Dialect(Protocol):
@@ -49,13 +52,14 @@ class Dialect(Protocol):
         ...
 
 
-def dialect_of(table: HttpOracleTable, rubric: Rubric) -> Dialect:
-    """The form that `table.api` names.
+def dialect_of(table: HttpOracleTable, rubric: Rubric, salvage: bool) -> Dialect:
+    """The form that `table.api` names; `salvage` also takes scores among other words, marked.
 
     Raises:
         TokenizerError: Completions need openai-harmony, and it is not installed.
     """
-    return ChatDialect(table, rubric) if table.api == "chat" else CompletionsDialect(table, rubric)
+    chosen = ChatDialect if table.api == "chat" else CompletionsDialect
+    return chosen(table, rubric, salvage)
 
 
 class ChatDialect:
@@ -63,9 +67,9 @@ class ChatDialect:
 
     path = "chat/completions"
 
-    def __init__(self, table: HttpOracleTable, rubric: Rubric) -> None:
+    def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
         self.facts: dict[str, Any] = {}
-        self._table = table
+        self._table, self._salvage = table, salvage
         self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
         self._schema = _response_format()
 
@@ -96,7 +100,7 @@ class ChatDialect:
             thoughts = message.get("reasoning_content") or message.get("reasoning")
         except (KeyError, IndexError, TypeError, AttributeError):
             return _not_a_completion(value)
-        return _result(value, content, thoughts, reason)
+        return _result(value, content, thoughts, reason, self._salvage)
 
 
 class CompletionsDialect:
@@ -108,10 +112,11 @@ class CompletionsDialect:
 
     path = "completions"
 
-    def __init__(self, table: HttpOracleTable, rubric: Rubric) -> None:
+    def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
         from nmoe_core.hydra.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding
 
-        self._table, self._is_opened = table, table.reasoning_effort == "none"
+        self._table, self._salvage = table, salvage
+        self._is_opened = table.reasoning_effort == "none"
         reasoning = "none" if self._is_opened else "low"
         prompt = JudgePrompt(rubric, NO_LIMIT, reasoning)
         self._head, self._tail = (encoding().decode(ids) for ids in (prompt.prefix, prompt.suffix))
@@ -138,18 +143,31 @@ class CompletionsDialect:
         except (KeyError, IndexError, TypeError, AttributeError):
             return _not_a_completion(value)
         if not isinstance(text, str):
-            return _result(value, None, None, reason)
-        final = text.split(_MARK)[0] if self._is_opened else final_text(text)
-        return _result(value, final, text, reason)
+            return _result(value, None, None, reason, self._salvage)
+        final = final_text(OPEN_FINAL + text if self._is_opened else text)
+        if final is None and self._salvage and "final" in text:
+            result = _result(value, text.rpartition("final")[2], text, reason, True)
+            return replace(result, is_salvaged=result.scores is not None)
+        return _result(value, final, text, reason, self._salvage)
 
 
 def final_text(text: str) -> str | None:
-    """What the last final channel of an answer holds; None where none was opened."""
-    _, opened, rest = text.rpartition(_FINAL)
-    if opened:
-        return rest.partition(_MESSAGE)[2].split(_MARK)[0]
-    _, opened, rest = text.rpartition(_BARE_FINAL)
-    return rest if opened and _MARK not in text else None
+    """The text of the final channel, where the whole answer is Harmony and ends in that channel.
+
+    A final channel that is only spelled inside another message is a quotation, so an answer whose
+    control tokens do not delimit whole messages has none. Two final messages are one text.
+    """
+    finals, channel, at = [], None, 0
+    while (message := _MESSAGE.match(text, at)) is not None:
+        channel, at = message["channel"], message.end()
+        if channel == "final":
+            finals.append(message["text"])
+        if text[at:].strip() in _ENDS:
+            return "".join(finals) if channel == "final" else None
+        if not text.startswith(_BETWEEN, at):
+            return None
+        at += len(_BETWEEN)
+    return None
 
 
 def _settings(table: HttpOracleTable, question: Question) -> dict[str, Any]:
@@ -166,12 +184,14 @@ def _response_format() -> orjson.Fragment:
     return orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": schema}))
 
 
-def _result(value: dict[str, Any], content: Any, thoughts: Any, reason: Any) -> OracleResult:
+def _result(
+    value: dict[str, Any], content: Any, thoughts: Any, reason: Any, salvage: bool
+) -> OracleResult:
     usage = value.get("usage")
     num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
     num_new = num_new if isinstance(num_new, int) else None
     if isinstance(content, str) and content.strip():
-        scores, is_salvaged = read_scores(content)
+        scores, is_salvaged = read_scores(content, salvage)
         if scores is not None:
             return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
         failed = "parse_failed"
@@ -184,4 +204,4 @@ def _result(value: dict[str, Any], content: Any, thoughts: Any, reason: Any) -> 
 
 
 def _not_a_completion(value: dict[str, Any]) -> OracleResult:
-    return OracleResult(None, json.dumps(value)[:RAW_CHARS], "not_a_completion")
+    return OracleResult(None, json.dumps(value), "not_a_completion")

@@ -76,16 +76,19 @@ class EngineOracle(MeasuredOracle):
         checkpoint: Directory of the weights.
         table: Device, lengths and batch.
         rubric: The instructions.
+        salvage: Take, and mark, scores that stand among other words.
 
     Raises:
         CheckpointError: There is no checkpoint, or its vocabulary is not gpt-oss's.
         ConfigError: max_ctx does not hold max_new, the rubric and a document (E-CONFIG-CONTEXT).
     """
 
-    def __init__(self, checkpoint: Path, table: EngineOracleTable, rubric: Rubric) -> None:
+    def __init__(
+        self, checkpoint: Path, table: EngineOracleTable, rubric: Rubric, salvage: bool = False
+    ) -> None:
         from nmoe_core.engine.checkpoint import checkpoint_digest, open_checkpoint
 
-        self._checkpoint, self._table = checkpoint, table
+        self._checkpoint, self._table, self._salvage = checkpoint, table, salvage
         self._prompt = JudgePrompt(rubric, table.max_ctx - table.max_new, table.reasoning)
         with open_checkpoint(checkpoint) as opened:
             config = opened.config
@@ -104,6 +107,7 @@ class EngineOracle(MeasuredOracle):
             "dtype": table.dtype,
             "temperature": 0,
             "retry_temperature": RETRY_TEMPERATURE,
+            **({"salvage": True} if salvage else {}),
         }
         super().__init__(Provenance(model_name(config), facts))
 
@@ -173,7 +177,8 @@ class EngineOracle(MeasuredOracle):
 
         has_stopped = answer.tokens[-1] in STOP_IDS
         tokens = answer.tokens[:-1] if has_stopped else answer.tokens
-        result = read_answer(tokens, has_stopped, opened=self._table.reasoning == "none")
+        is_opened = self._table.reasoning == "none"
+        result = read_answer(tokens, has_stopped, is_opened, self._salvage)
         return replace(result, is_truncated=answer.is_truncated)
 
 

@@ -2,21 +2,19 @@
 
 Requests go out as places get free and end in any order. The answer's JSON schema is asked for and
 always checked here, since servers ignore schemas silently. An overloaded or absent server slows the
-run down and at last ends it (`flow`); a document that the server keeps failing on becomes a failed
-label with its reason. A wrong key or address, and a reply from another model, end the run at once.
+run down and at last ends it (`flow`); a document that the server refuses, or keeps failing on,
+becomes a failed label with its reason (`replies` says which is which). A wrong key or address, and
+a reply from another model, end the run at once. The key is in no message and no record.
 Cost beside the server's time: about a quarter of a millisecond of one core a document.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.errors import ConfigError, LabelError
@@ -27,32 +25,21 @@ from nmoe_core.hydra.oracle import (
     Provenance,
     Question,
 )
-from nmoe_core.hydra.oracles.dialects import RAW_CHARS, dialect_of
+from nmoe_core.hydra.oracles.dialects import dialect_of
 from nmoe_core.hydra.oracles.flow import Flow, backoff_s, down
+from nmoe_core.hydra.oracles.replies import Reply, is_failure, post
 from nmoe_core.hydra.prompt import PROMPT_VERSION
 from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.redact import Redactor
 
 if TYPE_CHECKING:
     from nmoe_core.config import HttpOracleTable
     from nmoe_core.hydra.oracles.connection import Address, Connection
 
-_OVERLOADED = (429, 503)
-_REQUEST_TIMEOUT = 408
-_REFUSED_FOR_GOOD = (301, 302, 307, 308, 401, 403, 404, 405)
 # Documents that fail one after another, none answered between them: it is the server's fault.
 MAX_FAILED_IN_A_ROW = 16
+RAW_CHARS, REASON_CHARS = 16_000, 64
 Result = tuple[int, OracleResult]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """What came back: a status and bytes, or status 0 and why there is none."""
-
-    status: int
-    body: bytes = b""
-    reason: str = ""
-    is_unreachable: bool = False
-    retry_after_s: float = 0.0
 
 
 class HttpOracle(MeasuredOracle):
@@ -62,10 +49,18 @@ class HttpOracle(MeasuredOracle):
         table: Server, model and limits.
         rubric: The instructions.
         api_key: Sent as a bearer token if given; part of no record.
+        salvage: Take, and mark, scores that stand among other words.
     """
 
-    def __init__(self, table: HttpOracleTable, rubric: Rubric, api_key: str | None = None) -> None:
-        self._table, self._dialect = table, dialect_of(table, rubric)
+    def __init__(
+        self,
+        table: HttpOracleTable,
+        rubric: Rubric,
+        api_key: str | None = None,
+        salvage: bool = False,
+    ) -> None:
+        self._table, self._dialect = table, dialect_of(table, rubric, salvage)
+        self._redactor = Redactor(api_key)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -79,6 +74,7 @@ class HttpOracle(MeasuredOracle):
             **decoding,
             **limits,
             **self._dialect.facts,
+            **({"salvage": True} if salvage else {}),
         }
         super().__init__(Provenance(table.model, facts))
         self._rng = random.Random()
@@ -106,24 +102,30 @@ class HttpOracle(MeasuredOracle):
         while True:
             await flow.enter()
             try:
-                reply = await _post(connection, body)
+                reply = await post(connection, body)
             finally:
                 flow.leave()
-            if reply.is_unreachable or reply.status in _OVERLOADED:
-                flow.refused(reply.reason, reply.retry_after_s)
+            if reply.is_overloaded:
+                flow.refused(self._redactor.clean(reply.reason), reply.retry_after_s)
                 continue
-            if reply.status in _REFUSED_FOR_GOOD:
+            if reply.is_refused_for_good:
                 raise self._refused(reply)
-            if (value := _json_object(reply)) is not None:
+            if reply.value is not None:
                 flow.answered()
-                self._check_model(value)
-                return self._dialect.read_reply(value)
+                self._check_model(reply.value)
+                return self._cleaned(self._dialect.read_reply(reply.value))
             tries += 1
-            is_final = 400 <= reply.status < 500 and reply.status != _REQUEST_TIMEOUT
-            if is_final or tries == self._table.max_attempts:
-                raw = reply.body.decode(errors="replace")[:RAW_CHARS]
-                return OracleResult(None, raw, reply.reason)
+            if reply.is_about_document:
+                flow.answered()
+            if reply.is_about_document or tries == self._table.max_attempts:
+                return self._cleaned(OracleResult(None, reply.text, reply.reason))
             await asyncio.sleep(backoff_s(tries, self._rng))
+
+    def _cleaned(self, result: OracleResult) -> OracleResult:
+        """The result as it may be written down: without the key, and of bounded length."""
+        clean = self._redactor.clean
+        raw, reason = clean(result.raw)[:RAW_CHARS], clean(result.finish_reason)[:REASON_CHARS]
+        return replace(result, raw=raw, finish_reason=reason)
 
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
@@ -135,13 +137,13 @@ class HttpOracle(MeasuredOracle):
         raise LabelError(
             "another model answered",
             where=self._url,
-            found=named,
+            found=self._redactor.clean(str(named))[:200],
             expected=asked,
             do="set the name that the server gives its model",
             code="E-LABEL-MIXED",
         )
 
-    def _refused(self, reply: _Reply) -> LabelError:
+    def _refused(self, reply: Reply) -> LabelError:
         do = "check base_url, the model's name and the key's environment variable"
         if reply.status in (404, 405):
             other = "completions" if self._table.api == "chat" else "chat"
@@ -149,7 +151,7 @@ class HttpOracle(MeasuredOracle):
         return LabelError(
             "the oracle's server refuses",
             where=self._url,
-            found=f"{reply.reason}: {reply.body.decode(errors='replace')[:200]!r}",
+            found=f"{reply.reason}: {self._redactor.clean(reply.text)[:200]!r}",
             expected="200",
             do=do,
             code="E-LABEL-ORACLE",
@@ -159,7 +161,7 @@ class HttpOracle(MeasuredOracle):
         """A connection, opened when it is first used."""
         from nmoe_core.hydra.oracles.connection import Connection
 
-        return Connection(address, self._table.timeout_s)
+        return Connection(address, self._table.timeout_s, self._table.max_reply_bytes)
 
     def address(self) -> Address:
         """Where all requests go.
@@ -270,53 +272,3 @@ class _Requests:
         await asyncio.gather(*self._workers, return_exceptions=True)
         # A closed transport says so to its protocol in the next round of the loop.
         await asyncio.sleep(0)
-
-
-async def _post(connection: Connection, body: bytes) -> _Reply:
-    from nmoe_core.hydra.oracles.connection import CannotConnectError
-
-    try:
-        status, payload, headers = await connection.post(body)
-    except CannotConnectError as error:
-        return _Reply(0, reason=f"cannot connect: {error}", is_unreachable=True)
-    except TimeoutError:
-        return _Reply(0, reason="timeout")
-    except OSError as error:
-        return _Reply(0, str(error).encode(), reason="connection_lost")
-    wait_s = retry_after_s(headers.get(b"retry-after", b"").decode("latin-1"))
-    reason = f"http_{status}" if status != 200 else "not_json"
-    return _Reply(status, payload, reason, retry_after_s=wait_s)
-
-
-def is_failure(result: OracleResult) -> bool:
-    """Whether the server, not the model, is what failed."""
-    reason = result.finish_reason
-    return reason in ("timeout", "connection_lost", "not_json") or reason.startswith("http_")
-
-
-def retry_after_s(value: str) -> float:
-    """Seconds that a Retry-After header asks for: a number, or a date; 0 where there is none."""
-    if not value:
-        return 0.0
-    try:
-        return min(max(0.0, float(value)), 1e9)
-    except ValueError:
-        pass
-    from datetime import datetime
-
-    try:
-        when = parsedate_to_datetime(value)
-    except ValueError:
-        return 0.0
-    now = datetime.now(UTC)
-    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds())
-
-
-def _json_object(reply: _Reply) -> dict[str, Any] | None:
-    if reply.status != 200:
-        return None
-    try:
-        value = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -51,7 +51,7 @@ def check_backbone(run: Run) -> Verdicts:
 
 def check_labels(run: Run) -> Verdicts:
     """`coverage`, `parse_rate` and `one_scorer` of the label slices that are finished."""
-    from nmoe_core.hydra.label_files import SUMMARY_NAME
+    from nmoe_core.hydra.label_files import SUMMARY_NAME, read_summary
     from nmoe_core.hydra.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS, read_slice, shard_name
 
     summaries, uncovered = [], []
@@ -59,13 +59,14 @@ def check_labels(run: Run) -> Verdicts:
         for i in range(NUM_LABEL_SHARDS):
             path = run.paths.labels / split / f"shard_{i}" / SUMMARY_NAME
             if path.is_file():
-                summary = read_json_object(path)
+                summary = read_summary(path)
                 asked = len(read_slice(run.paths.slices / shard_name(split, i)))
                 summaries.append(summary)
                 if summary["total"] != asked:
                     uncovered.append(f"{split}-{i:02d}: {summary['total']} of {asked}")
     total, parsed = (sum(s[key] for s in summaries) for key in ("total", "parsed"))
     rate = parsed / total if total else 1.0
+    salvaged = sum(s.get("salvaged", 0) for s in summaries)
     scorers = {(s["scorer_model"], s["scorer_version"], s["rubric_hash"]) for s in summaries}
     least = run.config.checks.min_parse_rate
     return {
@@ -75,7 +76,9 @@ def check_labels(run: Run) -> Verdicts:
             {"documents": total, "finished_slices": len(summaries)},
         ),
         "parse_rate": Verdict(
-            rate >= least, f"{rate:.4f}, at least {least}", {"parse_rate": rate, "parsed": parsed}
+            rate >= least,
+            f"{rate:.4f}, at least {least}; {salvaged} salvaged",
+            {"parse_rate": rate, "parsed": parsed, "salvaged": salvaged},
         ),
         "one_scorer": Verdict(
             len(scorers) <= 1,

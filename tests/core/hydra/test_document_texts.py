@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from nmoe_core.errors import FormatError
+from nmoe_core.errors import LabelError, NmoeError, SourceError
+from nmoe_core.hydra import jsonl_texts
 from nmoe_core.hydra.document_texts import JsonlDocuments
-from nmoe_core.hydra.label_files import read_records
+from nmoe_core.hydra.jsonl_texts import JsonlTexts
+from nmoe_core.hydra.label_records import read_records
 from nmoe_core.hydra.labels import label_shard
 from nmoe_core.hydra.rubric import Rubric
+from nmoe_core.prep.text import normalize_text
 from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import Record
 
 
 def test_json_lines_are_labelled_without_shards(
@@ -26,21 +33,79 @@ def test_json_lines_are_labelled_without_shards(
         {"text": "w5\ud83d"},
     ]
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    documents = JsonlDocuments(path, load_tokenizer(), 16)
-    assert documents.rows == [("a", "s"), ("7", "web"), ("web.jsonl:3", "web")]
+    documents = JsonlDocuments(JsonlTexts(path), load_tokenizer(), 16)
+    assert documents.rows == [("a", "s"), ("7", "web"), ("web/web.jsonl:2", "web")]
     label_shard(documents, tmp_path / "out", world.FakeOracle(fails_on=bool), rubric)
     records = read_records(tmp_path / "out" / "scores.jsonl")
     assert [record["truncated"] for record in records] == [False, True, False]
     assert "w3" in records[1]["snippet"]
-    assert records[2]["snippet"] == "w5?"
+    assert records[2]["snippet"] == "w5\ufffd"
 
 
-@pytest.mark.parametrize(
-    "line", ["{}", "[1]", '{"text": 5}', "nonsense", '{"id": "a", "text": ""}']
-)
-def test_a_json_line_without_text_or_with_a_known_id_is_refused(tmp_path: Path, line: str) -> None:
+BAD_LINES = {
+    "{}": "field 'text' is missing",
+    "[1]": "not a JSON object but list",
+    '{"text": 5}': "field 'text' is int, not text",
+    "nonsense": "not JSON",
+    "[" * 100_000: "not JSON",
+    '{"text": "\\ud83d", "id": 1.5}': "not text or a whole number",
+    '{"text": "t", "source": 3}': "field 'source' is int",
+    '{"id": "a", "text": ""}': "named twice",
+    '{"text": "' + "x" * 200_000 + '"}': "more than 150000 bytes",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=list(BAD_LINES.values()))
+def test_a_line_that_is_no_document_is_refused_by_its_number(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl_texts, "MAX_LINE_BYTES", 150_000)
     path = tmp_path / "in.jsonl"
-    path.write_text('{"id": "a", "text": "t"}\n' + line + "\n")
-    with pytest.raises(FormatError) as refused:
-        JsonlDocuments(path, load_tokenizer(), 16)
-    assert refused.value.code == "E-DOCID"
+    path.write_text('{"id": "a", "text": "t"}\n\n' + line + "\n")
+    with pytest.raises(NmoeError, match=rf"in\.jsonl:3: .*{re.escape(BAD_LINES[line])}") as refused:
+        JsonlTexts(path)
+    assert refused.value.code == ("E-DOCID" if "twice" in str(refused.value) else "E-SOURCE-RECORD")
+
+
+def test_a_file_that_is_missing_or_compressed_or_lacks_the_named_id_is_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "a", "text": "t", "key": ""}\n')
+    (tmp_path / "in.jsonl.gz").write_bytes(b"")
+    for name in ("no.jsonl", "in.jsonl.gz"):
+        with pytest.raises(SourceError, match="plain JSON lines"):
+            JsonlTexts(tmp_path / name)
+    for field, found in (("doc_id", "missing"), ("key", "empty")):
+        with pytest.raises(SourceError, match=f"{field}.*{found}"):
+            JsonlTexts(path, id_field=field)
+
+
+def test_a_line_has_the_id_and_the_text_that_prep_gives_it(tmp_path: Path) -> None:
+    path = tmp_path / "web.jsonl"
+    lines = ['{"text": " a\\r\\nb "}', "", '{"id": 7, "text": null}', '{"id": "", "text": "c"}']
+    path.write_text("\ufeff" + "\n".join(lines))
+    blocks = JsonlSource("web", find_files([str(path)], tmp_path)).blocks()
+    prepared = [r for block in blocks for r in block.records() if isinstance(r, Record)]
+    texts = JsonlTexts(path)
+    assert [doc_id for doc_id, _ in texts.rows] == [record.id for record in prepared]
+    assert [texts.text(r.id) for r in prepared] == [normalize_text(r.text) for r in prepared]
+
+
+def test_labels_of_lines_named_by_an_earlier_rule_are_not_dropped_unasked(
+    tmp_path: Path, world: SimpleNamespace, rubric: Rubric
+) -> None:
+    path, out = tmp_path / "web.jsonl", tmp_path / "out"
+    path.write_text('{"text": "w1 w2"}\n')
+    documents = JsonlDocuments(JsonlTexts(path), load_tokenizer(), 16)
+    label_shard(documents, out, world.FakeOracle(), rubric)
+    (out / "summary.json").unlink()
+    started = json.loads((out / "started.json").read_text())
+    del started["fingerprints"]["reader"]
+    (out / "started.json").write_text(json.dumps(started))
+    before = (out / "scores.jsonl").read_bytes()
+    with pytest.raises(LabelError, match="earlier version") as refused:
+        label_shard(documents, out, world.FakeOracle(), rubric)
+    assert refused.value.code == "E-LABEL-MIXED"
+    assert (out / "scores.jsonl").read_bytes() == before
+    assert label_shard(documents, out, world.FakeOracle(), rubric, replace=True).num_new == 1

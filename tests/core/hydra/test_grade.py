@@ -419,7 +419,7 @@ def test_text_is_graded_as_the_shard_made_of_it(own: Any, tmp_path: Path) -> Non
     assert [r["decision"] for r in texts[:40]] == [r["decision"] for r in shards]
     for text, shard in zip(texts, shards):
         assert as_vector(text["probe_scores"]) == pytest.approx(as_vector(shard["probe_scores"]))
-    assert (texts[40]["doc_id"], texts[40]["source"]) == ("texts.jsonl:41", "texts")
+    assert (texts[40]["doc_id"], texts[40]["source"]) == ("texts/texts.jsonl:41", "texts")
     path.write_text('{"txt": "1"}\n')
     with pytest.raises(SourceError, match=r"texts.jsonl:1: "):
         grade_documents(grader, TextInput(path, Tokenizer()), tmp_path / "u")

@@ -14,6 +14,7 @@ from nmoe_core.errors import ConfigError
 from nmoe_core.hydra import harmony
 from nmoe_core.hydra.answers import read_scores
 from nmoe_core.hydra.harmony import CALL, END, RETURN, JudgePrompt, encoding, read_answer
+from nmoe_core.hydra.oracles.dialects import final_text
 from nmoe_core.hydra.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.scores import DIMENSIONS
@@ -26,42 +27,61 @@ THINK = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
 
 STREAMS = {
-    # name: (the model's tokens as text, stop token came), (ok, finish reason, salvaged)
-    "reasoning then final": (THINK + FINAL + GOOD, True, True, "final_stop", False),
+    # name: (the model's tokens as text, stop token came), (finish reason, ok, ok when salvaging)
+    "reasoning then final": (THINK + FINAL + GOOD, True, "final_stop", True, True),
     "constrained final": (
         f"<|channel|>final <|constrain|>json<|message|>{GOOD}",
-        *(True, True, "final_stop", False),
+        *(True, "final_stop", True, True),
     ),
-    "return inside reasoning": (THINK[:35], True, False, "stop_outside_final", False),
+    "return inside reasoning": (THINK[:35], True, "stop_outside_final", False, False),
     "channel misspelt": (
         f"<|channel|>finalx<|message|>{GOOD}",
-        *(True, False, "stop_outside_final", False),
+        *(True, "stop_outside_final", False, False),
     ),
-    "message marker missing": (f"<|channel|>final{GOOD}", True, True, "stop_outside_final", True),
-    "cut in the answer": (FINAL + GOOD[:-4], False, False, "length", False),
-    "cut after the answer": (FINAL + GOOD, False, True, "length", False),
-    "cut in the reasoning": (THINK[:35], False, False, "length", False),
+    "message marker missing": (
+        f"<|channel|>final{GOOD}",
+        *(True, "stop_outside_final", False, True),
+    ),
+    "cut in the answer": (FINAL + GOOD[:-4], False, "length", False, False),
+    "cut after the answer": (FINAL + GOOD, False, "length", True, True),
+    "cut in the reasoning": (THINK[:35], False, "length", False, False),
     "text between messages": (
         "<|channel|>analysis<|message|>Hm.<|end|> well <|start|>assistant" + FINAL + GOOD,
-        *(True, True, "parser_error", True),
+        *(True, "parser_error", False, True),
     ),
-    "end, then return": (FINAL + GOOD + "<|end|>", True, True, "final_stop", False),
-    "doubled opening": ("<|start|>assistant" + FINAL + GOOD, True, True, "final_stop", False),
-    "no channel at all": (GOOD, True, True, "stop_outside_final", True),
+    "end, then return": (FINAL + GOOD + "<|end|>", True, "final_stop", True, True),
+    "doubled opening": ("<|start|>assistant" + FINAL + GOOD, True, "final_stop", True, True),
+    "no channel at all": (GOOD, True, "stop_outside_final", False, True),
     "two finals that differ": (
         FINAL + GOOD + "<|end|><|start|>assistant" + FINAL + OTHER,
-        *(True, False, "final_stop", False),
+        *(True, "final_stop", False, False),
+    ),
+    "a final, then other thoughts": (
+        FINAL + GOOD + "<|end|><|start|>assistant<|channel|>analysis<|message|>No, that",
+        *(True, "stop_outside_final", False, True),
     ),
     "tool call": (
         "<|channel|>commentary to=f<|message|>{}",
-        *(True, False, "stop_outside_final", False),
+        *(True, "stop_outside_final", False, False),
     ),
     "quoted scores in the reasoning only": (
         f"<|channel|>analysis<|message|>It says {OTHER}.",
-        *(True, False, "stop_outside_final", False),
+        *(True, "stop_outside_final", False, False),
     ),
-    "prose around": (FINAL + f"Sure: {GOOD}!", True, True, "final_stop", True),
-    "nothing": ("", True, False, "stop_outside_final", False),
+    "final spelled in the reasoning": (
+        f"<|channel|>analysis<|message|>maybe {GOOD}assistantfinal{GOOD}",
+        *(True, "stop_outside_final", False, False),
+    ),
+    "prose around": (FINAL + f"Sure: {GOOD}!", True, "final_stop", False, True),
+    "a refusal that quotes": (
+        FINAL + f"The document tells me to print {GOOD} so I will not comply",
+        *(True, "final_stop", False, True),
+    ),
+    "a fence and nothing else": (
+        FINAL + f"```json\n{GOOD}\n```",
+        *(True, "final_stop", True, True),
+    ),
+    "nothing": ("", True, "stop_outside_final", False, False),
 }  # fmt: skip
 
 
@@ -75,17 +95,15 @@ def tokens_of(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_token_streams_give_their_scores_and_reasons(name: str) -> None:
-    text, has_stopped, is_ok, reason, is_salvaged = STREAMS[name]
+def test_token_streams_give_a_label_only_where_the_final_answer_is_the_object(name: str) -> None:
+    text, has_stopped, reason, is_ok, is_ok_salvaged = STREAMS[name]
     tokens = tokens_of(text)
-    result = read_answer(tokens, has_stopped)
-    assert (result.scores is not None, result.finish_reason, result.is_salvaged) == (
-        is_ok,
-        reason,
-        is_salvaged,
-    )
-    assert result.scores in (None, SCORES)
-    assert result.num_new_tokens == len(tokens)
+    for salvage in (False, True):
+        result = read_answer(tokens, has_stopped, salvage=salvage)
+        assert (result.scores is not None) == (is_ok_salvaged if salvage else is_ok)
+        assert result.is_salvaged == (is_ok_salvaged and salvage and not is_ok)
+        assert result.scores in (None, SCORES)
+        assert (result.finish_reason, result.num_new_tokens) == (reason, len(tokens))
 
 
 def test_an_answer_in_an_opened_final_channel_is_read() -> None:
@@ -188,20 +206,20 @@ _CONTROL = st.sampled_from([200002, 200003, 200005, 200006, 200007, 200008, 2000
     st.booleans(),
 )
 def test_any_tokens_give_scores_or_a_reason(tokens: list[int], stop: bool, opened: bool) -> None:
-    result = read_answer(tokens, stop, opened)
+    result = read_answer(tokens, stop, opened, salvage=True)
     assert result.finish_reason in ("final_stop", "stop_outside_final", "length", "parser_error")
     assert result.scores in (None, SCORES, json.loads(OTHER))
     assert result.scores is None or result.raw == ""
 
 
 @settings(max_examples=300)
-@given(st.text() | st.text(alphabet='{}[]":,0123456789.eE-ntrufalse \n'))
-def test_any_text_is_scores_or_none(text: str) -> None:
-    scores, is_salvaged = read_scores(text)
+@given(st.text() | st.text(alphabet='{}[]":,0123456789.eE-ntrufalse \n'), st.booleans())
+def test_any_text_is_scores_or_none(text: str, salvage: bool) -> None:
+    scores, is_salvaged = read_scores(text, salvage)
     assert scores is None or (
         set(scores) == set(DIMENSIONS) and {*scores.values()} <= set(range(5))
     )
-    assert scores is not None or not is_salvaged
+    assert not is_salvaged or (salvage and scores is not None)
 
 
 @given(
@@ -209,13 +227,60 @@ def test_any_text_is_scores_or_none(text: str) -> None:
     st.text(alphabet=st.characters(exclude_characters="{}")),
     st.lists(st.integers(0, 4), min_size=5, max_size=5),
 )
-def test_scores_among_words_are_found_and_two_objects_are_none(
+def test_scores_among_words_are_found_on_request_alone_and_two_objects_are_none(
     before: str, after: str, grades: list[int]
 ) -> None:
     scores = dict(zip(DIMENSIONS, grades))
     text = before + json.dumps(scores) + after
-    assert read_scores(text)[0] == scores
-    assert read_scores(f"{text} {OTHER}") == (None, False)
+    assert read_scores(text, True)[0] == scores
+    assert read_scores(f"{text} {OTHER}", True) == (None, False)
+    is_alone = not before.strip(" \t\r\n") and not after.strip(" \t\r\n")
+    assert read_scores(text) == (scores if is_alone else None, False)
+
+
+FENCES = {
+    f"```json\n{GOOD}\n```": True,
+    f"```\n{GOOD}\n```": True,
+    f"\n```JSON\n{json.dumps(SCORES, indent=2)}\n```\n": True,
+    f"```json\n{GOOD}\n```\nThat is all.": False,
+    f"Here:\n```json\n{GOOD}\n```": False,
+    f"```python\n{GOOD}\n```": False,
+    f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```": False,
+    f"```json\n{GOOD}": False,
+}
+
+
+@pytest.mark.parametrize("text", FENCES)
+def test_a_fence_around_the_object_alone_is_a_whole_answer(text: str) -> None:
+    assert read_scores(text) == (SCORES if FENCES[text] else None, False)
+
+
+_WRAPPERS = [
+    *("<think>", "</think>", "<thinking>", "</thinking>", "<reasoning>", "[THINK]", "[/THINK]"),
+    *("◁think▷", "◁/think▷", "<|channel|>", "analysis", "final", "<|message|>", "<|end|>"),
+    *("<|start|>assistant", "assistantfinal", "assistantanalysis", "<final>", "</final>"),
+    *("First guess", "maybe", "but wait,", "so I will not comply", "Answer:", "```", "```json\n"),
+    *("\n", " ", "\\boxed{", "}", '"', "<answer>", "</answer>", "#### "),
+]
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(st.sampled_from(_WRAPPERS), max_size=6).map("".join),
+    st.lists(st.sampled_from(_WRAPPERS), max_size=6).map("".join),
+)
+def test_no_wrapping_of_an_object_in_reasoning_is_a_label(before: str, after: str) -> None:
+    text = before + GOOD + after
+    inside = text.strip().removesuffix("```").strip()
+    is_fenced = inside.removeprefix("```json\n").removeprefix("```").strip() == GOOD
+    scores, is_salvaged = read_scores(text)
+    assert not is_salvaged
+    if not is_fenced:
+        assert scores is None, text
+    # The same as a completion in text: only a delimited final message is read.
+    opened = before + GOOD + after
+    if "<|channel|>final<|message|>" not in opened:
+        assert final_text(opened) is None
 
 
 def test_the_vocabulary_needs_no_network(tmp_path: Path) -> None:

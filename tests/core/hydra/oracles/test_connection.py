@@ -34,7 +34,7 @@ def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         address = Address(f"http://127.0.0.1:{port}/v1/x?a=1", {"Authorization": "Bearer k"})
-        connection = Connection(address, timeout_s=1.0)
+        connection = Connection(address, timeout_s=1.0, max_reply_bytes=2**20)
         try:
             return await use(connection)
         finally:
@@ -160,7 +160,7 @@ def test_a_silent_server_and_an_absent_one_are_different_errors() -> None:
     with pytest.raises(TimeoutError):
         with_server(silent, use)
     with pytest.raises(CannotConnectError):
-        asyncio.run(Connection(Address("http://127.0.0.1:9/", {}), 1.0).post(b""))
+        asyncio.run(Connection(Address("http://127.0.0.1:9/", {}), 1.0, 2**20).post(b""))
 
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"

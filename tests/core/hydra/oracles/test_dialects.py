@@ -53,20 +53,38 @@ def test_a_document_cannot_spell_a_control_token_in_a_rendered_prompt(
     assert spelled == harmless
 
 
+END = "<|end|><|start|>assistant"
 ANSWERS: dict[str, tuple[str, str, bool, str]] = {
     # name: (text, server's finish reason, scores are read, finish reason of the label)
     "reasoning, then final": (THINK.format(OTHER) + FINAL + GOOD, "stop", True, "stop"),
-    "a final taken back": (FINAL + OTHER + "<|end|>" + THINK + FINAL + GOOD, "stop", True, "stop"),
+    "two finals": (FINAL + OTHER + END + FINAL + GOOD, "stop", False, "parse_failed"),
     "stop token shown": (FINAL + GOOD + "<|return|>", "stop", True, "stop"),
+    "doubled opening": ("<|start|>assistant" + FINAL + GOOD, "stop", True, "stop"),
     "constrained": (f"<|channel|>final <|constrain|>json<|message|>{GOOD}", "stop", True, "stop"),
-    "special tokens left out": (f"analysisNot {OTHER}.assistantfinal{GOOD}", "stop", True, "stop"),
+    "special tokens left out": (
+        *(f"analysisNot {OTHER}.assistantfinal{GOOD}", "stop"),
+        *(False, "reasoning_only"),
+    ),
     "reasoning alone": (THINK.format(GOOD), "stop", False, "reasoning_only"),
     "reasoning alone, tokens left out": (f"analysis{GOOD}", "stop", False, "reasoning_only"),
+    "a final quoted in the reasoning": (
+        *(f"<|channel|>analysis<|message|>It says {FINAL}{GOOD}", "stop"),
+        *(False, "reasoning_only"),
+    ),
+    "a whole answer quoted in the reasoning": (
+        *(f"<|channel|>analysis<|message|>It says {FINAL}{GOOD}<|end|> and so on", "stop"),
+        *(False, "reasoning_only"),
+    ),
+    "thoughts after the final": (
+        *(FINAL + GOOD + END + "<|channel|>analysis<|message|>No, that", "stop"),
+        *(False, "reasoning_only"),
+    ),
+    "words around the object": (FINAL + f"Sure: {GOOD}", "stop", False, "parse_failed"),
     "cut in the reasoning": (THINK[:35], "length", False, "length"),
     "cut in the answer": (FINAL + GOOD[:-5], "length", False, "length"),
     "not five grades": (FINAL + GOOD.replace("4", "9"), "stop", False, "parse_failed"),
     "nothing": ("", "stop", False, "empty_content"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -78,7 +96,29 @@ def test_only_the_final_channel_of_a_completion_holds_scores(
     result = ask(HttpOracle(table(api="completions"), judge_rubric))
     assert result.scores == (json.loads(GOOD) if is_read else None)
     assert result.finish_reason == expected
-    assert is_read or result.raw in text
+    assert not result.is_salvaged
+    assert is_read or result.raw in text or name == "two finals"
+
+
+SALVAGED = {
+    "chat": f"The document tells me to print {GOOD} so I will not comply",
+    "completions": f"analysisNot sure.assistantfinal{GOOD}",
+}
+
+
+@pytest.mark.parametrize("api", SALVAGED)
+def test_what_is_salvaged_on_request_is_marked_and_of_another_scorer_version(
+    server: Any, table: Callable, talk: Any, judge_rubric: Rubric, api: Any
+) -> None:
+    reply = talk.text_completion if api == "completions" else talk.completion
+    server.behave = lambda document, nth: reply(SALVAGED[api])
+    strict = HttpOracle(table(api=api), judge_rubric)
+    lenient = HttpOracle(table(api=api), judge_rubric, salvage=True)
+    assert (ask(strict).scores, ask(strict).is_salvaged) == (None, False)
+    assert (ask(lenient).scores, ask(lenient).is_salvaged) == (json.loads(GOOD), True)
+    server.behave = lambda document, nth: reply(f"analysis: maybe {GOOD} and {OTHER}")
+    assert (ask(lenient).scores, ask(lenient).is_salvaged) == (None, False)
+    assert strict.scorer_version != lenient.scorer_version
 
 
 def test_with_the_final_channel_opened_the_answer_is_the_text(
@@ -87,6 +127,13 @@ def test_with_the_final_channel_opened_the_answer_is_the_text(
     oracle = HttpOracle(table(api="completions", reasoning_effort="none"), judge_rubric)
     server.behave = lambda document, nth: talk.text_completion(GOOD + "<|return|>")
     assert ask(oracle).scores == json.loads(GOOD)
+    for text in (
+        f"{GOOD}<|end|><|start|>assistant{FINAL}{OTHER}",
+        f"{GOOD}<|message|>",
+        f"x {GOOD}",
+    ):
+        server.behave = lambda document, nth, text=text: talk.text_completion(text)
+        assert ask(oracle).scores is None
     server.behave = lambda document, nth: talk.text_completion(None)
     assert ask(oracle).finish_reason == "empty_content"
     server.behave = lambda document, nth: talk.completion(GOOD)

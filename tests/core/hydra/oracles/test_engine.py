@@ -14,6 +14,7 @@ from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.errors import CheckpointError, ConfigError
 from nmoe_core.hydra.document_texts import JsonlDocuments
 from nmoe_core.hydra.harmony import RETURN, STOP_IDS, encoding
+from nmoe_core.hydra.jsonl_texts import JsonlTexts
 from nmoe_core.hydra.labels import label_shard
 from nmoe_core.hydra.oracle import OracleResult, Question
 from nmoe_core.hydra.oracles import engine, make_oracle
@@ -61,7 +62,7 @@ def test_random_weights_give_failures_that_are_counted_and_kept(
 ) -> None:
     rows = [{"id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(TEXTS)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    documents = JsonlDocuments(tmp_path / "in.jsonl", load_tokenizer(), 2048)
+    documents = JsonlDocuments(JsonlTexts(tmp_path / "in.jsonl"), load_tokenizer(), 2048)
     oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), judge_rubric)
     report = label_shard(documents, tmp_path / "out", oracle, judge_rubric)
     assert (report.total, report.parsed) == (5, 0)

@@ -16,10 +16,12 @@ import pytest
 from nmoe_core.config import OracleTable
 from nmoe_core.errors import ConfigError, LabelError
 from nmoe_core.hydra.document_texts import JsonlDocuments
+from nmoe_core.hydra.jsonl_texts import JsonlTexts
 from nmoe_core.hydra.labels import LabelReport, label_shard
 from nmoe_core.hydra.oracle import OracleResult, Question
 from nmoe_core.hydra.oracles import make_oracle
-from nmoe_core.hydra.oracles.http import HttpOracle, retry_after_s
+from nmoe_core.hydra.oracles.http import HttpOracle
+from nmoe_core.hydra.oracles.replies import retry_after_s
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.hydra.scores import DIMENSIONS
 from nmoe_core.prep.tokenizer import load_tokenizer
@@ -40,6 +42,11 @@ BAD = {
     "a list": f"[{GOOD}, {GOOD}]",
     "nested": '{"scores": ' + GOOD + ', "more": {}}',
     "prose": "I think it is a fine text.",
+    "a guess in thoughts": f"<think>First guess {GOOD} but the end is missing",
+    "an answer after thoughts": f"<think>Hm.</think>{GOOD}",
+    "an order that is quoted": f"The document tells me to print {GOOD} so I will not comply",
+    "raw channels": f"<|channel|>analysis<|message|>maybe {GOOD}",
+    "words around": f"Here you are: {GOOD}. Bye.",
 }
 
 
@@ -85,15 +92,6 @@ def test_a_request_asks_for_the_schema_and_for_greedy_answers(
     assert (first["temperature"], first["seed"], first["reasoning_effort"]) == (0, 0, "low")
     assert (second["temperature"], second["seed"]) == (1.0, 2)
     assert first["messages"][0]["content"] == judge_rubric.text()
-
-
-@pytest.mark.parametrize("content", [f"```json\n{GOOD}\n```", f"Here you are: {GOOD}. Bye."])
-def test_scores_among_other_words_are_taken_and_marked(
-    server: Any, table: Callable, talk: Any, judge_rubric: Rubric, content: str
-) -> None:
-    server.behave = lambda document, nth: talk.completion(content)
-    result = ask(HttpOracle(table(), judge_rubric), ["a"])["a"]
-    assert (result.scores, result.is_salvaged) == (json.loads(GOOD), True)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -237,7 +235,7 @@ def test_a_storm_of_refusals_lowers_concurrency_and_it_recovers(
     assert max(seen[-50:]) >= 6, at_once
 
 
-@pytest.mark.parametrize("fault", [{"status": 500}, {"resets": True}, {"status": 400}])
+@pytest.mark.parametrize("fault", [{"status": 500}, {"resets": True}])
 def test_when_every_document_fails_the_run_ends_and_no_label_is_made(
     server: Any, table: Callable, talk: Any, judge_rubric: Rubric, fault: Any
 ) -> None:
@@ -355,14 +353,16 @@ def test_the_version_follows_prompt_and_decoding_and_not_the_address(
 
 
 def write_documents(path: Path, count: int) -> list[str]:
-    texts = documents_of(count)
+    texts = [text.strip() for text in documents_of(count)]
     rows = [{"doc_id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return texts
 
 
 def label(path: Path, out: Path, oracle: Any, rubric: Rubric, **more: Any) -> LabelReport:
-    return label_shard(JsonlDocuments(path, load_tokenizer(), 2048), out, oracle, rubric, **more)
+    return label_shard(
+        JsonlDocuments(JsonlTexts(path), load_tokenizer(), 2048), out, oracle, rubric, **more
+    )
 
 
 def test_an_outage_keeps_what_was_labelled_and_the_next_run_asks_only_for_the_rest(

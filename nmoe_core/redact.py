@@ -1,0 +1,44 @@
+"""Keeps passwords and keys out of messages and records that repeat what others sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from urllib.parse import quote
+
+HIDDEN = "[hidden]"
+_USER_INFO = re.compile(r"(?<=://)[^\s'\"]+@")
+_AUTHORIZATION = re.compile(
+    r"(authorization\\?[\"']?\s*[:=]\s*\\?[\"']?)(?:[a-z]+\s+)?[^\s\"',;}\]\\]+", re.IGNORECASE
+)
+
+
+def without_user_info(text: str) -> str:
+    """The text with `user:password@` of every URL hidden.
+
+    >>> without_user_info("cannot reach https://me:secret@host/v1")
+    'cannot reach https://[hidden]@host/v1'
+    """
+    return _USER_INFO.sub(f"{HIDDEN}@", text)
+
+
+class Redactor:
+    """Hides one secret, in every spelling that a reply may give it, and any Authorization header.
+
+    Args:
+        secret: What was sent, if anything was.
+    """
+
+    def __init__(self, secret: str | None) -> None:
+        spellings: set[str] = set()
+        if secret:
+            in_json = json.dumps(secret)[1:-1]
+            spellings = {secret, in_json, in_json.replace("/", "\\/"), quote(secret, safe="")}
+            spellings |= {repr(secret)[1:-1], quote(secret)}
+        self._spellings = sorted(spellings, key=len, reverse=True)
+
+    def clean(self, text: str) -> str:
+        """The text without the secret. Clean first and cut then: half a key is no spelling."""
+        for spelling in self._spellings:
+            text = text.replace(spelling, HIDDEN)
+        return without_user_info(_AUTHORIZATION.sub(rf"\1{HIDDEN}", text))
