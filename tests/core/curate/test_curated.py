@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from loader.format import MANIFEST_NAME, load_manifest
+from loader.sealed import sealed
 from nmoe_core.atomic import output_lock
 from nmoe_core.curate.combine import combine_curated
 from nmoe_core.curate.curated import CurateSettings
@@ -16,6 +17,7 @@ from nmoe_core.curate.documents import shard_manifest
 from nmoe_core.curate.lineage import read_lineage
 from nmoe_core.curate.verify import verify_curated_shard
 from nmoe_core.errors import CurationError, FormatError, LockedError
+from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.shards.verify import verify_manifest
 
 
@@ -159,7 +161,8 @@ def test_a_tree_of_another_tool_is_curated_under_its_document_ids(graded):
     path = graded.data / "web" / "train" / "shard_0000" / MANIFEST_NAME
 
     def keep_published_fields(manifest: dict) -> None:
-        del manifest["content_hash"]
+        for key in ("content_hash", "pipeline_version", "fingerprints"):
+            del manifest[key]
         for entry in manifest["shards"]:
             del entry["ids_path"]
 
@@ -281,7 +284,7 @@ def test_combining_is_idempotent_and_names_the_parent(graded):
     manifest = load_manifest(combined.path)
     parent = load_manifest(graded.data / "web" / "train" / MANIFEST_NAME)
     info = manifest.extra["source_info"]
-    assert info["parent"] == parent.content_digest()
+    assert info["parent"] == documents_digest(parent)
     assert (info["assignment"], info["order"], info["include"]) == (
         "sequential",
         "golden",
@@ -322,6 +325,11 @@ def test_diversity_before_is_that_of_the_parents_order(graded):
         assert ordered.diversity[metric]["before"] == unordered.diversity[metric]["after"]
 
 
+def other_documents(manifest: dict) -> None:
+    manifest["shards"][0]["checksum"] = "0" * 64
+    manifest.update(sealed(manifest))
+
+
 def test_shards_of_another_parent_or_other_settings_are_not_combined(graded):
     graded.curate(0)
     graded.curate(1, order="shuffle")
@@ -330,7 +338,7 @@ def test_shards_of_another_parent_or_other_settings_are_not_combined(graded):
     assert caught.value.code == "E-MANIFEST-MIXED"
     graded.curate(1)
     path = graded.data / "web" / "train" / "shard_0001" / MANIFEST_NAME
-    edit(path, lambda value: value.pop("content_hash"))
+    edit(path, other_documents)
     with pytest.raises(CurationError) as caught:
         combine_curated(graded.data, graded.curated, "web", 2, 512)
     assert caught.value.code == "E-CURATION-STALE"

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from loader.format import MANIFEST_NAME, load_manifest
+from loader.sealed import sealed
 from nmoe_core.cli import main
 from nmoe_core.curate.documents import ShardFile, open_entry
 from nmoe_core.errors import ConfigError, FormatError
@@ -200,9 +201,8 @@ def test_shards_that_are_replaced_meanwhile_are_refused(
     def replaced(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
         yield from write(output, name, files)
         value = json.loads((split / MANIFEST_NAME).read_text())
-        value["version"] = "v2"
-        del value["content_hash"]
-        (split / MANIFEST_NAME).write_text(json.dumps(value))
+        value["shards"][0]["checksum"] = "0" * 64
+        (split / MANIFEST_NAME).write_text(json.dumps(sealed(value)))
 
     monkeypatch.setattr("nmoe_core.export.run.megatron.write", replaced)
     with pytest.raises(FormatError, match="replaced while") as caught:
