@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -43,7 +43,7 @@ def summaries(project: Path, output: str) -> dict[str, int]:
     return {path.parent.name: path.stat().st_ino for path in found}
 
 
-def changed(before: dict[str, object], after: dict[str, object]) -> list[str]:
+def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     assert before.keys() == after.keys()
     return [key for key in before if before[key] != after[key]]
 
