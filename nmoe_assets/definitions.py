@@ -63,6 +63,9 @@ def _definitions(run: Run) -> dg.Definitions:
         ],
         schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
         resources=resources(),
+        # Steps of one run are made one after the other: they share a machine, and a process each
+        # would import torch and load the backbone again.
+        executor=dg.in_process_executor,
     )
     return made
 

@@ -17,7 +17,10 @@ import dagster as dg
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 from dagster._serdes import ConfigurableClassData
+from dagster._utils.concurrency import ConcurrencyClaimStatus
 from sqlalchemy import Connection, Engine, NullPool, create_engine
+
+from nmoe_assets.launcher import is_gone
 
 # A process writes to the index and to the runs it executes; a webserver looks at any number.
 _MAX_ENGINES = 16
@@ -53,6 +56,21 @@ class BatchedSqliteEventLogStorage(SqliteEventLogStorage):
                 self._batch.commit()
             finally:
                 self._batch = None
+
+    def claim_concurrency_slot(
+        self, concurrency_key: str, run_id: str, step_key: str, priority: int | None = None
+    ) -> ConcurrencyClaimStatus:
+        """Claim a slot of a pool; one that a run which is gone still holds is taken back first.
+
+        The daemon does so too, but a job of the command line may run without one, and would wait
+        for ever for the slot of a run that was killed.
+        """
+        info = self.get_concurrency_info(concurrency_key)
+        others = (info.active_run_ids | info.pending_run_ids | info.assigned_run_ids) - {run_id}
+        for other in others:
+            if is_gone(self._instance, other):
+                self.free_concurrency_slots_for_run(other)
+        return super().claim_concurrency_slot(concurrency_key, run_id, step_key, priority)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:

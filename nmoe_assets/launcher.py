@@ -31,6 +31,15 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
         return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"its process {found[0]} is gone")
 
 
+def is_gone(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a run has ended, was deleted, or lost the process that it named."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return True
+    found = _named_process(instance, run_id)
+    return found is not None and not _is_alive(*found)
+
+
 def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
     """Id of the process that a run named last, and when it did, in Unix seconds."""
     for entry in reversed(instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)):

@@ -14,6 +14,7 @@ from nmoe_assets.run_log import run_log
 from nmoe_core.config import Run
 from nmoe_core.errors import LockedError
 from nmoe_core.mixture import SourcePlan
+from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.stages import checks, prep, samples
 
 
@@ -84,7 +85,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         )
         parts = {
             f"{bucket:04d}": Made(
-                manifest.content_digest(),
+                documents_digest(manifest),
                 {
                     "documents": manifest.total_documents,
                     "tokens": manifest.total_tokens,
@@ -124,7 +125,8 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     def make_manifest() -> dg.MaterializeResult:
         made, changed = prep.make_manifest(run, source, split)
         return result(
-            made.content_digest(),
+            # The plan, which is all that follows a valid manifest, names the whole manifest.
+            made.content_digest() if split == "valid" else documents_digest(made),
             {
                 "documents": made.total_documents,
                 "tokens": made.total_tokens,

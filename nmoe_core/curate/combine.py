@@ -20,7 +20,7 @@ from nmoe_core.curate.documents import shard_manifest
 from nmoe_core.curate.lineage import arranged_documents
 from nmoe_core.errors import CurationError
 from nmoe_core.locks import replacing
-from nmoe_core.shards.manifest import combine_shards, commit_manifest
+from nmoe_core.shards.manifest import combine_shards, commit_manifest, documents_digest
 
 _SHARED_INFO = ("source", "assignment", "order", "include", "seed")
 
@@ -67,7 +67,7 @@ def combine_curated(
     parent = load_manifest(data_root / source / "train" / MANIFEST_NAME)
     infos = [_source_info(data_root, curated_root, source, k) for k in range(num_buckets)]
     source_info = {key: infos[0][key] for key in _SHARED_INFO}
-    source_info["parent"] = parent.content_digest()
+    source_info["parent"] = documents_digest(parent)
     manifest = combine_shards(train_dir, shard_format(parent), num_buckets, source_info)
     documents = arranged_documents(curated_root, source, range(num_buckets))
     before = documents.topics[documents.source_order], documents.tokens[documents.source_order]
@@ -123,7 +123,7 @@ def _source_info(data_root: Path, curated_root: Path, source: str, bucket: int) 
     """`source_info` of a curated shard, made from the parent that is there now."""
     curated = shard_manifest(curated_root, source, bucket)
     info = curated.extra.get("source_info", {})
-    expected = shard_manifest(data_root, source, bucket).content_digest()
+    expected = documents_digest(shard_manifest(data_root, source, bucket))
     if info.get("parent") != expected:
         raise CurationError(
             "curated shard was made from another version of its parent",

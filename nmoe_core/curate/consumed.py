@@ -24,7 +24,7 @@ from nmoe_core.curate.order import consumed
 from nmoe_core.curate.topics import SUMMARY_NAME
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import recorded
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 
 CURATION_NAME = "curation.json"
 
@@ -127,7 +127,7 @@ def _kept_tokens(
     manifest = shard_manifest(data_root, source, bucket)
     quality = load_quality(quality_root, source, bucket, manifest)
     made_from = {
-        "parent": manifest.content_digest(),
+        "parent": documents_digest(manifest),
         "quality": quality.checksum,
         "include": ",".join(include),
     }

@@ -40,7 +40,12 @@ from nmoe_core.curate.lineage import LINEAGE_NAME, lineage_line
 from nmoe_core.curate.planning import CurateSettings, plan_order
 from nmoe_core.fingerprint import Fingerprints, is_current
 from nmoe_core.locks import replacing
-from nmoe_core.shards.manifest import ShardFormat, is_shard_current, shard_dir_name
+from nmoe_core.shards.manifest import (
+    ShardFormat,
+    documents_digest,
+    is_shard_current,
+    shard_dir_name,
+)
 from nmoe_core.shards.writer import ShardWriter
 
 __all__ = ["CURATION_NAME", "CurateSettings", "CurationReport", "curate_shard", "shard_format"]
@@ -118,7 +123,7 @@ def curate_shard(
             roots = data_root, curated_root, quality_root
             front = no_front(kept_tokens_before(*roots, source, bucket, settings.decisions()))
         fingerprints = shared | {
-            "parent": manifest.content_digest(),
+            "parent": documents_digest(manifest),
             "quality": quality.checksum,
             "topics": topics.checksum,
             "seq_len": str(settings.seq_len),
@@ -255,7 +260,7 @@ class _ShardCuration:
         return {
             "source": self.source,
             "assignment": "sequential",
-            "parent": self.manifest.content_digest(),
+            "parent": documents_digest(self.manifest),
             "order": self.settings.order,
             "include": self.settings.decisions(),
             "seed": self.settings.seed,

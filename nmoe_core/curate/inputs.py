@@ -20,7 +20,7 @@ from nmoe_core.curate.topics import SUMMARY_NAME, TOPICS_NAME
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import sha256_file, sha256_json
 from nmoe_core.hydra.decide import DECISIONS
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 
 SCORES_NAME = "quality_scores.jsonl"
 
@@ -74,7 +74,7 @@ def load_topics(topics_root: Path, source: str, bucket: int, manifest: Manifest)
     directory = topics_root / source / shard_dir_name(bucket)
     summary = _summary(directory, TOPICS_NAME, "assign topics to this shard first")
     made_from, checksum = summary["fingerprints"], sha256_file(directory / TOPICS_NAME)
-    _check(directory, "shard", made_from.get("shard"), manifest.content_digest())
+    _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
     _check(directory, "checksum", checksum, summary["topics_checksum"])
     topics = np.load(directory / TOPICS_NAME, allow_pickle=False)
     _check(directory, "number of documents", len(topics), manifest.total_documents)
@@ -90,7 +90,7 @@ def load_quality(quality_root: Path, source: str, bucket: int, manifest: Manifes
     """
     directory = quality_root / source / shard_dir_name(bucket)
     made_from = _summary(directory, SCORES_NAME, "grade this shard first")["fingerprints"]
-    _check(directory, "shard", made_from.get("shard"), manifest.content_digest())
+    _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
     path = directory / SCORES_NAME
     grader = sha256_json({key: value for key, value in made_from.items() if key != "shard"})
     return ShardQuality(path, sha256_file(path), grader)

@@ -32,7 +32,7 @@ from nmoe_core.curate.topic_model import (
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.locks import replacing
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 
 TOPICS_NAME = "topics.npy"
 SUMMARY_NAME = "summary.json"
@@ -99,7 +99,7 @@ def fit_topic_model(
         "format": MODEL_FORMAT,
         "embedding": table.method,
         "backbone": table.backbone,
-        "documents": sha256_json([[s, m.content_digest()] for s, m in zip(sources, manifests)]),
+        "documents": sha256_json([[s, documents_digest(m)] for s, m in zip(sources, manifests)]),
         "num_topics": str(num_topics),
         "seed": str(seed),
         "sample_documents": str(sample_documents),
@@ -147,7 +147,7 @@ def assign_topics(
     directory = topics_root / source / shard_dir_name(bucket)
     fingerprints = {
         "code": ASSIGN_CODE,
-        "shard": manifest.content_digest(),
+        "shard": documents_digest(manifest),
         "topic_model": model.digest,
     }
     summary_path = directory / SUMMARY_NAME

@@ -16,6 +16,7 @@ from nmoe_core.errors import ConfigError, FormatError
 from nmoe_core.export import mds, megatron, olmo
 from nmoe_core.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
 from nmoe_core.locks import replacing
+from nmoe_core.shards.manifest import documents_digest
 
 EXPORT_CODE = "export/1"
 SUMMARY_NAME = "export.json"
@@ -62,7 +63,7 @@ def export(
     _refuse_large_ids(manifest)
     made_from = {
         "code": EXPORT_CODE,
-        "data": manifest.content_digest(),
+        "data": documents_digest(manifest),
         "settings": sha256_json([form, seq_len]),
     }
     with replacing(output):
@@ -101,7 +102,7 @@ def _summary(
 
 def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
     """Files are opened one by one: what was made while they were replaced is of two versions."""
-    found = load_manifest(manifest.path).content_digest()
+    found = documents_digest(load_manifest(manifest.path))
     if found != made_from["data"]:
         raise FormatError(
             "the shards were replaced while they were exported",

@@ -35,6 +35,7 @@ from nmoe_core.hydra.grade_inputs import GradeDocument, GradeInput, ShardInput
 from nmoe_core.hydra.head_files import Heads, load_heads
 from nmoe_core.hydra.scores import as_scores
 from nmoe_core.hydra.scoring import HeadScores, score_documents
+from nmoe_core.shards.manifest import documents_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def grade_fingerprints(
         early_exit: Whether documents leave at the probe.
     """
     if isinstance(documents, Manifest):
-        documents = {"shard": documents.content_digest()}
+        documents = {"shard": documents_digest(documents)}
     return {
         "code": GRADE_CODE,
         **documents,

@@ -21,6 +21,7 @@ from nmoe_core.fingerprint import Fingerprints, sha256_json
 from nmoe_core.hydra.features import read_documents
 from nmoe_core.hydra.jsonl_texts import JsonlTexts
 from nmoe_core.hydra.slices import data_digest, documents_of, source_manifest
+from nmoe_core.shards.manifest import documents_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class ShardInput:
 
     def fingerprints(self) -> Fingerprints:
         """The content of the shard."""
-        return {"shard": self._manifest.content_digest()}
+        return {"shard": documents_digest(self._manifest)}
 
     def count(self) -> int:
         """As the manifest says."""

@@ -32,6 +32,7 @@ from nmoe_core.docid import DocId, parse_doc_id, split_of
 from nmoe_core.errors import FormatError, LockedError
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 from nmoe_core.locks import LOCKS_NAME
+from nmoe_core.shards.manifest import documents_digest
 
 SLICE_CODE = "slices/1"
 SUMMARY_NAME = "slices.json"
@@ -58,7 +59,7 @@ def source_manifest(data_root: Path, source: str) -> Manifest:
 
 def data_digest(data_root: Path, sources: Sequence[str]) -> str:
     """SHA-256 over the contents of the named sources: what a document id of theirs stands for."""
-    return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
+    return sha256_json({s: documents_digest(source_manifest(data_root, s)) for s in sources})
 
 
 def documents_of(manifest: Manifest, data_root: Path, source: str) -> Iterator[DocId]:
@@ -107,7 +108,7 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Slice
     manifest = source_manifest(data_root, source)
     out_dir = slices_dir / "sources" / source
     summary = out_dir / SUMMARY_NAME
-    fingerprints = {"code": SLICE_CODE, "data": manifest.content_digest()}
+    fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
     if _is_whole(summary, fingerprints):
         return SliceReport(_read_summary(summary)["counts"], True)
     with output_lock(out_dir):

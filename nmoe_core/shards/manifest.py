@@ -25,7 +25,7 @@ from loader.format import (
 from loader.sealed import sealed
 from nmoe_core.atomic import write_json
 from nmoe_core.errors import ConfigError, FormatError
-from nmoe_core.fingerprint import Fingerprints, recorded
+from nmoe_core.fingerprint import Fingerprints, recorded, sha256_json
 
 PIPELINE_VERSION = "nmoe-data/1"
 _FILE_KEYS = ("path", "index_path", "ids_path")
@@ -106,6 +106,30 @@ def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any
     if not unchanged:
         write_json(path, manifest)
     return manifest, not unchanged
+
+
+def documents_digest(manifest: Manifest) -> str:
+    """SHA-256 of what a manifest's documents are: the checksums of its files and their vocabulary.
+
+    The one digest by which later tasks tell whether their input changed. Unlike `content_digest` it
+    does not cover what the shards were made from: prep writes every manifest of a source again when
+    one record was edited, yet the bytes of only one shard differ.
+    """
+    files = [
+        {
+            "path": entry.path,
+            "num_tokens": entry.num_tokens,
+            "num_documents": entry.num_documents,
+            "checksum": entry.checksum,
+            "index_checksum": entry.extra.get("index_checksum"),
+            "ids_checksum": entry.extra.get("ids_checksum"),
+        }
+        for entry in manifest.shards
+    ]
+    tokenizer = manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer
+    return sha256_json(
+        {"files": files, "tokenizer": tokenizer, "eos_token_id": manifest.eos_token_id}
+    )
 
 
 def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:

@@ -16,7 +16,7 @@ from nmoe_core.errors import NmoeError
 from nmoe_core.fingerprint import recorded, sha256_file
 from nmoe_core.mixture import SourcePlan, prep_settings
 from nmoe_core.prep_plan import PlannedSplit, plan_prep
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 from nmoe_core.sources.spec import open_reader
 from nmoe_core.stages.plan_regrade import RegradePlan, plan_regrade
 
@@ -102,7 +102,7 @@ def _stale_curated(run: Run, source: str) -> dict[str, str]:
         try:
             wanted = {
                 **curate_settings(run, source).fingerprints(),
-                "parent": load_manifest(parent).content_digest(),
+                "parent": documents_digest(load_manifest(parent)),
                 "quality": sha256_file(scores),
                 "topics": sha256_file(topics),
             }

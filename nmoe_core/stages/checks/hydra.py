@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loader.format import MANIFEST_NAME, load_manifest, read_json_object
 from nmoe_core.config import Run
 from nmoe_core.docid import split_of
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 from nmoe_core.stages.checks.verdict import (
     Verdict,
     Verdicts,
@@ -178,7 +178,7 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         decided = summary["kept"] + summary["band"] + summary["dropped"]
         if not decided == summary["total"] == manifest.total_documents:
             wrong.append(f"{name}: {decided} decisions, {manifest.total_documents} documents")
-        elif summary["fingerprints"]["shard"] != manifest.content_digest():
+        elif summary["fingerprints"]["shard"] != documents_digest(manifest):
             wrong.append(f"{name}: grades are of other content")
         kept, total = kept + summary["kept"], total + summary["total"]
     table = run.config.checks

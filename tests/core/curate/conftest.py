@@ -19,7 +19,12 @@ from nmoe_core.curate.embed import EmbeddingTable
 from nmoe_core.curate.topic_model import load_topic_model
 from nmoe_core.curate.topics import assign_topics, fit_topic_model
 from nmoe_core.docid import bucket_of
-from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
+from nmoe_core.shards.manifest import (
+    ShardFormat,
+    combine_shards,
+    documents_digest,
+    shard_dir_name,
+)
 from nmoe_core.shards.writer import ShardWriter
 
 VOCAB_SIZE = 1201
@@ -89,7 +94,7 @@ class Corpus:
             for i, doc_id in enumerate(self.doc_ids(bucket))
         ]
         write_jsonl(directory / "quality_scores.jsonl", rows)
-        content = shard_manifest(self.data, self.source, bucket).content_digest()
+        content = documents_digest(shard_manifest(self.data, self.source, bucket))
         write_json(
             directory / "summary.json",
             {"total": len(rows), "fingerprints": {"shard": content, "calibration": "c1"}},

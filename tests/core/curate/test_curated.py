@@ -17,6 +17,7 @@ from nmoe_core.curate.documents import shard_manifest
 from nmoe_core.curate.lineage import read_lineage
 from nmoe_core.curate.verify import verify_curated_shard
 from nmoe_core.errors import CurationError, FormatError, LockedError
+from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.shards.verify import verify_manifest
 
 
@@ -283,7 +284,7 @@ def test_combining_is_idempotent_and_names_the_parent(graded):
     manifest = load_manifest(combined.path)
     parent = load_manifest(graded.data / "web" / "train" / MANIFEST_NAME)
     info = manifest.extra["source_info"]
-    assert info["parent"] == parent.content_digest()
+    assert info["parent"] == documents_digest(parent)
     assert (info["assignment"], info["order"], info["include"]) == (
         "sequential",
         "golden",
@@ -324,6 +325,11 @@ def test_diversity_before_is_that_of_the_parents_order(graded):
         assert ordered.diversity[metric]["before"] == unordered.diversity[metric]["after"]
 
 
+def other_documents(manifest: dict) -> None:
+    manifest["shards"][0]["checksum"] = "0" * 64
+    manifest.update(sealed(manifest))
+
+
 def test_shards_of_another_parent_or_other_settings_are_not_combined(graded):
     graded.curate(0)
     graded.curate(1, order="shuffle")
@@ -332,7 +338,7 @@ def test_shards_of_another_parent_or_other_settings_are_not_combined(graded):
     assert caught.value.code == "E-MANIFEST-MIXED"
     graded.curate(1)
     path = graded.data / "web" / "train" / "shard_0001" / MANIFEST_NAME
-    edit(path, lambda value: value.update(sealed(value | {"version": "v2"})))
+    edit(path, other_documents)
     with pytest.raises(CurationError) as caught:
         combine_curated(graded.data, graded.curated, "web", 2, 512)
     assert caught.value.code == "E-CURATION-STALE"

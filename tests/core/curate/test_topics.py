@@ -17,6 +17,7 @@ from nmoe_core.curate.topic_model import (
     save_topic_model,
 )
 from nmoe_core.errors import CurationError
+from nmoe_core.shards.manifest import documents_digest
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -90,7 +91,7 @@ def test_header_and_summary_name_what_they_were_made_from(corpus):
     assert sum(header["count_per_topic"]) == header["num_sampled"] == 240
     summary = json.loads((corpus.topics / "web" / "shard_0001" / "summary.json").read_text())
     shard = shard_manifest(corpus.data, "web", 1)
-    assert summary["fingerprints"]["shard"] == shard.content_digest()
+    assert summary["fingerprints"]["shard"] == documents_digest(shard)
     assert summary["fingerprints"]["topic_model"] == fitted.digest
     assert sum(summary["count_per_topic"]) == summary["num_documents"] == shard.total_documents
 

@@ -201,7 +201,8 @@ def test_shards_that_are_replaced_meanwhile_are_refused(
     def replaced(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
         yield from write(output, name, files)
         value = json.loads((split / MANIFEST_NAME).read_text())
-        (split / MANIFEST_NAME).write_text(json.dumps(sealed(value | {"version": "v2"})))
+        value["shards"][0]["checksum"] = "0" * 64
+        (split / MANIFEST_NAME).write_text(json.dumps(sealed(value)))
 
     monkeypatch.setattr("nmoe_core.export.run.megatron.write", replaced)
     with pytest.raises(FormatError, match="replaced while") as caught:

@@ -1,0 +1,76 @@
+"""Data versions and fingerprints are of bytes: what one edited record makes stale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import dagster as dg
+
+from nmoe_assets.jobs import RANGE_END, RANGE_START
+from nmoe_core.cli import main
+
+KEYS = ("0000", "0001")
+ALL = {RANGE_START: KEYS[0], RANGE_END: KEYS[-1]}
+RunHere = Callable[..., dg.ExecuteInProcessResult]
+
+
+def edit_one_record(project: Path) -> None:
+    """The last record of docs, which is of the training split, gets another text."""
+    path = project / "in" / "docs.jsonl"
+    *lines, last = path.read_text().splitlines()
+    edited = json.loads(last)["text"] + " One more sentence."
+    path.write_text("\n".join([*lines, json.dumps({"text": edited})]) + "\n")
+
+
+def versions(project: Path, name: str) -> dict[str, str]:
+    """Partition -> data version of the newest materialisation of an asset of docs."""
+    found = {}
+    with dg.DagsterInstance.from_config(str(project / "dagster")) as instance:
+        for key in KEYS:
+            filter_ = dg.AssetRecordsFilter(dg.AssetKey(["docs", name]), asset_partitions=[key])
+            [record] = instance.fetch_materializations(filter_, limit=1).records
+            event = record.asset_materialization
+            assert event is not None
+            found[key] = (event.tags or {})["dagster/data_version"]
+    return found
+
+
+def summaries(project: Path, output: str) -> dict[str, int]:
+    """Shard -> inode of its summary: commits replace files."""
+    found = sorted((project / "out" / output / "docs").glob("shard_*/summary.json"))
+    return {path.parent.name: path.stat().st_ino for path in found}
+
+
+def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    assert before.keys() == after.keys()
+    return [key for key in before if before[key] != after[key]]
+
+
+def test_one_edited_record_makes_one_shard_stale(own_project: Path, run_here: RunHere) -> None:
+    before = versions(own_project, "shards")
+    edit_one_record(own_project)
+    assert run_here(own_project, "prep_docs", **ALL).success
+    stale = changed(before, versions(own_project, "shards"))
+    assert len(stale) == 1
+
+    config = str(own_project / "run.toml")
+    for command, output in (("hydra grade", "quality"), ("curate shards", "topics")):
+        files = summaries(own_project, output)
+        assert main([*command.split(), "--config", config, "--source", "docs"]) == 0
+        assert changed(files, summaries(own_project, output)) == [f"shard_{stale[0]}"]
+
+
+def test_partitions_downstream_of_an_edited_record_keep_their_versions(
+    own_project: Path, run_here: RunHere
+) -> None:
+    names = ("shards", "quality_scores", "topics", "curated")
+    before = {name: versions(own_project, name) for name in names}
+    edit_one_record(own_project)
+    for job in ("prep_docs", "grade_docs", "curate_docs"):
+        assert run_here(own_project, job, **ALL).success
+    stale = {name: changed(before[name], versions(own_project, name)) for name in names}
+    assert len(stale["shards"]) == 1
+    assert stale["quality_scores"] == stale["shards"]
+    assert set(stale["topics"]) <= set(stale["shards"])

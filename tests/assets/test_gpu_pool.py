@@ -1,0 +1,105 @@
+"""The pool `gpu` under the configuration of the repository: one step that holds it at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.events import EngineEventData
+
+from nmoe_assets.jobs import RANGE_END, RANGE_START
+
+Environment = Callable[[Path], dict[str, str]]
+Execute = Callable[..., subprocess.CompletedProcess[str]]
+ENDS = ("STEP_SUCCESS", "STEP_FAILURE")
+_PAUSE_S = 0.2
+
+
+def opened(project: Path) -> dg.DagsterInstance:
+    return dg.DagsterInstance.from_config(str(project / "dagster"))
+
+
+def holding(instance: dg.DagsterInstance, pid: int, status: dg.DagsterRunStatus) -> dg.DagsterRun:
+    """A run in a process that holds the pool."""
+    run = instance.add_run(dg.DagsterRun(job_name="grade_docs", status=status))
+    instance.report_engine_event("Started", run, EngineEventData.in_process(pid))
+    assert claim(instance, run)
+    return run
+
+
+def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """What Dagster does before a step of the pool."""
+    log = instance.event_log_storage
+    log.initialize_concurrency_limit_to_default("gpu")
+    return log.claim_concurrency_slot("gpu", run.run_id, "step").is_claimed
+
+
+def ended_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_two_gpu_steps_of_one_run_never_overlap(
+    own_project: Path, dagster_environment: Environment
+) -> None:
+    """Of a run as the UI and automation make it: with the executor of the location."""
+    config = own_project / "run.toml"
+    config.write_text(config.read_text().replace("[heads]\n", "[heads]\nseed = 7\n"))
+    selection = 'key:"hydra/probe_head" or key:"hydra/judge_head"'
+    command = [str(Path(sys.executable).with_name("dagster")), "asset", "materialize"]
+    command += ["-m", "nmoe_assets.definitions", "--select", selection]
+    env = dagster_environment(own_project)
+    done = subprocess.run(command, env=env, cwd=own_project, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with opened(own_project) as instance:
+        [run] = instance.get_runs(limit=1)
+        events = [e.dagster_event for e in instance.all_logs(run.run_id) if e.dagster_event]
+    steps = [
+        (event.step_key, event.event_type_value)
+        for event in events
+        if event.event_type_value in ("STEP_START", *ENDS)
+    ]
+    assert [kind for _, kind in steps] == ["STEP_START", "STEP_SUCCESS"] * 2
+    assert steps[0][0] == steps[1][0] != steps[2][0] == steps[3][0]
+
+
+def test_a_gpu_step_waits_for_that_of_another_run(own_project: Path, run_job: Execute) -> None:
+    tags = f'{{"{RANGE_START}": "0000", "{RANGE_END}": "0001"}}'
+    with opened(own_project) as instance:
+        held = holding(instance, os.getpid(), dg.DagsterRunStatus.STARTED)
+        log, before = instance.event_log_storage, instance.get_runs_count()
+        done: list[subprocess.CompletedProcess[str]] = []
+        job = threading.Thread(
+            target=lambda: done.append(run_job(own_project, "grade_code", "--tags", tags))
+        )
+        job.start()
+        while job.is_alive() and not log.get_concurrency_info("gpu").pending_step_count:
+            time.sleep(_PAUSE_S)
+        assert not done, "it ran while another run held the pool"
+        log.free_concurrency_slots_for_run(held.run_id)
+        job.join()
+        assert instance.get_runs_count() == before + 1
+    assert done[0].returncode == 0
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED])
+def test_a_run_that_is_gone_holds_no_gpu(
+    instance: dg.DagsterInstance, status: dg.DagsterRunStatus
+) -> None:
+    """Killed or terminated: without a daemon, who would take the slot back?"""
+    ended = status == dg.DagsterRunStatus.CANCELED
+    holding(instance, os.getpid() if ended else ended_process(), status)
+    assert claim(instance, instance.add_run(dg.DagsterRun(job_name="grade_code")))
+
+
+def test_a_run_at_work_keeps_its_gpu(instance: dg.DagsterInstance) -> None:
+    holding(instance, os.getpid(), dg.DagsterRunStatus.STARTED)
+    assert not claim(instance, instance.add_run(dg.DagsterRun(job_name="grade_code")))
