@@ -43,11 +43,7 @@ def build_loader(
     """
     options = ReadOptions(rank, world_size, split, backend, dtype, prefetch, pin_memory, contiguous)
     check_arguments(options)
-    if isinstance(cfg, str) and "://" in cfg:
-        from loader.remote import fetch_plan
-
-        cfg = fetch_plan(cfg, cache_dir)
-    plan = resolve_plan(cfg)
+    plan = resolve_plan(cfg, cache_dir)
     loader = DeterministicLoader(plan, **asdict(options))
     if print_fn is not None and rank == 0:
         print_fn(

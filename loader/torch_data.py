@@ -10,6 +10,7 @@ the whole stream, wherever the position is; each iteration of valid is a pass ov
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,7 +33,7 @@ class TokenDataset(IterableDataset[Any]):
     `DeterministicLoader` starts all workers from its position. Each process opens the data once.
 
     Args:
-        cfg: What `build_loader` takes.
+        cfg, cache_dir: What `build_loader` takes.
         rank, world_size, split, dtype, contiguous: See `DeterministicLoader`.
         with_meta: Give `Batch` records instead of `(inputs, targets)`.
     """
@@ -47,9 +48,10 @@ class TokenDataset(IterableDataset[Any]):
         dtype: str = "int64",
         with_meta: bool = False,
         contiguous: bool = True,
+        cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
-        self.plan = resolve_plan(cfg)
+        self.plan = resolve_plan(cfg, cache_dir)
         self._options: dict[str, Any] = {
             "rank": rank,
             "world_size": world_size,
@@ -157,7 +159,7 @@ class WorkerLoader:
     """`DeterministicLoader` whose batches are made in worker processes.
 
     Args:
-        cfg, rank, world_size, split, dtype, contiguous: As for `TokenDataset`.
+        cfg, rank, world_size, split, dtype, contiguous, cache_dir: As for `TokenDataset`.
         num_workers: Processes; 0 makes batches in this one.
         pin_memory: Page-locked tensors, copied by torch's own thread.
         prefetch_factor: Batches that a worker may be ahead.
@@ -175,10 +177,10 @@ class WorkerLoader:
         pin_memory: bool = False,
         prefetch_factor: int = 2,
         contiguous: bool = True,
+        cache_dir: str | Path | None = None,
     ) -> None:
-        self._data = TokenDataset(
-            cfg, rank, world_size, split, dtype=dtype, with_meta=True, contiguous=contiguous
-        )
+        options: dict[str, Any] = {"dtype": dtype, "contiguous": contiguous, "cache_dir": cache_dir}
+        self._data = TokenDataset(cfg, rank, world_size, split, with_meta=True, **options)
         self._options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers:
             self._options["prefetch_factor"] = prefetch_factor
