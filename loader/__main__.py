@@ -141,11 +141,7 @@ def _verify(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _plan(arguments: argparse.Namespace) -> LoaderPlan:
-    if "://" not in arguments.plan:
-        return resolve_plan(arguments.plan)
-    from loader.remote import fetch_plan
-
-    return resolve_plan(fetch_plan(arguments.plan, arguments.cache_dir))
+    return resolve_plan(arguments.plan, arguments.cache_dir)
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
@@ -168,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("plan", metavar="PLAN", help="plan JSON, or a run's TOML")
         if steps is not None:
             sub.add_argument("--steps", type=_count, default=steps, metavar="N")
-        sub.add_argument("--cache-dir", type=Path, metavar="DIR", help="copies of a URL's files")
+        sub.add_argument("--cache-dir", metavar="DIR", help="copies of a URL's files")
         sub.set_defaults(command=command)
         if name == "peek":
             sub.add_argument(

@@ -6,6 +6,7 @@ Whatever can be refused without a plan is refused before one is made, which may 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,26 +15,34 @@ from loader.buffers import check_pinning
 from loader.errors import ConfigError
 from loader.plan import LoaderPlan
 from loader.settings import unknown_name
+from loader.stream import Split
 
 SPLITS = ("train", "valid")
 BACKENDS = ("auto", "numpy", "torch")
 DTYPES = ("int64", "int32", "uint32")
 
 
-def check_arguments(
-    rank: int,
-    world_size: int,
-    split: str,
-    backend: str,
-    dtype: str,
-    prefetch: int,
-    pin_memory: bool,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What `loader.DeterministicLoader` takes beside its plan, under the same names."""
+
+    rank: int
+    world_size: int
+    split: Split
+    backend: str
+    dtype: str
+    prefetch: int
+    pin_memory: bool
+    contiguous: bool
+
+
+def check_arguments(options: ReadOptions) -> None:
     """Refuse arguments that no plan could serve. Raises ConfigError."""
+    rank, world_size, prefetch = options.rank, options.world_size, options.prefetch
     for what, name, known in (
-        ("split", split, SPLITS),
-        ("backend", backend, BACKENDS),
-        ("dtype", dtype, DTYPES),
+        ("split", options.split, SPLITS),
+        ("backend", options.backend, BACKENDS),
+        ("dtype", options.dtype, DTYPES),
     ):
         if name not in known:
             raise unknown_name(what, str(name), known, "loader")
@@ -44,9 +53,9 @@ def check_arguments(
         raise ConfigError("no such rank", where="rank", found=repr(rank), expected=expected)
     if not _is_count(prefetch) or prefetch < 0:
         raise ConfigError("not a number of batches", where="prefetch", found=repr(prefetch))
-    if pin_memory and backend == "numpy":
+    if options.pin_memory and options.backend == "numpy":
         raise ConfigError("pinned memory is torch's", where="pin_memory", found="backend numpy")
-    if pin_memory:
+    if options.pin_memory:
         check_pinning()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loader import preflight, settings
+from loader.addresses import address, is_url
 from loader.datasets import (
     ListedSource,
     datasets_plan,
@@ -33,6 +34,7 @@ from loader.phases import Phase, check_names, read_phases
 from loader.plan import LoaderPlan, load_plan
 from loader.planning import PlanSettings, build_plan
 from loader.policies import POLICIES
+from loader.remote import LOCAL_CACHE, fetch_plan, local_data
 
 PATH_KEYS = (
     "root",
@@ -68,6 +70,11 @@ CONFIG_KEYS = (
     "anneal_start_step",
     *_LISTING_KEYS,
 )
+_BUILD_THERE = "build the plan where the files are, and give the plan's URL"
+_LOCAL_KEYS = {
+    **dict.fromkeys(("root", "data_root", "mixture_toml", "flow_profiles_toml"), _BUILD_THERE),
+    "cache_dir": LOCAL_CACHE,
+}
 _COUNTS = ("batch_size", "seq_len", "seed", "vocab_size", "eos_token_id", "max_epochs")
 _SWITCHES = ("allow_unmanifested", "shuffle")
 _CHOICES = {
@@ -80,12 +87,13 @@ _CHOICES = {
 _SLIP = 0.85
 
 
-def resolve_plan(cfg: object) -> LoaderPlan:
+def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan:
     """The plan that `cfg` asks for.
 
     Args:
-        cfg: A `LoaderPlan`, a path to a plan (`.json`) or to a TOML file, a mapping, or any object
-            with these attributes. None and "" count as not set.
+        cfg: A `LoaderPlan`, a path to a plan (`.json`) or to a TOML file, the URL of a plan, a
+            mapping, or any object with these attributes. None and "" count as not set.
+        cache_dir: Where copies of a URL's files are kept; stands in for the setting.
 
     Raises:
         ConfigError: A setting is missing, not known or out of range.
@@ -94,12 +102,22 @@ def resolve_plan(cfg: object) -> LoaderPlan:
     """
     if isinstance(cfg, LoaderPlan):
         return cfg
+    if cache_dir is not None:
+        local_path(cache_dir, "cache_dir", LOCAL_CACHE)
     if isinstance(cfg, str | Path):
+        if is_url(cfg):
+            return load_plan(fetch_plan(address(cfg), cache_dir))
         path = Path(cfg)
-        return load_plan(path) if path.suffix == ".json" else _plan(read_config(path), str(path))
-    if isinstance(cfg, Mapping):
-        return _plan(_flat(cfg, "cfg"), "cfg")
-    return _plan(_flat(_attributes(cfg), None), type(cfg).__name__)
+        if path.suffix == ".json":
+            return load_plan(path)
+        config, where = read_config(path), str(path)
+    elif isinstance(cfg, Mapping):
+        config, where = _flat(cfg, "cfg"), "cfg"
+    else:
+        config, where = _flat(_attributes(cfg), None), type(cfg).__name__
+    if cache_dir is not None:
+        config["cache_dir"] = cache_dir
+    return _plan(config, where)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -117,7 +135,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     config, base = _flat(read(path), path), settings.project_dir(path)
     for key in PATH_KEYS:
         if key in config:
-            config[key] = base / settings.text(config[key], f"{path}: {key}")
+            value = settings.text(config[key], f"{path}: {key}")
+            config[key] = value if is_url(value) else base / value
     if "tokenizer_path" in config:
         tokenizer = settings.text(config["tokenizer_path"], f"{path}: tokenizer_path")
         if (base / tokenizer).exists():
@@ -159,6 +178,9 @@ def _refuse_slips(table: Mapping[str, Any], where: object) -> None:
 
 
 def _plan(config: dict[str, Any], where: str) -> LoaderPlan:
+    for key, do in _LOCAL_KEYS.items():
+        if key in config:
+            config[key] = local_path(config[key], f"{where}: {key}", do)
     chosen = _plan_settings(config, where)
     phases = read_phases(config, where)
     base = config.get("base", Path())
@@ -248,7 +270,8 @@ def _mixture_plan(
 def _single_plan(
     config: dict[str, Any], chosen: PlanSettings, phases: Sequence[Phase], where: str
 ) -> LoaderPlan:
-    directory = Path(config["data_path"] if "data_path" in config else config["dataset_path"])
+    named = config["data_path"] if "data_path" in config else config["dataset_path"]
+    directory = local_data(named, config.get("cache_dir"))
     if directory.name == MANIFEST_NAME:
         directory = directory.parent
     train, valid = split_dirs(directory)
@@ -274,7 +297,6 @@ def _listed_plan(
     )
     phases = read_phases(config, where)
     check_names(phases, [source.name for source in listed], where)
-    cache_dir = config.get("cache_dir")
     return datasets_plan(
         listed,
         chosen,
@@ -283,6 +305,6 @@ def _listed_plan(
         temperature=float(temperature),
         phases=phases,
         tokenizer_path=config.get("tokenizer_path", chosen.tokenizer),
-        cache_dir=None if cache_dir is None else local_path(cache_dir, "cache_dir"),
+        cache_dir=config.get("cache_dir"),
         allow_unmanifested=config.get("allow_unmanifested", False),
     )

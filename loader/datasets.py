@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from loader import preflight, settings
+from loader.addresses import address, is_url
 from loader.errors import ConfigError, PlanError
 from loader.format import MANIFEST_NAME
 from loader.mixture import Stage, StageSource, temper
 from loader.phases import Phase
 from loader.plan import LoaderPlan
 from loader.planning import PlanSettings, build_plan
+from loader.remote import local_data
 from loader.text_files import TextSource
 from loader.tokenise import tokenised
 
@@ -39,11 +41,12 @@ _CONFIG_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class ListedSource:
-    """A source of a run: its weight, and where its tokens or its text are."""
+    """A source of a run: its weight, and where its tokens (a directory or its URL) or its text
+    are."""
 
     name: str
     weight: float
-    data: Path | TextSource
+    data: Path | str | TextSource
 
     @property
     def spec(self) -> str:
@@ -75,7 +78,7 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
             )
         origin = str(given[named[0]])
         if named == ["path"]:
-            data: Path | TextSource = base / settings.text(str(given["path"]), f"{place}: path")
+            data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
         else:
             data = _hub(given, ("hf_name", "hf_config", "hf_revision"), place)
         weight = settings.number(given.get("weight", 1.0), f"{place}: weight", positive=True)
@@ -115,7 +118,7 @@ def read_mappings(
                 found=" and ".join(kinds) or f"keys {', '.join(sorted(given)) or '(none)'}",
             )
         if kinds == ["path"]:
-            data: Path | TextSource = base / settings.text(str(given["path"]), f"{place}: path")
+            data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
         elif kinds == ["id"]:
             data = _hub(given, ("id", "name", "revision"), place)
         else:
@@ -151,7 +154,7 @@ def datasets_plan(
     directories = {
         source.name: tokenised(source.data, source.name, tokenizer_path, chosen, cache_dir)
         if isinstance(source.data, TextSource)
-        else source.data
+        else local_data(source.data, cache_dir)
         for source in sources
     }
     splits = {name: split_dirs(directory) for name, directory in directories.items()}
@@ -249,7 +252,13 @@ def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError("not a list", where=where, found=repr(value))
     urls = [settings.text(url, where) for url in value]
-    return tuple(url if "://" in url else str(base / url) for url in urls)
+    return tuple(url if is_url(url) else str(base / url) for url in urls)
+
+
+def _place(value: Any, base: Path, where: str) -> Path | str:
+    """A directory of shards: a path, or a URL as it is."""
+    text = settings.text(address(value) if isinstance(value, Path) else value, where)
+    return address(text) if is_url(text) else base / text
 
 
 def _name_of(origin: str) -> str:

@@ -4,6 +4,7 @@
     ├── ConfigError      E-CONFIG...       a setting is unknown, missing or out of range
     ├── FormatError      E-SHARD-..., E-INDEX-..., E-MANIFEST-..., E-PATH-..., E-DOCID
     ├── PlanError        E-PLAN...         a loader plan cannot be built or does not match its data
+    │                    E-STORE           a store does not give a file that is asked for
     └── StateError       E-STATE..., E-SEEK  a saved position does not belong to this plan
 
 `nmoe_core.errors` continues the tree for the stages that make data.

@@ -3,58 +3,26 @@
 The stream is a pure function of the plan; a batch is `batch_size` consecutive sequences and a rank
 owns a contiguous run of them, so any world size reads the same stream and the position is one
 number: that of the last batch returned, also where a thread reads ahead. Train stops before a batch
-that would not be whole; valid gives its last rows as a short batch, since each is to be seen once.
+that would not be whole, and an iteration goes on from the position. Valid gives its last rows as a
+short batch, since each is to be seen once, and each iteration is a pass from its first batch on.
 A batch's memory is used again only when nobody holds the batch or a view of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any, Self
 
 import numpy as np
 
-from loader.arguments import check_arguments, check_plan_allows, rank_rows, wrapper
-from loader.buffers import HeldBuffers, pinned_tensor
-from loader.config import resolve_plan
+from loader.arguments import ReadOptions, check_arguments, check_plan_allows
+from loader.batches import Batch, BatchReader, Rows
 from loader.errors import ConfigError, PlanError, StateError
 from loader.plan import LoaderPlan
 from loader.prefetch import Prefetcher, weak_method
 from loader.state import make_state, resume
-from loader.stream import RankRows, Split, Stream
-
-
-class Batch(NamedTuple):
-    """A batch and what it is made of.
-
-    inputs, targets: `[local_batch, seq_len]`. source_index: int64 [local_batch], an index of
-    `source_names`. document_spans: for each row, int64 [num_documents, 2], start and end in
-    `inputs` of the documents in it, end exclusive and past the EOS; the first and last may be parts
-    of documents. They come from the index files; None where a source has none. lr_scale: factor of
-    the learning rate at this step. sequence_index: int64 [local_batch], each row's number in the
-    global stream. global_sequence_index: number of the global batch's first sequence, equal on all
-    ranks.
-    """
-
-    inputs: Any
-    targets: Any
-    source_index: np.ndarray
-    source_names: tuple[str, ...]
-    document_spans: tuple[np.ndarray, ...] | None
-    lr_scale: float
-    sequence_index: np.ndarray
-    global_sequence_index: int
-
-
-class _Rows(NamedTuple):
-    """Rows of a batch: filled memory as the caller's kind of array, source and window of each."""
-
-    memory: Any
-    sources: np.ndarray
-    windows: np.ndarray
+from loader.stream import Split, Stream
 
 
 class DeterministicLoader:
@@ -70,9 +38,11 @@ class DeterministicLoader:
             so they cannot be `uint32`.
         prefetch: Batches that a thread reads ahead; 0 reads in `next`.
         pin_memory: Page-locked tensors, from torch's own pool.
+        contiguous: Inputs and targets in memory of their own, so that `targets.view(-1)` works;
+            False gives two overlapping views of rows of `seq_len + 1`, for less work a batch.
 
     Raises:
-        ConfigError: An argument is out of range.
+        ConfigError: An argument is out of range; on valid, as `loader.batches.BatchReader`.
         PlanError, FormatError: The plan's data cannot be read; see `loader.stream.Stream`.
     """
 
@@ -87,21 +57,21 @@ class DeterministicLoader:
         dtype: str = "int64",
         prefetch: int = 0,
         pin_memory: bool = False,
+        contiguous: bool = True,
     ) -> None:
-        check_arguments(rank, world_size, split, backend, dtype, prefetch, pin_memory)
+        self._options = ReadOptions(
+            rank, world_size, split, backend, dtype, prefetch, pin_memory, contiguous
+        )
+        check_arguments(self._options)
         check_plan_allows(plan, world_size, dtype)
-        self._backend, self._wrap = backend, wrapper(backend)
         self.rank, self.world_size = rank, world_size
         self.split: Split = split
-        stream = Stream(plan, split)
-        self._read_from(plan, stream)
-        first, last = rank_rows(plan.batch_size, rank, world_size)
-        self._rank_rows = RankRows(plan.batch_size, first, last)
-        self._is_packed = stream.is_packed
-        shape = stream.shape(last - first)
-        self._pin_memory, self._dtype = pin_memory, np.dtype(dtype)
-        self._buffers = HeldBuffers(partial(np.empty, shape, self._dtype))
+        self._read_from(plan, Stream(plan, split))
         self._prefetch = Prefetcher(weak_method(self._fill), prefetch) if prefetch else None
+
+    def __len__(self) -> int:
+        """Batches of the whole stream, as `num_steps`: wherever the position is."""
+        return self.num_steps
 
     @property
     def num_steps(self) -> int:
@@ -121,15 +91,16 @@ class DeterministicLoader:
     def next(self) -> tuple[Any, Any]:
         """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each.
 
-        Targets are inputs shifted by one token. Both are views of one array: copy one before
-        writing to it in place, move `inputs` and `targets` to a device before they are made
-        contiguous, and flatten with `reshape(-1)`, not `view(-1)`. Under best-fit packing they are
-        arrays of their own, and targets hold -100 where there is nothing to predict.
+        Targets are inputs shifted by one token; -100 where there is nothing to predict: under
+        best-fit packing, and where ranks share the rows of the last valid batch. With
+        `contiguous=False` both are views of one array: copy one before writing to it in place, and
+        flatten with `reshape(-1)`.
 
         Raises:
             StopIteration: The plan has come to its end.
         """
-        return self._split(self._read().memory)
+        rows = self._read()
+        return rows.inputs, rows.targets
 
     def next_with_meta(self) -> Batch:
         """The next batch and what it is made of. Raises as `next` does.
@@ -138,29 +109,32 @@ class DeterministicLoader:
             FormatError: An index is missing or not of its file (E-INDEX-...); the loader stays
                 where it was.
         """
-        first = self._next
+        first, is_set = self._next, self._is_set
         rows = self._read()
         try:
             spans = self._open_stream().spans(rows.sources, rows.windows)
         except BaseException:
-            self._next = first
+            self._next, self._is_set = first, is_set
             raise
-        inputs, targets = self._split(rows.memory)
-        offset, _ = rank_rows(self._size(first), self.rank, self.world_size)
         return Batch(
-            inputs=inputs,
-            targets=targets,
+            inputs=rows.inputs,
+            targets=rows.targets,
             source_index=rows.sources.copy(),
             source_names=self.source_names,
             document_spans=spans,
             lr_scale=self._open_stream().lr_scale(first),
-            sequence_index=first + offset + np.arange(len(rows.sources)),
+            sequence_index=first + rows.first + np.arange(len(rows.sources)),
             global_sequence_index=first,
         )
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Batches from the current position to the end."""
-        return self
+        """Train: batches from the current position to the end. Valid: one pass from its first
+        batch on, or from a position that was set and not read from yet, unless that is the end."""
+        if self.split == "train":
+            return self
+        if not self._is_set or self._next >= self._end:
+            self._next = 0
+        return iter(self.next, None)
 
     def __next__(self) -> tuple[Any, Any]:
         """See `next`."""
@@ -187,13 +161,13 @@ class DeterministicLoader:
                 expected=f"a multiple of batch_size = {self.plan.batch_size}",
                 code="E-SEEK",
             )
-        self._next = int(n)
+        self._next, self._is_set = int(n), True
 
     def skip(self) -> None:
         """Pass over the next batch without reading it. Raises StopIteration at the end."""
         if self._next >= self._end:
             raise StopIteration
-        self._next += self._size(self._next)
+        self._move_on()
 
     def seek_step(self, step: int) -> None:
         """`seek(step * batch_size)`."""
@@ -214,7 +188,8 @@ class DeterministicLoader:
                 exist; the loader stays where it was.
             PlanError: A source has not what is left to read of it (E-PLAN-SHORT); the same.
         """
-        before, stream, place = self.plan, self._open_stream(), self._next
+        before, stream = self.plan, self._open_stream()
+        place, is_set = self._next, self._is_set
         plan, n = resume(state, before, self.split, stream)
         if plan is before:
             self.seek(n)
@@ -226,7 +201,7 @@ class DeterministicLoader:
             self.seek(n)
         except StateError:
             self._read_from(before, stream)
-            self._next = place
+            self._next, self._is_set = place, is_set
             raise
         stream.close()
 
@@ -252,17 +227,12 @@ class DeterministicLoader:
         """
         if self.split != "valid":
             raise ConfigError("only valid is read by source", where="split", found=self.split)
-        make = partial(
-            DeterministicLoader,
-            rank=self.rank,
-            world_size=self.world_size,
-            split="valid",
-            backend=self._backend,
-            dtype=self._dtype.name,
-            pin_memory=self._pin_memory,
-        )
+        chosen: dict[str, Any] = asdict(self._options) | {"prefetch": 0}
         plans = [replace(self.plan, valid=(source,)) for source in self.plan.valid]
-        return {name: make(plan) for name, plan in zip(self.source_names, plans)}
+        return {
+            name: DeterministicLoader(plan, **chosen)
+            for name, plan in zip(self.source_names, plans)
+        }
 
     def close(self) -> None:
         """Unmap all files; the loader cannot be read afterwards. May be called again."""
@@ -292,103 +262,32 @@ class DeterministicLoader:
                 expected=f"at least batch_size = {plan.batch_size}",
                 code="E-PLAN-SHORT",
             )
+        self._reader = BatchReader(plan, stream, end, self._options)
         self.plan, self.source_names = plan, stream.source_names
         self._stream: Stream | None = stream
         self._end, self._next = end, 0
+        self._is_set = False  # whether the position was set, and nothing read since
 
     def _open_stream(self) -> Stream:
         if self._stream is None:
             raise StateError("the loader is closed", code="E-STATE-CLOSED")
         return self._stream
 
-    def _read(self) -> _Rows:
+    def _read(self) -> Rows:
         """This rank's rows of the next batch; the position moves on once they are read."""
         self._open_stream()
         if self._next >= self._end:
             raise StopIteration
         step = self._next // self.plan.batch_size
         rows = self._fill(step) if self._prefetch is None else self._prefetch.get(step)
-        self._next += self._size(self._next)
+        self._move_on()
         return rows
 
-    def _size(self, n: int) -> int:
-        return min(self.plan.batch_size, self._end - n)
+    def _move_on(self) -> None:
+        self._next = min(self._next + self.plan.batch_size, self._end)
+        self._is_set = False
 
-    def _fill(self, step: int) -> _Rows:
+    def _fill(self, step: int) -> Rows:
         """Read a step's rows. With prefetch on, called from its thread alone."""
-        n, stream, rows = step * self.plan.batch_size, self._open_stream(), self._rank_rows
-        if n + rows.size > self._end:
-            rows = self._last_rows(self._end - n)
-        elif not self._pin_memory:
-            memory = self._buffers.take()
-            return _Rows(self._wrap(memory), *stream.read(n, rows, memory))
-        shape = stream.shape(rows.last - rows.first)
-        if self._pin_memory:
-            pinned = pinned_tensor(shape, self._dtype)
-            return _Rows(pinned, *stream.read(n, rows, pinned.numpy()))
-        memory = np.empty(shape, self._dtype)
-        return _Rows(self._wrap(memory), *stream.read(n, rows, memory))
-
-    def _last_rows(self, size: int) -> RankRows:
-        if size <= 0:
-            raise StopIteration
-        return RankRows(size, *rank_rows(size, self.rank, self.world_size))
-
-    def _split(self, memory: Any) -> tuple[Any, Any]:
-        if self._is_packed:
-            return memory[0], memory[1]
-        if isinstance(memory, np.ndarray):
-            return memory[:, :-1], memory[:, 1:]
-        seq_len = self.plan.seq_len
-        return memory.narrow(1, 0, seq_len), memory.narrow(1, 1, seq_len)
-
-
-def build_loader(
-    cfg: object,
-    rank: int = 0,
-    world_size: int = 1,
-    split: Split = "train",
-    print_fn: Callable[[str], None] | None = None,
-    backend: str = "auto",
-    *,
-    dtype: str = "int64",
-    prefetch: int = 0,
-    pin_memory: bool = False,
-    cache_dir: str | Path | None = None,
-) -> tuple[DeterministicLoader, LoaderPlan]:
-    """Open a plan, or plan a run from its settings, and open its loader.
-
-    Args:
-        cfg: A plan, a path to one (`.json`) or to a TOML file, a mapping, or an object with the
-            settings as attributes; see `loader.config`. Or the URL of a plan, see `loader.remote`.
-        rank, world_size, split, backend, dtype, prefetch, pin_memory: See `DeterministicLoader`.
-        print_fn: Called on rank 0 with one line that says what was opened.
-        cache_dir: Where files of a URL are kept.
-
-    Raises:
-        ConfigError, PlanError, FormatError: Before anything is read from a shard; for arguments,
-            before a plan is made.
-    """
-    check_arguments(rank, world_size, split, backend, dtype, prefetch, pin_memory)
-    if isinstance(cfg, str) and "://" in cfg:
-        from loader.remote import fetch_plan
-
-        cfg = fetch_plan(cfg, cache_dir)
-    plan = resolve_plan(cfg)
-    loader = DeterministicLoader(
-        plan,
-        rank,
-        world_size,
-        split,
-        backend,
-        dtype=dtype,
-        prefetch=prefetch,
-        pin_memory=pin_memory,
-    )
-    if print_fn is not None and rank == 0:
-        print_fn(
-            f"loader {split}: plan {plan.plan_id} {plan.plan_hash[:12]}, "
-            f"{len(loader.source_names)} sources, {loader.num_steps} steps of "
-            f"{plan.batch_size} x {plan.seq_len} tokens"
-        )
-    return loader, plan
+        self._open_stream()
+        return self._reader.read(step)

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from pathlib import Path
 from typing import Any
 
+from loader.addresses import address, is_url
 from loader.errors import ConfigError
 
-# `Path("s3://bucket")` is spelled `s3:/bucket`.
-_URL = re.compile(r".*://|[A-Za-z][A-Za-z0-9+.-]+:/", re.DOTALL)
+_USE_LOCAL = "use a local or mounted directory, and copy between it and the store"
 
 
-def local_path(path: str | os.PathLike[str], where: object = None) -> Path:
+def local_path(path: str | os.PathLike[str], where: object = None, do: str = _USE_LOCAL) -> Path:
     """The path as a Path.
 
     Args:
         path: What the user gave.
         where: Key or file that the error names.
+        do: What the user should do instead.
 
     Raises:
         ConfigError: It is a URL (E-PATH-URL).
     """
-    text = os.fspath(path)
-    if _URL.match(text):
+    if is_url(path):
         raise ConfigError(
             "object stores are not supported for this path yet",
             where=where,
-            found=repr(text),
+            found=repr(address(path)),
             expected="a path on this machine",
-            do="use a local or mounted directory, and copy between it and the store",
+            do=do,
             code="E-PATH-URL",
         )
     return Path(path)

@@ -88,15 +88,15 @@ class Stream:
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
 
-    def shape(self, num_rows: int) -> tuple[int, ...]:
-        """Shape of what `read` fills: `[num_rows, seq_len + 1]`, whose inputs and targets overlap,
-        or packed `[2, num_rows, seq_len]`, inputs and targets."""
-        if self.is_packed:
+    def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
+        """Shape of what `read` fills: `[2, num_rows, seq_len]`, inputs and targets, or, where that
+        is not asked for and rows are not packed, `[num_rows, seq_len + 1]`, where they overlap."""
+        if self.is_packed or contiguous:
             return (2, num_rows, self._seq_len)
         return (num_rows, self._seq_len + 1)
 
     def read(self, n: int, rows: RankRows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Copy rows of the batch that starts at sequence `n` to `out`, of `shape(last - first)`.
+        """Copy rows of the batch that starts at sequence `n` to `out`, of either `shape`.
 
         Returns:
             Source and window of each row: int64 `[last - first]`.

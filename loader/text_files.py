@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loader.addresses import is_url
 from loader.errors import ConfigError, PlanError
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -69,7 +70,7 @@ def content_stamp(source: TextSource) -> list[list[Any]]:
 def _file_stamp(url: str) -> list[Any]:
     path = url.removeprefix("file://")
     try:
-        if "://" in path:
+        if is_url(path):
             files, inside = import_extra("fsspec", "remote", url).core.url_to_fs(path)
             return [url, files.ukey(inside)]
         status = os.stat(path)
@@ -103,7 +104,7 @@ def expand(urls: tuple[str, ...]) -> Iterator[str]:
     """URLs of single files; patterns of local ones are looked up. Raises PlanError."""
     for url in urls:
         for one in expand_braces(url):
-            if "://" in one.removeprefix("file://") or not glob.has_magic(one):
+            if is_url(one.removeprefix("file://")) or not glob.has_magic(one):
                 yield one
                 continue
             found = sorted(glob.glob(one.removeprefix("file://"), recursive=True))

@@ -25,6 +25,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from loader.addresses import is_url
 from loader.errors import ConfigError, PlanError
 from loader.format import MANIFEST_NAME
 from loader.planning import PlanSettings
@@ -222,7 +223,7 @@ def _file_rows(url: str) -> Iterator[str | dict[str, Any]]:
 def _open(url: str) -> IO[bytes]:
     path = url.removeprefix("file://")
     try:
-        if "://" in path:
+        if is_url(path):
             return (
                 import_extra("fsspec", "remote", url).open(path, "rb", compression="infer").open()
             )

@@ -3,33 +3,38 @@
 Batches come whole (`DataLoader(dataset, batch_size=None)`). Worker i of W makes every W-th batch
 and `DataLoader` takes them in turn, so the order is that of one process. `WorkerLoader` keeps the
 position of the last batch it returned, whatever the workers have read ahead, and its state is the
-loader's own: it moves between any number of workers, ranks, and none.
+loader's own: it moves between any number of workers, ranks, and none. Lengths are the batches of
+the whole stream, wherever the position is; each iteration of valid is a pass over all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from loader.batches import Batch
 from loader.config import resolve_plan
 from loader.errors import StateError
-from loader.loader import Batch, DeterministicLoader
+from loader.loader import DeterministicLoader
 from loader.stream import Split
+
+_WORKER = "E-STATE-WORKER"
 
 
 class TokenDataset(IterableDataset[Any]):
     """Batches of a plan, for `DataLoader(dataset, batch_size=None, num_workers=W)`.
 
     Has torchdata's `Stateful` shape: a state taken in a worker continues that worker, and one of
-    `DeterministicLoader` starts all workers from its position.
+    `DeterministicLoader` starts all workers from its position. Each process opens the data once.
 
     Args:
-        cfg: What `build_loader` takes.
-        rank, world_size, split, dtype: See `DeterministicLoader`.
+        cfg, cache_dir: What `build_loader` takes.
+        rank, world_size, split, dtype, contiguous: See `DeterministicLoader`.
         with_meta: Give `Batch` records instead of `(inputs, targets)`.
     """
 
@@ -42,45 +47,78 @@ class TokenDataset(IterableDataset[Any]):
         *,
         dtype: str = "int64",
         with_meta: bool = False,
+        contiguous: bool = True,
+        cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
-        self.plan = resolve_plan(cfg)
-        self._arguments = (rank, world_size, split)
-        self._dtype, self.with_meta = dtype, with_meta
+        self.plan = resolve_plan(cfg, cache_dir)
+        self._options: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "split": split,
+            "dtype": dtype,
+            "contiguous": contiguous,
+        }
+        self._is_valid, self.with_meta = split == "valid", with_meta
         self._start = 0
+        self._is_set = False  # whether `_start` was set, and no pass begun since
+        self._is_loaded_here = False  # by `load_state_dict`, in the main process
         self._worker: tuple[int, int] | None = None  # whose position `_start` is
         self._loader: DeterministicLoader | None = None
 
+    def __len__(self) -> int:
+        """Batches of the whole stream, over all workers."""
+        return len(self._opened())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: the plan and the position, no open file."""
+        return self.__dict__ | {"_loader": None}
+
     def __iter__(self) -> Iterator[Any]:
-        """This worker's share of the batches, from the current position on."""
+        """This worker's share of the batches: of train from the current position on, of valid as
+        `DeterministicLoader` iterates.
+
+        Raises:
+            StateError: The position is another worker's, or, on valid, was loaded in the main
+                process, which could not tell a first pass of workers from a second
+                (E-STATE-WORKER).
+        """
         worker = get_worker_info()
         place = (worker.id, worker.num_workers) if worker else (0, 1)
+        loader = self._opened()
+        if self._is_valid and (not self._is_set or self._start >= len(loader)):
+            self._start, self._worker = 0, None
+        self._check_place(place, worker is not None)
         step = self._start if self._worker == place else self._start + place[0]
+        self._is_set = False
+        while step < len(loader):
+            loader.seek_step(step)
+            batch = loader.next_with_meta() if self.with_meta else loader.next()
+            step += place[1]
+            self._start, self._worker = step, place
+            yield batch
+            del batch
+        self._start, self._worker = 0, None
+
+    def _check_place(self, place: tuple[int, int], is_worker: bool) -> None:
+        do = "resume with as many workers, or from the state of a WorkerLoader"
         if self._worker is not None and self._worker != place:
+            found, expected = f"worker {self._worker}", f"worker {place}"
             raise StateError(
-                "state of another worker",
-                found=f"worker {self._worker}",
-                expected=f"worker {place}",
-                do="resume with as many workers, or from the state of a WorkerLoader",
-                code="E-STATE-WORKER",
+                "state of another worker", found=found, expected=expected, do=do, code=_WORKER
             )
-        with self._open() as loader:
-            self._loader = loader
-            while step < loader.num_steps:
-                loader.seek_step(step)
-                batch = loader.next_with_meta() if self.with_meta else loader.next()
-                step += place[1]
-                self._start, self._worker = step, place
-                yield batch
-                del batch
-        self._start, self._worker, self._loader = 0, None, None
+        if self._is_valid and self._is_set and self._is_loaded_here and is_worker:
+            raise StateError(
+                "a position in valid was loaded outside of the workers that would read it",
+                do="use WorkerLoader, or num_workers = 0",
+                code=_WORKER,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this worker, after the last batch it made."""
-        with self._open() as loader:
-            loader.seek(min(self._start * self.plan.batch_size, loader.num_sequences))
-            state = loader.state_dict()
-        return {"step": self._start, "worker": self._worker, "loader": state}
+        loader = self._opened()
+        loader.seek(min(self._start * self.plan.batch_size, loader.num_sequences))
+        return {"step": self._start, "worker": self._worker, "loader": loader.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of this class, or from one of `DeterministicLoader`.
@@ -90,36 +128,38 @@ class TokenDataset(IterableDataset[Any]):
         """
         own = "worker" in state
         worker = state["worker"] if own else None
-        with self._open() as loader:
-            loader.load_state_dict(state["loader"] if own else state)
-            start, plan = state["step"] if worker else loader.step, loader.plan
+        loader = self._opened()
+        loader.load_state_dict(state["loader"] if own else state)
+        start, plan = state["step"] if worker else loader.step, loader.plan
         if worker is not None and state["loader"]["plan"]["batch_size"] != plan.batch_size:
+            self._loader = None  # it has the state's plan now, which is not taken
             raise StateError(
                 "state of one worker at another batch size",
                 found=state["loader"]["plan"]["batch_size"],
                 expected=plan.batch_size,
                 do="resume from the state of a WorkerLoader",
-                code="E-STATE-WORKER",
+                code=_WORKER,
             )
         self._start, self.plan = start, plan  # counts of another run make a plan of their own
         self._worker = None if worker is None else (worker[0], worker[1])
+        self._is_set, self._is_loaded_here = True, get_worker_info() is None
 
     def start_at(self, step: int) -> None:
         """Make `step` the first of the next iteration, over all workers."""
         self._start, self._worker = step, None
+        self._is_set, self._is_loaded_here = True, False
 
-    def _open(self) -> DeterministicLoader:
-        rank, world_size, split = self._arguments
-        return DeterministicLoader(
-            self.plan, rank, world_size, split, backend="torch", dtype=self._dtype
-        )
+    def _opened(self) -> DeterministicLoader:
+        if self._loader is None:
+            self._loader = DeterministicLoader(self.plan, backend="torch", **self._options)
+        return self._loader
 
 
 class WorkerLoader:
     """`DeterministicLoader` whose batches are made in worker processes.
 
     Args:
-        cfg, rank, world_size, split, dtype: As for `TokenDataset`.
+        cfg, rank, world_size, split, dtype, contiguous, cache_dir: As for `TokenDataset`.
         num_workers: Processes; 0 makes batches in this one.
         pin_memory: Page-locked tensors, copied by torch's own thread.
         prefetch_factor: Batches that a worker may be ahead.
@@ -136,16 +176,25 @@ class WorkerLoader:
         dtype: str = "int64",
         pin_memory: bool = False,
         prefetch_factor: int = 2,
+        contiguous: bool = True,
+        cache_dir: str | Path | None = None,
     ) -> None:
-        self._data = TokenDataset(cfg, rank, world_size, split, dtype=dtype, with_meta=True)
+        options: dict[str, Any] = {"dtype": dtype, "contiguous": contiguous, "cache_dir": cache_dir}
+        self._data = TokenDataset(cfg, rank, world_size, split, with_meta=True, **options)
         self._options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers:
             self._options["prefetch_factor"] = prefetch_factor
         self.plan = self._data.plan
         # Holds the position and answers for it; reads nothing.
-        self._position = DeterministicLoader(self.plan, rank, world_size, split, backend="numpy")
+        self._position = DeterministicLoader(
+            self.plan, rank, world_size, split, backend="numpy", dtype=dtype
+        )
         self.source_names = self._position.source_names
         self._batches: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        """Batches of the whole stream; see `DeterministicLoader`."""
+        return len(self._position)
 
     @property
     def num_steps(self) -> int:
@@ -164,6 +213,8 @@ class WorkerLoader:
 
     def next_with_meta(self) -> Batch:
         """The next batch and what it is made of. Raises StopIteration at the end."""
+        if self.step >= self.num_steps:
+            raise StopIteration
         if self._batches is None:
             self._data.start_at(self.step)
             loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._options)
@@ -173,8 +224,12 @@ class WorkerLoader:
         return batch
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Batches from the current position to the end."""
-        return self
+        """As `DeterministicLoader` iterates; workers start again for each pass over valid."""
+        if self._position.split == "train":
+            return self
+        iter(self._position)  # moves it to where the pass begins
+        self._batches = None
+        return iter(self.next, None)
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         """See `next`."""

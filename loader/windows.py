@@ -123,18 +123,27 @@ class WindowReader:
         return hold
 
     def read(self, plan: CopyPlan, batch: int, out: np.ndarray) -> None:
-        """Copy the rows of a planned batch to `out`: `[num_rows, seq_len + 1]`, any integer type
-        that holds the vocabulary."""
-        width, stride_bytes = self._width, 4 * self._stride
-        first, rows, tokens_of = plan.first, plan.rows, self._files.tokens
-        files, offsets = plan.files, plan.offsets
+        """Copy the rows of a planned batch.
+
+        Args:
+            plan, batch: What is copied.
+            out: `[num_rows, seq_len + 1]`, or `[2, num_rows, seq_len]`, inputs and targets; any
+                integer type that holds the vocabulary.
+        """
+        parts = [(out, 0)] if out.ndim == 2 else [(out[0], 0), (out[1], 1)]
+        width, first, rows = out.shape[-1], plan.first, plan.rows
         for i in range(plan.batches[batch], plan.batches[batch + 1]):
-            start, stop, file, offset = first[i], first[i + 1], files[i], offsets[i]
+            own, file, offset = rows[first[i] : first[i + 1]], plan.files[i], plan.offsets[i]
             if file < 0:
-                self._files.copy(offset, out[rows[start]])
-            elif stop - start == 1:
-                out[rows[start]] = tokens_of(file)[offset : offset + width]
-            else:
-                shape, strides = (stop - start, width), (stride_bytes, 4)
-                run = np.ndarray(shape, "<u4", tokens_of(file), 4 * offset, strides)
-                out[rows[start:stop]] = run
+                row = np.empty(self._width, out.dtype)
+                self._files.copy(offset, row)
+                for part, shift in parts:
+                    part[own[0]] = row[shift : shift + width]
+                continue
+            tokens = self._files.tokens(file)
+            for part, shift in parts:
+                if len(own) == 1:
+                    part[own[0]] = tokens[offset + shift : offset + shift + width]
+                else:
+                    shape, strides = (len(own), width), (4 * self._stride, 4)
+                    part[own] = np.ndarray(shape, "<u4", tokens, 4 * (offset + shift), strides)

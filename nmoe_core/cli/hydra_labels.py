@@ -79,7 +79,7 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new", type=int, default=2048, help="tokens of an answer")
     parser.add_argument("--max-doc-tokens", type=int, default=2048, help="of a document, at most")
     parser.add_argument(
-        "--rubric", default="quality_v1", metavar="TOML", help="or a name (quality_v1)"
+        "--rubric", type=Path, default="quality_v1", metavar="TOML", help="or a name (quality_v1)"
     )
     parser.add_argument("--tokenizer", default="o200k_harmony")
     parser.add_argument("--retry-failed", type=int, default=0, metavar="N")
@@ -192,7 +192,7 @@ def _documents(arguments: argparse.Namespace) -> Any:
 def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
     keys = ("max_doc_tokens", "replace", "retry_failed", "relabel", "salvage")
     table: dict[str, Any] = {key: getattr(arguments, key) for key in keys}
-    table |= {"kind": arguments.oracle, "rubric": arguments.rubric}
+    table |= {"kind": arguments.oracle, "rubric": str(arguments.rubric)}
     if arguments.oracle == "engine":
         keys = ("max_ctx", "max_new", "max_batch", "experts", "reasoning")
         checkpoint = str(required(arguments, "checkpoint"))

@@ -336,16 +336,6 @@ def test_valid_reads_each_source_once_unmixed_to_its_last_window(two_stages, lib
         loader.next()
 
 
-def test_valid_ranks_share_the_short_last_batch(two_stages):
-    alone = all_rows(open_loader(two_stages.cfg, split="valid"))
-    ranks = [open_loader(two_stages.cfg, r, 11, "valid") for r in range(11)]
-    got = []
-    for _ in range(8):
-        got += [np.concatenate([i, t[:, -1:]], axis=1) for i, t in (r.next() for r in ranks)]
-    assert got[-1].shape == (0, 17)
-    np.testing.assert_array_equal(np.concatenate(got), alone)
-
-
 def test_torch_batches_hold_the_same_tokens(two_stages):
     torch = pytest.importorskip("torch")
     loader, _ = build_loader(two_stages.cfg)
@@ -402,7 +392,7 @@ def test_arguments_out_of_range_are_refused(two_stages, argument, text):
     [{"rank": 2, "world_size": 2}, {"dtype": "int8"}, {"split": "test"}, {"prefetch": -1}],
 )
 def test_arguments_are_refused_before_a_plan_is_made(argument, monkeypatch):
-    monkeypatch.setattr("loader.loader.resolve_plan", lambda _: pytest.fail("a plan was made"))
+    monkeypatch.setattr("loader.opening.resolve_plan", lambda _: pytest.fail("a plan was made"))
     with pytest.raises(ConfigError) as caught:
         build_loader({}, **argument)
     assert str(next(iter(argument.values()))) in str(caught.value)

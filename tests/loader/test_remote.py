@@ -8,7 +8,7 @@ import pytest
 
 from loader import FormatError, PlanError, build_loader, resolve_plan
 from loader.__main__ import main
-from loader.remote import fetch_data, fetch_plan
+from loader.remote import fetch_plan, local_data
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -108,7 +108,7 @@ def test_data_other_than_the_plans_is_refused(store, tmp_path):
 
 def test_one_directory_is_fetched_for_data_path(store, two_stages, tmp_path):
     _, _, url = store
-    data = fetch_data(url.replace("plans/plan.json", "data/code/train"), tmp_path)
+    data = local_data(url.replace("plans/plan.json", "data/code/train"), tmp_path)
     loader = build_loader({"data_path": data, "seq_len": 16, "batch_size": 2}, backend="numpy")[0]
     tokens = two_stages.tree.tokens["code", "train"]
     np.testing.assert_array_equal(loader.next()[0][0], tokens[:16])
@@ -118,7 +118,7 @@ def test_a_url_needs_a_cache_and_a_plan(store, tmp_path):
     _, _, url = store
     with pytest.raises(ValueError, match="set cache_dir"):
         build_loader(url)
-    with pytest.raises(PlanError, match="not a loader plan"):
+    with pytest.raises(PlanError, match="there is no such plan"):
         fetch_plan(url + "x", tmp_path)
 
 
