@@ -108,17 +108,15 @@ class Pace:
 
 
 def paced_until_met(
-    weights: Sequence[int], quotas: Sequence[int], block_size: int, key: int, *, to_first: bool
+    weights: Sequence[int], quotas: Sequence[int], block_size: int, key: int
 ) -> tuple[Pace, int]:
-    """The stream of some sources, and after how many sequences a source has first had its quota.
-
-    Quotas that are the weights' shares, rounded, are followed themselves. Then all are met together
-    at the end, and that is the number returned unless `to_first` asks for the first.
+    """The stream of some sources, and for how many sequences it is good: until a source has first
+    had its quota. Quotas that are the weights' shares, rounded, are followed themselves; then all
+    are met together at the end.
     """
     total, num_sequences = sum(weights), sum(quotas)
     if all(abs(q * total - w * num_sequences) <= total for q, w in zip(quotas, weights)):
-        pace = Pace(quotas, block_size, key)
-        return pace, pace.first_met(quotas) if to_first else num_sequences
+        return Pace(quotas, block_size, key), num_sequences
     scale = max(1, -(-block_size // total))
     pace = Pace([weight * scale for weight in weights], block_size, key)
     return pace, pace.first_met(quotas)

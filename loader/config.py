@@ -34,6 +34,7 @@ from loader.phases import Phase, check_names, read_phases
 from loader.plan import LoaderPlan, load_plan
 from loader.planning import PlanSettings, build_plan
 from loader.policies import POLICIES
+from loader.ranges import ON_EXHAUST, PACKINGS, WINDOW_STRIDES
 from loader.remote import LOCAL_CACHE, fetch_plan, local_data
 
 PATH_KEYS = (
@@ -79,9 +80,9 @@ _COUNTS = ("batch_size", "seq_len", "seed", "vocab_size", "eos_token_id", "max_e
 _SWITCHES = ("allow_unmanifested", "shuffle")
 _CHOICES = {
     "policy": POLICIES,
-    "window_stride": preflight.WINDOW_STRIDES,
-    "on_exhaust": preflight.ON_EXHAUST,
-    "packing": preflight.PACKINGS,
+    "window_stride": WINDOW_STRIDES,
+    "on_exhaust": ON_EXHAUST,
+    "packing": PACKINGS,
 }
 # Above the likeness of one slip in a short key (`step` for `steps` is 0.89).
 _SLIP = 0.85

@@ -58,8 +58,8 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
     """The sources of `[[data.datasets]]`. A blank name is the path's or the hub's.
 
     Raises:
-        ConfigError: No source, an unknown key, neither path nor hub name, a weight that is not
-            above 0, or a name twice.
+        ConfigError: No source, an unknown key, neither path nor hub name, a weight that is no
+            number of at least 0, no weight above 0, or a name twice.
     """
     if not isinstance(rows, list | tuple) or not rows:
         raise ConfigError("no datasets", where=where, expected="a list of tables")
@@ -81,10 +81,12 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
             data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
         else:
             data = _hub(given, ("hf_name", "hf_config", "hf_revision"), place)
-        weight = settings.number(given.get("weight", 1.0), f"{place}: weight", positive=True)
+        weight = settings.number(given.get("weight", 1.0), f"{place}: weight")
         name = settings.text(given.get("name", _name_of(origin)), f"{place}: name")
         sources.append(ListedSource(name, float(weight), data))
     _refuse_twins(sources, where)
+    if not any(source.weight for source in sources):
+        raise ConfigError("all weights are zero", where=where, expected="one above 0")
     return tuple(sources)
 
 
@@ -149,8 +151,10 @@ def datasets_plan(
     to its end. Text is tokenised first.
 
     Raises:
-        ConfigError, PlanError, FormatError: As `build_plan`; a source has no data (E-PLAN-SOURCE).
+        ConfigError, PlanError, FormatError: As `build_plan`; a source has no data (E-PLAN-SOURCE),
+            or has weight 0 and is never used.
     """
+    _refuse_unused(sources, phases, plan_id, cache_dir)
     directories = {
         source.name: tokenised(source.data, source.name, tokenizer_path, chosen, cache_dir)
         if isinstance(source.data, TextSource)
@@ -181,6 +185,27 @@ def datasets_plan(
         phases=phases,
         specs={source.name: source.spec for source in sources},
     )
+
+
+def _refuse_unused(
+    sources: Sequence[ListedSource], phases: Sequence[Phase], where: str, cache_dir: Path | None
+) -> None:
+    weighed = {name for phase in phases for name, weight in phase.weights.items() if weight}
+    for source in sources:
+        if source.weight or source.name in weighed:
+            continue
+        if isinstance(source.data, TextSource):
+            has_valid = bool(source.data.valid_urls)
+        else:
+            valid = split_dirs(local_data(source.data, cache_dir))[1]
+            has_valid = valid is not None and (valid / MANIFEST_NAME).exists()
+        if not has_valid:
+            raise ConfigError(
+                f"source {source.name!r} is never used",
+                where=where,
+                found="weight 0, no phase that weighs it and no valid split",
+                do="give it a weight, in the run or in a phase, or leave it out",
+            )
 
 
 def split_dirs(directory: Path) -> tuple[Path, Path | None]:

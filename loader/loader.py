@@ -206,12 +206,13 @@ class DeterministicLoader:
         stream.close()
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Read so far over all ranks, by source: sequences, tokens (targets), epochs."""
+        """Read so far over all ranks, by source: sequences, tokens (without padding), epochs."""
         stream, n = self._open_stream(), self._next
         counts, epochs = stream.counts_before(n).tolist(), stream.epochs_before(n).tolist()
+        rows = zip(self.source_names, counts, stream.tokens_before(n), epochs)
         return {
-            name: {"sequences": count, "tokens": count * self.plan.seq_len, "epochs": epoch}
-            for name, count, epoch in zip(self.source_names, counts, epochs)
+            name: {"sequences": count, "tokens": tokens, "epochs": epoch}
+            for name, count, tokens, epoch in rows
         }
 
     def lr_scale(self, step: int | None = None) -> float:

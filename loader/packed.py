@@ -38,6 +38,10 @@ class PackedReader:
         seq_len: Tokens of a row.
         pad_token_id: What padding holds in inputs.
 
+    Attributes:
+        capacities: Rows of each source.
+        row_tokens: uint32 `[num_rows]` of each source, tokens of documents in each row.
+
     Raises:
         FormatError: A source has no index, or an index is not of its file (E-INDEX-...).
     """
@@ -65,10 +69,12 @@ class PackedReader:
             cuts = [*range(start, stop, BLOCK_DOCUMENTS), stop]
             self._blocks += pairwise(cuts)
             first_block.append(len(self._blocks))
-        bins = [0, *accumulate(self._block(i).num_bins for i in range(len(self._blocks)))]
-        self._block_starts = np.array(bins, np.int64)
+        tokens = [_row_tokens(self._block(i)) for i in range(len(self._blocks))]
+        self._block_starts = np.array([0, *accumulate(map(len, tokens))], np.int64)
         self._source_starts = self._block_starts[first_block]
         self.capacities: list[int] = np.diff(self._source_starts).tolist()
+        all_tokens = np.concatenate([np.empty(0, np.uint32), *tokens])
+        self.row_tokens: list[np.ndarray] = np.split(all_tokens, self._source_starts[1:-1])
 
     def read(
         self, sources: np.ndarray, windows: np.ndarray, inputs: np.ndarray, targets: np.ndarray
@@ -160,6 +166,12 @@ class PackedReader:
             parts.append(np.stack([edges[:-1], edges[1:]], axis=1))
             first, file = first + b - a, file + 1
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
+
+
+def _row_tokens(bins: Bins) -> np.ndarray:
+    """Tokens of documents in each row: uint32 `[num_bins]`."""
+    ends = np.concatenate([[0], np.cumsum(bins.lengths)])
+    return np.diff(ends[bins.rows]).astype(np.uint32)
 
 
 def require_index(index: DocumentIndex, manifests: Sequence[Manifest]) -> None:

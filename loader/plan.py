@@ -11,18 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from loader import preflight
 from loader.errors import FormatError, PlanError
 from loader.format import read_json_object
-from loader.settings import nearest
+from loader.records import list_of, malformed, typed
 
 PLAN_FORMAT = "nmoe-loader-plan/1"
 MAX_PLAN_BYTES = 64 * 2**20
-_TYPES = {"str": str, "int": int, "bool": bool, "float": float}
+T = TypeVar("T")
 # Written only where they are chosen, so that plans made before they existed keep their hash.
 _OPTIONAL: dict[str, Any] = {
     "packing": "concat",
@@ -61,16 +62,17 @@ class PlanSource(SourceData):
 class Consumed:
     """What was read of a source before the plan began, as another run's state says.
 
-    source: Its spec or name; sources that are not in the plan are kept. sequences: windows to pass
-    over. rows, tokens: the true counts. credit: tokens that count as read, beside the true
-    ones, for `least_consumed`, so that a source that is new does not crowd out the others.
+    source: Its name, or its spec where the plan has no such source. sequences: windows to pass
+    over. rows, tokens: what the state counted. content_hash, order: the data and the reading order
+    (`loader.offsets.reading_order`) of the counts; blank where the state does not say.
     """
 
     source: str
     sequences: int
     rows: int
     tokens: int
-    credit: int
+    content_hash: str
+    order: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class PlanStage:
 
     @property
     def num_sequences(self) -> int:
-        """Sum of quotas; `first_exhausted` may end the stage sooner."""
+        """Sum of quotas; `first_exhausted` may end the run sooner."""
         return sum(source.quota_sequences for source in self.sources)
 
 
@@ -146,6 +148,10 @@ class LoaderPlan:
         """Sequences in all stages together; `first_exhausted` may end them sooner."""
         return sum(stage.num_sequences for stage in self.stages)
 
+    def limits(self, capacities: Sequence[int]) -> list[int]:
+        """Windows of each source until its data end, `capacities` in one pass over it."""
+        return [max(1, self.max_epochs) * capacity for capacity in capacities]
+
     @property
     def sources(self) -> tuple[SourceData, ...]:
         """Train sources, each once, in the order in which the stages first name them."""
@@ -193,7 +199,7 @@ def load_plan(path: str | Path) -> LoaderPlan:
     except FormatError as error:
         raise PlanError("not a loader plan", found=str(error), code="E-PLAN-FORMAT") from None
     if (found := value.pop("format", None)) != PLAN_FORMAT:
-        raise _malformed(path, f"format {found!r}", repr(PLAN_FORMAT))
+        raise malformed(path, f"format {found!r}", repr(PLAN_FORMAT))
     recorded = value.pop("plan_hash", None)
     plan = _parse(value, path)
     preflight.check_plan(plan, path)
@@ -235,22 +241,19 @@ def _drop_defaults(record: dict[str, Any]) -> None:
 def _parse(value: dict[str, Any], path: Path) -> LoaderPlan:
     scalars = dict(value)
     stages, valid = scalars.pop("stages", None), scalars.pop("valid", None)
-    consumed = _rows(scalars.pop("consumed", []), path, "consumed")
+    consumed = scalars.pop("consumed", [])
     skip = ("stages", "valid", "base", "consumed")
-    scalars = _typed(scalars, LoaderPlan, path, "plan", skip=skip)
+    scalars = typed(scalars, LoaderPlan, path, "plan", optional=_OPTIONAL, skip=skip)
     root = PurePosixPath(scalars["root"])
     if root.is_absolute():
-        raise _malformed(path, f"root {scalars['root']!r}", "a relative path")
+        raise malformed(path, f"root {scalars['root']!r}", "a relative path")
     return LoaderPlan(
         **scalars,
-        stages=tuple(_parse_stage(s, path, i) for i, s in enumerate(_rows(stages, path, "stages"))),
-        valid=tuple(
-            SourceData(**_typed(s, SourceData, path, f"valid[{i}]"))
-            for i, s in enumerate(_rows(valid, path, "valid"))
+        stages=tuple(
+            _parse_stage(row, path, i) for i, row in enumerate(list_of(stages, path, "stages"))
         ),
-        consumed=tuple(
-            Consumed(**_typed(c, Consumed, path, f"consumed[{i}]")) for i, c in enumerate(consumed)
-        ),
+        valid=_records(SourceData, valid, path, "valid"),
+        consumed=_records(Consumed, consumed, path, "consumed"),
         base=Path(os.path.abspath(path.parent / root)),
     )
 
@@ -258,46 +261,13 @@ def _parse(value: dict[str, Any], path: Path) -> LoaderPlan:
 def _parse_stage(value: Any, path: Path, i: int) -> PlanStage:
     where = f"stages[{i}]"
     rest = dict(value) if isinstance(value, dict) else {}
-    rows = _rows(rest.pop("sources", None), path, f"{where}.sources")
-    sources = tuple(
-        PlanSource(**_typed(s, PlanSource, path, f"{where}.sources[{j}]"))
-        for j, s in enumerate(rows)
-    )
-    return PlanStage(**_typed(rest, PlanStage, path, where, skip=("sources",)), sources=sources)
+    sources = _records(PlanSource, rest.pop("sources", None), path, f"{where}.sources")
+    rest = typed(rest, PlanStage, path, where, optional=_OPTIONAL, skip=("sources",))
+    return PlanStage(**rest, sources=sources)
 
 
-def _rows(value: Any, path: Path, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _malformed(path, f"{where} {type(value).__name__}", "a list")
-    return value
-
-
-def _typed(
-    value: Any, record: type, path: Path, where: str, skip: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Check that `value` has exactly the record's fields (but `skip`), each of its type."""
-    if not isinstance(value, dict):
-        raise _malformed(path, f"{where} {type(value).__name__}", "an object")
-    expected = {f.name: _TYPES[str(f.type)] for f in fields(record) if f.name not in skip}
-    for key in value:
-        if key not in expected:
-            raise _malformed(path, f"{where}: unknown key {key!r}", f"{nearest(key, expected)!r}")
-    for key, kind in expected.items():
-        if key in _OPTIONAL and key not in value:
-            continue
-        if type(value.get(key)) is not kind or not _is_clean(value[key]):
-            raise _malformed(path, f"{where}.{key} = {value.get(key)!r}"[:120], kind.__name__)
-    return value
-
-
-def _is_clean(value: str | float) -> bool:
-    """Whether a text can be part of a path: JSON may hold NUL and halves of surrogate pairs."""
-    if not isinstance(value, str):
-        return True
-    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def _malformed(path: Path, found: str, expected: str) -> PlanError:
-    return PlanError(
-        "not a loader plan", where=path, found=found, expected=expected, code="E-PLAN-FORMAT"
+def _records(kind: type[T], value: Any, path: Path, where: str) -> tuple[T, ...]:
+    rows = enumerate(list_of(value, path, where))
+    return tuple(
+        kind(**typed(row, kind, path, f"{where}[{i}]", optional=_OPTIONAL)) for i, row in rows
     )

@@ -27,8 +27,9 @@ class PlanSettings:
 
     batch_size: sequences a step over all ranks. window_stride: tokens between the starts of
     consecutive windows of a source, `seq_len` (each token predicted once) or `seq_len+1`.
-    on_exhaust: end a stage when `all_exhausted` (every quota met) or `first_exhausted`; `wrap` is
-    the former and lets a source with too few tokens start again. packing: `concat` cuts a source
+    on_exhaust: `all_exhausted` reads all that is planned; `first_exhausted` too, but ends the run
+    with the last window of any source, read `max_epochs` times; `wrap` lets a source with too few
+    tokens start again. packing: `concat` cuts a source
     every `window_stride` tokens, `best_fit` fills windows with whole documents. shuffle: read a
     source's windows in a new random order each epoch. max_epochs: how often a source may be read;
     0 is once, or without end under `wrap`.

@@ -54,16 +54,13 @@ class Stretch:
     """What a policy is asked for: the sources that have not met their quota.
 
     weights, quotas: of each source, what is left of the quota. drawn: sequences of each before this
-    stretch, in this stage. credits: tokens that count as read of each before the stage. key: seed
-    of this stretch. to_first: whether the stage ends with it.
+    stretch, in this stage. key: seed of this stretch.
     """
 
     weights: list[int]
     quotas: list[int]
     drawn: list[int]
-    credits: list[int]
     key: int
-    to_first: bool
 
 
 class Sequential:
@@ -92,8 +89,6 @@ class UntilMet:
         weights: Integer weights, one per source.
         quotas: Sequences of each source; the stage ends when all are met.
         key: Seed of the stage.
-        credits: Tokens that count as read of each source before the stage.
-        stop_at_first: End the stage when the first quota is met instead.
 
     Raises:
         PlanError: A source has a quota and no weight, so its quota can never be met.
@@ -105,21 +100,15 @@ class UntilMet:
         weights: Sequence[int],
         quotas: Sequence[int],
         key: int,
-        *,
-        credits: Sequence[int] | None = None,
-        stop_at_first: bool = False,
     ) -> None:
         for i, (weight, quota) in enumerate(zip(weights, quotas, strict=True)):
             if quota > 0 and weight <= 0:
                 raise PlanError("a quota without weight", where=f"source {i}", found=quota)
-        self._open_stretch, self._key, self._to_first = open_stretch, key, stop_at_first
+        self._open_stretch, self._key = open_stretch, key
         self._weights = list(weights)
-        self._credits = list(credits) if credits is not None else [0] * len(self._weights)
         self._quotas = np.array(quotas, np.int64)
         self._segments: list[_Segment] = []
         self.num_sequences = int(self._quotas.sum())
-        if stop_at_first and self.num_sequences:
-            self.num_sequences = self._segment_at(0).stop
 
     def counts_before(self, n: int) -> np.ndarray:
         """See `Picks`."""
@@ -157,9 +146,7 @@ class UntilMet:
             weights=[self._weights[i] for i in active],
             quotas=left[active].tolist(),
             drawn=base[active].tolist(),
-            credits=[self._credits[i] for i in active],
             key=key_of(self._key, len(self._segments)),
-            to_first=self._to_first,
         )
         picks, length = self._open_stretch(stretch)
         return _Segment(start, start + length, base, active, picks)
@@ -191,9 +178,7 @@ def make_schedule(
     *,
     key: int = 0,
     seq_len: int = 1,
-    credits: Sequence[int] | None = None,
     pass_sequences: int = 1,
-    stop_at_first: bool = False,
 ) -> Schedule:
     """The order of sources in a stage.
 
@@ -203,9 +188,7 @@ def make_schedule(
         quotas: Sequences of each source.
         key: Seed of the stage.
         seq_len: Tokens of a sequence; `least_consumed` counts them.
-        credits: Tokens that count as read of each source before the stage, for `least_consumed`.
         pass_sequences: Sequences in one pass over all data: an epoch of `epoch_weighted`.
-        stop_at_first: End the stage when the first quota is met.
 
     Raises:
         PlanError: A source has a quota and no weight.
@@ -216,15 +199,11 @@ def make_schedule(
         if policy == "swrr":
             return swrr_until_met(stretch.weights, stretch.quotas)
         if policy == "least_consumed":
-            tokens = [c + seq_len * n for c, n in zip(stretch.credits, stretch.drawn)]
+            tokens = [seq_len * n for n in stretch.drawn]
             return least_consumed_until_met(
                 stretch.weights, stretch.quotas, tokens, seq_len, stretch.key
             )
         size = {"block": BLOCK_SIZE, "epoch_weighted": pass_sequences}.get(policy, num_sequences)
-        return paced_until_met(
-            stretch.weights, stretch.quotas, size, stretch.key, to_first=stretch.to_first
-        )
+        return paced_until_met(stretch.weights, stretch.quotas, size, stretch.key)
 
-    return UntilMet(
-        open_stretch, weights, quotas, key, credits=credits, stop_at_first=stop_at_first
-    )
+    return UntilMet(open_stretch, weights, quotas, key)

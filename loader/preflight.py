@@ -7,7 +7,6 @@ would run dry. Directories without a manifest are read only where a plan names t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,16 +20,12 @@ from loader.format import (
     read_npy_header,
     resolve_inside,
 )
-from loader.policies import POLICIES, weight_unit
+from loader.ranges import plan_ranges, stage_ranges
 
 if TYPE_CHECKING:
-    from loader.plan import LoaderPlan, PlanStage, SourceData
+    from loader.plan import LoaderPlan, SourceData
 
-WINDOW_STRIDES = ("seq_len", "seq_len+1")
-PACKINGS = ("concat", "best_fit")
-ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
 _FINGERPRINT = "tokenizer_fingerprint"
-_MAX_STAGE_SOURCES = 4096
 
 
 class Vocabulary(NamedTuple):
@@ -114,9 +109,9 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
 
     Raises:
         PlanError: A value is out of range (E-PLAN-FORMAT), or a source has fewer tokens than the
-            stages take of it while it may not wrap (E-PLAN-SHORT).
+            stages take of it though it may not wrap or end the run (E-PLAN-SHORT).
     """
-    for found, expected, good in _ranges(plan):
+    for found, expected, good in plan_ranges(plan):
         if not good:
             raise PlanError(
                 "plan is out of range",
@@ -148,44 +143,10 @@ def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
     )
 
 
-def _ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
-    for key, low, high in (
-        ("seq_len", 1, 2**24),
-        ("batch_size", 1, 2**31),
-        ("vocab_size", 1, 2**32),
-        ("eos_token_id", 0, plan.vocab_size - 1),
-        ("seed", 0, 2**63 - 1),
-        ("max_epochs", 0, 2**31),
-    ):
-        value = getattr(plan, key)
-        yield f"{key} = {value}", f"{low} to {high}", low <= value <= high
-    for key, choices in (
-        ("policy", POLICIES),
-        ("window_stride", WINDOW_STRIDES),
-        ("on_exhaust", ON_EXHAUST),
-        ("packing", PACKINGS),
-    ):
-        value = getattr(plan, key)
-        yield f"{key} = {value!r}", f"one of {', '.join(choices)}", value in choices
-    yield "no stage", "at least one", len(plan.stages) > 0
-    yield "a stage name twice", "each once", _are_unique(s.name for s in plan.stages)
-    yield "a valid source twice", "each once", _are_unique(s.name for s in plan.valid)
-    yield (
-        f"{plan.num_sequences} sequences",
-        f"at least one step of batch_size = {plan.batch_size}",
-        plan.num_sequences >= plan.batch_size,
-    )
-    yield (
-        f"{plan.num_sequences} sequences of {plan.seq_len} tokens",
-        "at most 2^62 tokens",
-        plan.num_sequences * plan.stride < 2**62,
-    )
-
-
 def _check_stages(plan: LoaderPlan, where: object) -> None:
     known: dict[str, tuple[str, str, int]] = {}
     for stage in plan.stages:
-        for found, expected, good in _stage_ranges(stage, plan.policy):
+        for found, expected, good in stage_ranges(stage, plan.policy):
             if not good:
                 raise PlanError(
                     f"stage {stage.name!r} is out of range",
@@ -206,43 +167,18 @@ def _check_stages(plan: LoaderPlan, where: object) -> None:
                 )
 
 
-def _stage_ranges(stage: PlanStage, policy: str) -> Iterable[tuple[str, str, bool]]:
-    yield "a source name twice", "each once", _are_unique(s.name for s in stage.sources)
-    found = f"{len(stage.sources)} sources"
-    yield found, f"at most {_MAX_STAGE_SOURCES}", len(stage.sources) <= _MAX_STAGE_SOURCES
-    total = sum(source.weight for source in stage.sources)
-    # A table of swrr holds one entry per part; rounding up tiny weights may add a little.
-    most = 2 * weight_unit(policy)
-    yield f"weights that sum to {total}", f"at most {most}", total <= most
-    scale = stage.lr_scale
-    yield f"lr_scale = {scale}", "a finite number above 0", 0 < scale < math.inf
-    yield f"start_step = {stage.start_step}", "at least 0", stage.start_step >= 0
-    for source in stage.sources:
-        found = f"source {source.name!r} with weight {source.weight}"
-        yield found, "a weight of at least 1", source.weight >= 1
-        found = f"source {source.name!r} with quota {source.quota_sequences}"
-        yield found, "a quota of at least 0", source.quota_sequences >= 0
-    yield "no sequence", "at least one", stage.num_sequences > 0
-
-
 def _check_phases(plan: LoaderPlan, where: object) -> None:
-    """A phase begins exactly at its step: what comes before must fill whole steps for certain."""
+    """A phase begins exactly at its step: what comes before fills whole steps."""
     if plan.consumed:
         return  # quotas are what another run left, and steps are counted from there
     before = 0
-    for i, stage in enumerate(plan.stages):
-        begin = stage.start_step * plan.batch_size
-        uncertain = plan.on_exhaust == "first_exhausted" and any(
-            not later.start_step for later in plan.stages[1 : i + 1]
-        )
-        if stage.start_step and (begin != before or uncertain):
+    for stage in plan.stages:
+        if stage.start_step and stage.start_step * plan.batch_size != before:
             raise PlanError(
                 f"stage {stage.name!r} does not begin at its phase's step",
                 where=where,
                 found=f"start_step = {stage.start_step}",
-                expected=f"{before} sequences of {plan.batch_size} before it"
-                if not uncertain
-                else "no stage before it that may end early, as under first_exhausted",
+                expected=f"{before} sequences of {plan.batch_size} before it",
                 code="E-PLAN-FORMAT",
             )
         before += stage.num_sequences
@@ -259,6 +195,8 @@ def _check_need(plan: LoaderPlan) -> None:
     for stage in plan.stages:
         for source in stage.sources:
             taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
+            if plan.on_exhaust == "first_exhausted":
+                taken[source.name] = min(1, taken[source.name])  # the run ends with its data
             need = _need(plan, taken[source.name], source.num_tokens)
             have = source.num_tokens * max(1, limit)
             if taken[source.name] and need > have:
@@ -284,11 +222,6 @@ def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanErr
         do='prepare more of it, lower the budget, or set on_exhaust = "wrap" to repeat it',
         code="E-PLAN-SHORT",
     )
-
-
-def _are_unique(names: Iterable[str]) -> bool:
-    listed = list(names)
-    return len(listed) == len(set(listed))
 
 
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:

@@ -8,9 +8,9 @@ grows with the length of the run. Refuses quotas that a source's windows cannot 
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -45,7 +45,11 @@ class _Part:
 
 
 class PlanSchedule:
-    """All sequences of one split of a plan. Made by `build_schedule`."""
+    """All sequences of one split of a plan. Made by `build_schedule`.
+
+    Attributes:
+        passed: int64 [num_sources], windows of each that were read before the plan began.
+    """
 
     def __init__(
         self,
@@ -67,8 +71,7 @@ class PlanSchedule:
         self._keys = [
             key_of(plan.seed, _EPOCH, zlib.crc32(source.name.encode())) for source in sources
         ]
-        passed = _passed(plan) if is_train else {}
-        self._passed = np.array([passed.get(source.name, 0) for source in sources], np.int64)
+        self.passed = _passed_of(plan, sources) if is_train else np.zeros(len(sources), np.int64)
         self.num_sources = len(sources)
         self.num_sequences = parts[-1].stop
 
@@ -89,14 +92,18 @@ class PlanSchedule:
             end = min(stop, part.stop)
             here = slice(at - start, end - start)
             sources[here] = part.columns[part.schedule.sources(at - part.start, end - part.start)]
-            before = part.counts_before(at - part.start) + self._passed
+            before = part.counts_before(at - part.start) + self.passed
             windows[here] = _occurrences(sources[here], before)
             at = end
-        if self._shuffles:
-            self._shuffle(sources, windows)
-        elif self._wraps:
-            windows %= self._capacities[sources]
+        self._reorder(sources, windows)
         return sources, windows
+
+    def windows_of(self, source: int, start: int, stop: int) -> np.ndarray:
+        """Windows of a source at places `[start, stop)` of the order in which it is read, the ones
+        that were passed over included: int64 `[stop - start]`."""
+        windows = np.arange(start, stop)
+        self._reorder(np.full(stop - start, source), windows)
+        return windows
 
     def counts_before(self, n: int) -> np.ndarray:
         """Sequences of each source among the first `n`: int64 `[num_sources]`."""
@@ -114,8 +121,12 @@ class PlanSchedule:
     def _part_of(self, n: int) -> _Part:
         return self._parts[bisect_right(self._parts, n, key=lambda part: part.start) - 1]
 
-    def _shuffle(self, sources: np.ndarray, windows: np.ndarray) -> None:
-        """Replace each window by the one that its epoch's permutation has in its place."""
+    def _reorder(self, sources: np.ndarray, windows: np.ndarray) -> None:
+        """Replace each window, counted without end, by the one that its epoch has in its place."""
+        if not self._shuffles:
+            if self._wraps:
+                windows %= self._capacities[sources]
+            return
         epochs, places = np.divmod(windows, self._capacities[sources])
         for source in np.flatnonzero(np.bincount(sources)):
             rows = np.flatnonzero(sources == source)
@@ -150,35 +161,42 @@ def build_schedule(plan: LoaderPlan, split: str, capacities: Sequence[int]) -> P
 
 def _train_parts(plan: LoaderPlan, capacities: Sequence[int]) -> list[_Part]:
     index = {source.name: i for i, source in enumerate(plan.sources)}
-    credits = {c.source: c.tokens + c.credit for c in plan.consumed}
+    # Each continuation has orders of its own: the same start again and again would favour the same
+    # sources.
+    read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
+    limits = np.array(plan.limits(capacities), np.int64) - _passed_of(plan, plan.sources)
     parts: list[_Part] = []
     start, base = 0, np.zeros(len(index), np.int64)
     for number, stage in enumerate(plan.stages):
         columns = [index[source.name] for source in stage.sources]
-        goes_on = number + 1 < len(plan.stages) and plan.stages[number + 1].start_step > 0
         schedule = make_schedule(
             plan.policy,
             [source.weight for source in stage.sources],
             [source.quota_sequences for source in stage.sources],
-            key=key_of(plan.seed, _ORDER, number),
+            key=key_of(plan.seed, _ORDER, number, *read),
             seq_len=plan.seq_len,
-            # Counters begin anew with each stage, as its weights do.
-            credits=[credits.get(source.name, 0) for source in stage.sources]
-            if number == 0
-            else None,
             pass_sequences=sum(capacities[column] for column in columns),
-            stop_at_first=plan.on_exhaust == "first_exhausted" and not goes_on,
         )
         stop = start + schedule.num_sequences
         part = _Part(start, stop, schedule, np.array(columns, np.int64), base, stage.lr_scale)
+        # What a whole stage takes is known: asking its schedule would open every stretch of it.
+        base = base.copy()
+        base[columns] += [source.quota_sequences for source in stage.sources]
+        if plan.on_exhaust == "first_exhausted" and (base >= limits)[columns].any():
+            return [*parts, _until_exhausted(part, limits)]
         parts.append(part)
-        if number + 1 < len(plan.stages):
-            quotas = base.copy()
-            quotas[columns] += [source.quota_sequences for source in stage.sources]
-            met = schedule.num_sequences == stage.num_sequences
-            # Asking the schedule for its end would open every stretch before it.
-            start, base = stop, quotas if met else part.counts_before(schedule.num_sequences)
+        start = stop
     return parts
+
+
+def _until_exhausted(part: _Part, limits: np.ndarray) -> _Part:
+    """A part up to the sequence that takes the last window of a source: int64 [num_sources]."""
+    lengths = range(part.stop - part.start + 1)
+    limits = limits[part.columns]
+    length = bisect_left(
+        lengths, True, key=lambda n: bool((part.counts_before(n)[part.columns] >= limits).any())
+    )
+    return replace(part, stop=part.start + length)
 
 
 def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> _Part:
@@ -195,16 +213,18 @@ def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> _Part:
     return _Part(0, schedule.num_sequences, schedule, np.arange(len(capacities)), base, 1.0)
 
 
-def _passed(plan: LoaderPlan) -> dict[str, int]:
-    return {consumed.source: consumed.sequences for consumed in plan.consumed}
+def _passed_of(plan: LoaderPlan, sources: Sequence[SourceData]) -> np.ndarray:
+    """Windows of each source to pass over: int64 `[num_sources]`."""
+    passed = {consumed.source: consumed.sequences for consumed in plan.consumed}
+    return np.array([passed.get(source.name, 0) for source in sources], np.int64)
 
 
 def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
-    taken = _passed(plan)
+    taken = {c.source: c.sequences for c in plan.consumed}
     for stage in plan.stages:
         for source in stage.sources:
             taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
-    limit = plan.epoch_limit
+    limit = 0 if plan.on_exhaust == "first_exhausted" else plan.epoch_limit
     for source, capacity in zip(plan.sources, capacities):
         need = taken[source.name]
         if need and (capacity < 1 or (limit and need > limit * capacity)):

@@ -1,19 +1,18 @@
-"""A saved loader position: small, equal on all ranks, and bound to its plan.
+"""A saved loader position: small, equal on all ranks, bound to its plan and sealed.
 
 The position is one number, the global sequence index. Beside it a state carries the identity of the
 plan, so that a refusal can name what differs, and counts per source. A batch size that differs is
-taken: the sequences are the same. States of version 1 (other loaders of this layout) are taken by
-their index where what else they hold agrees with the plan; a state that is only counts per source
-is taken by those, see `loader.offsets`.
+taken: the sequences are the same. States of version 2 have no seal: their counts must be those of
+their index. States of version 1 (other loaders of this layout) are taken by their index where what
+else they hold agrees with the plan; a state that is only counts per source is taken by those, see
+`loader.offsets`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from loader.errors import StateError
 from loader.offsets import (
@@ -21,19 +20,23 @@ from loader.offsets import (
     offset_rows,
     plan_counts,
     read_offsets,
+    refuse_other_reading,
     windows_read,
     without_consumed,
 )
+from loader.old_states import Counted, malformed, refuse_other_counts, refuse_other_stream
 from loader.plan import Consumed, LoaderPlan
+from loader.sealed import check_seal, sealed
 
-STATE_VERSION = 2
+STATE_VERSION = 3
+_GO_ON = 'or go on from its counts under this plan: load {"datasets": state["datasets"]}'
 
 
 def make_state(
     plan: LoaderPlan, split: str, n: int, metrics: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The state at global sequence `n`; JSON values only."""
-    state = {
+    state: dict[str, Any] = {
         "version": STATE_VERSION,
         "split": split,
         "global_sequence_index": n,
@@ -41,17 +44,9 @@ def make_state(
         "plan": plan.identity(),
         "sources": {name: dict(counts) for name, counts in metrics.items()},
     }
-    return state | {"datasets": offset_rows(plan, metrics)} if split == "train" else state
-
-
-class Counted(Protocol):
-    """A stream whose position is known by counts: `loader.stream.Stream`."""
-
-    num_sequences: int
-
-    def counts_before(self, n: int) -> np.ndarray:
-        """Sequences of each source among the first `n`."""
-        ...
+    if split == "train":
+        state["datasets"] = offset_rows(plan, metrics)
+    return sealed(state)
 
 
 def resume(state: object, plan: LoaderPlan, split: str, stream: Counted) -> tuple[LoaderPlan, int]:
@@ -61,18 +56,23 @@ def resume(state: object, plan: LoaderPlan, split: str, stream: Counted) -> tupl
     goes on from there, whose index starts at 0.
 
     Raises:
-        StateError: As `read_state`; counts that name a source twice (E-STATE-SPEC) or leave nothing
-            to read (E-STATE-END).
+        StateError: Not a state, or edited (E-STATE-FORMAT); of another split (E-STATE-SPLIT) or of
+            another plan (E-STATE-PLAN), by what differs; counts that name a source twice
+            (E-STATE-SPEC), are of other data (E-STATE-DATA) or leave nothing to read (E-STATE-END).
     """
     if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
         if split != "train":
             raise StateError("counts of train", expected=repr(split), code="E-STATE-SPLIT")
         return _resume_counts(state["datasets"], plan, stream)
-    if isinstance(state, Mapping) and isinstance(state.get("plan"), Mapping):
-        plan = _with_consumed(plan, state["plan"].get("consumed", []))
-    n = read_state(state, plan, split)
-    if isinstance(state, Mapping) and state["version"] == 1 and split == "train":
-        _refuse_other_stream(state, n, plan, stream)
+    state, n = _position(state)
+    if isinstance(state.get("plan"), Mapping):
+        plan = _with_consumed(plan, state, stream.capacities)
+    if state["version"] != 1:
+        _refuse_other_plan(state, plan, split)
+        if state["version"] == 2:
+            refuse_other_counts(state, n, plan, split, stream)
+    elif split == "train":
+        refuse_other_stream(state, n, plan, stream)
     return plan, n
 
 
@@ -86,6 +86,7 @@ def _resume_counts(value: object, plan: LoaderPlan, stream: Counted) -> tuple[Lo
         )
     offsets = read_offsets(value)
     own = plan_counts(plan, offsets)
+    refuse_other_reading(plan, own)
     counts = [windows_read(plan, own[s.name]) if s.name in own else 0 for s in plan.sources]
     n = sum(counts)
     is_place = (
@@ -96,40 +97,54 @@ def _resume_counts(value: object, plan: LoaderPlan, stream: Counted) -> tuple[Lo
     )
     if is_place:  # a place in this very stream needs no other plan
         return plan, n
-    return continuation(plan, offsets), 0
+    return continuation(plan, offsets, stream.capacities), 0
 
 
-def _with_consumed(plan: LoaderPlan, value: object) -> LoaderPlan:
+def _with_consumed(
+    plan: LoaderPlan, state: Mapping[str, Any], capacities: Sequence[int]
+) -> LoaderPlan:
     """The plan that goes on from a state's own `consumed`, where `plan` starts from nothing."""
-    if not value or plan.consumed or not isinstance(value, list):
+    value = state["plan"].get("consumed")
+    if not value or plan.consumed:
         return plan
+    if state.get("version") == 2:
+        raise StateError(
+            "state of a run that went on from counts under an earlier version",
+            found="shares of the whole run",
+            expected="shares of what was left",
+            do='go on from its counts: load {"datasets": state["datasets"]}',
+            code="E-STATE-PLAN",
+        )
     try:
         consumed = tuple(Consumed(**row) for row in value)
         if all(type(c.sequences) is int for c in consumed):
-            return without_consumed(plan, consumed)
+            return without_consumed(plan, consumed, capacities)
     except TypeError:
         pass
-    raise _malformed("plan.consumed", "the sources that were read before the plan")
+    raise malformed("plan.consumed", "the sources that were read before the plan")
 
 
-def read_state(state: object, plan: LoaderPlan, split: str) -> int:
-    """The global sequence index of a state that belongs to `plan`.
-
-    Raises:
-        StateError: Not a state (E-STATE-FORMAT), of another split (E-STATE-SPLIT), or of another
-            plan (E-STATE-PLAN); names what differs.
-    """
+def _position(state: object) -> tuple[Mapping[str, Any], int]:
+    """A state that is one, and is as it was saved, and its global sequence index."""
     if not isinstance(state, Mapping):
-        raise _malformed(type(state).__name__, "a mapping")
+        raise malformed(type(state).__name__, "a mapping")
     version = state.get("version")
-    if type(version) is not int or version not in (1, STATE_VERSION):
-        raise _malformed(f"version {version!r}", "1 or 2")
+    if type(version) is not int or not 1 <= version <= STATE_VERSION:
+        raise malformed(f"version {version!r}", f"1 to {STATE_VERSION}")
+    if version == STATE_VERSION:
+        try:
+            do = "load the state as it was saved"
+            check_seal(
+                state, "state", required=True, code="E-STATE-FORMAT", error=StateError, do=do
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise malformed(str(error), "JSON values") from None
     n = state.get("global_sequence_index")
     if type(n) is not int or n < 0:
-        raise _malformed(f"global_sequence_index = {n!r}", "an int of at least 0")
-    if version == STATE_VERSION:
-        _refuse_other_plan(state, plan, split)
-    return n
+        raise malformed(f"global_sequence_index = {n!r}", "an int of at least 0")
+    return state, n
 
 
 def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> None:
@@ -148,11 +163,15 @@ def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -
         if difference and _has_same_sequences(state, plan):
             return
     where, found, expected = difference or ("plan_hash", state.get("plan_hash"), plan.plan_hash)
+    do = "resume with the plan that the state was saved under"
+    is_share = where.startswith("plan.stages") and not where.endswith((".content_hash", "_tokens"))
+    if split == "train" and is_share:
+        do = f"{do}, {_GO_ON}"
     raise StateError(
         f"state of another plan: {where} differs",
-        found=f"{found!r}"[:120],
-        expected=f"{expected!r}"[:120],
-        do="resume with the plan that the state was saved under",
+        found=None if found is expected else f"{found!r}"[:120],
+        expected=None if found is expected else f"{expected!r}"[:120],
+        do=do,
         code="E-STATE-PLAN",
     )
 
@@ -174,60 +193,17 @@ def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
     return state.get("plan_hash") == other.plan_hash
 
 
-def _refuse_other_stream(
-    state: Mapping[str, Any], n: int, plan: LoaderPlan, stream: Counted
-) -> None:
-    """Refuse a state of version 1 whose parts say that its stream was another than the plan's.
-
-    Its loaders drew by smooth round-robin, took windows every seq_len + 1 tokens and counted the
-    sequences of each source in the current stage.
-    """
-    for part, key, own in (
-        ("accumulators", "policy", "swrr"),
-        ("cursors", "window_stride", "seq_len+1"),
-    ):
-        if any(_values(state.get(part))) and getattr(plan, key) != own:
-            raise _other_version_1(key, repr(own), repr(getattr(plan, key)), f"set {key} = {own!r}")
-    emitted, stage = state.get("emitted_sequences") or {}, state.get("stage_index", 0)
-    if not isinstance(emitted, Mapping) or type(stage) is not int or stage < 0:
-        raise _malformed(f"stage_index {stage!r}, emitted_sequences {emitted!r}"[:120], "counts")
-    first = sum(earlier.num_sequences for earlier in plan.stages[:stage])
-    if not emitted or not first <= n <= stream.num_sequences:
-        return  # no counts, or a position that `seek` refuses
-    counts = (stream.counts_before(n) - stream.counts_before(first)).tolist()
-    own_counts = dict(zip((source.name for source in plan.sources), counts))
-    for name, count in emitted.items():
-        if count != own_counts.get(name, 0):
-            raise _other_version_1(
-                f"emitted_sequences[{name}]",
-                count,
-                own_counts.get(name, 0),
-                "make the plan of the mixture and budgets that the state was saved under",
-            )
-
-
-def _values(part: Any) -> list[Any]:
-    """The numbers in a part of a state, however it nests them."""
-    rows = part.values() if isinstance(part, Mapping) else part
-    return [x for row in rows for x in _values(row)] if isinstance(part, Mapping | list) else [part]
-
-
-def _other_version_1(where: str, found: object, expected: object, do: str) -> StateError:
-    return StateError(
-        f"state of another plan: {where} differs",
-        found=found,
-        expected=expected,
-        do=do,
-        code="E-STATE-PLAN",
-    )
-
-
 def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, Any] | None:
     """Name of the first value that differs, and both values; rows that have a name go by it."""
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
         keys = list(dict.fromkeys([*expected, *found]))
         pairs = [(f"{where}.{key}", found.get(key), expected.get(key)) for key in keys]
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+    elif isinstance(found, list) and isinstance(expected, list):
+        names = [[str(_name(row, i)) for i, row in enumerate(rows)] for rows in (found, expected)]
+        if set(names[0]) != set(names[1]):
+            return f"{where} ({_changes(*names)})", None, None
+        if len(found) != len(expected):
+            return where, f"{len(found)} rows", f"{len(expected)} rows"
         pairs = [(f"{where}[{_name(e, i)}]", f, e) for i, (f, e) in enumerate(zip(found, expected))]
     else:
         return None if found == expected else (where, found, expected)
@@ -235,9 +211,13 @@ def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, 
     return next((difference for difference in differences if difference), None)
 
 
+def _changes(found: Sequence[str], expected: Sequence[str]) -> str:
+    """What a plan's list of names has and a state's has not, and the other way round."""
+    new = [name for name in expected if name not in found]
+    gone = [name for name in found if name not in expected]
+    parts = [("added", new), ("removed", gone)]
+    return "; ".join(f"{what}: {', '.join(names[:8])}" for what, names in parts if names)
+
+
 def _name(row: Any, i: int) -> object:
     return row.get("name", i) if isinstance(row, Mapping) else i
-
-
-def _malformed(found: str, expected: str) -> StateError:
-    return StateError("not a loader state", found=found, expected=expected, code="E-STATE-FORMAT")

@@ -20,6 +20,7 @@ from loader.packed import PackedReader, require_index
 from loader.plan import LoaderPlan
 from loader.schedule import build_schedule
 from loader.spans import DocumentIndex
+from loader.token_counts import TokenCounts
 from loader.tokens import TokenFiles
 from loader.windows import CopyPlan, WindowReader
 
@@ -83,8 +84,13 @@ class Stream:
             self._windows = PackedReader(manifests, self.files, self.index, plan.seq_len, pad)
         else:
             self._windows = WindowReader(self.files, plan.seq_len, plan.stride)
-        self._schedule = build_schedule(plan, split, self._windows.capacities)
+        self.capacities = self._windows.capacities
+        self._schedule = build_schedule(plan, split, self.capacities)
         self.num_sequences = self._schedule.num_sequences
+        self._tokens = None
+        if isinstance(self._windows, PackedReader):
+            order, passed = self._schedule.windows_of, self._schedule.passed.tolist()
+            self._tokens = TokenCounts(self._windows.row_tokens, order, passed)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
 
@@ -145,6 +151,13 @@ class Stream:
     def counts_before(self, n: int) -> np.ndarray:
         """Sequences of each source among the first `n`: int64 `[num_sources]`."""
         return self._schedule.counts_before(n)
+
+    def tokens_before(self, n: int) -> list[int]:
+        """Tokens of each source in the first `n` sequences; padding of packed rows is none."""
+        counts = self.counts_before(n).tolist()
+        if self._tokens is None:
+            return [count * self._seq_len for count in counts]
+        return self._tokens.before(counts)
 
     def epochs_before(self, n: int) -> np.ndarray:
         """Passes over each source that the first `n` sequences made: float64 `[num_sources]`."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader.policies import POLICIES
-from loader.preflight import PACKINGS
+from loader.ranges import PACKINGS
 from loader.settings import read_toml
 from nmoe_core.config import Run, RunConfig, parse_count
 from nmoe_core.errors import ConfigError, SourceError

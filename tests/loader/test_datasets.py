@@ -62,6 +62,42 @@ def test_without_steps_the_data_end_the_run(rows, on_exhaust):
         assert loader.metrics()["web"]["sequences"] == 187
 
 
+def test_a_source_of_weight_0_is_read_by_the_phase_that_weighs_it_and_by_none_else(rows):
+    late = [rows[0], rows[1] | {"weight": 0}, rows[2]]
+    cfg = {"datasets": late, "batch_size": 4, "seq_len": 16, "steps": 20}
+    cfg |= {"anneal_start_step": 15, "anneal_weights": {"code": 2.0}}
+    for change in ({}, {"mix_temperature": 2.0}):
+        loader, _ = build_loader(cfg | change, backend="numpy")
+        loader.seek_step(15)
+        assert loader.metrics()["code"]["sequences"] == 0
+        loader.seek_step(20)
+        assert loader.metrics()["code"]["sequences"] > 4
+
+
+@pytest.mark.parametrize("layout", ["tables", "mappings"])
+def test_a_source_of_weight_0_that_is_never_used_is_refused_by_name(rows, layout):
+    def cfg(unused: str, **changes):
+        weights = {name: int(name != unused) for name in ("web", "code", "books")}
+        listed = {
+            "configs": {name: {"path": row["path"]} for name, row in zip(weights, rows)},
+            "weights": weights,
+        }
+        if layout == "tables":
+            pairs = zip(rows, weights.values())
+            listed = {"datasets": [row | {"weight": weight} for row, weight in pairs]}
+        return listed | BATCH | changes
+
+    phases = [{"start_step": 5, "dataset_weights": {"web": 1.0, "books": 0}}]
+    for change in ({}, {"phases": phases}):
+        with pytest.raises(ConfigError, match="source 'books' is never used") as caught:
+            resolve_plan(cfg("books", **change))
+        assert "weight 0" in str(caught.value)
+    # Its valid split is read, whatever its weight.
+    plan = resolve_plan(cfg("code"))
+    assert [source.name for source in plan.valid] == ["code"]
+    assert [source.name for source in plan.sources] == ["web", "books"]
+
+
 def test_names_come_from_the_path_unless_given(rows, tree):
     named = [rows[0] | {"name": "crawl"}, rows[1] | {"path": rows[1]["path"] + "/"}]
     assert list(quotas_of(resolve_plan({"datasets": named} | BATCH))) == ["crawl", "code"]
@@ -74,7 +110,7 @@ def test_names_come_from_the_path_unless_given(rows, tree):
         ([{"path": "", "weight": 2}], ["either path or hf_name", "weight"]),
         ([{"path": "a", "hf_name": "b"}], ["path and hf_name"]),
         ([{"path": "a", "wieght": 2}], ["'wieght'", "did you mean 'weight'"]),
-        ([{"path": "a", "weight": 0}], ["datasets[0]: weight", "0"]),
+        ([{"path": "a", "weight": 0}], ["all weights are zero", "datasets"]),
         ([{"path": "a", "weight": -2.0}], ["-2.0"]),
         ([{"path": "a", "weight": float("nan")}], ["nan"]),
         ([{"path": "a", "weight": "1"}], ["'1'"]),

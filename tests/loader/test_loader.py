@@ -299,23 +299,20 @@ def test_next_and_next_with_meta_read_one_stream(two_stages):
     assert plain.state_dict() == meta.state_dict()
 
 
-def test_first_exhausted_ends_at_the_first_met_quota(two_stages, lib):
-    loader, plan = build_loader(
-        two_stages.cfg | {"on_exhaust": "first_exhausted", "batch_size": 1}, backend="numpy"
-    )
-    got = [b.source_index[0] for b in (loader.next_with_meta() for _ in range(loader.num_steps))]
-    names = [loader.source_names[i] for i in got]
-    expected = []
-    for stage in plan.stages:
-        quotas = [s.quota_sequences for s in stage.sources]
-        picks = lib.swrr([s.weight for s in stage.sources], quotas)
-        counts = [0] * len(quotas)
-        for pick in picks:
-            expected.append(stage.sources[pick].name)
-            counts[pick] += 1
-            if counts[pick] == quotas[pick]:
-                break
-    assert names == expected
+def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stages, lib, tmp_path):
+    def names_of(cfg):
+        loader, _ = build_loader(cfg | {"batch_size": 1}, backend="numpy")
+        batches = [loader.next_with_meta() for _ in range(loader.num_steps)]
+        return [loader.source_names[batch.source_index[0]] for batch in batches]
+
+    first = two_stages.cfg | {"on_exhaust": "first_exhausted"}
+    assert names_of(first) == names_of(two_stages.cfg)  # every source has more than is asked of it
+    stages = {"pretrain": (4800, {"web": 1.0, "math": 3.0}), "mid": (1600, {"web": 1.0})}
+    mixture, flows = lib.mixture_toml(tmp_path, stages)
+    short = {"mixture_toml": mixture, "flow_profiles_toml": flows}
+    wrapped = names_of(two_stages.cfg | short | {"on_exhaust": "wrap"})
+    last = [i for i, name in enumerate(wrapped) if name == "math"][155]
+    assert names_of(first | short) == wrapped[: last + 1]  # math: 2,500 tokens, 156 windows
 
 
 def test_valid_reads_each_source_once_unmixed_to_its_last_window(two_stages, lib):

@@ -11,9 +11,11 @@ from loader import (
     IGNORE_INDEX,
     DeterministicLoader,
     FormatError,
+    PlanError,
     PlanSettings,
     Stage,
     StageSource,
+    build_loader,
     build_plan,
 )
 
@@ -133,3 +135,56 @@ def test_packed_rows_cannot_be_unsigned(packed_tree):
     ).next()
     assert inputs.dtype == targets.dtype == np.int32
     assert targets.min() == IGNORE_INDEX
+
+
+@pytest.mark.parametrize("policy", ["swrr", "block", "weighted_random", "epoch_weighted"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_tokens_of_packed_rows_are_those_of_documents_and_not_padding(tree, policy, shuffle):
+    for name, num_tokens in (("web", 1500), ("code", 700)):
+        tree.add(name, num_tokens)
+    cfg = {
+        "datasets": [{"path": str(tree.root / name)} for name in ("web", "code")],
+        "batch_size": 6,
+        "seq_len": 64,
+        "steps": 20,
+        "on_exhaust": "wrap",
+        "packing": "best_fit",
+        "policy": policy,
+        "shuffle": shuffle,
+    }
+    loader, _ = build_loader(cfg, backend="numpy")
+    again, _ = build_loader(cfg, backend="numpy")
+    counts = dict.fromkeys(loader.source_names, 0)
+    for step in range(20):
+        batch = loader.next_with_meta()
+        for spans, source in zip(batch.document_spans, batch.source_index):
+            counts[batch.source_names[source]] += int((spans[:, 1] - spans[:, 0]).sum())
+        found = {name: row["tokens"] for name, row in loader.metrics().items()}
+        assert found == counts
+        rows = loader.state_dict()["datasets"]
+        assert {row["spec"]: row["token_offset"] for row in rows} == counts
+        again.seek_step(19 - step)  # any position, in any order of asking
+        again.metrics()
+    again.seek_step(20)
+    assert again.metrics() == loader.metrics()
+    assert sum(counts.values()) < 20 * 6 * 64
+    # Counts of packed rows are a place in the order of rows, whatever they hold.
+    half, _ = build_loader(cfg, backend="numpy")
+    half.seek_step(10)
+    rest, _ = build_loader(cfg | {"steps": 30}, backend="numpy")
+    rest.load_state_dict({"datasets": half.state_dict()["datasets"]})
+    if rest.step == 0:
+        before, after = half.state_dict()["datasets"], rest.state_dict()["datasets"]
+        assert before == after
+
+
+def test_least_consumed_is_refused_where_rows_hold_padding(tree):
+    tree.add("web", 1500)
+    cfg = {
+        "data_path": tree.root / "web",
+        "batch_size": 6,
+        "seq_len": 64,
+        "policy": "least_consumed",
+    }
+    with pytest.raises(PlanError, match="rows of best_fit hold different numbers of tokens"):
+        build_loader(cfg | {"packing": "best_fit"})

@@ -140,13 +140,13 @@ def test_plan_file_with_phases_is_the_same_plan(cfg, tmp_path):
         load_plan(path)
 
 
-def test_stage_that_may_end_early_cannot_lie_before_a_phase(two_stages):
+def test_a_phase_begins_at_its_step_under_first_exhausted_too(two_stages):
     cfg = two_stages.cfg | {"on_exhaust": "first_exhausted", "batch_size": 1}
-    with pytest.raises(PlanError, match="first_exhausted"):
-        resolve_plan(cfg | {"phases": [phase(310, web=1)]})
-    steps, _ = shares(cfg | {"phases": [phase(100, web=1.0, code=1.0, math=1.0)]})
+    cfg["phases"] = [phase(100, web=1.0, code=1.0, math=1.0), phase(310, 0.5, web=1.0, math=0.0)]
+    steps, scales = shares(cfg)  # 300 sequences of one stage, 101 of another
     assert total(steps[:100]) == {"web": 63, "code": 26, "math": 11}
-    assert len(steps) <= 401
+    assert scales == [1.0] * 310 + [0.5] * 91
+    assert total(steps[310:])["math"] == 0
 
 
 @pytest.mark.parametrize(

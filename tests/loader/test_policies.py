@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import PlanError
+from loader.least_consumed import LeastConsumed
 from loader.mixture import quotas, weights_fixed_point
 from loader.policies import POLICIES, Sequential, make_schedule, weight_unit
 from loader.shuffle import key_of
@@ -136,28 +137,6 @@ def test_more_than_256_sources_keep_their_numbers(lib):
     assert swrr(weights, targets).sources(0, 600).tolist() == lib.swrr(weights, targets)
     for policy in POLICIES:
         assert counts_of(make_schedule(policy, weights, targets).sources(0, 600), 300) == targets
-
-
-def test_stop_at_first_ends_with_the_pick_that_meets_a_quota(lib):
-    schedule = swrr([3, 1], [30, 30], stop_at_first=True)
-    picks = lib.swrr([3, 1], [30, 30])
-    end = next(i + 1 for i in range(60) if picks[: i + 1].count(0) == 30)
-    assert schedule.num_sequences == end
-    assert schedule.sources(0, end).tolist() == picks[:end]
-    with pytest.raises(IndexError):
-        schedule.sources(0, end + 1)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("targets", [[30, 30, 4], [60, 30, 15], [1, 500, 500]])
-def test_first_exhausted_is_the_prefix_up_to_the_first_met_quota(policy, targets):
-    weights = [4, 2, 1]
-    whole = make_schedule(policy, weights, targets, pass_sequences=40, key=3)
-    picks = whole.sources(0, whole.num_sequences)
-    first = min(int(np.flatnonzero(picks == i)[q - 1]) + 1 for i, q in enumerate(targets))
-    stopped = make_schedule(policy, weights, targets, pass_sequences=40, key=3, stop_at_first=True)
-    assert stopped.num_sequences == first
-    np.testing.assert_array_equal(stopped.sources(0, first), picks[:first])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -312,9 +291,9 @@ def test_epoch_weighted_takes_the_rounded_share_of_every_epoch():
 # least_consumed
 
 
-def least_consumed(weights, targets, tokens, seq_len, key) -> list[int]:
+def least_consumed(weights, targets, seq_len, key, tokens=None) -> list[int]:
     """By definition: lowest tokens / weight; ties by a hash of the source's draw."""
-    left, have, picks, stretch = list(targets), list(tokens), [], 0
+    left, have, picks, stretch = list(targets), list(tokens or [0] * len(targets)), [], 0
     drawn = [0] * len(weights)
     while any(left):
         active = [i for i, quota in enumerate(left) if quota]
@@ -341,26 +320,18 @@ def hashes0(counters):
 
 
 @settings(max_examples=80)
-@given(
-    rows_of_any,
-    st.integers(1, 50),
-    st.lists(st.integers(0, 400), min_size=6, max_size=6),
-    st.integers(0, 2**40),
-)
-def test_least_consumed_is_its_sequential_definition(rows, seq_len, tokens, key):
+@given(rows_of_any, st.integers(1, 50), st.integers(0, 2**40))
+def test_least_consumed_is_its_sequential_definition(rows, seq_len, key):
     weights, targets = [w for w, _ in rows], [q for _, q in rows]
-    tokens = tokens[: len(rows)]
-    schedule = make_schedule(
-        "least_consumed", weights, targets, key=key, seq_len=seq_len, credits=tokens
-    )
-    expected = least_consumed(weights, targets, tokens, seq_len, key)
+    schedule = make_schedule("least_consumed", weights, targets, key=key, seq_len=seq_len)
+    expected = least_consumed(weights, targets, seq_len, key)
     assert schedule.sources(0, len(expected)).tolist() == expected
 
 
 def test_source_with_fewest_tokens_is_read_until_it_has_caught_up():
     # The golden order of the token-balance document: counters 0 and 100, samples of 40 tokens.
-    schedule = make_schedule("least_consumed", [1, 1], [50, 50], seq_len=40, credits=[0, 100])
-    assert schedule.sources(0, 6).tolist() == [0, 0, 0, 1, 0, 1]
+    stream = LeastConsumed([1, 1], [0, 100], seq_len=40, key=0)
+    assert stream.sources(0, 6).tolist() == [0, 0, 0, 1, 0, 1]
 
 
 @settings(max_examples=30)
@@ -381,10 +352,10 @@ def test_ties_go_to_each_source_as_often_and_depend_on_the_seed():
 
 def test_chunks_of_clocks_beyond_63_bits_are_exact():
     # The heavy source is far ahead, so the light ones alone move clocks by 10^17 sequences' worth.
-    weights, targets = [10**17, 1, 2], [5, 40, 80]
-    schedule = make_schedule("least_consumed", weights, targets, credits=[10**20, 0, 0])
-    expected = least_consumed(weights, targets, [10**20, 0, 0], 1, 0)
-    assert schedule.sources(0, 125).tolist() == expected
+    weights, tokens = [10**17, 1, 2], [10**20, 0, 0]
+    stream = LeastConsumed(weights, tokens, seq_len=1, key=key_of(0, 0))
+    expected = least_consumed(weights, [500] * 3, 1, 0, tokens)
+    assert stream.sources(0, 125).tolist() == expected[:125]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

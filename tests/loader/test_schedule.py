@@ -74,7 +74,7 @@ def test_each_epoch_is_a_permutation_and_no_two_are_equal(policy):
 
 def test_order_of_a_source_depends_on_the_seed_and_not_on_the_other_sources():
     def order(plan, source):
-        schedule = build_schedule(plan, "train", [90] * 3)
+        schedule = build_schedule(plan, "train", [90] * len(plan.sources))
         sources, windows = schedule.locate(0, schedule.num_sequences)
         return windows[sources == source][:60].tolist()
 

@@ -1,0 +1,372 @@
+"""Runs that go on from counts under other sources and weights, against a model of their own.
+
+The model is plain Python: it knows a source's own order, shares steps among weights by largest
+remainder, and imports nothing of the loader but what a user calls.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
+from math import sqrt
+
+import pytest
+
+from loader import StateError, build_loader
+
+SEQ_LEN, WINDOW = 4, 40
+POLICIES = ("swrr", "block", "least_consumed", "weighted_random", "epoch_weighted")
+NAMES = ("ant", "bee", "cat", "dog")
+
+
+@pytest.fixture(scope="module")
+def world(lib, tmp_path_factory):
+    """A tree of four sources of 700 windows each, and where each row of tokens is found."""
+    tree = lib.Tree(tmp_path_factory.mktemp("continuations"))
+    for name in NAMES:
+        tree.add(name, 700 * SEQ_LEN + 1)
+    windows = {
+        (name, tree.tokens[name, "train"][i * SEQ_LEN : (i + 1) * SEQ_LEN].tobytes()): i
+        for name in NAMES
+        for i in range(700)
+    }
+    return World(tree, windows, lib.swrr)
+
+
+@dataclass
+class World:
+    tree: object
+    windows: dict
+    swrr: object
+    orders: dict = field(default_factory=dict)
+
+    def order(self, name: str, shuffled: bool) -> list[int]:
+        """The windows of a source in the order in which a run over it alone reads them."""
+        if not shuffled:
+            return list(range(700))
+        if name not in self.orders:
+            run = Run({name: 1}, 70, 10, "swrr", shuffled)
+            rows = [row for step in read(self, open_ranks(self, run, 1), 70) for row in step]
+            self.orders[name] = [window for _, window in rows]
+        return self.orders[name]
+
+
+@dataclass
+class Run:
+    """What a user writes: weights, steps, phases as (start step, weights)."""
+
+    weights: dict[str, int]
+    steps: int
+    batch_size: int
+    policy: str
+    shuffle: bool = False
+    phases: tuple[tuple[int, dict[str, int]], ...] = ()
+
+    def cfg(self, world: World) -> dict:
+        rows = [
+            {"path": str(world.tree.root / name), "weight": weight, "name": name}
+            for name, weight in self.weights.items()
+        ]
+        phases = [{"start_step": s, "dataset_weights": w} for s, w in self.phases]
+        return {
+            "datasets": rows,
+            "batch_size": self.batch_size,
+            "seq_len": SEQ_LEN,
+            "steps": self.steps,
+            "policy": self.policy,
+            "shuffle": self.shuffle,
+            "phases": phases,
+        }
+
+    def segments(self, step: int) -> list[tuple[int, int, dict[str, int]]]:
+        """Steps from, steps to and weights of each stretch from `step` to the end."""
+        edges = sorted({step, self.steps, *(s for s, _ in self.phases if step < s < self.steps)})
+        found = []
+        for first, stop in pairwise(edges):
+            held = [weights for start, weights in self.phases if start <= first]
+            weights = self.weights | (held[-1] if held else {})
+            found.append((first, stop, {n: w for n, w in weights.items() if w}))
+        return found
+
+
+def open_ranks(world: World, run: Run, world_size: int, state: dict | None = None) -> list:
+    cfg = run.cfg(world)
+    ranks = [build_loader(cfg, rank, world_size, backend="numpy")[0] for rank in range(world_size)]
+    for rank in ranks if state is not None else ():
+        rank.load_state_dict(json.loads(json.dumps(state)))
+    return ranks
+
+
+def read(world: World, ranks: list, num_steps: int) -> list[list[tuple[str, int]]]:
+    """Source and window of each sequence of the next steps, as the ranks together read them."""
+    steps = []
+    for _ in range(num_steps):
+        batches = [rank.next_with_meta() for rank in ranks]
+        steps.append(
+            [
+                (name, world.windows[name, row.astype("<u4").tobytes()])
+                for batch in batches
+                for row, i in zip(batch.inputs, batch.source_index)
+                for name in [batch.source_names[i]]
+            ]
+        )
+    return steps
+
+
+def largest_remainder(n: int, weights: dict[str, int]) -> dict[str, int]:
+    total = sum(weights.values())
+    ideal = {name: Fraction(n * w, total) for name, w in weights.items()}
+    shares = {name: int(share) for name, share in ideal.items()}
+    by_rest = sorted(ideal, key=lambda name: shares[name] - ideal[name])
+    for name in by_rest[: n - sum(shares.values())]:
+        shares[name] += 1
+    return shares
+
+
+def check_segment(world: World, policy: str, picks: list[str], weights: dict[str, int]) -> None:
+    """The sources of a whole stretch of steps are those that the weights and the policy say."""
+    counts = {name: picks.count(name) for name in weights}
+    shares = largest_remainder(len(picks), weights)
+    assert sum(counts.values()) == len(picks)  # of these sources and no other
+    assert all(abs(counts[name] - shares[name]) <= 1 for name in weights), (counts, shares)
+    total = sum(weights.values())
+    for start in range(max(1, len(picks) - WINDOW + 1)):
+        part = picks[start : start + WINDOW]
+        for name, weight in weights.items():
+            share = weight / total
+            bound = 3.0
+            if policy not in ("swrr", "least_consumed"):
+                bound = 2 + 6 * sqrt(len(part) * share * (1 - share))
+            off = abs(part.count(name) - len(part) * share)
+            assert off <= bound, (start, name, part.count(name), len(part) * share)
+    names = list(weights)
+    if policy == "swrr":
+        fixed = [round(Fraction(weights[name] * 10**6, total)) for name in names]
+        quotas = [counts[name] for name in names]
+        assert picks == [names[i] for i in world.swrr(fixed, quotas)]
+    if policy == "least_consumed":
+        drawn, left = dict.fromkeys(names, 0), dict(counts)
+        for name in picks:
+            level = {n: drawn[n] / weights[n] for n in names if left[n]}
+            assert level[name] <= min(level.values()) + 1e-9
+            drawn[name] += 1
+            left[name] -= 1
+
+
+def random_run(rng: random.Random, base: Run | None, policy: str) -> Run:
+    """A first run, or an edit of a run."""
+    if base is None:
+        names = rng.sample(NAMES, rng.randint(1, 3))
+        weights = {name: rng.randint(1, 12) for name in names}
+        steps, batch_size = rng.randint(24, 60), rng.choice([4, 6, 8])
+        shuffle = rng.random() < 0.5
+    else:
+        weights, steps, batch_size = dict(base.weights), base.steps, base.batch_size
+        shuffle = base.shuffle
+        absent = [name for name in NAMES if name not in weights]
+        edit = rng.choice(["add", "remove", "weights", "all"])
+        if edit in ("add", "all") and absent:
+            weights[rng.choice(absent)] = rng.randint(1, 12)
+        if edit in ("remove", "all") and len(weights) > 1:
+            del weights[rng.choice(list(weights))]
+        if edit in ("weights", "all"):
+            weights = {name: rng.randint(1, 12) for name in weights}
+        if rng.random() < 0.2:
+            steps += rng.randint(1, 10)
+    phases = []
+    starts = range(12, steps - 11, 12)  # stretches long enough that no source goes without
+    for start in sorted(rng.sample(starts, min(len(starts), rng.choice([0, 0, 1, 2])))):
+        listed = rng.sample(list(weights), rng.randint(1, len(weights)))
+        phases.append((start, {name: rng.randint(1, 12) for name in listed}))
+    return Run(weights, steps, batch_size, policy, shuffle, tuple(phases))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("part", range(8))
+def test_any_edits_of_a_run_agree_with_the_model(world, policy, part):
+    """Eight random runs each: 320 in all, of one to three edits."""
+    for seed in range(8 * part, 8 * part + 8):
+        rng = random.Random(f"{policy}{seed}")
+        run, step, state = random_run(rng, None, policy), 0, None
+        shuffled = run.shuffle or policy == "epoch_weighted"
+        history: list[tuple[str, int]] = []
+        edits = rng.randint(1, 3)
+        for number in range(edits + 1):
+            ranks = open_ranks(world, run, rng.randint(1, 4), state)
+            is_place = ranks[0].step > 0
+            base = 0 if is_place else step
+            assert {rank.num_steps + base for rank in ranks} == {run.steps}
+            stop = run.steps
+            if number < edits:
+                stop = rng.randint(step, max(step, run.steps - 4))
+            ahead = open_ranks(world, run, 1, state)  # to the run's end, whatever follows
+            drawn = read(world, ahead, run.steps - step)
+            assert read(world, ranks, stop - step) == drawn[: stop - step]
+            if not is_place:
+                for first, end, weights in run.segments(step):
+                    rows = [row for rows in drawn[first - step : end - step] for row in rows]
+                    check_segment(world, policy, [name for name, _ in rows], weights)
+            for name in NAMES:  # the run as it would end now, in each source's own order
+                rows = [*history, *(row for rows in drawn for row in rows)]
+                own = [window for source, window in rows if source == name]
+                assert own == world.order(name, shuffled)[: len(own)]
+            history += [row for rows in drawn[: stop - step] for row in rows]
+            states = [rank.state_dict() for rank in ranks]
+            assert all(other == states[0] for other in states)
+            step, state = stop, {"datasets": states[0]["datasets"]}
+            run = random_run(rng, run, policy)
+
+
+def counts_at(loader, num_steps: int) -> dict:
+    loader.seek_step(num_steps)
+    return {"datasets": loader.state_dict()["datasets"]}
+
+
+def per_40(steps) -> list[dict[str, int]]:
+    rows = [name for step in steps for name, _ in step]
+    return [
+        {name: rows[i : i + WINDOW].count(name) for name in NAMES}
+        for i in range(0, len(rows), WINDOW)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_source_added_half_way_gets_its_share_of_what_is_left_and_no_more(world, policy):
+    before = Run({"ant": 1, "bee": 1}, 200, 4, policy)
+    after = Run({"ant": 1, "bee": 1, "cat": 1}, 200, 4, policy)
+    state = counts_at(open_ranks(world, before, 1)[0], 100)
+    windows = per_40(read(world, open_ranks(world, after, 1, state), 100))
+    for name in ("ant", "bee", "cat"):
+        assert abs(sum(w[name] for w in windows) - 400 / 3) < 1.01
+    assert all(3 <= w[name] <= 24 for w in windows for name in ("ant", "bee", "cat"))
+    assert all(w["dog"] == 0 for w in windows)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_weights_changed_half_way_starve_no_source(world, policy):
+    before = Run({"ant": 1, "bee": 1}, 200, 4, policy)
+    after = Run({"ant": 3, "bee": 1}, 200, 4, policy)
+    state = counts_at(open_ranks(world, before, 1)[0], 100)
+    windows = per_40(read(world, open_ranks(world, after, 1, state), 100))
+    assert sum(w["bee"] for w in windows) == 100
+    assert all(2 <= w["bee"] <= 19 for w in windows)
+
+
+def test_a_removed_source_counts_as_read_and_goes_on_where_it_stopped_when_it_returns(world):
+    both = Run({"ant": 1, "bee": 1}, 60, 4, "swrr")
+    alone = Run({"ant": 1}, 60, 4, "swrr")
+    first = counts_at(open_ranks(world, both, 1)[0], 20)
+    (second,) = open_ranks(world, alone, 1, first)
+    assert second.num_steps == 40
+    second.seek_step(10)
+    state = {"datasets": second.state_dict()["datasets"]}
+    (third,) = open_ranks(world, both, 1, state)
+    assert third.num_steps == 30
+    rows = [row for step in read(world, [third], 30) for row in step]
+    assert [w for name, w in rows if name == "ant"] == list(range(80, 140))
+    assert [w for name, w in rows if name == "bee"] == list(range(40, 100))
+
+
+@pytest.mark.parametrize("lag", [1, 9])
+def test_a_phase_after_counts_has_its_own_shares_from_its_first_step(world, lag):
+    """Token counters of `least_consumed` begin anew with each stage, phase and continuation."""
+    phased = Run({"ant": 1, "bee": 1}, 100, 4, "least_consumed", phases=((50, {"ant": 3}),))
+    for counts in ({"ant": 200 - 4 * lag}, {"ant": 100, "bee": 90, "dog": 10 - 4 * lag + 20}):
+        counts = {n: k for n, k in counts.items() if k > 0}
+        rows = [{"spec": n, "row_offset": k} for n, k in counts.items()]
+        (loader,) = open_ranks(world, phased, 1, {"datasets": rows})
+        base = -(-sum(counts.values()) // 4)
+        steps = read(world, [loader], 100 - base)
+        late = [name for step in steps[max(0, 50 - base) :] for name, _ in step]
+        early = [name for step in steps[: max(0, 50 - base)] for name, _ in step]
+        check_segment(world, "least_consumed", late, {"ant": 3, "bee": 1})
+        if early:
+            check_segment(world, "least_consumed", early, {"ant": 1, "bee": 1})
+
+
+@pytest.mark.parametrize("policy", POLICIES[:4])
+def test_data_that_end_the_run_are_read_to_their_ends_after_counts_too(world, policy):
+    """Without `steps` each source is read whole, so a continuation reads all that is left of it."""
+    run = Run({"ant": 1, "bee": 3}, 0, 4, policy)
+    state = {"datasets": [{"spec": "ant", "row_offset": 650}, {"spec": "dog", "row_offset": 900}]}
+    (loader,) = open_ranks(world, run, 1, state)
+    rows = [row for step in read(world, [loader], loader.num_steps) for row in step]
+    own = {name: [w for n, w in rows if n == name] for name in ("ant", "bee")}
+    assert sum(map(len, own.values())) in range(748, 751)
+    assert own["ant"] == list(range(650, 650 + len(own["ant"])))
+    assert own["bee"] == list(range(len(own["bee"])))
+
+
+@pytest.fixture
+def grown(lib, tmp_path):
+    """Two sources, the counts of half a run over them, and the same with other text in one."""
+    tree, other = lib.Tree(tmp_path / "data"), lib.Tree(tmp_path / "other")
+    for name in ("ant", "bee"):
+        tree.add(name, 1400)
+        other.add(name, 1400, seed=name == "bee")
+    world, after = World(tree, {}, lib.swrr), World(other, {}, lib.swrr)
+    run = Run({"ant": 1, "bee": 1}, 60, 4, "swrr")
+    return run, world, after, counts_at(open_ranks(world, run, 1)[0], 30)
+
+
+def test_counts_of_a_source_whose_content_changed_are_refused_by_name(grown):
+    run, world, after, state = grown
+    (same,) = open_ranks(world, run, 1, state)
+    assert same.step == 30
+    for weights in ({"ant": 1, "bee": 1}, {"ant": 1, "bee": 2}):
+        edited = Run(weights, 60, 4, "swrr")
+        (loader,) = open_ranks(after, edited, 1)
+        loader.seek_step(2)
+        with pytest.raises(
+            StateError, match="source 'bee': the counts are of other data"
+        ) as caught:
+            loader.load_state_dict(state)
+        assert caught.value.code == "E-STATE-DATA"
+        assert "give the changed data another name" in str(caught.value)
+        assert loader.step == 2
+
+
+def test_a_changed_source_is_refused_when_it_returns_too(grown):
+    run, world, after, state = grown
+    (alone,) = open_ranks(after, Run({"ant": 1}, 60, 4, "swrr"), 1, state)
+    alone.seek_step(5)
+    kept = {"datasets": alone.state_dict()["datasets"]}
+    with pytest.raises(StateError, match="'bee'"):
+        open_ranks(after, run, 1, kept)
+    (loader,) = open_ranks(world, run, 1, kept)
+    assert loader.state_dict()["datasets"][1]["row_offset"] == 60
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "good"),
+    [
+        ({"shuffle": True}, {"shuffle": True}, True),
+        ({"shuffle": True}, {"shuffle": True, "seed": 7}, False),
+        ({"shuffle": False}, {"shuffle": True}, False),
+        ({"shuffle": True}, {"shuffle": False}, False),
+        ({"shuffle": True}, {"policy": "epoch_weighted"}, True),
+        ({"policy": "swrr"}, {"policy": "epoch_weighted"}, False),
+        ({"policy": "swrr"}, {"policy": "block", "seed": 9}, True),
+        ({"seq_len": 8}, {"seq_len": 4}, True),
+        ({"seq_len": 8, "shuffle": True}, {"seq_len": 4, "shuffle": True}, False),
+        ({"packing": "best_fit"}, {"packing": "concat"}, False),
+        ({"window_stride": "seq_len+1"}, {"window_stride": "seq_len"}, False),
+    ],
+)
+def test_counts_of_another_reading_order_are_refused(grown, before, after, good):
+    _, world, _, _ = grown
+    one, two = Run({"ant": 1, "bee": 1}, 20, 4, "swrr"), Run({"ant": 1, "bee": 2}, 40, 4, "swrr")
+    first, _ = build_loader(one.cfg(world) | before, backend="numpy")
+    loader, _ = build_loader(two.cfg(world) | after, backend="numpy")
+    state = counts_at(first, 10)
+    if good:
+        loader.load_state_dict(state)
+        return
+    with pytest.raises(
+        StateError, match="'ant': the counts are of another reading order"
+    ) as caught:
+        loader.load_state_dict(state)
+    assert caught.value.code == "E-STATE-DATA"
