@@ -23,7 +23,7 @@ from nmoe_core.curate.lineage import lineage_lines
 from nmoe_core.curate.order import consumed
 from nmoe_core.curate.topics import SUMMARY_NAME
 from nmoe_core.errors import CurationError
-from nmoe_core.fingerprint import recorded
+from nmoe_core.fingerprint import is_current, recorded
 from nmoe_core.shards.manifest import shard_dir_name
 
 CURATION_NAME = "curation.json"
@@ -133,7 +133,8 @@ def _kept_tokens(
     }
     facts = curated_root / source / "train" / shard_dir_name(bucket) / CURATION_NAME
     known = recorded(facts) or {}
-    if "resume_from_token" not in known and made_from.items() <= known.items():
+    is_known = "resume_from_token" not in known and made_from.items() <= known.items()
+    if is_known and is_current(facts, known):
         return read_json_object(facts)["num_kept_tokens"]
     files = shard_files(data_root, manifest)
     doc_ids = (doc_id for file in files for doc_id in file.doc_ids())

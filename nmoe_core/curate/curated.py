@@ -38,7 +38,7 @@ from nmoe_core.curate.inputs import (
 )
 from nmoe_core.curate.lineage import LINEAGE_NAME, lineage_line
 from nmoe_core.curate.planning import CurateSettings, plan_order
-from nmoe_core.fingerprint import Fingerprints, is_current
+from nmoe_core.fingerprint import Fingerprints, is_current, seal_summary
 from nmoe_core.locks import replacing
 from nmoe_core.shards.manifest import ShardFormat, is_shard_current, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
@@ -249,6 +249,7 @@ class _ShardCuration:
             ),
             "fingerprints": fingerprints,
         }
+        facts = seal_summary(facts)
         return json.dumps(facts, ensure_ascii=False, indent=2, allow_nan=False).encode() + b"\n"
 
     def _source_info(self, lineage_checksum: str) -> dict[str, Any]:
