@@ -7,7 +7,7 @@ training has begun, from the curated shards that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -73,13 +73,20 @@ def no_front(start: int = 0) -> Front:
     return Front(start, 0, np.empty(0, np.int64), False, None, ())
 
 
-def consumed_front(curated_root: Path, source: str, bucket: int, from_token: int) -> Front:
+def consumed_front(
+    curated_root: Path, source: str, bucket: int, from_token: int, planned: Mapping[int, int]
+) -> Front:
     """What training has consumed of a curated shard, after `from_token` tokens of its source.
+
+    `planned` has the tokens of earlier shards that are to be curated again before this one.
 
     Raises:
         CurationError: A curated shard that was consumed is not there (E-CURATION-RESUME).
     """
-    start = sum(_committed(curated_root, source, k).total_tokens for k in range(bucket))
+    start = sum(
+        planned[k] if k in planned else _committed(curated_root, source, k).total_tokens
+        for k in range(bucket)
+    )
     if start >= from_token:
         return no_front(start)
     manifest = _committed(curated_root, source, bucket)
