@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from loader.format import MANIFEST_NAME, load_manifest
+from loader.sealed import sealed
 from nmoe_core.atomic import output_lock
 from nmoe_core.curate.combine import combine_curated
 from nmoe_core.curate.curated import CurateSettings
@@ -159,7 +160,8 @@ def test_a_tree_of_another_tool_is_curated_under_its_document_ids(graded):
     path = graded.data / "web" / "train" / "shard_0000" / MANIFEST_NAME
 
     def keep_published_fields(manifest: dict) -> None:
-        del manifest["content_hash"]
+        for key in ("content_hash", "file_hash", "pipeline_version", "fingerprints"):
+            del manifest[key]
         for entry in manifest["shards"]:
             del entry["ids_path"]
 
@@ -330,7 +332,7 @@ def test_shards_of_another_parent_or_other_settings_are_not_combined(graded):
     assert caught.value.code == "E-MANIFEST-MIXED"
     graded.curate(1)
     path = graded.data / "web" / "train" / "shard_0001" / MANIFEST_NAME
-    edit(path, lambda value: value.pop("content_hash"))
+    edit(path, lambda value: value.update(sealed(value | {"tokenizer_fingerprint": "other"})))
     with pytest.raises(CurationError) as caught:
         combine_curated(graded.data, graded.curated, "web", 2, 512)
     assert caught.value.code == "E-CURATION-STALE"
