@@ -34,7 +34,7 @@ class _ZstdFrames:
 
     The library's stream reader takes a cut frame for the end of the data; frame objects know, but
     give all that an input holds at once. A small input bounds that, 128 KiB per 4 bytes: inputs are
-    large only where little came of the last.
+    large only where little came of the last, so at most 128 MiB come at once.
     """
 
     def __init__(self, stored: BinaryIO) -> None:
