@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from loader.errors import FormatError
+from loader.errors import FormatError, NmoeError
 from loader.format import read_json_object
-from loader.sealed import check_seal
+from loader.sealed import check_seal, sealed
 
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
@@ -65,6 +65,31 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     return {key: item for key, item in value.items() if key != "content_hash"}
 
 
+def seal_summary(value: dict[str, Any]) -> dict[str, Any]:
+    """A task's summary as it is written: with a version, since which it has a hash."""
+    return sealed(value | {"schema_version": 1})
+
+
+def read_summary(
+    path: Path, error: type[NmoeError] = FormatError, code: str = "E-SUMMARY-HASH"
+) -> dict[str, Any]:
+    """A task's summary, which must be as it was written; older ones have no hash.
+
+    Raises:
+        NmoeError: Of class `error`: it is not.
+        FormatError: It is missing, or not JSON.
+    """
+    value = read_json_object(path)
+    check_seal(value, path, required="schema_version" in value, error=error, code=code)
+    return value
+
+
 def is_current(summary: Path, fingerprints: Fingerprints) -> bool:
-    """Whether the output committed with `summary` was made from exactly these fingerprints."""
-    return recorded(summary) == fingerprints
+    """Whether the output committed with `summary` was made from exactly these fingerprints.
+
+    A summary that was edited or damaged vouches for nothing.
+    """
+    try:
+        return recorded(summary) == fingerprints and bool(read_summary(summary))
+    except FormatError:
+        return False

@@ -9,6 +9,7 @@ from loader.__main__ import fingerprint
 from loader.format import MANIFEST_NAME, load_manifest, read_json_object
 from loader.plan import LoaderPlan, load_plan
 from nmoe_core.config import Run
+from nmoe_core.fingerprint import read_summary
 from nmoe_core.mixture import run_sources
 from nmoe_core.shards.manifest import shard_dir_name
 
@@ -47,7 +48,7 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
     data = load_manifest(run.paths.split(name, "train") / MANIFEST_NAME)
     curated_dir = run.paths.curated / name / "train"
     curated = load_manifest(curated_dir / MANIFEST_NAME)
-    diversity = read_json_object(curated_dir / "curation.json")["diversity"]["concat"]
+    diversity = read_summary(curated_dir / "curation.json")["diversity"]["concat"]
     grades = [
         read_json_object(run.paths.quality / name / shard_dir_name(bucket) / "summary.json")
         for bucket in range(run.config.prep.num_shards)

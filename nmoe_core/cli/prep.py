@@ -47,6 +47,7 @@ def register(verbs: Any) -> None:
         "leave out and count (skip); replace bytes that are not UTF-8 (replace)",
     )
     verb.add_argument("--max-bad-share", type=float, help="of all records; default 0.001")
+    verb.add_argument("--max-record-mb", type=int, metavar="N", help="of a line or text file")
     verb.add_argument("--output", required=True, type=Path, help="directory of manifest.json")
     verb.add_argument("--name", required=True, help="source name")
     verb.add_argument("--version", default="v1")
@@ -143,6 +144,7 @@ def _spec(arguments: argparse.Namespace) -> SourceSpec:
         "id_field": arguments.id_field,
         "on_error": arguments.on_error,
         "max_bad_share": arguments.max_bad_share,
+        "max_record_mb": arguments.max_record_mb,
     }
     of_datasets = {
         "dataset": "hf_dataset",

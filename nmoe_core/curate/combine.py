@@ -19,6 +19,7 @@ from nmoe_core.curate.diversity import compare_orders
 from nmoe_core.curate.documents import shard_manifest
 from nmoe_core.curate.lineage import arranged_documents
 from nmoe_core.errors import CurationError
+from nmoe_core.fingerprint import read_summary, seal_summary
 from nmoe_core.locks import replacing
 from nmoe_core.shards.manifest import combine_shards, commit_manifest, documents_digest
 
@@ -85,6 +86,7 @@ def combine_curated(
             "diversity": diversity,
             **plans,
         }
+        facts = seal_summary(facts)
         if not path.exists() or read_json_object(path) != facts:
             write_json(path, facts)
         _, changed = commit_manifest(train_dir / MANIFEST_NAME, manifest)
@@ -105,7 +107,8 @@ def _plans(curated_root: Path, source: str, num_buckets: int) -> dict[str, Any]:
     start = num_misaligned = num_deferred = 0
     for bucket in range(num_buckets):
         manifest = shard_manifest(curated_root, source, bucket)
-        facts = read_json_object(manifest.path.parent / CURATION_NAME)
+        path = manifest.path.parent / CURATION_NAME
+        facts = read_summary(path, CurationError, "E-CURATION-STALE")
         orders[facts["order"]] += 1
         num_deferred += facts["num_deferred"]
         if facts["order"] == "window_fill" and manifest.total_documents:

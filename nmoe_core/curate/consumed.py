@@ -7,7 +7,7 @@ training has begun, from the curated shards that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -23,7 +23,7 @@ from nmoe_core.curate.lineage import lineage_lines
 from nmoe_core.curate.order import consumed
 from nmoe_core.curate.topics import SUMMARY_NAME
 from nmoe_core.errors import CurationError
-from nmoe_core.fingerprint import recorded
+from nmoe_core.fingerprint import is_current, recorded
 from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 
 CURATION_NAME = "curation.json"
@@ -73,13 +73,20 @@ def no_front(start: int = 0) -> Front:
     return Front(start, 0, np.empty(0, np.int64), False, None, ())
 
 
-def consumed_front(curated_root: Path, source: str, bucket: int, from_token: int) -> Front:
+def consumed_front(
+    curated_root: Path, source: str, bucket: int, from_token: int, planned: Mapping[int, int]
+) -> Front:
     """What training has consumed of a curated shard, after `from_token` tokens of its source.
+
+    `planned` has the tokens of earlier shards that are to be curated again before this one.
 
     Raises:
         CurationError: A curated shard that was consumed is not there (E-CURATION-RESUME).
     """
-    start = sum(_committed(curated_root, source, k).total_tokens for k in range(bucket))
+    start = sum(
+        planned[k] if k in planned else _committed(curated_root, source, k).total_tokens
+        for k in range(bucket)
+    )
     if start >= from_token:
         return no_front(start)
     manifest = _committed(curated_root, source, bucket)
@@ -133,7 +140,8 @@ def _kept_tokens(
     }
     facts = curated_root / source / "train" / shard_dir_name(bucket) / CURATION_NAME
     known = recorded(facts) or {}
-    if "resume_from_token" not in known and made_from.items() <= known.items():
+    is_known = "resume_from_token" not in known and made_from.items() <= known.items()
+    if is_known and is_current(facts, known):
         return read_json_object(facts)["num_kept_tokens"]
     files = shard_files(data_root, manifest)
     doc_ids = (doc_id for file in files for doc_id in file.doc_ids())

@@ -19,33 +19,16 @@ from typing import Any
 import numpy as np
 
 from loader.format import Manifest, read_json_object
-from nmoe_core.curate.consumed import (
-    CURATION_NAME,
-    Front,
-    consumed_front,
-    kept_tokens_before,
-    no_front,
-)
+from nmoe_core.curate.consumed import CURATION_NAME
 from nmoe_core.curate.diversity import compare_orders
 from nmoe_core.curate.documents import shard_files, shard_manifest
-from nmoe_core.curate.inputs import (
-    Selection,
-    ShardQuality,
-    ShardTopics,
-    load_quality,
-    load_topics,
-    select_documents,
-)
+from nmoe_core.curate.inputs import Selection, select_documents
 from nmoe_core.curate.lineage import LINEAGE_NAME, lineage_line
 from nmoe_core.curate.planning import CurateSettings, plan_order
-from nmoe_core.fingerprint import Fingerprints, is_current
+from nmoe_core.curate.shard_inputs import CurationInputs, CurationRoots, curation_inputs
+from nmoe_core.fingerprint import Fingerprints, seal_summary
 from nmoe_core.locks import replacing
-from nmoe_core.shards.manifest import (
-    ShardFormat,
-    documents_digest,
-    is_shard_current,
-    shard_dir_name,
-)
+from nmoe_core.shards.manifest import ShardFormat, documents_digest, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
 
 __all__ = ["CURATION_NAME", "CurateSettings", "CurationReport", "curate_shard", "shard_format"]
@@ -107,34 +90,13 @@ def curate_shard(
             `tokens_per_shard`.
         LockedError: Another process is curating this shard.
     """
-    manifest = shard_manifest(data_root, source, bucket)
-    topics = load_topics(topics_root, source, bucket, manifest)
-    quality = load_quality(quality_root, source, bucket, manifest)
-    shared = settings.fingerprints() | {
-        "topic_model": topics.topic_model,
-        "grader": quality.grader,
-    }
+    roots = CurationRoots(data_root, curated_root, quality_root, topics_root)
     directory = curated_root / source / "train" / shard_dir_name(bucket)
     with replacing(directory):
-        front = no_front()
-        if settings.resume_from_token:
-            front = consumed_front(curated_root, source, bucket, settings.resume_from_token)
-        elif settings.fills_windows():
-            roots = data_root, curated_root, quality_root
-            front = no_front(kept_tokens_before(*roots, source, bucket, settings.decisions()))
-        fingerprints = shared | {
-            "parent": documents_digest(manifest),
-            "quality": quality.checksum,
-            "topics": topics.checksum,
-            "seq_len": str(settings.seq_len),
-        }
-        if settings.fills_windows():
-            fingerprints["offset"] = str(front.start % settings.seq_len)
-        unchanged = is_current(directory / CURATION_NAME, fingerprints)
-        if not (unchanged and is_shard_current(directory, shared)):
-            unchanged = False
-            job = _ShardCuration(data_root, manifest, topics, quality, settings, front)
-            job.write(directory, shared, fingerprints)
+        inputs = curation_inputs(roots, source, bucket, settings)
+        unchanged = not inputs.stale()
+        if not unchanged:
+            _ShardCuration(inputs, settings).write()
         facts = read_json_object(directory / CURATION_NAME)
         content_hash = shard_manifest(curated_root, source, bucket).content_digest()
     names = ("num_documents", "num_tokens", "num_kept", "num_kept_tokens", "num_frozen")
@@ -146,6 +108,11 @@ def curate_shard(
         content_hash=content_hash,
         **{name: facts[name] for name in names},
     )
+
+
+def planned_tokens(inputs: CurationInputs, settings: CurateSettings) -> int:
+    """Tokens that a shard has once it is curated; costs its curation without the writing."""
+    return int(_ShardCuration(inputs, settings).tokens.sum())
 
 
 def shard_format(manifest: Manifest) -> ShardFormat:
@@ -163,27 +130,21 @@ def shard_format(manifest: Manifest) -> ShardFormat:
 class _ShardCuration:
     """Selects, orders and writes the documents of one shard."""
 
-    def __init__(
-        self,
-        data_root: Path,
-        manifest: Manifest,
-        topics: ShardTopics,
-        quality: ShardQuality,
-        settings: CurateSettings,
-        front: Front,
-    ) -> None:
-        self.manifest, self.settings, self.front = manifest, settings, front
-        self.files = shard_files(data_root, manifest)
-        self.source = manifest.path.relative_to(data_root).parts[0]
+    def __init__(self, inputs: CurationInputs, settings: CurateSettings) -> None:
+        self.inputs, self.settings = inputs, settings
+        self.manifest, self.front = inputs.manifest, inputs.front
+        front, data_root = inputs.front, inputs.roots.data
+        self.files = shard_files(data_root, self.manifest)
+        self.source = self.manifest.path.relative_to(data_root).parts[0]
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
-        self.chosen: Selection = select_documents(quality.path, doc_ids, settings.include)
+        self.chosen: Selection = select_documents(inputs.quality.path, doc_ids, settings.include)
         self.ids = [pair for file in self.files for pair in file.ids()]
         fresh = self._not_in_front()
         self.num_deferred = len(fresh) if front.is_whole else 0
         self.fresh = fresh[: len(fresh) - self.num_deferred]
         kept = self.chosen.indices[self.fresh]
         lengths = [np.empty(0, np.int64), *(file.lengths() for file in self.files)]
-        new_topics = topics.topics[kept].astype(np.int64)
+        new_topics = inputs.topics.topics[kept].astype(np.int64)
         new_tokens = np.concatenate(lengths)[kept]
         rows = [self.chosen.rows[k] for k in self.fresh.tolist()]
         begin = front.start + int(front.lengths.sum())
@@ -205,14 +166,15 @@ class _ShardCuration:
                 fresh.append(k)
         return np.asarray(fresh, np.int64)
 
-    def write(self, directory: Path, shared: Fingerprints, fingerprints: Fingerprints) -> None:
-        writer = ShardWriter(directory, shard_format(self.manifest), self.settings.tokens_per_shard)
+    def write(self) -> None:
+        directory, size = self.inputs.directory, self.settings.tokens_per_shard
+        writer = ShardWriter(directory, shard_format(self.manifest), size)
         try:
             for tokens, ingest_id, text_sha256 in self._documents():
                 writer.add_document(tokens, ingest_id, text_sha256)
             checksum = writer.add_file(LINEAGE_NAME, self._lineage())
-            writer.add_file(CURATION_NAME, [self._facts(fingerprints)])
-            writer.finish(shared, self._source_info(checksum))
+            writer.add_file(CURATION_NAME, [self._facts(self.inputs.fingerprints)])
+            writer.finish(self.inputs.shared, self._source_info(checksum))
         finally:
             writer.abandon()
 
@@ -254,6 +216,7 @@ class _ShardCuration:
             ),
             "fingerprints": fingerprints,
         }
+        facts = seal_summary(facts)
         return json.dumps(facts, ensure_ascii=False, indent=2, allow_nan=False).encode() + b"\n"
 
     def _source_info(self, lineage_checksum: str) -> dict[str, Any]:

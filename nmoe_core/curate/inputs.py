@@ -18,7 +18,7 @@ import orjson
 from loader.format import Manifest, read_json_object
 from nmoe_core.curate.topics import SUMMARY_NAME, TOPICS_NAME
 from nmoe_core.errors import CurationError
-from nmoe_core.fingerprint import sha256_file, sha256_json
+from nmoe_core.fingerprint import read_summary, sha256_file, sha256_json
 from nmoe_core.hydra.decide import DECISIONS
 from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 
@@ -72,7 +72,8 @@ def load_topics(topics_root: Path, source: str, bucket: int, manifest: Manifest)
             damaged (E-CURATION-MISMATCH).
     """
     directory = topics_root / source / shard_dir_name(bucket)
-    summary = _summary(directory, TOPICS_NAME, "assign topics to this shard first")
+    _summary(directory, TOPICS_NAME, "assign topics to this shard first")
+    summary = read_summary(directory / SUMMARY_NAME, CurationError, "E-CURATION-MISMATCH")
     made_from, checksum = summary["fingerprints"], sha256_file(directory / TOPICS_NAME)
     _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
     _check(directory, "checksum", checksum, summary["topics_checksum"])

@@ -30,7 +30,7 @@ from nmoe_core.curate.topic_model import (
     save_topic_model,
 )
 from nmoe_core.errors import CurationError
-from nmoe_core.fingerprint import is_current, sha256_file, sha256_json
+from nmoe_core.fingerprint import is_current, seal_summary, sha256_file, sha256_json
 from nmoe_core.locks import replacing
 from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 
@@ -166,7 +166,7 @@ def assign_topics(
                 "topics_checksum": sha256_file(directory / TOPICS_NAME),
                 "fingerprints": fingerprints,
             }
-            write_json(summary_path, summary)
+            write_json(summary_path, seal_summary(summary))
         summary = read_json_object(summary_path)
     facts = {k: summary[k] for k in ("num_documents", "count_per_topic")}
     return TopicsReport(source=source, bucket=bucket, is_current=unchanged, **facts)

@@ -14,7 +14,14 @@ from nmoe_core.atomic import TMP_MARK, replace_dir, write_json
 from nmoe_core.curate.documents import ShardFile, open_entry
 from nmoe_core.errors import ConfigError, FormatError
 from nmoe_core.export import mds, megatron, olmo
-from nmoe_core.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
+from nmoe_core.fingerprint import (
+    Fingerprints,
+    is_current,
+    recorded,
+    seal_summary,
+    sha256_file,
+    sha256_json,
+)
 from nmoe_core.locks import replacing
 from nmoe_core.shards.manifest import documents_digest
 
@@ -69,15 +76,15 @@ def export(
     with replacing(output):
         _refuse_other(output, made_from)
         summary = output / SUMMARY_NAME
-        if is_current(summary, made_from):
-            names = read_json_object(summary)["files"]
+        names = read_json_object(summary)["files"] if is_current(summary, made_from) else {}
+        if names and all((output / name).is_file() for name in names):
             return _report(output, names, manifest, is_current=True)
         staged = output.with_name(f".{output.name}{TMP_MARK}new")
         staged.mkdir()
         try:
             paths = tuple(_write(form, staged, manifest, seq_len))
             value = _summary(form, manifest, paths, made_from)
-            write_json(staged / SUMMARY_NAME, value)
+            write_json(staged / SUMMARY_NAME, seal_summary(value))
             _refuse_changed(manifest, made_from)
             replace_dir(staged, output)
         except BaseException:

@@ -66,6 +66,8 @@ class ArrowSource(RecordFileSource[ColumnsBlock]):
                 continue
             first_line, num_rows = line, len(batch)
             for columns in self._pieces(file, batch):
+                if columns.nbytes > self.max_record_bytes:  # of one row, then
+                    raise self.too_long(f"{file.where}: row {line}")
                 here = Position(start.file, number, line, row)
                 line, row = line + len(columns), row + len(columns)
                 is_last = line == first_line + num_rows

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from nmoe_core.errors import SourceError
 from nmoe_core.fingerprint import sha256_json
 from nmoe_core.sources.records import START, Block, Fields, OnError, Position
 from nmoe_core.sources.storage import SourceFile
 
+DEFAULT_MAX_RECORD_MB = 256
 FileBlock = TypeVar("FileBlock", bound=Block)
 
 
@@ -23,7 +25,12 @@ class FileSource:
         name: Source name, first part of ids that the records do not give.
         files: The files in their final order.
         on_error: What to do with text that is not UTF-8.
+
+    Attributes:
+        max_record_bytes: A longer line or text file is refused; one may never be held whole.
     """
+
+    max_record_bytes: int = DEFAULT_MAX_RECORD_MB * 2**20
 
     def __init__(self, name: str, files: Sequence[SourceFile], on_error: OnError = "fail") -> None:
         self.name = name
@@ -45,6 +52,16 @@ class FileSource:
     def size_bytes(self) -> int:
         """Size of all files as they are stored."""
         return sum(file.size_bytes() for file in self.files)
+
+    def too_long(self, where: str) -> SourceError:
+        """The error for a record past the limit."""
+        return SourceError(
+            "a record is longer than this source allows",
+            where=where,
+            expected=f"at most {self.max_record_bytes // 2**20} MiB",
+            do="split or remove it, or raise max_record_mb of this source",
+            code="E-SOURCE-RECORD",
+        )
 
 
 class RecordFileSource(FileSource, Generic[FileBlock]):

@@ -68,7 +68,10 @@ class FilesSource(FileSource):
         """Blocks of about 2 MiB."""
         first, size_bytes = start.file, 0
         for i in range(first, len(self.files)):
-            size_bytes += self.files[i].size_bytes()
+            file_bytes = self.files[i].size_bytes()
+            if file_bytes > self.max_record_bytes:
+                raise self.too_long(self.files[i].where)
+            size_bytes += file_bytes
             if size_bytes >= _BLOCK_BYTES or i + 1 == len(self.files):
                 files = tuple(self.files[first : i + 1])
                 yield FilesBlock(self.name, files, first, size_bytes, self.on_error)

@@ -3,26 +3,27 @@
 Plain local files are cut into ranges at line ends, and workers read the ranges for themselves; a
 compressed or remote file is read here and its blocks carry their bytes. Blank lines are records
 that hold nothing. A last line without a newline counts; a torn stream is an error that names the
-file. Memory: about 2 MiB a block, or one line where a line is longer.
+file. Memory: about 2 MiB a block, or one line where a line is longer, up to `max_record_bytes`: a
+longer one is refused before more of it is held.
 """
 
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import json
 import mmap
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
 import zstandard
 
 from nmoe_core.errors import SourceError
+from nmoe_core.sources.decompress import READERS, Readable, plain
 from nmoe_core.sources.file_source import RecordFileSource
 from nmoe_core.sources.records import (
     BadRecord,
@@ -35,13 +36,8 @@ from nmoe_core.sources.records import (
 from nmoe_core.sources.storage import SourceFile
 
 _BLOCK_BYTES = 2 * 2**20
-_ZSTD_INPUT_BYTES = 4096
 _NEWLINE = 10
 _TORN = (EOFError, OSError, zlib.error, zstandard.ZstdError)
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +191,12 @@ class JsonlSource(RecordFileSource[LinesBlock]):
         return sum(block.end.row - block.start.row for block in self.blocks())
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[LinesBlock]:
-        by_worker = file.is_local and file.suffix not in _READERS
+        by_worker = file.is_local and file.suffix not in READERS
         at = start
-        for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, at, not by_worker):
+        cuts = _cut_file(file, at, not by_worker, self.max_record_bytes)
+        for size_bytes, num_lines, stored_bytes, payload in cuts:
+            if size_bytes > self.max_record_bytes:  # a block of one line, cut short
+                raise self.too_long(f"{file.where}:{at.line + 1}")
             moved = (at.file, at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
             end = Position(*moved)
             yield LinesBlock(
@@ -207,15 +206,18 @@ class JsonlSource(RecordFileSource[LinesBlock]):
 
 
 def _cut_file(
-    file: SourceFile, at: Position, keep: bool
+    file: SourceFile, at: Position, keep: bool, limit: int
 ) -> Iterator[tuple[int, int, int, bytes | None]]:
-    """Size, number of lines, stored size and, if kept, bytes of the blocks from a place on."""
+    """Size, number of lines, stored size and, if kept, bytes of the blocks from a place on.
+
+    A line of more than `limit` bytes is left where it passes them; nothing comes after it.
+    """
     try:
         with file.open() as stored:
-            stream = _READERS.get(file.suffix, _plain)(stored)
+            stream = READERS.get(file.suffix, plain)(stored)
             _skip(stream, stored, at.offset)
             before = stored.tell()
-            blocks = _cut(stream) if keep else _cut_ranges(stored, at.offset)
+            blocks = _cut(stream, limit) if keep else _cut_ranges(stored, at.offset, limit)
             for size_bytes, num_lines, payload in blocks:
                 if at.offset == 0 and size_bytes == 3 and _is_only_mark(file):
                     return
@@ -227,7 +229,7 @@ def _cut_file(
         ) from error
 
 
-def _cut(stream: _Readable) -> Iterator[tuple[int, int, bytes | None]]:
+def _cut(stream: Readable, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Cut after the last line end of 2 MiB, or after one longer line.
 
     Where a block ends depends on nothing but where it starts, so reading may start at any block.
@@ -246,10 +248,15 @@ def _cut(stream: _Readable) -> Iterator[tuple[int, int, bytes | None]]:
             if piece[cut - 1] == _NEWLINE:
                 rest = piece[cut:]
                 break
+            if size_bytes > limit:
+                yield size_bytes, 1, None
+                return
         yield size_bytes, 1, b"".join(parts)
 
 
-def _cut_ranges(stored: io.BufferedReader, offset: int) -> Iterator[tuple[int, int, None]]:
+def _cut_ranges(
+    stored: io.BufferedReader, offset: int, limit: int
+) -> Iterator[tuple[int, int, None]]:
     """The same cuts where no one needs the bytes here: read into one buffer, and only counted."""
     buffer = bytearray(_BLOCK_BYTES)
     view, is_newline = np.frombuffer(buffer, np.uint8), np.empty(_BLOCK_BYTES, np.bool_)
@@ -263,14 +270,14 @@ def _cut_ranges(stored: io.BufferedReader, offset: int) -> Iterator[tuple[int, i
             while num_read := stored.readinto(buffer):
                 cut = buffer.find(b"\n", 0, num_read) + 1
                 size_bytes += cut or num_read
-                if cut:
+                if cut or size_bytes > limit:
                     break
         yield size_bytes, num_lines, None
         offset += size_bytes
         stored.seek(offset)
 
 
-def _skip(stream: _Readable, stored: BinaryIO, offset: int) -> None:
+def _skip(stream: Readable, stored: BinaryIO, offset: int) -> None:
     if stream is stored:
         stored.seek(offset)
         return
@@ -280,49 +287,4 @@ def _skip(stream: _Readable, stored: BinaryIO, offset: int) -> None:
 
 def _is_only_mark(file: SourceFile) -> bool:
     with file.open() as stored:
-        return _READERS.get(file.suffix, _plain)(stored).read(4) == codecs.BOM_UTF8
-
-
-def _plain(stored: BinaryIO) -> _Readable:
-    return stored
-
-
-def _gzip(stored: BinaryIO) -> _Readable:
-    return cast(_Readable, gzip.GzipFile(fileobj=stored, mode="rb"))
-
-
-class _ZstdFrames:
-    """The bytes of all frames of a file, whole or an EOFError.
-
-    The library's stream reader takes a cut frame for the end of the data; frame objects know, but
-    give all that an input holds at once. A small input bounds that: 128 KiB per 4 bytes.
-    """
-
-    def __init__(self, stored: BinaryIO) -> None:
-        self._pieces = self._decompress(stored)
-        self._rest = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        """Exactly `size` bytes, fewer at the end."""
-        parts: list[memoryview] = []
-        missing = size
-        while missing and (piece := self._rest or memoryview(next(self._pieces, b""))):
-            parts.append(piece[:missing])
-            self._rest = piece[missing:]
-            missing -= len(parts[-1])
-        return b"".join(parts)
-
-    def _decompress(self, stored: BinaryIO) -> Iterator[bytes]:
-        frame = None
-        while chunk := stored.read(_ZSTD_INPUT_BYTES):
-            while chunk:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                if piece := frame.decompress(chunk):
-                    yield piece
-                chunk = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-        if frame is not None:
-            raise EOFError("the last zstd frame is cut short")
-
-
-_READERS: dict[str, Callable[[BinaryIO], _Readable]] = {".gz": _gzip, ".zst": _ZstdFrames}
+        return READERS.get(file.suffix, plain)(stored).read(4) == codecs.BOM_UTF8

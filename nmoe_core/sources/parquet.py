@@ -75,6 +75,8 @@ class ParquetSource(RecordFileSource[ColumnsBlock]):
             for group in range(start.offset, metadata.num_row_groups):
                 num_skipped = at.line - first_line
                 for columns in self._columns(parquet, group, num_skipped):
+                    if columns.nbytes > self.max_record_bytes:  # of one row, then
+                        raise self.too_long(f"{file.where}: row {at.line}")
                     lines = at.line + len(columns)
                     is_last = lines == first_line + metadata.row_group(group).num_rows
                     end = Position(at.file, group + is_last, lines, at.row + len(columns))

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from nmoe_core.errors import ConfigError, SourceError
 from nmoe_core.fingerprint import sha256_json
 from nmoe_core.sources.arrow import ArrowSource
+from nmoe_core.sources.file_source import DEFAULT_MAX_RECORD_MB
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.hub import DatasetsOptions, DatasetsSource
 from nmoe_core.sources.jsonl import JsonlSource
@@ -31,6 +32,7 @@ _NOT_OF_DATASETS = {
     "exclude": None,
     "sample_mb": None,
     "sample_seed": None,
+    "max_record_mb": None,
 }
 _NOT_OF_FILES = {
     "hf_dataset": "paths",
@@ -65,6 +67,7 @@ class SourceSpec(StrictModel):
     id_field: str | None = Field(default=None, min_length=1)
     on_error: OnError = "fail"
     max_bad_share: float = Field(default=0.001, ge=0, le=1)
+    max_record_mb: int = Field(default=DEFAULT_MAX_RECORD_MB, ge=2, le=10**6)
     allow_overlap: bool = False
 
     @field_validator("split", "valid_split", "hf_split", "hf_valid_split")
@@ -104,7 +107,9 @@ class SourceSpec(StrictModel):
 
     def reading_digest(self, split: str) -> str:
         """Digest of the settings that decide which documents a split holds."""
-        settings = self.model_dump(exclude={"tokens_b", "percent", "max_bad_share"})
+        settings = self.model_dump(
+            exclude={"tokens_b", "percent", "max_bad_share", "max_record_mb"}
+        )
         return sha256_json([split, settings])
 
 
@@ -174,9 +179,12 @@ def _open_kind(spec: SourceSpec, base: Path, split_name: str) -> Source:
     if spec.sample_mb is not None:
         files = sample_files(files, int(spec.sample_mb * 1e6), spec.sample_seed)
     if spec.kind == "files":
-        return FilesSource(spec.id, files, spec.on_error)
-    reader = {"jsonl": JsonlSource, "parquet": ParquetSource, "arrow": ArrowSource}[spec.kind]
-    return reader(spec.id, files, spec.text_field, spec.id_field, spec.on_error)
+        source = FilesSource(spec.id, files, spec.on_error)
+    else:
+        reader = {"jsonl": JsonlSource, "parquet": ParquetSource, "arrow": ArrowSource}[spec.kind]
+        source = reader(spec.id, files, spec.text_field, spec.id_field, spec.on_error)
+    source.max_record_bytes = spec.max_record_mb * 2**20
+    return source
 
 
 def _open_dataset(spec: SourceSpec, base: Path, split_name: str) -> Source:

@@ -13,10 +13,9 @@ from pathlib import Path
 from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.errors import NmoeError
-from nmoe_core.fingerprint import recorded, sha256_file
 from nmoe_core.mixture import SourcePlan, prep_settings
 from nmoe_core.prep_plan import PlannedSplit, plan_prep
-from nmoe_core.shards.manifest import documents_digest, shard_dir_name
+from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.sources.spec import open_reader
 from nmoe_core.stages.plan_regrade import RegradePlan, plan_regrade
 
@@ -82,34 +81,31 @@ def _is_changed(run: Run, source: SourcePlan, split: str, made: Path) -> bool:
 
 def _stale_curated(run: Run, source: str) -> dict[str, str]:
     """Shard -> why it would be curated again, from what lies there now."""
-    from nmoe_core.curate.consumed import CURATION_NAME
+    from nmoe_core.curate.curated import planned_tokens
     from nmoe_core.curate.inputs import SCORES_NAME
+    from nmoe_core.curate.shard_inputs import CurationRoots, curation_inputs
     from nmoe_core.curate.topics import TOPICS_NAME
     from nmoe_core.stages.curate import curate_settings
 
-    stale = {}
+    paths, settings = run.paths, curate_settings(run, source)
+    roots = CurationRoots(paths.data, paths.curated, paths.quality, paths.topics)
+    stale: dict[str, str] = {}
+    planned: dict[int, int] = {}
     for bucket in range(run.config.prep.num_shards):
         name = shard_dir_name(bucket)
-        parent = run.paths.split(source, "train") / name / MANIFEST_NAME
-        scores = run.paths.quality / source / name / SCORES_NAME
-        topics = run.paths.topics / source / name / TOPICS_NAME
-        if not (parent.is_file() and scores.is_file() and topics.is_file()):
-            continue
-        before = recorded(run.paths.curated / source / "train" / name / CURATION_NAME)
-        if before is None:
-            stale[name] = "not curated yet"
+        needed = (
+            paths.split(source, "train") / name / MANIFEST_NAME,
+            paths.quality / source / name / SCORES_NAME,
+            paths.topics / source / name / TOPICS_NAME,
+        )
+        if not all(path.is_file() for path in needed):
             continue
         try:
-            wanted = {
-                **curate_settings(run, source).fingerprints(),
-                "parent": documents_digest(load_manifest(parent)),
-                "quality": sha256_file(scores),
-                "topics": sha256_file(topics),
-            }
+            inputs = curation_inputs(roots, source, bucket, settings, planned)
+            if reasons := inputs.stale():
+                stale[name] = ", ".join(reasons)
+                if settings.resume_from_token:  # where later shards begin follows from this one
+                    planned[bucket] = planned_tokens(inputs, settings)
         except NmoeError as error:
             stale[name] = str(error)
-            continue
-        changed = [key for key in wanted if before.get(key) != wanted[key]]
-        if changed:
-            stale[name] = ", ".join(changed)
     return stale

@@ -8,6 +8,7 @@ from typing import Any
 from loader.format import MANIFEST_NAME, load_manifest, read_json_object
 from nmoe_core.config import Run
 from nmoe_core.errors import CurationError
+from nmoe_core.fingerprint import read_summary
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.stages.checks.shards import integrity
@@ -81,7 +82,7 @@ def check_curated(run: Run, source: str) -> Verdicts:
     from nmoe_core.curate.consumed import CURATION_NAME
     from nmoe_core.stages.curate import curate_settings
 
-    recorded = read_json_object(run.paths.curated / source / "train" / CURATION_NAME)
+    recorded = read_summary(run.paths.curated / source / "train" / CURATION_NAME)
     windows = recorded["diversity"][curate_settings(run, source).loader]
     return {
         "permutation": _permutation(run, source),

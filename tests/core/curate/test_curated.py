@@ -161,7 +161,7 @@ def test_a_tree_of_another_tool_is_curated_under_its_document_ids(graded):
     path = graded.data / "web" / "train" / "shard_0000" / MANIFEST_NAME
 
     def keep_published_fields(manifest: dict) -> None:
-        for key in ("content_hash", "pipeline_version", "fingerprints"):
+        for key in ("content_hash", "file_hash", "pipeline_version", "fingerprints"):
             del manifest[key]
         for entry in manifest["shards"]:
             del entry["ids_path"]

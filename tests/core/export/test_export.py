@@ -255,3 +255,18 @@ def test_the_command_says_what_it_wrote(
     assert "already there" in capsys.readouterr().out
     assert main(["export", "olmo", str(manifest), "--output", output]) == 1
     assert "E-EXPORT-OUTPUT" in capsys.readouterr().err
+
+
+def test_an_export_whose_summary_was_edited_or_that_lacks_a_file_is_written_again(
+    manifest: Path, tmp_path: Path
+) -> None:
+    made = export(manifest, tmp_path / "out", "olmo")
+    summary = tmp_path / "out" / "export.json"
+    before = {path: path.read_bytes() for path in (*made.files, summary)}
+    value = json.loads(summary.read_text())
+    summary.write_text(json.dumps(value | {"files": {"other.npy": "0" * 64}}))
+    assert not export(manifest, tmp_path / "out", "olmo").is_current
+    made.files[0].unlink()
+    assert not export(manifest, tmp_path / "out", "olmo").is_current
+    assert {path: path.read_bytes() for path in before} == before
+    assert export(manifest, tmp_path / "out", "olmo").is_current

@@ -1,0 +1,108 @@
+"""`nmoe plan` names exactly the shards that curation then writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.config import Run
+from nmoe_core.mixture import run_sources
+from nmoe_core.stages import curate
+from nmoe_core.stages.plan_run import plan_run
+from tests.core.curate.test_stages import configure as project
+
+Configure = Callable[..., Run]
+
+
+@pytest.fixture
+def configure(graded: Any, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """A run over graded shards with topics; its settings are the arguments."""
+    monkeypatch.setattr(curate, "order_picture", lambda *_: "")
+
+    def configured(curation: str = "", seq_len: int = 256) -> Run:
+        run = project(graded.root, curation)
+        return run.with_config(run.config.model_copy(update={"seq_len": seq_len}))
+
+    return configured
+
+
+def _foretold(run: Run) -> dict[str, str]:
+    return plan_run(run, run_sources(run)).curated["web"]
+
+
+def _written(run: Run) -> set[str]:
+    outputs = curate.curate_shards(run, "web", range(2))
+    return {f"shard_{k:04d}" for k, output in outputs.items() if output.facts["changed"]}
+
+
+def _agree(run: Run) -> set[str]:
+    """The shards that both the preview and curation name."""
+    foretold = set(_foretold(run))
+    assert _written(run) == foretold
+    assert _foretold(run) == {}
+    return foretold
+
+
+def _resume(token: int) -> str:
+    return f'stability = "resume"\nresume_from_token = {{web = {token}}}'
+
+
+BOTH = {"shard_0000", "shard_0001"}
+
+
+@pytest.mark.parametrize("order", ["auto", "golden", "bin_packing"])
+def test_another_window_is_foretold_where_curation_then_writes(
+    configure: Configure, order: str
+) -> None:
+    curation = f'order = "{order}"\n'
+    assert _agree(configure(curation)) == BOTH
+    assert _agree(configure(curation)) == set()
+    run = configure(curation, seq_len=192)
+    assert all("seq_len" in why for why in _foretold(run).values())
+    assert _agree(run) == BOTH
+    assert _agree(configure(curation + "seq_len = 320")) == BOTH
+    assert _agree(configure(curation + "epoch = 1")) == BOTH
+    assert _agree(configure(curation)) == BOTH
+
+
+@pytest.mark.parametrize("order", ["auto", "golden"])
+def test_a_resume_is_foretold_where_curation_then_writes(configure: Configure, order: str) -> None:
+    curation = f'order = "{order}"\n'
+    assert _agree(configure(curation)) == BOTH
+    assert _agree(configure(curation + _resume(300))) == BOTH
+    assert _agree(configure(curation + _resume(300))) == set()
+    assert _agree(configure(curation + _resume(3000))) == BOTH
+    assert _agree(configure(curation)) == BOTH
+
+
+@pytest.mark.parametrize("curation", ["", _resume(300)])
+def test_a_shard_that_grows_is_foretold_with_the_place_of_those_after_it(
+    configure: Configure, graded: Any, curation: str
+) -> None:
+    assert _agree(configure()) == BOTH
+    if curation:
+        assert _agree(configure(curation)) == BOTH
+    graded.grade(0, lambda i: "keep" if i % 3 < 2 else "drop")
+    run = configure(curation)
+    foretold = _foretold(run)
+    assert "quality" in foretold["shard_0000"]
+    assert foretold["shard_0001"] == "offset"
+    assert _agree(run) == BOTH
+
+
+def test_a_damaged_curated_shard_is_foretold(configure: Configure, graded: Any) -> None:
+    run = configure()
+    assert _agree(run) == BOTH
+    directory: Path = graded.curated / "web" / "train" / "shard_0001"
+    next(directory.glob("*.npy")).unlink()
+    assert _agree(run) == {"shard_0001"}
+    path = directory / "curation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_kept": 1}))
+    assert _agree(run) == {"shard_0001"}
+    shutil.rmtree(directory)
+    assert _agree(run) == {"shard_0001"}

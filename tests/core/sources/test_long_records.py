@@ -1,0 +1,124 @@
+"""A record past the limit of a source is refused by name before more than the limit is held."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from nmoe_core.cli import main
+from nmoe_core.errors import SourceError
+from nmoe_core.sources.spec import SourceSpec, open_reader
+from nmoe_core.strict import validate
+
+MIB = 2**20
+LIMIT_MB = 8
+GOOD = b"".join(b'{"text": "a line of some words, number %d"}\n' % i for i in range(50))
+
+
+def _pieces(size_mb: int) -> Iterator[bytes]:
+    yield GOOD + b'{"text": "'
+    yield from [b"a" * MIB] * size_mb
+    yield b'"}\n' + GOOD
+
+
+def _write(path: Path, size_mb: int) -> None:
+    openers: dict[str, Any] = {".gz": gzip.open, ".zst": zstandard.open}
+    with openers.get(path.suffix, open)(path, "wb") as file:
+        for piece in _pieces(size_mb):
+            file.write(piece)
+
+
+def _source(path: Path, **keys: object) -> Any:
+    table = {"id": "web", "kind": "jsonl", "paths": [str(path)], **keys}
+    return open_reader(validate(SourceSpec, table, "test"), path.parent, "train")
+
+
+def _records(source: Any) -> list[Any]:
+    return [record for block in source.blocks() for record in block.records()]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_line_past_the_limit_is_refused_before_more_than_the_limit_is_held(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    _write(path, size_mb=200)
+    source = _source(path, max_record_mb=LIMIT_MB)
+    tracemalloc.start()
+    with pytest.raises(SourceError) as caught:
+        _records(source)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # One input of zstd may give more than is asked for: 512 bytes, where this line begins.
+    assert peak < (LIMIT_MB + (8 if path.suffix != ".zst" else 16)) * MIB
+    assert caught.value.code == "E-SOURCE-RECORD"
+    assert f"{path}:51" in str(caught.value)
+    assert "max_record_mb" in str(caught.value)
+    with pytest.raises(SourceError):
+        source.num_rows()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_long_line_below_the_limit_is_read(tmp_path: Path, name: str) -> None:
+    _write(tmp_path / name, size_mb=LIMIT_MB - 1)
+    source = _source(tmp_path / name, max_record_mb=LIMIT_MB)
+    records = _records(source)
+    assert len(records) == 101
+    assert len(records[50].text) == (LIMIT_MB - 1) * MIB
+
+
+def test_a_text_file_past_the_limit_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a" * 3 * MIB)
+    (tmp_path / "b.txt").write_bytes(b"a")
+    keys = {"kind": "files", "max_record_mb": 2}
+    with pytest.raises(SourceError) as caught:
+        list(_source(tmp_path / "*.txt", **keys).blocks())
+    assert caught.value.code == "E-SOURCE-RECORD"
+    assert str(tmp_path / "a.txt") in str(caught.value)
+    assert len(list(_source(tmp_path / "b.txt", **keys).blocks())) == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_cell_past_the_limit_is_refused_by_row(tmp_path: Path, kind: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"text": ["a", "b", "c" * 3 * MIB, "d"]})
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(SourceError, match="row 2: a record is longer"):
+        _records(_source(path, kind=kind, max_record_mb=2))
+    assert len(_records(_source(path, kind=kind, max_record_mb=4))) == 4
+
+
+def test_prep_refuses_a_long_line_in_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write(tmp_path / "a.jsonl.zst", size_mb=16)
+    command = ["prep", "--source", "jsonl", "--paths", str(tmp_path / "a.jsonl.zst")]
+    command += ["--name", "web", "--output", str(tmp_path / "out"), "--num-shards", "1"]
+    assert main([*command, "--max-record-mb", "4"]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("ERROR [E-SOURCE-RECORD]: ")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_limit_does_not_make_finished_shards_another_reading(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
+    table = {"id": "web", "kind": "jsonl", "paths": ["a.jsonl"]}
+    digests = {
+        validate(SourceSpec, table | more, "test").reading_digest("train")
+        for more in ({}, {"max_record_mb": 5})
+    }
+    assert len(digests) == 1
