@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
+from nmoe_core.engine.config import ExpertChoice
 from nmoe_core.errors import CheckpointError, ConfigError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.prep.tokenizer import load_tokenizer
@@ -256,10 +257,12 @@ def _eos_token_id(run: Run) -> int:
 def load_backbone(run: Run) -> Transformer:
     """The run's backbone, loaded once in a process. Raises CheckpointError (E-CHECKPOINT-...)."""
     table = run.config.backbone
-    return load_checkpoint(run.paths.checkpoint, table.device, table.dtype)
+    return load_checkpoint(run.paths.checkpoint, table.device, table.dtype, table.experts)
 
 
-def load_checkpoint(path: Path, device: str, dtype: str) -> Transformer:
+def load_checkpoint(
+    path: Path, device: str, dtype: str, experts: ExpertChoice = "auto"
+) -> Transformer:
     """A checkpoint, loaded once in a process.
 
     Raises:
@@ -268,7 +271,7 @@ def load_checkpoint(path: Path, device: str, dtype: str) -> Transformer:
     _require_checkpoint(path)
     from nmoe_core.engine.checkpoint import checkpoint_digest
 
-    return _loaded(path, checkpoint_digest(path), device, dtype)
+    return _loaded(path, checkpoint_digest(path), device, dtype, experts)
 
 
 def eos_of(data_root: Path) -> int:
@@ -290,10 +293,12 @@ def eos_of(data_root: Path) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: Path, digest: str, device: str, dtype: str) -> Transformer:
+def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertChoice) -> Transformer:
     """The backbone, loaded once in a process; `digest` makes changed weights another one."""
     import torch
 
     from nmoe_core.engine import Transformer
 
-    return Transformer.from_checkpoint(path, device=device, dtype=getattr(torch, dtype))
+    return Transformer.from_checkpoint(
+        path, device=device, dtype=getattr(torch, dtype), experts=experts
+    )
