@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.engine.config import ExpertChoice
-from nmoe_core.errors import CheckpointError, ConfigError
+from nmoe_core.errors import ConfigError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.prep.tokenizer import load_tokenizer
 from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.stages.checkpoints import require_checkpoint
 from nmoe_core.stages.result import Output
 
 if TYPE_CHECKING:
@@ -49,30 +50,6 @@ def make_backbone(run: Run) -> Output:
         "path": str(path),
     }
     return Output(checkpoint_digest(path), facts)
-
-
-def require_checkpoints(run: Run) -> None:
-    """Refuse a run whose checkpoints are not there, before anything is made for them.
-
-    Raises:
-        CheckpointError: One that the run names is missing (E-CHECKPOINT-MISSING).
-    """
-    backbone, oracle = run.config.backbone, run.config.oracle
-    named = [run.paths.checkpoint] if backbone.kind == "checkpoint" else []
-    if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
-        named.append(run.resolve(oracle.engine.checkpoint))
-    for path in named:
-        _require_checkpoint(path)
-
-
-def _require_checkpoint(path: Path) -> None:
-    if not path.is_dir():
-        raise CheckpointError(
-            "no checkpoint here",
-            where=path,
-            do="materialise hydra/backbone, or correct the path of checkpoint",
-            code="E-CHECKPOINT-MISSING",
-        )
 
 
 def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Output]:
@@ -268,7 +245,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
     """
-    _require_checkpoint(path)
+    require_checkpoint(path)
     from nmoe_core.engine.checkpoint import checkpoint_digest
 
     return _loaded(path, checkpoint_digest(path), device, dtype, experts)
