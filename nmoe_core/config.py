@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from loader.local_path import local_path
 from loader.settings import project_dir, read_toml
 from nmoe_core.compute import RayOptions
+from nmoe_core.engine.config import ExpertChoice
 from nmoe_core.errors import ConfigError
 from nmoe_core.hydra.rubric import Rubric
 from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER
@@ -91,7 +92,7 @@ class EngineOracleTable(StrictModel):
     checkpoint: PathText | None = None
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    experts: Literal["decoded", "packed"] = "decoded"
+    experts: ExpertChoice = "auto"
     max_ctx: int = Field(default=4096, ge=64)
     max_new: int = Field(default=2048, ge=1)
     max_batch: int = Field(default=32, ge=1)
@@ -160,6 +161,7 @@ class BackboneTable(StrictModel):
     seed: int = 0
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    experts: ExpertChoice = "auto"
 
 
 class ProbeTable(StrictModel):

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.cli.output import print_json
+from nmoe_core.cli.paths import add_experts_flag, default_dtype
 from nmoe_core.completions import Report, Settings, check_is_file, complete_file
+from nmoe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard
@@ -33,10 +35,8 @@ def register(verbs: Any) -> None:
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt and new tokens")
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--device", default="cpu", help="cuda: the device of the shard's number")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument(
-        "--experts", choices=("decoded", "packed"), default="decoded", help="packed: less memory"
-    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
+    add_experts_flag(parser)
     parser.add_argument("--threads", type=int, help="default: those torch chooses")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits in any batch; slower"
@@ -80,11 +80,14 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
     sampling = (arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed)
     Sampling(*sampling)
     if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise ConfigError("--threads must be at least 1", found=arguments.threads)
         torch.set_num_threads(arguments.threads)
+    device = shard.device(arguments.device)
     model = Transformer.from_checkpoint(
         arguments.checkpoint,
-        device=shard.device(arguments.device),
-        dtype=getattr(torch, arguments.dtype),
+        device=device,
+        dtype=getattr(torch, arguments.dtype or default_dtype(device.type)),
         experts=arguments.experts,
     )
     invariant = arguments.batch_invariant

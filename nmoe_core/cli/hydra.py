@@ -16,6 +16,7 @@ from nmoe_core.cli import hydra_labels, train
 from nmoe_core.cli.hydra_labels import Outputs, add_jsonl_flags, show
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
 from nmoe_core.config import Run
+from nmoe_core.engine.config import ExpertChoice
 from nmoe_core.errors import ConfigError
 from nmoe_core.mixture import run_sources
 from nmoe_core.stages.result import Output
@@ -163,9 +164,9 @@ def _documents(arguments: argparse.Namespace) -> Any:
     return DocIdInput(read_slice(arguments.input_docids), data_root, arguments.sample)
 
 
-def _place(arguments: argparse.Namespace) -> tuple[str, str]:
+def _place(arguments: argparse.Namespace) -> tuple[str, str, ExpertChoice]:
     device = arguments.device or default_device()
-    return device, arguments.dtype or default_dtype(device)
+    return device, arguments.dtype or default_dtype(device), arguments.experts
 
 
 def _show_progress(num_done: int, num_all: int | None) -> None:

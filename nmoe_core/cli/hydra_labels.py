@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.cli.paths import default_device, default_dtype, required
+from nmoe_core.cli.paths import add_experts_flag, default_device, default_dtype, required
 from nmoe_core.config import OracleTable, Run
 from nmoe_core.errors import ConfigError
 from nmoe_core.hydra.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS
@@ -69,7 +69,7 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-batch", type=int, default=32, help="engine: answers at once")
     parser.add_argument("--device", help="engine: default cuda where there is one")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
-    parser.add_argument("--experts", choices=("decoded", "packed"), default="decoded")
+    add_experts_flag(parser)
     parser.add_argument("--reasoning", choices=("low", "none"), default="low")
     parser.add_argument("--base-url", metavar="URL", help="http: such as http://127.0.0.1:8000/v1")
     parser.add_argument("--model", help="http: the server's name of its model")

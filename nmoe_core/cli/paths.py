@@ -15,6 +15,15 @@ def add_backbone_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="weights of the backbone")
     parser.add_argument("--device", help="default cuda where there is one")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
+    add_experts_flag(parser)
+
+
+def add_experts_flag(parser: argparse.ArgumentParser) -> None:
+    """How MXFP4 experts lie in memory."""
+    choices = ("auto", "decoded", "packed")
+    parser.add_argument(
+        "--experts", choices=choices, default="auto", help="auto: packed on a GPU (less memory)"
+    )
 
 
 def required(arguments: argparse.Namespace, name: str) -> Any:

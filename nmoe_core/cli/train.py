@@ -106,4 +106,4 @@ def _backbone(arguments: argparse.Namespace) -> Any:
 
     device = arguments.device or default_device()
     dtype = arguments.dtype or default_dtype(device)
-    return load_checkpoint(required(arguments, "checkpoint"), device, dtype)
+    return load_checkpoint(required(arguments, "checkpoint"), device, dtype, arguments.experts)

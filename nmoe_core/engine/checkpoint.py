@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nmoe_core.engine import mxfp4
-from nmoe_core.engine.config import ModelConfig
+from nmoe_core.engine.config import ExpertChoice, ModelConfig
 from nmoe_core.engine.experts import (
     DecodedExperts,
     ExpertForm,
@@ -28,7 +29,7 @@ from nmoe_core.engine.experts import (
     empty_decoded,
     empty_packed,
 )
-from nmoe_core.engine.layout import Layout, check_tensors, detect_layout, part_shapes
+from nmoe_core.engine.layout import EXPERT_PARTS, Layout, check_tensors, detect_layout, part_shapes
 from nmoe_core.engine.weight_files import (
     PICKLE_SUFFIXES,
     WeightFiles,
@@ -164,6 +165,33 @@ class Checkpoint:
     def unembedding(self, dtype: torch.dtype) -> Tensor:
         """[vocab, hidden]."""
         return self._copy(self.layout.unembedding, dtype)
+
+    def expert_form(self, choice: ExpertChoice) -> ExpertForm:
+        """What "auto" means here: packed on a GPU where all experts are MXFP4, else decoded.
+
+        Raises:
+            ConfigError: There is no such choice (E-CONFIG-EXPERTS).
+        """
+        if choice not in get_args(ExpertChoice):
+            raise ConfigError(
+                "unknown form of experts",
+                found=choice,
+                expected="auto, decoded or packed",
+                code="E-CONFIG-EXPERTS",
+            )
+        if choice != "auto":
+            return choice
+        is_gpu = torch.device(self.device).type == "cuda"
+        return "packed" if is_gpu and self.is_packed else "decoded"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the files hold all experts as MXFP4."""
+        return all(
+            self.layout.is_packed(layer, part, self.files.specs)
+            for layer in range(self.config.num_hidden_layers)
+            for part in EXPERT_PARTS
+        )
 
     def layer(
         self, layer: int, dtype: torch.dtype, experts: ExpertForm = "decoded"

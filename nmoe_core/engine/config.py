@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from nmoe_core.engine.config_json import (
     FULL,
@@ -23,6 +23,8 @@ from nmoe_core.engine.config_json import (
 
 __all__ = ["FULL", "GROUP_SIZE", "MXFP4", "SLIDING", "ModelConfig", "YarnScaling", "tap_layers"]
 
+# How MXFP4 experts are to lie in memory; "auto" goes by the device.
+ExpertChoice = Literal["auto", "decoded", "packed"]
 GROUP_SIZE = 32
 _UNCONVERTED = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens")
 
@@ -169,10 +171,12 @@ class ModelConfig:
     def _conditions(self) -> list[tuple[str, bool, str]]:
         counts = ("num_hidden_layers", "num_experts", "experts_per_token", "vocab_size")
         sizes = ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads")
-        more = ("num_key_value_heads", "sliding_window", "max_position_embeddings", "rope_theta")
-        kinds = {SLIDING, FULL}
+        more = ("num_key_value_heads", "sliding_window", "max_position_embeddings")
+        factors = ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
+        names = (*counts, *sizes, *more, *factors)
         return [
-            *[(name, getattr(self, name) > 0, "above 0") for name in (*counts, *sizes, *more)],
+            *[(name, getattr(self, name) > 0, "above 0") for name in names],
+            ("rope_theta", self.rope_theta > 1, "above 1"),
             (
                 "experts_per_token",
                 self.experts_per_token <= self.num_experts,
@@ -191,7 +195,8 @@ class ModelConfig:
             ],
             (
                 "layer_types",
-                len(self.layer_types) == self.num_hidden_layers and kinds >= set(self.layer_types),
+                len(self.layer_types) == self.num_hidden_layers
+                and all(kind in (SLIDING, FULL) for kind in self.layer_types),
                 f"{self.num_hidden_layers} entries of {SLIDING} or {FULL}",
             ),
         ]

@@ -19,6 +19,8 @@ MXFP4 = "mxfp4"
 PUBLISHED_VOCAB_SIZE = 201_088
 PUBLISHED_EOS_TOKEN_ID = 200_002
 PUBLISHED_PAD_TOKEN_ID = 199_999
+MAX_LAYERS = 4096
+LARGEST = 2**53
 
 _ROPE_KEYS = {
     "beta_fast",
@@ -45,6 +47,11 @@ class YarnScaling:
     beta_slow: float = 1.0
     truncate: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("factor", "original_max_position", "beta_fast", "beta_slow"):
+            if not getattr(self, name) > 0:
+                raise bad_field(f"rope_scaling.{name}", getattr(self, name), "above 0")
+
 
 def hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `ModelConfig` from the Hugging Face form.
@@ -53,7 +60,7 @@ def hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         CheckpointError: As `ModelConfig.from_hf`.
     """
     _require_gpt_oss(raw)
-    num_layers = _take(raw, int, "num_hidden_layers")
+    num_layers = _num_layers(raw)
     rope_theta, scaling = _hf_rope(raw)
     return {
         "num_experts": _take(raw, int, "num_local_experts", "num_experts"),
@@ -101,7 +108,8 @@ def original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_gpt_oss(raw: Mapping[str, Any]) -> None:
     """Refuse other architectures, and settings of this one that change what is computed."""
-    name = raw.get("model_type") or (raw.get("architectures") or [None])[0]
+    listed = raw.get("architectures")
+    name = raw.get("model_type") or (listed[0] if isinstance(listed, list) and listed else listed)
     if name not in ("gpt_oss", "GptOssForCausalLM"):
         raise CheckpointError(
             "not a gpt-oss checkpoint",
@@ -121,8 +129,17 @@ def _shared_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     names = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim")
     more = ("num_attention_heads", "num_key_value_heads", "sliding_window")
     fields: dict[str, Any] = {name: _take(raw, int, name) for name in (*names, *more)}
+    fields["num_hidden_layers"] = _num_layers(raw)
     fields["swiglu_limit"] = _take(raw, float, "swiglu_limit")
     return fields
+
+
+def _num_layers(raw: Mapping[str, Any]) -> int:
+    """The number of blocks, small enough that each can be named before any file is read."""
+    num_layers = _take(raw, int, "num_hidden_layers")
+    if not 0 < num_layers <= MAX_LAYERS:
+        raise bad_field("num_hidden_layers", num_layers, f"1 to {MAX_LAYERS}")
+    return num_layers
 
 
 def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, YarnScaling | None]:
@@ -182,7 +199,10 @@ def _take(raw: Mapping[str, Any], kind: type, *names: str) -> Any:
             code="E-CHECKPOINT-CONFIG",
         )
     value = raw[name]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not abs(value) <= LARGEST:
+        raise bad_field(name, value, f"a number of at most {LARGEST}")
+    if kind is float and is_number:
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise bad_field(name, value, f"a value of type {kind.__name__}")
@@ -194,7 +214,7 @@ def bad_field(field: str, found: object, expected: str) -> CheckpointError:
     return CheckpointError(
         "the field does not fit",
         where=f"config.json {field}",
-        found=repr(found),
+        found=repr(found)[:80],
         expected=expected,
         code="E-CHECKPOINT-CONFIG",
     )
@@ -204,7 +224,7 @@ def _variant(field: str, found: object, expected: str) -> CheckpointError:
     return CheckpointError(
         "this variant of gpt-oss is not computed by the engine",
         where=f"config.json {field}",
-        found=repr(found),
+        found=repr(found)[:80],
         expected=expected,
         code="E-CHECKPOINT-ARCH",
     )

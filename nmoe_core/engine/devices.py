@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from nmoe_core.engine.experts import ExpertForm
+from nmoe_core.engine import backend
+from nmoe_core.engine.config import ExpertChoice
 from nmoe_core.engine.model import Transformer
 from nmoe_core.errors import ConfigError, NmoeError
 
@@ -55,11 +56,15 @@ class Shard:
         return items[self.index :: self.count]
 
     def device(self, kind: str) -> torch.device:
-        """The CPU, or one of the accelerators this process sees: number `index`, counted round."""
-        device = torch.device(kind)
+        """The CPU, or one of the accelerators this process sees: number `index`, counted round.
+
+        Raises:
+            ConfigError: There is no such kind (E-CONFIG-DEVICE).
+        """
+        device = backend.known_device(kind)
         if device.type == "cpu" or device.index is not None:
             return device
-        num_devices = torch.get_device_module(device).device_count()
+        num_devices = backend.num_devices(device)
         return torch.device(device.type, self.index % max(1, num_devices))
 
 
@@ -73,7 +78,7 @@ class ModelSource:
     path: str
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
-    experts: ExpertForm = "decoded"
+    experts: ExpertChoice = "auto"
 
     def load(self, shard: Shard) -> Transformer:
         """The model on the shard's device."""

@@ -20,14 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmoe_core.engine import backend
+from nmoe_core.engine import backend, memory
 from nmoe_core.engine.attention import Attention, Context, PackedDocuments
 from nmoe_core.engine.cache import PagedCache
 from nmoe_core.engine.checkpoint import LayerTensors, checkpoint_digest, open_checkpoint
-from nmoe_core.engine.config import ModelConfig
-from nmoe_core.engine.experts import ExpertForm
+from nmoe_core.engine.config import ExpertChoice, ModelConfig
 from nmoe_core.engine.moe import MixtureOfExperts
-from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
+from nmoe_core.engine.packing import MIN_ROWS, Packing, describe, is_whole, linear
 from nmoe_core.engine.rope import rotation_table
 from nmoe_core.engine.step import Chunk, StepBatch
 from nmoe_core.errors import ConfigError, TokenizerError
@@ -96,7 +95,7 @@ class Transformer(nn.Module):
         config: ModelConfig | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        experts: ExpertForm = "decoded",
+        experts: ExpertChoice = "auto",
         use_kernels: bool | None = None,
     ) -> Transformer:
         """Load a checkpoint, expert by expert.
@@ -107,13 +106,15 @@ class Transformer(nn.Module):
             device: Where the weights lie and the work is done.
             dtype: torch.float32 or torch.bfloat16.
             experts: "packed" keeps MXFP4 experts as they are stored and decodes what a batch needs:
-                the same numbers in a third of the memory of bfloat16, for more time.
+                the same numbers in a third of the memory of bfloat16, for more time. "decoded"
+                decodes them once. "auto" keeps them packed on a GPU and decodes them on a CPU.
             use_kernels: None for wherever the device has them (`backend.has_kernels`).
 
         Raises:
             CheckpointError: As `open_checkpoint`.
-            ConfigError: Another dtype (E-CONFIG-DTYPE), or experts that are not MXFP4 cannot stay
-                packed (E-CONFIG-EXPERTS).
+            ConfigError: Another dtype (E-CONFIG-DTYPE); a device that is not here
+                (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
+                not MXFP4 cannot stay packed (E-CONFIG-EXPERTS).
         """
         if dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(
@@ -122,12 +123,14 @@ class Transformer(nn.Module):
                 expected="torch.float32 or torch.bfloat16",
                 code="E-CONFIG-DTYPE",
             )
+        device = backend.usable_device(device)
         with open_checkpoint(path, config, device) as checkpoint:
-            config = checkpoint.config
+            config, form = checkpoint.config, checkpoint.expert_form(experts)
+            memory.check_fits(checkpoint, dtype, form)
             # The tables first: what is read of a mapping counts, and they are the largest tensors.
             tables = checkpoint.embedding(dtype), checkpoint.unembedding(dtype)
             blocks = [
-                Block(config, layer, checkpoint.layer(layer, dtype, experts))
+                Block(config, layer, checkpoint.layer(layer, dtype, form))
                 for layer in range(config.num_hidden_layers)
             ]
             final_norm = checkpoint.final_norm()
@@ -155,9 +158,9 @@ class Transformer(nn.Module):
         """Run documents through the blocks.
 
         Args:
-            input_ids: int64 [B, T], right-padded; ids past a document's end are not read. Not
-                used, and may be None, with `hidden`.
-            lengths: int64 [B], tokens of each document; None when all have T.
+            input_ids: int64 or int32 [B, T], right-padded; ids past a document's end are not read.
+                Not used, and may be None, with `hidden`.
+            lengths: int64 or int32 [B], tokens of each document; None when all have T.
             return_hidden_states: Numbers n of blocks, from 1, whose residual is asked for: the
                 stream after block n, before the final norm.
             up_to_layer: Number of the last block to run. Default: all, or the last one asked for
@@ -263,14 +266,17 @@ class Transformer(nn.Module):
         return F.embedding(rows, self.embedding), packing
 
     def _checked_ids(self, input_ids: Tensor | None) -> Tensor:
-        if input_ids is None or input_ids.dtype != torch.int64 or input_ids.ndim != 2:
-            raise _refused(_describe(input_ids), "input_ids int64 [B, T]")
-        return input_ids
+        if input_ids is None or not is_whole(input_ids) or input_ids.ndim != 2:
+            raise _refused(describe(input_ids), "input_ids int64 or int32 [B, T]")
+        if not input_ids.numel():
+            raise _refused(f"input_ids {describe(input_ids)}", "at least one document and token")
+        return input_ids.long()
 
     def _checked_hidden(self, hidden: Tensor) -> Tensor:
         size, dtype = self.config.hidden_size, self.embedding.dtype
-        if hidden.ndim != 3 or hidden.shape[2] != size or hidden.dtype != dtype:
-            raise _refused(f"hidden {_describe(hidden)}", f"{dtype} [B, T, {size}]")
+        is_tensor = isinstance(hidden, Tensor) and hidden.dtype == dtype
+        if not is_tensor or hidden.ndim != 3 or hidden.shape[2] != size:
+            raise _refused(f"hidden {describe(hidden)}", f"{dtype} [B, T, {size}]")
         return hidden
 
     def _check_vocabulary(self, ids: Tensor) -> None:
@@ -283,10 +289,6 @@ class Transformer(nn.Module):
                 do="use the tokenizer the backbone was trained with",
                 code="E-TOKENIZER-VOCAB",
             )
-
-
-def _describe(tensor: Tensor | None) -> str:
-    return "None" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _refused(found: str, expected: str) -> ConfigError:

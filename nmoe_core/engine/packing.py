@@ -39,12 +39,12 @@ class Packing:
         """Packing of a batch whose document b has `lengths[b]` tokens (None: all have `length`).
 
         Raises:
-            ConfigError: `lengths` is not int64 [B] of 0 .. T (E-CONFIG-FORWARD).
+            ConfigError: `lengths` is not int64 or int32 [B] of 0 .. T (E-CONFIG-FORWARD).
         """
         positions = torch.arange(length, device=device).repeat(batch_size)
         if lengths is None:
             return cls(batch_size, length, None, positions)
-        _check_lengths(lengths, batch_size, length)
+        lengths = _checked_lengths(lengths, batch_size, length)
         is_real = torch.arange(length, device=device) < lengths.to(device)[:, None]
         if bool(is_real.all()):
             return cls(batch_size, length, None, positions)
@@ -134,14 +134,26 @@ def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | 
     return out.copy_(result) if bias is None else torch.add(result, bias, out=out)
 
 
-def _check_lengths(lengths: Tensor, batch_size: int, length: int) -> None:
-    is_shaped = lengths.dtype == torch.int64 and lengths.shape == (batch_size,)
+def is_whole(value: object) -> bool:
+    """Whether this is a tensor of int64 or int32."""
+    return isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+
+
+def describe(value: object) -> str:
+    """Type and shape, for a message."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _checked_lengths(lengths: Tensor, batch_size: int, length: int) -> Tensor:
+    """The lengths as int64."""
+    is_shaped = is_whole(lengths) and lengths.shape == (batch_size,)
     if is_shaped and bool(((lengths >= 0) & (lengths <= length)).all()):
-        return
-    found = lengths.tolist() if is_shaped else f"{lengths.dtype} {list(lengths.shape)}"
+        return lengths.long()
     raise ConfigError(
         "lengths do not fit the batch",
-        found=found,
+        found=lengths.tolist() if is_shaped else describe(lengths),
         expected=f"int64 [{batch_size}] of values from 0 to {length}",
         code="E-CONFIG-FORWARD",
     )

@@ -17,6 +17,7 @@ says so.
 from __future__ import annotations
 
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,15 @@ from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError
 from nmoe_core.hydra.features import Backbone
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, save_head
-from nmoe_core.hydra.heads import NUM_SCORES, JudgeArch, ProbeArch, build_head
+from nmoe_core.hydra.heads import NUM_SCORES, JudgeArch, ProbeArch, head_of
 from nmoe_core.hydra.scores import MAX_GRADE
 
 UNKNOWN = "unknown"
+# What torch's reader of pickles raises for bytes that are none.
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, TypeError, LookupError),
+    *(AttributeError, ArithmeticError, AssertionError, struct.error, OSError, MemoryError),
+)
 _FORMS = "a probe (proj, or gate) or a judge (q0, proj, enc0... or q_token, projector, encoder...)"
 _SECOND_FORM = {"projector": "proj", "encoder": "enc0", "rubric_head": "shared_head"}
 
@@ -54,9 +60,8 @@ def import_pickle(
     tensors = _read_tensors(path)
     try:
         tensors, arch = _known_form(tensors, num_heads)
-        head = build_head(arch)
-        head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    except (KeyError, ValueError, RuntimeError, AssertionError) as error:
+        head = head_of(arch, tensors)
+    except (LookupError, ValueError, RuntimeError) as error:
         raise _not_a_head(path, " ".join(str(error).split())[:200]) from None
     if arch.hidden_size != model.config.hidden_size:
         raise _not_a_head(path, f"hidden size {arch.hidden_size}", f"{model.config.hidden_size}")
@@ -71,7 +76,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise HeadError("head is missing", where=path, code="E-HEAD-MISSING") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except _DAMAGED as error:
         raise _not_a_head(path, " ".join(str(error).split())[:200]) from None
     if not isinstance(value, dict):
         raise _not_a_head(path, type(value).__name__)

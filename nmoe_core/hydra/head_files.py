@@ -24,7 +24,7 @@ from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError
 from nmoe_core.fingerprint import sha256_file, sha256_json
 from nmoe_core.hydra.features import Backbone
-from nmoe_core.hydra.heads import Judge, Probe, arch_from_dict, build_head
+from nmoe_core.hydra.heads import Judge, Probe, arch_from_dict, head_of
 
 HEAD_FORMAT = "hydra-head/1"
 PROBE_NAME = "hydra_probe.safetensors"
@@ -73,10 +73,11 @@ def read_header(path: Path) -> Header:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
         header = json.loads(metadata[HEADER_KEY])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise _bad_format(path, f"{type(error).__name__}: {error}") from None
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+        raise _bad_format(path, found[:200]) from None
     if not isinstance(header, dict) or header.get("format") != HEAD_FORMAT:
-        raise _bad_format(path, str(header)[:80])
+        raise _bad_format(path, repr(header)[:80])
     return header
 
 
@@ -114,9 +115,8 @@ def load_head(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Jud
 def _with_weights(path: Path, header: Header, tensors: dict[str, Tensor]) -> Probe | Judge:
     try:
         tensors.pop(CONTENTS_KEY, None)
-        head = build_head(arch_from_dict(header["arch"]))
-        head.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+        head = head_of(arch_from_dict(header["arch"]), tensors)
+    except (KeyError, TypeError, ValueError) as error:
         raise _bad_format(path, " ".join(str(error).split())[:200]) from None
     bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
     if bad:
@@ -150,7 +150,8 @@ def _require_safe(path: Path) -> None:
 
 
 def _require_backbone(path: Path, header: Header, backbone: Backbone) -> None:
-    trained_on = header.get("backbone", {}).get("digest")
+    named = header.get("backbone")
+    trained_on = named.get("digest") if isinstance(named, dict) else None
     if trained_on != backbone.digest:
         raise HeadError(
             "head was trained on another backbone",
@@ -214,7 +215,10 @@ def load_heads(heads_dir: Path, backbone: Backbone, max_ctx: int) -> Heads:
     judge, judge_header = load_head(heads_dir / JUDGE_NAME, backbone, max_ctx)
     if not isinstance(probe, Probe) or not isinstance(judge, Judge):
         raise _bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
-    taps = tap_of(header, backbone), tap_of(judge_header, backbone)
+    taps = tuple(
+        tap_of(heads_dir / name, head, backbone)
+        for name, head in ((PROBE_NAME, header), (JUDGE_NAME, judge_header))
+    )
     if taps[0] > taps[1]:
         raise _bad_format(heads_dir, f"the probe reads block {taps[0]}, the judge {taps[1]}")
     contents = [_contents(heads_dir / name) for name in (PROBE_NAME, JUDGE_NAME)]
@@ -231,12 +235,22 @@ def load_heads(heads_dir: Path, backbone: Backbone, max_ctx: int) -> Heads:
     )
 
 
-def tap_of(header: Header, backbone: Backbone) -> int:
-    """Number of the block a head reads; the usual one of its kind where the header is silent."""
-    usual = tap_layers(backbone.config.num_hidden_layers)
-    return int(header.get("tap") or usual[header["arch"]["kind"] == "judge"])
+def tap_of(path: Path, header: Header, backbone: Backbone) -> int:
+    """Number of the block a head reads; the usual one of its kind where the header is silent.
+
+    Raises:
+        HeadError: The backbone has no such block (E-HEAD-FORMAT).
+    """
+    depth = backbone.config.num_hidden_layers
+    tap = header.get("tap") or tap_layers(depth)[header["arch"]["kind"] == "judge"]
+    if type(tap) is not int or not 1 <= tap <= depth:
+        raise _bad_format(path, f"tap {tap!r} of {depth} blocks"[:80])
+    return tap
 
 
 def _contents(path: Path) -> np.ndarray:
     tensors = load_file(str(path))
-    return tensors[CONTENTS_KEY].numpy() if CONTENTS_KEY in tensors else np.empty(0, np.int64)
+    found = tensors.get(CONTENTS_KEY, torch.empty(0, dtype=torch.int64))
+    if found.dtype != torch.int64 or found.dim() != 1:
+        raise _bad_format(path, f"{CONTENTS_KEY} {found.dtype} {list(found.shape)}")
+    return found.numpy()

@@ -7,6 +7,7 @@ those of the first published heads, whose weights load unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -169,14 +170,22 @@ def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Ten
     return layer.norm2(x + layer.dropout2(layer.linear2(widened)))[:, 0]
 
 
-def arch_from_dict(value: dict[str, Any]) -> ProbeArch | JudgeArch:
+def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
     """The shape that a header names.
 
     Raises:
-        TypeError: Fields are missing or unknown.
-        ValueError: The kind is neither probe nor judge.
+        TypeError: It is no table, or fields are missing, unknown or of another type.
+        ValueError: The kind is neither probe nor judge, or a size no head can have.
     """
+    if not isinstance(value, dict):
+        raise TypeError(f"the shape is a {type(value).__name__}")
     fields = {key: item for key, item in value.items() if key != "kind"}
+    switches = ("nan_to_num", "is_normalised", "has_second_pass")
+    for key, item in fields.items():
+        if type(item) is not (bool if key in switches else int):
+            raise TypeError(f"{key} is {item!r}")
+        if key not in switches and item < 1:
+            raise ValueError(f"{key} is {item}")
     if value.get("kind") == "probe":
         return ProbeArch(**fields)
     if value.get("kind") == "judge":
@@ -187,3 +196,19 @@ def arch_from_dict(value: dict[str, Any]) -> ProbeArch | JudgeArch:
 def build_head(arch: ProbeArch | JudgeArch) -> Probe | Judge:
     """A head of that shape, its weights drawn from torch's generator."""
     return Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)
+
+
+def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
+    """A head with these weights, as float32. No memory is taken for a shape that is not theirs.
+
+    Raises:
+        ValueError: There is no head of that shape, or these are not its weights.
+    """
+    try:
+        with torch.device("meta"):
+            head = build_head(arch)
+        weights = {name: tensor.float() for name, tensor in tensors.items()}
+        head.load_state_dict(weights, assign=True)
+    except (ArithmeticError, AttributeError, AssertionError, RuntimeError, TypeError) as error:
+        raise ValueError(" ".join(str(error).split())[:200]) from None
+    return head

@@ -278,14 +278,16 @@ def _slice_row(path: Path, i: int, line: bytes) -> tuple[str, str]:
     try:
         row = json.loads(line)
         pair = (row["doc_id"], row["source"])
-    except (ValueError, KeyError, TypeError):
+        source = parse_doc_id(pair[0]).source
+    except (ValueError, KeyError, TypeError, RecursionError, FormatError):
         raise FormatError(
             "not a row of a slice",
             where=f"{path}:{i + 1}",
             found=repr(line[:80]),
+            expected='{"doc_id": "{source}//{path}#s={start}:e={end}", "source": "{source}"}',
             code="E-DOCID",
         ) from None
-    if parse_doc_id(str(pair[0])).source != pair[1]:
+    if source != pair[1]:
         raise FormatError(
             "row names another source than its document id",
             where=f"{path}:{i + 1}",

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
-from nmoe_core.errors import CheckpointError, ConfigError
+from nmoe_core.engine.config import ExpertChoice
+from nmoe_core.errors import ConfigError
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.prep.tokenizer import load_tokenizer
 from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.stages.checkpoints import require_checkpoint
 from nmoe_core.stages.result import Output
 
 if TYPE_CHECKING:
@@ -48,30 +50,6 @@ def make_backbone(run: Run) -> Output:
         "path": str(path),
     }
     return Output(checkpoint_digest(path), facts)
-
-
-def require_checkpoints(run: Run) -> None:
-    """Refuse a run whose checkpoints are not there, before anything is made for them.
-
-    Raises:
-        CheckpointError: One that the run names is missing (E-CHECKPOINT-MISSING).
-    """
-    backbone, oracle = run.config.backbone, run.config.oracle
-    named = [run.paths.checkpoint] if backbone.kind == "checkpoint" else []
-    if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
-        named.append(run.resolve(oracle.engine.checkpoint))
-    for path in named:
-        _require_checkpoint(path)
-
-
-def _require_checkpoint(path: Path) -> None:
-    if not path.is_dir():
-        raise CheckpointError(
-            "no checkpoint here",
-            where=path,
-            do="materialise hydra/backbone, or correct the path of checkpoint",
-            code="E-CHECKPOINT-MISSING",
-        )
 
 
 def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Output]:
@@ -259,19 +237,21 @@ def _eos_token_id(run: Run) -> int:
 def load_backbone(run: Run) -> Transformer:
     """The run's backbone, loaded once in a process. Raises CheckpointError (E-CHECKPOINT-...)."""
     table = run.config.backbone
-    return load_checkpoint(run.paths.checkpoint, table.device, table.dtype)
+    return load_checkpoint(run.paths.checkpoint, table.device, table.dtype, table.experts)
 
 
-def load_checkpoint(path: Path, device: str, dtype: str) -> Transformer:
+def load_checkpoint(
+    path: Path, device: str, dtype: str, experts: ExpertChoice = "auto"
+) -> Transformer:
     """A checkpoint, loaded once in a process.
 
     Raises:
         CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
     """
-    _require_checkpoint(path)
+    require_checkpoint(path)
     from nmoe_core.engine.checkpoint import checkpoint_digest
 
-    return _loaded(path, checkpoint_digest(path), device, dtype)
+    return _loaded(path, checkpoint_digest(path), device, dtype, experts)
 
 
 def eos_of(data_root: Path) -> int:
@@ -293,10 +273,12 @@ def eos_of(data_root: Path) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: Path, digest: str, device: str, dtype: str) -> Transformer:
+def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertChoice) -> Transformer:
     """The backbone, loaded once in a process; `digest` makes changed weights another one."""
     import torch
 
     from nmoe_core.engine import Transformer
 
-    return Transformer.from_checkpoint(path, device=device, dtype=getattr(torch, dtype))
+    return Transformer.from_checkpoint(
+        path, device=device, dtype=getattr(torch, dtype), experts=experts
+    )

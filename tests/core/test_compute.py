@@ -69,16 +69,23 @@ def test_a_worker_that_dies_has_logged_what_it_said_before(
     assert "about to die" in caplog.text
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers have all the time that a busy machine makes them need before they are killed."""
+    monkeypatch.setattr("nmoe_core.compute.GRACE_SECONDS", 120.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_an_error_stops_the_others_and_they_remove_what_they_wrote(tmp_path: Path) -> None:
-    started = time.monotonic()
     items = [tmp_path / "fails", tmp_path / "long"]
     with pytest.raises(FormatError, match="bad item"):
         list(map_shards(_write, items, backend="pool", workers=2))
-    assert time.monotonic() - started < 4.5  # less than a killed one would have taken
+    # One that was killed, or was not told to stop, would have left what it wrote.
     assert list(tmp_path.iterdir()) == [tmp_path / "started"]
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_second_sigterm_does_not_end_the_cleaning_up(tmp_path: Path) -> None:
     items = [tmp_path / "fails", tmp_path / "long"]
     with pytest.raises(FormatError, match="bad item"):
@@ -116,7 +123,9 @@ except BlockingIOError:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 def test_signals_of_workers_are_not_told_to_the_process_that_asked() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=240
+    )
     assert done.stdout.splitlines() == ["disk", "no signal"], done.stderr
 
 
@@ -179,7 +188,7 @@ def _write(path: Path) -> None:
     with atomic_file(path) as file:
         file.write(b"half")
         started.touch()
-        time.sleep(60)
+        time.sleep(600)
 
 
 def _clean_slowly(path: Path) -> None:
@@ -190,7 +199,7 @@ def _clean_slowly(path: Path) -> None:
         raise FormatError("bad item")
     try:
         started.touch()
-        time.sleep(60)
+        time.sleep(600)
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.1)

@@ -131,9 +131,7 @@ def test_what_is_left_early_is_cancelled_and_cleans_up(options: RayOptions, tmp_
     items = [(tmp_path, i, "" if i == 0 else "hold") for i in range(3)]
     running = map_shards(_write, items, backend="ray", ray=options)
     next(running)
-    deadline = time.monotonic() + 30
-    while len(list(tmp_path.glob("*/*.tmp.*"))) < 2:
-        assert time.monotonic() < deadline
+    while len(list(tmp_path.glob("*/*.tmp.*"))) < 2:  # the test's own time limit ends the wait
         time.sleep(0.05)
     running.close()
     assert not list(tmp_path.glob("*/*.tmp.*"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmoe_core.errors import CheckpointError, ConfigError
+from nmoe_core.errors import CheckpointError
 from nmoe_core.fingerprint import sha256_json
 from nmoe_core.hydra.harmony import (
     OPEN_FINAL,
@@ -214,10 +214,6 @@ def _generator(
 
     from nmoe_core.engine import BatchedGenerator, Transformer
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            "no CUDA device", found=device, do="choose the device cpu, or run where a GPU is"
-        )
     model = Transformer.from_checkpoint(
         checkpoint, device=device, dtype=getattr(torch, dtype), experts=experts
     )

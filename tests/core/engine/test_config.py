@@ -118,6 +118,15 @@ def test_another_architecture_or_variant_is_refused(published: ModelConfig, chan
         ("vocab_size", True),
         ("sliding_window", 0),
         ("num_key_value_heads", 0),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", -1),
+        ("rms_norm_eps", 0),
+        ("rms_norm_eps", -1e-5),
+        ("swiglu_limit", 0),
+        ("swiglu_limit", -7.0),
+        ("swiglu_alpha", 0),
+        ("rope_theta", 1),
+        pytest.param("rope_theta", 10**400, id="rope_theta-huge"),
     ],
 )
 def test_a_value_no_model_can_have_is_named(published: ModelConfig, field: str, value: object):
@@ -144,3 +153,26 @@ def test_heads_tap_three_quarters_and_the_end():
 def test_reading_a_config_loads_no_torch():
     code = "import sys, nmoe_core.engine.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("key", ["factor", "beta_fast", "beta_slow"])
+@pytest.mark.parametrize("value", [0, -1, pytest.param(10**400, id="huge")])
+def test_a_rope_factor_that_is_not_above_zero_is_named(
+    published: ModelConfig, key: str, value: int
+) -> None:
+    raw = published.to_hf()
+    raw["rope_scaling"] = raw["rope_scaling"] | {key: value}
+    with pytest.raises(CheckpointError, match=key) as caught:
+        ModelConfig.from_hf(raw)
+    assert caught.value.code == "E-CHECKPOINT-CONFIG"
+
+
+@pytest.mark.parametrize(
+    "field", ["rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta", "initial_context_length"]
+)
+def test_a_rope_factor_of_the_original_form_that_is_not_above_zero_is_refused(field: str) -> None:
+    for value in (0, -1):
+        with pytest.raises(CheckpointError):
+            ModelConfig.from_original({**ORIGINAL_20B, field: value})
+    with pytest.raises(CheckpointError):
+        ModelConfig.from_original({**ORIGINAL_20B, "num_hidden_layers": 10**9})

@@ -215,11 +215,11 @@ def test_bfloat16_keeps_norms_router_and_sinks_in_float32(tiny_dir, tiny_model: 
     ("arguments", "message"),
     [
         ({"input_ids": torch.zeros(2, 3)}, "float32"),
-        ({"input_ids": torch.zeros(3).long()}, r"input_ids int64 \[B, T\]"),
+        ({"input_ids": torch.zeros(3).long()}, r"input_ids int64 or int32 \[B, T\]"),
         ({"input_ids": None}, "None"),
         ({"lengths": torch.tensor([4, 1])}, "0 to 3"),
         ({"lengths": torch.tensor([1])}, "lengths"),
-        ({"lengths": torch.tensor([1, 2], dtype=torch.int32)}, "lengths"),
+        ({"lengths": torch.tensor([1, 2], dtype=torch.int16)}, "lengths"),
         ({"return_hidden_states": (5,)}, "hidden state 5"),
         ({"return_hidden_states": (0,)}, "hidden state 0"),
         ({"return_hidden_states": (3,), "up_to_layer": 2, "no_logits": True}, "hidden state 3"),
@@ -260,3 +260,42 @@ def test_a_config_given_by_hand_stands_in_for_the_files(tiny_dir, tiny_model: Tr
     assert model.config.sliding_window == 4
     assert not torch.equal(model(_ids(1, 20)), tiny_model(_ids(1, 20)))
     assert torch.equal(model(_ids(1, 4)), tiny_model(_ids(1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [
+        (torch.zeros(0, 4, dtype=torch.int64), "0"),
+        (torch.zeros(2, 0, dtype=torch.int64), "0"),
+        ([[1, 2]], "list"),
+        (torch.zeros(2, 3), "float32"),
+        (torch.zeros(3, dtype=torch.int64), "int64"),
+        ("text", "str"),
+    ],
+)
+def test_ids_that_are_no_batch_are_one_clear_error(
+    tiny_model: Transformer, ids: object, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        tiny_model(ids)
+    assert caught.value.code == "E-CONFIG-FORWARD"
+
+
+@pytest.mark.parametrize("lengths", [[2, 1], (2, 1), torch.tensor([2.0, 1.0]), torch.tensor(2)])
+def test_lengths_that_are_no_tensor_of_whole_numbers_are_one_clear_error(
+    tiny_model: Transformer, lengths: object
+) -> None:
+    with pytest.raises(ConfigError, match="lengths") as caught:
+        tiny_model(torch.ones(2, 3, dtype=torch.int64), lengths)
+    assert caught.value.code == "E-CONFIG-FORWARD"
+
+
+def test_hidden_states_that_are_no_tensor_are_one_clear_error(tiny_model: Transformer) -> None:
+    with pytest.raises(ConfigError, match="hidden"):
+        tiny_model(None, from_layer=1, hidden=[[1.0]])
+
+
+def test_ids_and_lengths_of_int32_are_those_of_int64(tiny_model: Transformer) -> None:
+    ids, lengths = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([3, 2])
+    expected = tiny_model(ids, lengths)
+    assert torch.equal(tiny_model(ids.int(), lengths.int()), expected)
