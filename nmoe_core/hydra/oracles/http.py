@@ -130,7 +130,7 @@ class HttpOracle(MeasuredOracle):
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
         # A dated snapshot of the model asked for is that model.
-        if named in (None, asked) or re.fullmatch(
+        if named in (None, asked, *self._table.accept_model) or re.fullmatch(
             re.escape(asked) + r"-\d{4}-?\d{2}-?\d{2}", str(named)
         ):
             return
@@ -139,7 +139,8 @@ class HttpOracle(MeasuredOracle):
             where=self._url,
             found=self._redactor.clean(str(named))[:200],
             expected=asked,
-            do="set the name that the server gives its model",
+            do="set the name that the server gives its model; if it is the same model under another "
+            "name, list that name in [oracle.http] accept_model (--accept-model)",
             code="E-LABEL-MIXED",
         )
 
