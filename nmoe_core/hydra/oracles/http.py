@@ -139,8 +139,8 @@ class HttpOracle(MeasuredOracle):
             where=self._url,
             found=self._redactor.clean(str(named))[:200],
             expected=asked,
-            do="set the name that the server gives its model; if it is the same model under another "
-            "name, list that name in [oracle.http] accept_model (--accept-model)",
+            do="set the name that the server gives its model; where this is only another name of "
+            "it, list it in [oracle.http] accept_model (--accept-model)",
             code="E-LABEL-MIXED",
         )
 
