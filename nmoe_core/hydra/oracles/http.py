@@ -118,11 +118,12 @@ class HttpOracle(MeasuredOracle):
             if reply.is_about_document:
                 flow.answered()
             if reply.is_about_document or tries == self._table.max_attempts:
-                return self._cleaned(OracleResult(None, reply.text, reply.reason))
+                raw = self._redactor.clean(reply.text)[:RAW_CHARS]
+                return OracleResult(None, raw, reply.reason)
             await asyncio.sleep(backoff_s(tries, self._rng))
 
     def _cleaned(self, result: OracleResult) -> OracleResult:
-        """The result as it may be written down: without the key, and of bounded length."""
+        """An answer as it may be written down: without the key, and of bounded length."""
         clean = self._redactor.clean
         raw, reason = clean(result.raw)[:RAW_CHARS], clean(result.finish_reason)[:REASON_CHARS]
         return replace(result, raw=raw, finish_reason=reason)
