@@ -73,7 +73,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         description=described(
             f"Five scores a document from the oracle of kind {run.config.oracle.kind}. "
             "The sample has them in the order of the column scores.",
-            *("parse_rate", "oracle_calls"),
+            *("parse_rate", "salvaged", "oracle_calls"),
         ),
         owners=owners(run),
         tags={"stage": "label"},

@@ -48,6 +48,8 @@ _MEANINGS = {
     "changed": "whether this run wrote the file; false where it was current",
     "train, val, test": "documents of each split",
     "parse_rate": "share of answers that were a set of scores",
+    "salvaged": "parsed labels whose scores stood among other words; heads do not use them unless "
+    "told to",
     "oracle_calls": "documents scored in this run; 0 where the slice was current",
     "n": "val documents it is measured on; it was not fitted on them",
     "spearman": "rank correlation with the oracle's aggregate, -1..1",

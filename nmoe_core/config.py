@@ -103,10 +103,12 @@ class HttpOracleTable(StrictModel):
     """`[oracle.http]`: a server of OpenAI's protocol; its key is named, never written.
 
     `api` says which form of it: `chat`, or `completions` with prompts rendered here, in Harmony.
+    `accept_model` lists other names that the server may give `model` in its replies.
     """
 
     base_url: str = Field(pattern=r"^https?://[^\s@]+$")
     model: str = Field(min_length=1)
+    accept_model: tuple[str, ...] = ()
     api: Literal["chat", "completions"] = "chat"
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     max_new: int = Field(default=2048, ge=1)

@@ -73,6 +73,7 @@ def _add_label_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reasoning", choices=("low", "none"), default="low")
     parser.add_argument("--base-url", metavar="URL", help="http: such as http://127.0.0.1:8000/v1")
     parser.add_argument("--model", help="http: the server's name of its model")
+    parser.add_argument("--accept-model", nargs="+", default=[], help="http: its other names")
     parser.add_argument("--api", choices=("chat", "completions"), default="chat", help="http")
     parser.add_argument("--api-key-env", metavar="NAME", help="http: variable that holds the key")
     parser.add_argument("--concurrency", type=int, default=64, help="http: requests at once")
@@ -204,7 +205,7 @@ def _oracle_table(arguments: argparse.Namespace) -> OracleTable:
             "dtype": dtype,
         }
     elif arguments.oracle == "http":
-        keys = ("api", "api_key_env", "concurrency", "max_new")
+        keys = ("accept_model", "api", "api_key_env", "concurrency", "max_new")
         table["http"] = {key: getattr(arguments, key) for key in keys} | {
             "base_url": required(arguments, "base_url"),
             "model": required(arguments, "model"),

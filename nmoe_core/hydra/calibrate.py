@@ -244,7 +244,7 @@ def _commit(
 def _checked_labels(labels_val: Path, targets: Targets) -> Labels:
     targets.check()
     labels = read_labels(labels_val)
-    total = len(labels.doc_ids) + labels.num_failed
+    total = len(labels.doc_ids) + labels.num_failed + labels.num_salvaged
     if total and len(labels.doc_ids) < MIN_PARSE_RATE * total:
         raise CalibrationError(
             "most val labels failed, so those that did not say nothing of the rest",

@@ -153,7 +153,7 @@ def _rows(
         probe=probe,
         judge=judge,
         heads_digest=digest,
-        left_out={"label_failed": labels.num_failed},
+        left_out={"label_failed": labels.num_failed, "label_salvaged": labels.num_salvaged},
     )
 
 

@@ -26,7 +26,9 @@ def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
         "backbone": backbone["digest"],
         "oracle": f"{header['scorer_model']} {header['scorer_version']}, "
         f"rubric {header['rubric_hash']}",
-        "labels": f"{training['num_documents']} documents, SHA-256 {header['labels_digest']}",
+        "labels": f"{training['num_documents']} documents, "
+        f"{training.get('num_salvaged_left_out', 0)} salvaged ones left out, "
+        f"SHA-256 {header['labels_digest']}",
         "training": f"{training['num_steps']} steps, settings {header['settings']}",
     }
     lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]

@@ -57,6 +57,14 @@ def measure(text: str) -> dict[str, float]:
     return {name: total / counts[name] for name, total in totals.items()}
 
 
+def latin_share(text: str) -> float:
+    """Share of Latin letters among the letters of the windows; 1.0 where there is no letter."""
+    letters = [char for window in windows(text) for char in window if char.isalpha()]
+    # U+1E00 to U+1EFF are Latin too; the letters between are IPA, Greek, Cyrillic and so on.
+    num_latin = sum(char < "\u0250" or "\u1e00" <= char <= "\u1eff" for char in letters)
+    return num_latin / len(letters) if letters else 1.0
+
+
 def windows(text: str) -> list[str]:
     """The parts of `text` that are looked at: `WINDOW_CHARS` long, or the whole of a short text."""
     if not text.strip():

@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from loader.sealed import content_hash
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.config import ChecksTable, Run
 from nmoe_core.errors import ConfigError
@@ -110,7 +111,10 @@ def test_a_document_in_another_split_fails_the_rule(run: Run) -> None:
     ],
 )
 def test_labels_that_lack_mix_or_fail(run: Run, values: Any, expected: set[str]) -> None:
-    with edited(run.paths.labels / "val" / "shard_3" / "summary.json", **values):
+    path = run.paths.labels / "val" / "shard_3" / "summary.json"
+    with edited(path, **values):
+        assert failed(checks.check_labels(run)) == {"coverage"}, "edited by hand"
+    with edited(path, **values, content_hash=content_hash(json.loads(path.read_text()) | values)):
         assert failed(checks.check_labels(run)) == expected
         strict = with_checks(run, min_parse_rate=0.9999)
         has_failures = values.get("parsed") == 0

@@ -118,11 +118,12 @@ class HttpOracle(MeasuredOracle):
             if reply.is_about_document:
                 flow.answered()
             if reply.is_about_document or tries == self._table.max_attempts:
-                return self._cleaned(OracleResult(None, reply.text, reply.reason))
+                raw = self._redactor.clean(reply.text)[:RAW_CHARS]
+                return OracleResult(None, raw, reply.reason)
             await asyncio.sleep(backoff_s(tries, self._rng))
 
     def _cleaned(self, result: OracleResult) -> OracleResult:
-        """The result as it may be written down: without the key, and of bounded length."""
+        """An answer as it may be written down: without the key, and of bounded length."""
         clean = self._redactor.clean
         raw, reason = clean(result.raw)[:RAW_CHARS], clean(result.finish_reason)[:REASON_CHARS]
         return replace(result, raw=raw, finish_reason=reason)
@@ -130,7 +131,7 @@ class HttpOracle(MeasuredOracle):
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
         # A dated snapshot of the model asked for is that model.
-        if named in (None, asked) or re.fullmatch(
+        if named in (None, asked, *self._table.accept_model) or re.fullmatch(
             re.escape(asked) + r"-\d{4}-?\d{2}-?\d{2}", str(named)
         ):
             return
@@ -139,7 +140,8 @@ class HttpOracle(MeasuredOracle):
             where=self._url,
             found=self._redactor.clean(str(named))[:200],
             expected=asked,
-            do="set the name that the server gives its model",
+            do="set the name that the server gives its model; where this is only another name of "
+            "it, list it in [oracle.http] accept_model (--accept-model)",
             code="E-LABEL-MIXED",
         )
 

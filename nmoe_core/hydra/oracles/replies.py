@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -96,10 +97,13 @@ async def post(connection: Connection, body: bytes) -> Reply:
 
 def is_failure(result: OracleResult) -> bool:
     """Whether the server, not the model and not the document, is what failed."""
-    reason = result.finish_reason
-    if reason.startswith("http_"):
-        return not _is_about_document(int(reason.removeprefix("http_")))
-    return reason in _FAILURES
+    if result.scores is not None:
+        return False
+    # A server may give an answer any finish reason, such as `http_error`.
+    status = re.fullmatch(r"http_(\d{3})", result.finish_reason)
+    if status is not None:
+        return not _is_about_document(int(status[1]))
+    return result.finish_reason in _FAILURES
 
 
 def retry_after_s(value: str) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loader.format import MANIFEST_NAME, load_manifest, read_json_object
 from nmoe_core.config import Run
 from nmoe_core.docid import split_of
+from nmoe_core.errors import FormatError, LabelError
 from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 from nmoe_core.stages.checks.verdict import (
     Verdict,
@@ -27,7 +28,11 @@ def check_slices(run: Run, source: str) -> Verdicts:
 
     directory, count = run.paths.slices / "sources" / source, 0
     for split in SPLITS:
-        for doc_id, _ in read_slice(directory / f"docids_{split}.jsonl"):
+        try:
+            rows = read_slice(directory / f"docids_{split}.jsonl")
+        except FormatError as error:
+            return {"split_rule": Verdict(False, error.line())}
+        for doc_id, _ in rows:
             if split_of(doc_id) != split:
                 return {"split_rule": Verdict(False, f"{doc_id} is not a document of {split}")}
             count += 1
@@ -59,8 +64,12 @@ def check_labels(run: Run) -> Verdicts:
         for i in range(NUM_LABEL_SHARDS):
             path = run.paths.labels / split / f"shard_{i}" / SUMMARY_NAME
             if path.is_file():
-                summary = read_summary(path)
-                asked = len(read_slice(run.paths.slices / shard_name(split, i)))
+                try:
+                    summary = read_summary(path)
+                    asked = len(read_slice(run.paths.slices / shard_name(split, i)))
+                except (LabelError, FormatError) as error:
+                    uncovered.append(f"{split}-{i:02d}: {error.line()}")
+                    continue
                 summaries.append(summary)
                 if summary["total"] != asked:
                     uncovered.append(f"{split}-{i:02d}: {summary['total']} of {asked}")

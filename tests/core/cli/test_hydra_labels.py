@@ -54,7 +54,7 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
                 "--relabel", "2" if split == "val" else "0", "--quiet",
             )  # fmt: skip
             (row,) = facts.values()
-            assert row["scorer"] == "heuristic/text-statistics-v1"
+            assert row["scorer"] == "heuristic/text-statistics-v2"
     rows = show(capsys, "hydra", "status", "--labels", str(labels), "--slices", str(slices))
     assert [row["state"] for row in rows] == ["DONE"] * 16
     merged = show(capsys, "hydra", "merge-labels", "--labels", str(labels))

@@ -135,7 +135,7 @@ def test_equal_texts_get_equal_scores_and_blank_ones_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "\ufffd", "東京" * 300, "((((", "\n" * 50 + "a", "\x00\ud800"]
+    "text", ["x", "\ufffd", "12, 34; 56", "((((", "\n" * 50 + "a", "\x00\ud800"]
 )
 def test_odd_texts_get_scores(text: str) -> None:
     _, result = next(HeuristicOracle().label([Question(text)]))
@@ -162,3 +162,21 @@ def test_windows_cover_both_ends_and_stay_bounded() -> None:
     assert parts[-1] == text[-WINDOW_CHARS:]
     assert windows(text[:700]) == [text[:400], text[300:700]]
     assert windows(text[:100]) == [text[:100]]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_scored"),
+    [
+        ("床前明月光,疑是地上霜。举头望明月,低头思故乡。" * 20, False),
+        ("ひらがなと カタカナ、それから漢字。" * 20, False),
+        ("Москва, как много в этом звуке для сердца русского слилось." * 9, False),
+        ("สวัสดีชาวโลก " * 30, False),
+        ("Voilà où l'été naît: ça dépend de l'œuvre, của người Việt Nam. " * 9, True),
+        ("The word 東京 (Tōkyō) means eastern capital, 京都 the capital city." * 9, True),
+        ("1 + 2 = 3; 4 > 3" * 9, True),
+    ],
+)
+def test_a_script_that_is_not_measured_is_no_label(text: str, is_scored: bool) -> None:
+    ((_, result),) = HeuristicOracle().label([Question(text)])
+    assert (result.scores is not None) == is_scored
+    assert result.finish_reason == ("scored" if is_scored else "unsupported_script")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -399,3 +400,30 @@ def test_the_card_says_what_the_header_says(
     assert backbone.digest in card
     assert f"{report.metrics['spearman']:.3f} [{report.metrics['spearman_ci95'][0]:.3f}" in card
     assert "Share of the oracle's noise ceiling" in card
+
+
+def test_labels_of_which_most_failed_or_were_salvaged_train_nothing(
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+) -> None:
+    arguments = probe_arguments(planted, world) | {"epochs": 1}
+    records = [json.loads(line) for line in planted.train.read_text().splitlines()]
+    for i, record in enumerate(records):
+        record |= [{"ok": False}, {"salvaged": True}, {}][i % 3]
+    path = tmp_path / "labels_train.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(LabelError) as refused:
+        train_probe(path, None, backbone, heads_dir=tmp_path / "a", **arguments)
+    assert refused.value.code == "E-LABEL-COVERAGE"
+    assert not (tmp_path / "a").exists()
+    taken = train_probe(
+        path, None, backbone, heads_dir=tmp_path / "a", use_salvaged=True, **arguments
+    )
+    assert taken.num_documents == sum("ok" not in r or r["ok"] for r in records)
+    for record in records:
+        record["ok"] = True
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    strict = train_probe(path, None, backbone, heads_dir=tmp_path / "b", **arguments)
+    salvaged = sum(record.get("salvaged", False) for record in records)
+    assert strict.num_documents == len(records) - salvaged
+    card = (tmp_path / "b" / "hydra_probe.md").read_text()
+    assert f"{salvaged} salvaged ones left out" in card

@@ -111,6 +111,15 @@ def test_a_server_that_gives_errors_alone_ends_the_run_and_leaves_no_label(
     assert (down.value.code, seen) == ("E-LABEL-ORACLE-DOWN", [])
 
 
+@pytest.mark.parametrize("reason", ["http_error", "http_", "timeouts", "x" * 5000])
+def test_a_finish_reason_of_the_servers_own_is_no_failure_of_the_server(
+    server: Any, talk: Any, table: Callable, judge_rubric: Rubric, reason: str
+) -> None:
+    server.behave = lambda d, nth: talk.completion("no scores", reason=reason)
+    found = ask(HttpOracle(table(), judge_rubric), [f"document {i}" for i in range(40)])
+    assert {r.finish_reason for r in found.values()} == {reason[:64]}
+
+
 def echoes() -> dict[str, Callable[[str], dict[str, Any]]]:
     """What a server may say that has the key in it, by the status it says it with."""
     plain = f"Authorization: Bearer {KEY}"

@@ -331,6 +331,9 @@ def test_another_model_in_the_reply_is_refused_and_a_dated_snapshot_is_not(
     with pytest.raises(LabelError) as refused:
         ask(HttpOracle(table(), judge_rubric), ["a"])
     assert refused.value.code == "E-LABEL-MIXED"
+    named = HttpOracle(table(accept_model=(f"{talk.MODEL}-mini",)), judge_rubric)
+    assert ask(named, ["a"])["a"].scores
+    assert named.scorer_version == HttpOracle(table(), judge_rubric).scorer_version
 
 
 def test_a_document_cannot_spell_a_control_token(
