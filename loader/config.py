@@ -62,10 +62,10 @@ def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan
         PlanError: The plan cannot be built or does not match its data.
         FormatError: A manifest or shard is not valid.
     """
-    if isinstance(cfg, LoaderPlan):
-        return cfg
     if cache_dir is not None:
         local_path(cache_dir, "cache_dir", LOCAL_CACHE)
+    if isinstance(cfg, LoaderPlan):
+        return cfg
     if isinstance(cfg, str | Path):
         if is_url(cfg):
             return load_plan(fetch_plan(address(cfg), cache_dir))
