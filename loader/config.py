@@ -3,18 +3,17 @@
 A mixture run names `mixture_toml`, `flow_profiles_toml`, `flow_mode` and `data_root` (or `root`,
 whose `data` directory it then is) and reads `{data_root}/{source}/{split}`. A run may list its
 sources itself, in `datasets` or in `configs` and `weights`; they come before `data_path`, which
-alone reads one directory in order. Keys may stand in a `data` table. Tables and keys of the trainer
-or of other stages are left alone; a key that is one slip away from one of ours is refused.
+alone reads one directory in order. Keys may stand in a `data` table. Which keys there are, and what
+is refused: `loader.keys`.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loader import preflight, settings
+from loader import keys, preflight, settings
 from loader.addresses import address, is_url
 from loader.datasets import (
     ListedSource,
@@ -37,40 +36,6 @@ from loader.policies import POLICIES
 from loader.ranges import ON_EXHAUST, PACKINGS, WINDOW_STRIDES
 from loader.remote import LOCAL_CACHE, fetch_plan, local_data
 
-PATH_KEYS = (
-    "root",
-    "data_root",
-    "data_path",
-    "dataset_path",
-    "mixture_toml",
-    "flow_profiles_toml",
-    "cache_dir",
-)
-_LISTING_KEYS = ("datasets", "configs", "weights", "phases", "anneal_weights")
-CONFIG_KEYS = (
-    *PATH_KEYS,
-    "flow_mode",
-    "active_params_b",
-    "batch_size",
-    "seq_len",
-    "steps",
-    "tokenizer",
-    "vocab_size",
-    "eos_token_id",
-    "seed",
-    "policy",
-    "window_stride",
-    "on_exhaust",
-    "packing",
-    "shuffle",
-    "max_epochs",
-    "allow_unmanifested",
-    "tokenizer_path",
-    "hf_dataset_name",
-    "mix_temperature",
-    "anneal_start_step",
-    *_LISTING_KEYS,
-)
 _BUILD_THERE = "build the plan where the files are, and give the plan's URL"
 _LOCAL_KEYS = {
     **dict.fromkeys(("root", "data_root", "mixture_toml", "flow_profiles_toml"), _BUILD_THERE),
@@ -84,8 +49,6 @@ _CHOICES = {
     "on_exhaust": ON_EXHAUST,
     "packing": PACKINGS,
 }
-# Above the likeness of one slip in a short key (`step` for `steps` is 0.89).
-_SLIP = 0.85
 
 
 def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan:
@@ -101,10 +64,10 @@ def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan
         PlanError: The plan cannot be built or does not match its data.
         FormatError: A manifest or shard is not valid.
     """
-    if isinstance(cfg, LoaderPlan):
-        return cfg
     if cache_dir is not None:
         local_path(cache_dir, "cache_dir", LOCAL_CACHE)
+    if isinstance(cfg, LoaderPlan):
+        return cfg
     if isinstance(cfg, str | Path):
         if is_url(cfg):
             return load_plan(fetch_plan(address(cfg), cache_dir))
@@ -113,9 +76,10 @@ def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan
             return load_plan(path)
         config, where = read_config(path), str(path)
     elif isinstance(cfg, Mapping):
-        config, where = _flat(cfg, "cfg"), "cfg"
+        config, where = keys.of_mapping(cfg, "cfg"), "cfg"
     else:
-        config, where = _flat(_attributes(cfg), None), type(cfg).__name__
+        where = type(cfg).__name__
+        config = keys.of_object(cfg, where)
     if cache_dir is not None:
         config["cache_dir"] = cache_dir
     return _plan(config, where)
@@ -128,13 +92,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
     `pyproject.toml` or `.git`, else from the directory of the file.
 
     Raises:
-        ConfigError: The file is missing or not valid, or a key is a slip of one of ours.
+        ConfigError: The file is missing or not valid, or a key is unknown.
     """
     path = Path(path)
     is_yaml = path.suffix in (".yaml", ".yml")
     read = settings.read_yaml if is_yaml else settings.read_toml
-    config, base = _flat(read(path), path), settings.project_dir(path)
-    for key in PATH_KEYS:
+    config, base = keys.of_mapping(read(path), path), settings.project_dir(path)
+    for key in keys.PATH_KEYS:
         if key in config:
             value = settings.text(config[key], f"{path}: {key}")
             config[key] = value if is_url(value) else base / value
@@ -143,39 +107,6 @@ def read_config(path: str | Path) -> dict[str, Any]:
         if (base / tokenizer).exists():
             config["tokenizer_path"] = str(base / tokenizer)
     return config | {"base": base}
-
-
-def _attributes(cfg: object) -> dict[str, Any]:
-    found = {key: getattr(cfg, key, None) for key in CONFIG_KEYS}
-    inner = getattr(cfg, "data", None)
-    if inner is not None and not isinstance(inner, Mapping):
-        inner = {key: getattr(inner, key, None) for key in CONFIG_KEYS}
-    return found | {"data": inner}
-
-
-def _flat(table: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The loader's keys of a table and of its `data` table, whose keys come first. Other tables
-    are the trainer's, and `where` None says that all keys are known."""
-    own = table.get("data")
-    inner = own if isinstance(own, Mapping) else {}
-    if where is not None:
-        if isinstance(where, Path):
-            # A file's other tables belong to other stages, whatever they hold.
-            table = {k: v for k, v in table.items() if not isinstance(v, dict) or k in CONFIG_KEYS}
-        _refuse_slips(table, where)
-        _refuse_slips(inner, f"{where}: data")
-    return _set_keys(table) | _set_keys(inner)
-
-
-def _set_keys(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: table[k] for k in CONFIG_KEYS if table.get(k) is not None and table[k] != ""}
-
-
-def _refuse_slips(table: Mapping[str, Any], where: object) -> None:
-    missing = [key for key in CONFIG_KEYS if key not in table]
-    for key in table:
-        if key not in CONFIG_KEYS and difflib.get_close_matches(str(key), missing, 1, _SLIP):
-            raise settings.unknown_name("key", str(key), missing, where)
 
 
 def _plan(config: dict[str, Any], where: str) -> LoaderPlan:

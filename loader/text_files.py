@@ -12,13 +12,22 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loader.addresses import is_url
-from loader.errors import ConfigError, PlanError
+from loader.errors import ConfigError, NmoeError, PlanError
+from loader.store import one_line
 
+_NAME_COMMIT = (
+    "set hf_revision (in configs: revision) to a commit, which needs no look-up, or load the plan"
+    " that was saved"
+)
+MAX_FILES = 100_000
+_MAX_DIGITS = 18
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -69,15 +78,11 @@ def content_stamp(source: TextSource) -> list[list[Any]]:
 
 def _file_stamp(url: str) -> list[Any]:
     path = url.removeprefix("file://")
-    try:
+    with reading(url, "file cannot be read"):
         if is_url(path):
             files, inside = import_extra("fsspec", "remote", url).core.url_to_fs(path)
             return [url, files.ukey(inside)]
         status = os.stat(path)
-    except OSError as error:
-        raise PlanError(
-            "file cannot be read", where=url, found=str(error), code="E-PLAN-SOURCE"
-        ) from None
     return [url, status.st_size, status.st_mtime_ns]
 
 
@@ -86,18 +91,22 @@ def _commit(source: TextSource) -> str:
     if _COMMIT.fullmatch(source.revision):
         return source.revision
     hub = import_extra("huggingface_hub", "hf", source.spec)
-    try:
+    what = "the hub does not say which commit of the dataset is meant"
+    with reading(source.spec, what, _NAME_COMMIT):
         found = hub.HfApi().dataset_info(source.repo, revision=source.revision or None).sha
-    except Exception as error:  # whatever the hub's client raises, there is no commit
-        raise PlanError(
-            "the hub does not say which commit of the dataset is meant",
-            where=source.spec,
-            found=" ".join(str(error).split())[:200],
-            do="set hf_revision (in configs: revision) to a commit, which needs no look-up, or"
-            " load the plan that was saved",
-            code="E-PLAN-SOURCE",
-        ) from error
     return str(found)
+
+
+@contextmanager
+def reading(where: str, what: str, do: str | None = None) -> Iterator[None]:
+    """Turns whatever a client or a file system raises into one line (E-PLAN-SOURCE)."""
+    try:
+        yield
+    except NmoeError:
+        raise
+    except Exception as error:
+        found = one_line(error)
+        raise PlanError(what, where=where, found=found, do=do, code="E-PLAN-SOURCE") from error
 
 
 def expand(urls: tuple[str, ...]) -> Iterator[str]:
@@ -114,18 +123,41 @@ def expand(urls: tuple[str, ...]) -> Iterator[str]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`a{1..3}b` and `a{x,y}b` written out; braces may repeat. Leading zeros set the width."""
-    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
-    if match is None:
-        return [pattern]
-    first, last, listed = match.groups()
-    if listed is not None:
-        middle = listed.split(",")
-    else:
-        width = len(first) if first.startswith("0") else 0
-        middle = [str(i).zfill(width) for i in range(int(first), int(last) + 1)]
-    head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [head + part + rest for part in middle for rest in expand_braces(tail)]
+    """`a{1..3}b` and `a{x,y}b` written out; braces may repeat. Leading zeros set the width.
+
+    Raises:
+        ConfigError: A range runs backwards, or there are more than `MAX_FILES` names.
+    """
+    names, at = [""], 0
+    for match in _BRACES.finditer(pattern):
+        first, last, listed = match.groups()
+        middle = listed.split(",") if listed is not None else _numbers(first, last, pattern)
+        if len(names) * len(middle) > MAX_FILES:
+            raise _too_many(pattern)
+        head = pattern[at : match.start()]
+        names = [name + head + part for name in names for part in middle]
+        at = match.end()
+    return [name + pattern[at:] for name in names]
+
+
+def _numbers(first: str, last: str, pattern: str) -> list[str]:
+    if max(len(first), len(last)) > _MAX_DIGITS or int(last) - int(first) >= MAX_FILES:
+        raise _too_many(pattern)
+    if int(last) < int(first):
+        raise ConfigError(
+            "a range runs backwards", where=pattern[:200], found=f"{{{first}..{last}}}"
+        )
+    width = len(first) if first.startswith("0") else 0
+    return [str(i).zfill(width) for i in range(int(first), int(last) + 1)]
+
+
+def _too_many(pattern: str) -> ConfigError:
+    return ConfigError(
+        "a pattern names too many files",
+        where=pattern[:200],
+        expected=f"at most {MAX_FILES} files",
+        do="list the files, or use * for those that are there",
+    )
 
 
 def import_extra(module: str, extra: str, where: str) -> Any:

@@ -18,32 +18,22 @@ import re
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
 from loader.addresses import is_url
+from loader.encoders import Encoder, open_encoder
 from loader.errors import ConfigError, PlanError
 from loader.format import MANIFEST_NAME
 from loader.planning import PlanSettings
-from loader.text_files import TextSource, content_stamp, expand, import_extra
+from loader.text_files import TextSource, content_stamp, expand, import_extra, reading
 
 SHARD_TOKENS = 2**26
 _VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokenizer:
-    """encode: text to ids without special tokens."""
-
-    name: str
-    fingerprint: str | None
-    vocab_size: int
-    eos_token_id: int
-    encode: Callable[[str], list[int]]
 
 
 def tokenised(
@@ -72,7 +62,7 @@ def tokenised(
         raise ConfigError(
             "cache_dir is missing", where=f"source {name!r}", do="set cache_dir for its tokens"
         )
-    tokenizer = _tokenizer(tokenizer_path, chosen, name)
+    tokenizer = open_encoder(tokenizer_path, chosen, name)
     made_by = [tokenizer.name, tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eos_token_id]
     stamp = content_stamp(source)
     if source.repo and not Path(source.repo).is_dir():
@@ -103,58 +93,6 @@ def tokenised(
     return target
 
 
-def _tokenizer(tokenizer_path: str | None, chosen: PlanSettings, name: str) -> _Tokenizer:
-    where = f"source {name!r}"
-    if tokenizer_path is None:
-        raise ConfigError("tokenizer is missing", where=where, do="set tokenizer or tokenizer_path")
-    if "/" in tokenizer_path or Path(tokenizer_path).exists():
-        return _hub_tokenizer(tokenizer_path, chosen, where)
-    tiktoken = import_extra("tiktoken", "hf", where)
-    try:
-        encoding = tiktoken.get_encoding(tokenizer_path)
-    except ValueError as error:
-        raise ConfigError(
-            "unknown tokenizer", where=where, found=repr(tokenizer_path), do=str(error)
-        ) from None
-    eos = encoding.eot_token if chosen.eos_token_id is None else chosen.eos_token_id
-    return _Tokenizer(
-        name=chosen.tokenizer or encoding.name,
-        fingerprint=None,
-        vocab_size=chosen.vocab_size or encoding.n_vocab,
-        eos_token_id=eos,
-        encode=encoding.encode_ordinary,
-    )
-
-
-def _hub_tokenizer(tokenizer_path: str, chosen: PlanSettings, where: str) -> _Tokenizer:
-    tokenizers = import_extra("tokenizers", "hf", where)
-    path = Path(tokenizer_path)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if path.is_file():
-        loaded = tokenizers.Tokenizer.from_file(str(path))
-    else:
-        loaded = tokenizers.Tokenizer.from_pretrained(tokenizer_path)
-    if chosen.eos_token_id is None:
-        raise ConfigError(
-            "eos_token_id is missing",
-            where=where,
-            do="set it: a tokenizer file does not say which token ends a document",
-        )
-    fingerprint = hashlib.sha256(loaded.to_str().encode()).hexdigest()
-    own_name = f"tokenizer-{fingerprint[:16]}" if path.is_file() else tokenizer_path
-
-    def encode(text: str) -> list[int]:
-        return loaded.encode(text, add_special_tokens=False).ids
-
-    return _Tokenizer(
-        name=chosen.tokenizer or own_name,
-        fingerprint=fingerprint,
-        vocab_size=chosen.vocab_size or loaded.get_vocab_size(),
-        eos_token_id=chosen.eos_token_id,
-        encode=encode,
-    )
-
-
 def _texts(source: TextSource, urls: tuple[str, ...]) -> Iterator[str]:
     rows = (_file_rows(url) for url in expand(urls)) if urls else iter([_hub_rows(source)])
     for row in itertools.chain.from_iterable(rows):
@@ -174,7 +112,7 @@ def _hub_rows(source: TextSource) -> Iterator[dict[str, Any]]:
     datasets = import_extra("datasets", "hf", source.spec)
     directory = Path(source.repo)
     saved = any((directory / n).exists() for n in ("dataset_info.json", "dataset_dict.json"))
-    try:
+    with reading(source.spec, "dataset cannot be read"):
         if saved:
             found = datasets.load_from_disk(str(directory))
             rows = found[source.split] if isinstance(found, dict) else found
@@ -187,16 +125,12 @@ def _hub_rows(source: TextSource) -> Iterator[dict[str, Any]]:
             )
         if source.text_key not in rows.column_names:
             raise KeyError(f"no column {source.text_key!r}, only {', '.join(rows.column_names)}")
-    except (OSError, ValueError, KeyError) as error:
-        raise PlanError(
-            "dataset cannot be read", where=source.spec, found=str(error), code="E-PLAN-SOURCE"
-        ) from error
-    yield from rows
+        yield from rows
 
 
 def _file_rows(url: str) -> Iterator[str | dict[str, Any]]:
     name = url.removesuffix(".gz")
-    with _open(url) as file:
+    with reading(url, "file cannot be read"), _open(url) as file:
         if not name.endswith((".jsonl", ".json")):
             yield file.read().decode("utf-8", "replace")
             return
@@ -222,19 +156,12 @@ def _file_rows(url: str) -> Iterator[str | dict[str, Any]]:
 
 def _open(url: str) -> IO[bytes]:
     path = url.removeprefix("file://")
-    try:
-        if is_url(path):
-            return (
-                import_extra("fsspec", "remote", url).open(path, "rb", compression="infer").open()
-            )
-        return cast(IO[bytes], gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
-    except OSError as error:
-        raise PlanError(
-            "file cannot be read", where=url, found=str(error), code="E-PLAN-SOURCE"
-        ) from None
+    if is_url(path):
+        return import_extra("fsspec", "remote", url).open(path, "rb", compression="infer").open()
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
 
 
-def _write_split(directory: Path, name: str, tokenizer: _Tokenizer, texts: Iterator[str]) -> None:
+def _write_split(directory: Path, name: str, tokenizer: Encoder, texts: Iterator[str]) -> None:
     directory.mkdir(parents=True)
     shards: list[dict[str, Any]] = []
     tokens, ends = array("I"), array("Q")

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.loader.contenders import CONTENDERS, measure
+from benchmarks.loader.contenders import CONTENDERS
 from benchmarks.loader.data import write_tokens
+from benchmarks.loader.timing import measure
 
 Row = tuple[str, str, Callable[[], float], Callable[[], float]]
 

@@ -30,6 +30,7 @@ def project(tree, tmp_path, lib) -> Path:
         flow_mode = "test"
         batch_size = 4
         seq_len = 16
+        [optimizer]
         learning_rate = 3e-4
         [prep]
         seq_len = 1

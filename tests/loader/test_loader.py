@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import time
 
 import numpy as np
 import pytest
@@ -11,13 +10,11 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from loader import (
-    ConfigError,
     DeterministicLoader,
     PlanError,
     PlanSettings,
     Stage,
     StageSource,
-    StateError,
     build_loader,
     build_plan,
 )
@@ -162,7 +159,7 @@ def test_seek_is_that_many_calls_of_next(two_stages):
         assert sought.next()[0].tobytes() == walked.next()[0].tobytes()
 
 
-def test_a_billion_sequences_away_is_under_a_second_and_the_same_stream(tree, lib, tmp_path):
+def test_a_billion_sequences_away_is_the_same_stream_and_not_read_up_to(tree, lib, tmp_path):
     weights = {"web": 61, "code": 28, "math": 11}
     for name in weights:
         tree.add(name, 5000)
@@ -176,11 +173,10 @@ def test_a_billion_sequences_away_is_under_a_second_and_the_same_stream(tree, li
         "seq_len": 16,
         "on_exhaust": "wrap",
     }
-    start = time.process_time()
-    loader = open_loader(cfg)
+    loader, batches = open_loader(cfg), []
     loader.seek(10**9)
-    batch = loader.next_with_meta()
-    assert time.process_time() - start < 1
+    assert lib.calls_of(lambda: batches.append(loader.next_with_meta())) < 20_000
+    (batch,) = batches
     picks = lib.swrr(list(weights.values()), [w * 2 for w in weights.values()])
     taken = [10**7 * w for w in weights.values()]
     for row, pick in zip(batch.targets, picks):
@@ -251,54 +247,6 @@ def test_valid_never_wraps_though_train_does(two_stages):
     assert len(all_rows(loader)) == 93
 
 
-def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):
-    loader = open_loader(two_stages.cfg)
-    loader.seek(24)
-    for n in (1, 13, -12, loader.num_steps * 12 + 12, 10**18, True, 12.0, "12"):
-        with pytest.raises(StateError) as caught:
-            loader.seek(n)
-        assert caught.value.code == "E-SEEK"
-    assert loader.step == 2
-    loader.seek(loader.num_steps * 12)
-    with pytest.raises(StopIteration):
-        loader.next()
-
-
-def test_metrics_count_every_token_of_every_rank(two_stages):
-    loader = open_loader(two_stages.cfg, 2, 5)
-    for step in range(1, loader.num_steps + 1):
-        loader.next()
-        metrics = loader.metrics()
-        assert sum(m["tokens"] for m in metrics.values()) == step * 12 * 16
-        assert sum(m["sequences"] for m in metrics.values()) == step * 12
-    assert loader.state_dict()["sources"] == loader.metrics()
-
-
-def test_meta_describes_each_row(two_stages, lib):
-    loader = open_loader(two_stages.cfg, 1, 5)
-    loader.seek_step(3)
-    batch = loader.next_with_meta()
-    assert batch.global_sequence_index == 36
-    assert batch.sequence_index.tolist() == [39, 40, 41]
-    assert batch.lr_scale == 1.0
-    assert batch.source_index.shape == (3,)
-    assert len(batch.document_spans) == 3
-    for row, spans in zip(batch.inputs, batch.document_spans):
-        assert spans[0, 0] == 0
-        assert spans[-1, 1] == 16
-        np.testing.assert_array_equal(spans[1:, 0], spans[:-1, 1])
-        ends = {e for _, e in spans.tolist() if row[e - 1] == lib.EOS}
-        assert ends == {i + 1 for i, token in enumerate(row) if token == lib.EOS}
-        assert all(e in ends for e in spans[:-1, 1])
-
-
-def test_next_and_next_with_meta_read_one_stream(two_stages):
-    plain, meta = open_loader(two_stages.cfg), open_loader(two_stages.cfg)
-    for _ in range(4):
-        np.testing.assert_array_equal(plain.next()[1], meta.next_with_meta().targets)
-    assert plain.state_dict() == meta.state_dict()
-
-
 def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stages, lib, tmp_path):
     def names_of(cfg):
         loader, _ = build_loader(cfg | {"batch_size": 1}, backend="numpy")
@@ -341,62 +289,3 @@ def test_torch_batches_hold_the_same_tokens(two_stages):
     expected = open_loader(two_stages.cfg).next()
     np.testing.assert_array_equal(inputs.numpy(), expected[0])
     np.testing.assert_array_equal(targets.numpy(), expected[1])
-
-
-def test_closed_loader_refuses_to_read(two_stages):
-    loader = open_loader(two_stages.cfg)
-    loader.next()
-    loader.close()
-    loader.close()
-    with pytest.raises(StateError) as caught:
-        loader.next()
-    assert caught.value.code == "E-STATE-CLOSED"
-
-
-def test_print_fn_is_called_on_rank_0_alone(two_stages):
-    lines = []
-    build_loader(two_stages.cfg, 0, 2, print_fn=lines.append, backend="numpy")
-    build_loader(two_stages.cfg, 1, 2, print_fn=lines.append, backend="numpy")
-    assert len(lines) == 1
-    assert "33 steps of 12 x 16" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size"),
-    [(2, 2), (-1, 2), (0, 0), (0, 13), ("0", 2), (0.0, 2), (0, "2"), (True, 2), (0, 2.0)],
-)
-def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
-    with pytest.raises(ValueError, match=r"world_size|rank"):
-        open_loader(two_stages.cfg, rank, world_size)
-
-
-@pytest.mark.parametrize(
-    ("argument", "text"),
-    [
-        ({"prefetch": -1}, "prefetch"),
-        ({"prefetch": 1.5}, "1.5"),
-        ({"pin_memory": True, "backend": "numpy"}, "torch's"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(two_stages, argument, text):
-    plan = build_loader(two_stages.cfg, backend="numpy")[1]
-    with pytest.raises(ValueError, match=text):
-        DeterministicLoader(plan, **argument)
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [{"rank": 2, "world_size": 2}, {"dtype": "int8"}, {"split": "test"}, {"prefetch": -1}],
-)
-def test_arguments_are_refused_before_a_plan_is_made(argument, monkeypatch):
-    monkeypatch.setattr("loader.opening.resolve_plan", lambda _: pytest.fail("a plan was made"))
-    with pytest.raises(ConfigError) as caught:
-        build_loader({}, **argument)
-    assert str(next(iter(argument.values()))) in str(caught.value)
-
-
-@pytest.mark.parametrize("argument", [{"split": "test"}, {"backend": "jax"}, {"dtype": "int46"}])
-def test_unknown_split_or_backend_is_refused(two_stages, argument):
-    plan = build_loader(two_stages.cfg, backend="numpy")[1]
-    with pytest.raises(ValueError, match="did you mean"):
-        DeterministicLoader(plan, **argument)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 import tracemalloc
 from dataclasses import replace
 
@@ -146,16 +145,14 @@ def test_memory_is_flat_in_run_length_and_small(policy, num_sources):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_opening_and_seeking_to_1e9_costs_milliseconds(policy):
+def test_opening_and_seeking_to_1e9_goes_through_no_sequence_before(lib, policy):
     plan = plan_of([0.7, 0.3], 2 * 10**9, policy=policy, shuffle=True)
 
-    def once() -> float:
-        start = time.process_time()
-        schedule = build_schedule(plan, "train", [10**6, 10**6])
-        schedule.locate(10**9, 10**9 + 32)
-        return time.process_time() - start
+    def once() -> None:
+        build_schedule(plan, "train", [10**6, 10**6]).locate(10**9, 10**9 + 32)
 
-    assert min(once() for _ in range(3)) < 0.02
+    once()  # a table of `swrr` is made once
+    assert lib.calls_of(once) < 10_000
 
 
 def test_max_epochs_limits_how_often_a_source_is_read(tree):

@@ -112,6 +112,20 @@ def test_braces_are_written_out():
     assert expand_braces("plain{}") == ["plain{}"]
 
 
+def test_a_pattern_of_too_many_files_is_refused_before_they_are_written_out():
+    assert len(expand_braces("{0..99999}")) == 100_000
+    assert len(expand_braces("{1..1}" * 3000)) == 1
+    for pattern in ("{0..999999999}", "{0..999}{0..999}", "{a,b}" * 60, f"{{0..{'9' * 5000}}}"):
+        with pytest.raises(ConfigError, match="at most 100000 files") as caught:
+            expand_braces(pattern)
+        assert len(str(caught.value)) < 400
+
+
+def test_a_range_that_runs_backwards_is_refused():
+    with pytest.raises(ConfigError, match=r"\{3\.\.1\}"):
+        expand_braces("a{3..1}b")
+
+
 @pytest.mark.parametrize(
     ("source", "spec"),
     [
@@ -125,3 +139,59 @@ def test_braces_are_written_out():
 )
 def test_specs_are_written_as_the_token_balance_document_has_them(source, spec):
     assert source.spec == spec
+
+
+class Refused(Exception):
+    """What a client raises: of no class that the loader knows, with lines."""
+
+
+def no_network(*_: object, **__: object):
+    raise Refused("Max retries exceeded\nwith url: /encodings")
+
+
+def said_of(cfg) -> str:
+    with pytest.raises(PlanError) as caught:
+        resolve_plan(cfg)
+    assert caught.value.code == "E-PLAN-SOURCE"
+    line = caught.value.line()
+    assert "Max retries exceeded with url: /encodings" in line
+    return line
+
+
+def test_an_encoding_that_cannot_be_fetched_is_one_line(cfg, monkeypatch):
+    tiktoken = pytest.importorskip("tiktoken")
+    monkeypatch.setattr(tiktoken, "get_encoding", no_network)
+    del cfg["tokenizer_path"]
+    line = said_of(cfg | {"tokenizer": "gpt2"})
+    assert "'gpt2'" in line
+    assert "tokenizer_path" in line
+
+
+def test_a_tokenizer_of_the_hub_that_cannot_be_fetched_is_one_line(cfg, monkeypatch):
+    fetched = SimpleNamespace(from_pretrained=no_network)
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", SimpleNamespace(Tokenizer=fetched))
+    assert "'org/name'" in said_of(cfg | {"tokenizer_path": "org/name"})
+
+
+def test_a_damaged_tokenizer_file_is_one_line(cfg, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(PlanError, match=r"tokenizer\.json") as caught:
+        resolve_plan(cfg)
+    assert caught.value.code == "E-PLAN-SOURCE"
+
+
+def test_text_and_data_sets_that_cannot_be_fetched_are_one_line(cfg, tmp_path, monkeypatch):
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    datasets = pytest.importorskip("datasets")
+    files.pipe("/away/a.jsonl", b'{"text": "a b c d e f"}')
+    remote = {"configs": {"t": {"train_urls": ["memory://away/a.jsonl"]}}}
+    assert tokens(cfg | remote) == [0, 1, 2, 3]
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem._open", no_network)
+    fresh = {"cache_dir": str(tmp_path / "other")}
+    assert "memory://away/a.jsonl" in said_of(cfg | remote | fresh)
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.ukey", no_network)
+    assert "memory://away/a.jsonl" in said_of(cfg | remote | fresh)
+    monkeypatch.setattr(datasets, "load_dataset", no_network)
+    hub = {"configs": {"t": {"id": "org/name", "revision": COMMIT}}}
+    assert "hf:org/name" in said_of(cfg | hub | fresh)
+    files.rm("/away", recursive=True)

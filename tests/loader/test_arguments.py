@@ -1,0 +1,119 @@
+"""What a loader is asked for, what it refuses, and what it says of its batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loader import ConfigError, DeterministicLoader, StateError, build_loader
+
+
+def open_loader(cfg, *args, **kwargs):
+    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+
+
+def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):
+    loader = open_loader(two_stages.cfg)
+    loader.seek(24)
+    for n in (1, 13, -12, loader.num_steps * 12 + 12, 10**18, True, 12.0, "12"):
+        with pytest.raises(StateError) as caught:
+            loader.seek(n)
+        assert caught.value.code == "E-SEEK"
+    assert loader.step == 2
+    loader.seek(loader.num_steps * 12)
+    with pytest.raises(StopIteration):
+        loader.next()
+
+
+def test_metrics_count_every_token_of_every_rank(two_stages):
+    loader = open_loader(two_stages.cfg, 2, 5)
+    for step in range(1, loader.num_steps + 1):
+        loader.next()
+        metrics = loader.metrics()
+        assert sum(m["tokens"] for m in metrics.values()) == step * 12 * 16
+        assert sum(m["sequences"] for m in metrics.values()) == step * 12
+    assert loader.state_dict()["sources"] == loader.metrics()
+
+
+def test_meta_describes_each_row(two_stages, lib):
+    loader = open_loader(two_stages.cfg, 1, 5)
+    loader.seek_step(3)
+    batch = loader.next_with_meta()
+    assert batch.global_sequence_index == 36
+    assert batch.sequence_index.tolist() == [39, 40, 41]
+    assert batch.lr_scale == 1.0
+    assert batch.source_index.shape == (3,)
+    assert len(batch.document_spans) == 3
+    for row, spans in zip(batch.inputs, batch.document_spans):
+        assert spans[0, 0] == 0
+        assert spans[-1, 1] == 16
+        np.testing.assert_array_equal(spans[1:, 0], spans[:-1, 1])
+        ends = {e for _, e in spans.tolist() if row[e - 1] == lib.EOS}
+        assert ends == {i + 1 for i, token in enumerate(row) if token == lib.EOS}
+        assert all(e in ends for e in spans[:-1, 1])
+
+
+def test_next_and_next_with_meta_read_one_stream(two_stages):
+    plain, meta = open_loader(two_stages.cfg), open_loader(two_stages.cfg)
+    for _ in range(4):
+        np.testing.assert_array_equal(plain.next()[1], meta.next_with_meta().targets)
+    assert plain.state_dict() == meta.state_dict()
+
+
+def test_closed_loader_refuses_to_read(two_stages):
+    loader = open_loader(two_stages.cfg)
+    loader.next()
+    loader.close()
+    loader.close()
+    with pytest.raises(StateError) as caught:
+        loader.next()
+    assert caught.value.code == "E-STATE-CLOSED"
+
+
+def test_print_fn_is_called_on_rank_0_alone(two_stages):
+    lines = []
+    build_loader(two_stages.cfg, 0, 2, print_fn=lines.append, backend="numpy")
+    build_loader(two_stages.cfg, 1, 2, print_fn=lines.append, backend="numpy")
+    assert len(lines) == 1
+    assert "33 steps of 12 x 16" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size"),
+    [(2, 2), (-1, 2), (0, 0), (0, 13), ("0", 2), (0.0, 2), (0, "2"), (True, 2), (0, 2.0)],
+)
+def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
+    with pytest.raises(ValueError, match=r"world_size|rank"):
+        open_loader(two_stages.cfg, rank, world_size)
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ({"prefetch": -1}, "prefetch"),
+        ({"prefetch": 1.5}, "1.5"),
+        ({"pin_memory": True, "backend": "numpy"}, "torch's"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(two_stages, argument, text):
+    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    with pytest.raises(ValueError, match=text):
+        DeterministicLoader(plan, **argument)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [{"rank": 2, "world_size": 2}, {"dtype": "int8"}, {"split": "test"}, {"prefetch": -1}],
+)
+def test_arguments_are_refused_before_a_plan_is_made(argument, monkeypatch):
+    monkeypatch.setattr("loader.opening.resolve_plan", lambda _: pytest.fail("a plan was made"))
+    with pytest.raises(ConfigError) as caught:
+        build_loader({}, **argument)
+    assert str(next(iter(argument.values()))) in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", [{"split": "test"}, {"backend": "jax"}, {"dtype": "int46"}])
+def test_unknown_split_or_backend_is_refused(two_stages, argument):
+    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    with pytest.raises(ValueError, match="did you mean"):
+        DeterministicLoader(plan, **argument)
