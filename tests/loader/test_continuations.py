@@ -255,6 +255,19 @@ def test_weights_changed_half_way_starve_no_source(world, policy):
     assert all(2 <= w["bee"] <= 19 for w in windows)
 
 
+@pytest.mark.parametrize("policy", ["block", "weighted_random", "epoch_weighted"])
+def test_each_continuation_draws_an_order_of_its_own(world, policy):
+    """The same start at each edit would favour the same sources again and again."""
+    before = Run({"ant": 1, "bee": 1}, 100, 4, policy)
+    starts = set()
+    for step in range(10, 30, 4):
+        state = counts_at(open_ranks(world, before, 1)[0], step)
+        after = Run({"ant": 1, "bee": 1, "cat": 2}, step + 50, 4, policy)
+        (loader,) = open_ranks(world, after, 1, state)
+        starts.add(tuple(name for rows in read(world, [loader], 10) for name, _ in rows))
+    assert len(starts) == 5
+
+
 def test_a_removed_source_counts_as_read_and_goes_on_where_it_stopped_when_it_returns(world):
     both = Run({"ant": 1, "bee": 1}, 60, 4, "swrr")
     alone = Run({"ant": 1}, 60, 4, "swrr")
