@@ -76,7 +76,10 @@ def _heads(run: Run) -> dict[str, dict[str, Any]]:
         "judge": run.paths.heads / JUDGE_NAME,
     }
     keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
-    return {
-        kind: {key: read_header(path)["metrics"].get(key) for key in keys}
-        for kind, path in paths.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for kind, path in paths.items():
+        header = read_header(path)
+        test = header.get("test_metrics") or {}
+        found[kind] = {key: header["metrics"].get(key) for key in keys}
+        found[kind]["test"] = {key: test[key] for key in ("n", "spearman", "spearman_ci95") if test}
+    return found

@@ -35,6 +35,7 @@ def _add_calibrate(stages: Any) -> None:
     verb = stages.add_parser("calibrate", help="fit thresholds on the heads' own scores of val")
     verb.add_argument("--config", metavar="TOML", help="run configuration, instead of paths")
     verb.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
+    verb.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
     verb.add_argument("--out", type=Path, metavar="DIR", help="for calibration_summary.json")
     verb.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
     verb.add_argument("--heads-dir", type=Path, metavar="DIR", help="score val with these heads")
@@ -98,6 +99,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
             eos_token_id=hydra.eos_of(data_root),
             max_ctx=arguments.max_ctx,
             max_batch=arguments.max_batch,
+            labels_test=arguments.labels_test,
             **targets,
         )
     else:

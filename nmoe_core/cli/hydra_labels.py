@@ -219,13 +219,13 @@ class _Progress:
 
 def merge_labels(arguments: argparse.Namespace) -> Outputs:
     """One label file a split."""
-    from nmoe_core.stages.hydra import merge_directory, merge_split
+    from nmoe_core.stages.hydra import labelled_splits, merge_directory
 
     if arguments.config is not None:
-        run = Run(arguments.config)
-        return {split: merge_split(run, split) for split in LABELLED_SPLITS}
-    labels = required(arguments, "labels")
-    return {split: merge_directory(labels, split) for split in LABELLED_SPLITS}
+        labels = Run(arguments.config).paths.labels
+    else:
+        labels = required(arguments, "labels")
+    return {split: merge_directory(labels, split) for split in labelled_splits(labels)}
 
 
 def show_status(arguments: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ def register(verbs: Any) -> None:
         head = _add(heads, kind, f"train the {kind} on labels", train_head)
         head.add_argument("--labels", type=Path, metavar="FILE", help="merged labels to fit")
         head.add_argument("--labels-val", type=Path, metavar="FILE", help="to report on")
+        head.add_argument("--labels-test", type=Path, metavar="FILE", help="reported on apart")
         head.add_argument("--batch-size", type=int, default=table.batch_size)
         head.add_argument("--epochs", type=int, default=table.epochs)
         head.add_argument("--lr", type=float, default=table.lr)
@@ -75,6 +76,7 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
         data_root,
         required(arguments, "out"),
         eos_token_id=hydra.eos_of(data_root),
+        labels_test=arguments.labels_test,
         **settings,
     )
     return {kind: Output(report.digest, hydra.head_facts(report))}

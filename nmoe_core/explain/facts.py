@@ -13,6 +13,7 @@ from nmoe_core.curate.documents import ShardFile, shard_files
 from nmoe_core.curate.lineage import read_lineage
 from nmoe_core.docid import DocId
 from nmoe_core.hydra.label_files import indexed_records
+from nmoe_core.hydra.slices import LABELLED_SPLITS
 
 Facts = dict[str, Any]
 
@@ -86,7 +87,7 @@ def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
         LabelError: A line is not a record (E-LABEL-CORRUPT).
     """
     found: dict[str, Facts] = {}
-    for split in ("train", "val"):
+    for split in LABELLED_SPLITS:
         path = run.paths.labels / "merged" / f"labels_{split}.jsonl"
         if not path.is_file():
             continue

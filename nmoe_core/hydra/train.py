@@ -2,8 +2,9 @@
 
 The probe needs one backbone pass: pooled states are kept on disk, and its epochs cost seconds. The
 judge reads every position: its states are kept in memory while they take at most `cache_bytes`,
-else computed again for each batch. A killed training goes on where it was. Val labels are only
-reported on, never fitted. A head whose recorded fingerprints are those of this call is left as it
+else computed again for each batch. A killed training goes on where it was. Val and test labels are
+only reported on, never fitted; of their documents those count whose content was not trained on. A
+head whose recorded fingerprints are those of this call is left as it
 is; on failure no head is written.
 """
 
@@ -18,29 +19,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loader.format import read_json_object
 from nmoe_core.atomic import output_lock, write_bytes
-from nmoe_core.docid import DocumentReader, parse_doc_id
+from nmoe_core.docid import DocumentReader
 from nmoe_core.engine.config import tap_layers
-from nmoe_core.errors import HeadError, LabelError
+from nmoe_core.errors import HeadError
 from nmoe_core.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.hydra.card import head_card
 from nmoe_core.hydra.features import Backbone, content_digests, device_of, read_documents
 from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, reproducible, thin_curve
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, Header, read_header, save_head
+from nmoe_core.hydra.head_metrics import head_metrics, require_same_scorer
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe
 from nmoe_core.hydra.label_files import Labels, read_labels
-from nmoe_core.hydra.metrics import agreement, baselines
 from nmoe_core.hydra.scores import aggregate, stored
 from nmoe_core.hydra.scoring import predict
 from nmoe_core.hydra.slices import data_digest
 from nmoe_core.hydra.states import FEATURE_BATCH, TapStates, pooled_features
 from nmoe_core.hydra.training_state import SAVE_INTERVAL_S, TrainingState
 
-TRAIN_CODE = "train-heads/2"
+TRAIN_CODE = "train-heads/3"
 MIN_LABELS = 10
 DEFAULT_CACHE_BYTES = 512 * 2**20
 FEATURES_DIR = ".features"
+_REPORTED_ON = ("labels_val", "labels_test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def train_probe(
     *,
     eos_token_id: int,
     max_ctx: int,
+    labels_test: Path | None = None,
     tap: int | None = None,
     batch_size: int = 256,
     epochs: int = 1,
@@ -89,6 +91,7 @@ def train_probe(
         heads_dir: Where the head goes.
         eos_token_id: Token that ends every document.
         max_ctx: Tokens of a document that the head sees, from its start.
+        labels_test: Merged labels of the test split, reported on apart: nothing is chosen by them.
         tap: Number of the block whose states it reads; as `tap_layers` says when left out.
         batch_size: Documents a step.
         epochs: Passes over the labels.
@@ -104,7 +107,7 @@ def train_probe(
     recipe = Recipe(batch_size, epochs, lr, seed=seed)
     tap = _checked_tap(tap, model, 0)
     run = _Training(
-        *("probe", labels_train, labels_val, model, data_root, heads_dir),
+        *("probe", labels_train, labels_val, labels_test, model, data_root, heads_dir),
         *(eos_token_id, max_ctx, tap, save_interval_s),
     )
 
@@ -126,6 +129,7 @@ def train_judge(
     *,
     eos_token_id: int,
     max_ctx: int,
+    labels_test: Path | None = None,
     tap: int | None = None,
     batch_size: int = 128,
     epochs: int = 1,
@@ -157,7 +161,7 @@ def train_judge(
         )
     tap = _checked_tap(tap, model, 1)
     run = _Training(
-        *("judge", labels_train, labels_val, model, data_root, heads_dir),
+        *("judge", labels_train, labels_val, labels_test, model, data_root, heads_dir),
         *(eos_token_id, max_ctx, tap, save_interval_s),
     )
 
@@ -189,6 +193,7 @@ class _Training:
     kind: str
     labels_train: Path
     labels_val: Path | None
+    labels_test: Path | None
     model: Backbone
     data_root: Path
     heads_dir: Path
@@ -221,16 +226,19 @@ class _Training:
     def commit(self, path: Path, settings: dict[str, Any], seed: int, fit: Fit) -> TrainReport:
         """Fit, measure and write the head, unless the file was made from the same inputs."""
         train = read_labels(self.labels_train)
-        val = read_labels(self.labels_val) if self.labels_val is not None else None
-        self._check(train, val)
-        fingerprints = self._fingerprints(train, val, settings)
+        val, test = _read(self.labels_val), _read(self.labels_test)
+        self._check(train)
+        for labels in (val, test):
+            if labels is not None:
+                require_same_scorer(labels, train.scorer)
+        fingerprints = self._fingerprints(train, val, test, settings)
         if path.is_file() and (header := _current_header(path, fingerprints)) is not None:
             return _report(path, sha256_file(path), header, 0, is_current=True)
         tokens_before = self.model.tokens_processed
         with output_lock(path.parent / f".{self.kind}"), reproducible(seed, device_of(self.model)):
             state_path = path.with_name(f".{path.stem}.training.safetensors")
-            # Val labels do not move the weights, so another val is no other training.
-            made_from = {key: v for key, v in fingerprints.items() if key != "labels_val"}
+            # These labels do not move the weights, so other ones are no other training.
+            made_from = {k: v for k, v in fingerprints.items() if k not in _REPORTED_ON}
             state = TrainingState(state_path, made_from, self.save_interval_s)
             fitted = fit(train, state)
             training = {
@@ -240,16 +248,16 @@ class _Training:
                 "states": fitted.states,
                 "loss_curve": thin_curve(fitted.losses),
             }
-            metrics = self._metrics(fitted.head, train, val) if val is not None else {}
-            header = self._header(train, settings, metrics, training, fingerprints)
             contents = content_digests(self.documents(train))
+            figures = self._figures(fitted.head, train, (val, test), contents)
+            header = self._header(train, settings, figures, training, fingerprints)
             digest = save_head(path, fitted.head, header, contents)
             write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
             state.clear()
         tokens = self.model.tokens_processed - tokens_before
         return _report(path, digest, header, tokens, is_current=False)
 
-    def _check(self, train: Labels, val: Labels | None) -> None:
+    def _check(self, train: Labels) -> None:
         if len(train.doc_ids) < MIN_LABELS:
             raise HeadError(
                 "too few labels to train on",
@@ -267,48 +275,42 @@ class _Training:
                 do="check the oracle",
                 code="E-HEAD-CONSTANT",
             )
-        if val is not None and val.doc_ids and val.scorer != train.scorer:
-            raise LabelError(
-                "train and val labels have different scorers or rubrics",
-                where=val.path,
-                found="/".join(val.scorer),
-                expected="/".join(train.scorer),
-                code="E-LABEL-MIXED",
-            )
 
     def _fingerprints(
-        self, train: Labels, val: Labels | None, settings: dict[str, Any]
+        self, train: Labels, val: Labels | None, test: Labels | None, settings: dict[str, Any]
     ) -> Fingerprints:
-        sources = sorted({*train.sources, *(val.sources if val is not None else ())})
+        read = [labels for labels in (train, val, test) if labels is not None]
+        sources = sorted({source for labels in read for source in labels.sources})
         return {
             "code": TRAIN_CODE,
             "labels_train": train.digest,
             "labels_val": val.digest if val is not None else "",
+            "labels_test": test.digest if test is not None else "",
             "data": data_digest(self.data_root, sources),
             "backbone": self.model.digest,
             "settings": sha256_json({"max_ctx": self.max_ctx, "tap": self.tap, **settings}),
         }
 
-    def _metrics(self, head: Probe | Judge, train: Labels, val: Labels) -> dict[str, Any]:
-        """Agreement on val by the path that grades; empty where val has no labels."""
-        if not val.doc_ids:
-            return {}
-        predicted = self._predicted(head, val)
-        good = np.flatnonzero(np.isfinite(predicted).all(axis=1))
-        sources = [val.sources[i] for i in good.tolist()]
-        metrics = agreement(predicted[good], val.scores[good], sources)
-        lengths = _document_lengths(val)[good]
-        metrics |= baselines(
-            (train.scores, train.sources, _document_lengths(train)),
-            (val.scores[good], sources, lengths),
-        )
-        ceiling = noise_ceiling(val.path)
-        share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
-        return metrics | {
-            "num_failed": len(predicted) - len(good),
-            "noise_ceiling": ceiling,
-            "share_of_ceiling": share and round(share, 6),
-        }
+    def _figures(
+        self,
+        head: Probe | Judge,
+        train: Labels,
+        reported: tuple[Labels | None, Labels | None],
+        trained_on: np.ndarray,
+    ) -> dict[str, dict[str, Any]]:
+        """Agreement on val and on test, by the path that grades; empty where there are no labels.
+
+        A document counts where its content was not trained on, and in test not in val either.
+        """
+        seen, figures = trained_on, {}
+        for name, labels in zip(("metrics", "test_metrics"), reported):
+            figures[name] = {}
+            if labels is not None and labels.doc_ids:
+                contents = content_digests(self.documents(labels))
+                predicted = self._predicted(head, labels)
+                figures[name] = head_metrics(predicted, labels, train, contents, seen)
+                seen = np.concatenate([seen, contents])
+        return figures
 
     def _predicted(self, head: Probe | Judge, val: Labels) -> np.ndarray:
         if isinstance(head, Probe):
@@ -322,7 +324,7 @@ class _Training:
         self,
         train: Labels,
         settings: dict[str, Any],
-        metrics: dict[str, Any],
+        figures: dict[str, dict[str, Any]],
         training: dict[str, Any],
         fingerprints: Fingerprints,
     ) -> Header:
@@ -341,20 +343,14 @@ class _Training:
             "scorer_version": version,
             "rubric_hash": rubric_hash,
             "settings": settings,
-            "metrics": metrics,
+            **figures,
             "training": training,
             "fingerprints": fingerprints,
         }
 
 
-def noise_ceiling(labels: Path) -> float | None:
-    """Best rank correlation that the oracle's own noise allows, where documents were asked twice.
-
-    Read from `noise_{split}.json` beside `labels_{split}.jsonl`.
-    """
-    path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
-    ceiling = read_json_object(path).get("ceiling") if path.is_file() else None
-    return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
+def _read(labels: Path | None) -> Labels | None:
+    return read_labels(labels) if labels is not None else None
 
 
 def _checked_tap(tap: int | None, model: Backbone, which: int) -> int:
@@ -389,8 +385,3 @@ def _report(path: Path, digest: str, header: Header, tokens: int, is_current: bo
         metrics=header["metrics"],
         is_current=is_current,
     )
-
-
-def _document_lengths(labels: Labels) -> np.ndarray:
-    spans = [parse_doc_id(doc_id) for doc_id in labels.doc_ids]
-    return np.array([span.end - span.start for span in spans])
