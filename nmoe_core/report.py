@@ -9,6 +9,8 @@ from loader.__main__ import fingerprint
 from loader.format import MANIFEST_NAME, load_manifest, read_json_object
 from loader.plan import LoaderPlan, load_plan
 from nmoe_core.config import Run
+from nmoe_core.hydra.calibration_file import CALIBRATION_NAME, read_calibration
+from nmoe_core.hydra.grade_file import read_summary
 from nmoe_core.mixture import run_sources
 from nmoe_core.shards.manifest import shard_dir_name
 
@@ -21,7 +23,7 @@ def run_report(run: Run) -> dict[str, Any]:
     Raises:
         FormatError: A stage has not run (E-MANIFEST-MISSING).
     """
-    calibration = read_json_object(run.paths.calibration / "calibration_summary.json")
+    calibration = read_calibration(run.paths.calibration / CALIBRATION_NAME)
     plan = load_plan(run.paths.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
     return {
@@ -49,7 +51,7 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
     curated = load_manifest(curated_dir / MANIFEST_NAME)
     diversity = read_json_object(curated_dir / "curation.json")["diversity"]["concat"]
     grades = [
-        read_json_object(run.paths.quality / name / shard_dir_name(bucket) / "summary.json")
+        read_summary(run.paths.quality / name / shard_dir_name(bucket))
         for bucket in range(run.config.prep.num_shards)
     ]
     quotas = [s.quota_sequences for stage in plan.stages for s in stage.sources if s.name == name]

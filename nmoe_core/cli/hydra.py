@@ -64,6 +64,7 @@ def _add_grade(stages: Any) -> None:
     verb.add_argument("--max-ctx", type=int, default=4096, help="tokens of a document")
     verb.add_argument("--max-batch", type=int, default=64, help="documents at once")
     verb.add_argument("--no-early-exit", action="store_true", help="judge every document")
+    verb.add_argument("--compat", action="store_true", help="accept thresholds of no known heads")
     verb.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
     verb.add_argument("--text-field", default="text", help="of --input-jsonl")
     verb.add_argument("--id-field", default="doc_id", help="of --input-jsonl")
@@ -129,6 +130,7 @@ def grade(arguments: argparse.Namespace) -> Outputs:
         arguments.max_ctx,
         arguments.max_batch,
         not arguments.no_early_exit,
+        compat=arguments.compat,
     )
     progress = None if arguments.quiet else _show_progress
     report = grade_documents(grader, documents, required(arguments, "out"), progress)

@@ -8,6 +8,7 @@ backbone over val, or none when predictions are given (docs/calibration.md).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from loader.format import read_json_object
-from nmoe_core.atomic import output_lock, write_json
+from nmoe_core.atomic import output_lock
 from nmoe_core.errors import CalibrationError
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
-from nmoe_core.hydra.calibration_file import CALIBRATION_NAME
+from nmoe_core.hydra.calibration_file import (
+    CALIBRATION_NAME,
+    COMPAT_RULE,
+    read_calibration,
+    write_calibration,
+)
 from nmoe_core.hydra.calibration_rows import (
     CalibrationRows,
     HeadScorer,
@@ -172,13 +177,13 @@ def calibrate_compat(
         "tau_drop": float(low),
         "tau_keep": float(high),
         "count": len(labels.doc_ids),
-        "rule": "compat: quantiles (1 - target_keep, target_keep) of the labels",
+        "rule": COMPAT_RULE,
         "target_keep": target_keep,
         "labels_digest": labels.digest,
     }
     path = out_dir / CALIBRATION_NAME
     with output_lock(out_dir):
-        write_json(path, facts)
+        facts = write_calibration(path, facts)
     return CalibrationReport(path, facts, False)
 
 
@@ -193,7 +198,9 @@ def _commit(
     """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
     if is_current(path, fingerprints):
-        return CalibrationReport(path, read_json_object(path), True)
+        # One that was edited since is no calibration: it is made again.
+        with contextlib.suppress(CalibrationError):
+            return CalibrationReport(path, read_calibration(path), True)
     rows, test = rows_of()
     require_enough(rows.held_out().keys, MIN_DOCUMENTS, labels.path)
     fit, report = rows.halves()
@@ -212,7 +219,7 @@ def _commit(
         "fingerprints": fingerprints,
     }
     with output_lock(out_dir):
-        write_json(path, facts)
+        facts = write_calibration(path, facts)
     return CalibrationReport(path, facts, False)
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from loader.format import read_json_object
 from nmoe_core.docid import DocumentReader, parse_doc_id
 from nmoe_core.errors import CalibrationError, FormatError
 from nmoe_core.hydra.features import Backbone, buffers, content_digests, read_documents
 from nmoe_core.hydra.features import require_few_failed as _require_few_failed
+from nmoe_core.hydra.grade_file import SCORES_NAME, SUMMARY_NAME, read_graded, read_summary
 from nmoe_core.hydra.head_files import Heads, heads_digest
 from nmoe_core.hydra.held_out import held_out
 from nmoe_core.hydra.label_files import Labels
@@ -248,8 +248,11 @@ def _five(path: Path, row: dict[str, Any], key: str, aggregate_key: str) -> list
 
 def _digest_beside(path: Path) -> str:
     """Digest of the heads that graded, where the summary beside the predictions names them."""
-    summary = path.with_name("summary.json")
-    made_from = read_json_object(summary).get("fingerprints") if summary.is_file() else None
+    if not path.with_name(SUMMARY_NAME).is_file():
+        return ""
+    is_committed = path.name == SCORES_NAME
+    summary = read_graded(path.parent).summary if is_committed else read_summary(path.parent)
+    made_from = summary.get("fingerprints")
     if not isinstance(made_from, dict) or not {"probe", "judge"} <= set(made_from):
         return ""
     return heads_digest(str(made_from["probe"]), str(made_from["judge"]))

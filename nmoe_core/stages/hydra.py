@@ -187,6 +187,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Out
             run.config.heads.max_ctx,
             table.max_batch,
             early_exit=table.early_exit,
+            compat=table.compat,
         )
         facts = {
             "documents": report.total,

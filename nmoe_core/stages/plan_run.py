@@ -85,6 +85,7 @@ def _stale_curated(run: Run, source: str) -> dict[str, str]:
     from nmoe_core.curate.consumed import CURATION_NAME
     from nmoe_core.curate.inputs import SCORES_NAME
     from nmoe_core.curate.topics import TOPICS_NAME
+    from nmoe_core.hydra.grade_file import read_graded
     from nmoe_core.stages.curate import curate_settings
 
     stale = {}
@@ -103,7 +104,7 @@ def _stale_curated(run: Run, source: str) -> dict[str, str]:
             wanted = {
                 **curate_settings(run, source).fingerprints(),
                 "parent": load_manifest(parent).content_digest(),
-                "quality": sha256_file(scores),
+                "quality": read_graded(scores.parent).checksum,
                 "topics": sha256_file(topics),
             }
         except NmoeError as error:

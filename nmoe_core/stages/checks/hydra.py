@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loader.format import MANIFEST_NAME, load_manifest, read_json_object
 from nmoe_core.config import Run
 from nmoe_core.docid import split_of
+from nmoe_core.errors import NmoeError
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.stages.checks.verdict import (
     Verdict,
@@ -136,9 +137,13 @@ def _baselines(metrics: dict[str, Any], low: float) -> Verdict:
 def check_calibration(run: Run) -> Verdicts:
     """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
     were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
-    from nmoe_core.hydra.calibration_file import CALIBRATION_NAME
+    from nmoe_core.hydra.calibration_file import CALIBRATION_NAME, read_calibration
 
-    summary = read_json_object(run.paths.calibration / CALIBRATION_NAME)
+    try:
+        summary = read_calibration(run.paths.calibration / CALIBRATION_NAME)
+    except NmoeError as error:
+        names = ("thresholds", "false_drops", "calibrated_keep_rate")
+        return {name: Verdict(False, error.line()) for name in names}
     drop, keep = summary["tau_drop"], summary["tau_keep"]
     count, target = summary.get("count_report", summary["count"]), summary["target_keep"]
     found: Verdicts = {
@@ -182,12 +187,16 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """`counts`: every document of the shard as it is now has one decision; `keep_rate`."""
-    from nmoe_core.hydra.grade import SUMMARY_NAME
+    from nmoe_core.hydra.grade_file import read_graded
 
     wrong, kept, total = [], 0, 0
     for bucket in buckets:
         name = shard_dir_name(bucket)
-        summary = read_json_object(run.paths.quality / source / name / SUMMARY_NAME)
+        try:
+            summary = read_graded(run.paths.quality / source / name).summary
+        except NmoeError as error:
+            wrong.append(error.line())
+            continue
         manifest = load_manifest(run.paths.split(source, "train") / name / MANIFEST_NAME)
         decided = summary["kept"] + summary["band"] + summary["dropped"]
         if not decided == summary["total"] == manifest.total_documents:

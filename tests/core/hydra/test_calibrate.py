@@ -78,7 +78,10 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     with pytest.raises(CalibrationError) as refused:
         load_calibration(tmp_path / "named").require_heads(grader.heads.digest)
     assert refused.value.code == "E-CALIBRATION-HEADS"
-    load_calibration(tmp_path / "out").require_heads(grader.heads.digest)
+    unnamed = load_calibration(tmp_path / "out")
+    with pytest.raises(CalibrationError, match="not made from the scores of these heads"):
+        unnamed.require_heads(grader.heads.digest)
+    unnamed.require_heads(grader.heads.digest, compat=True)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +297,7 @@ def test_the_published_rule_is_reproduced_number_for_number(tmp_path: Path, worl
         assert summary["count"] == 500
         loaded = load_calibration(tmp_path / "out")
         assert loaded.thresholds.tau_probe == loaded.thresholds.tau_drop
-        loaded.require_heads("any, as the rule does not know the heads")
+        loaded.require_heads("any, as the rule does not know the heads", compat=True)
     assert calibrate_compat(labels, tmp_path / "out", 0.3).summary["tau_drop"] > 0.5
     with pytest.raises(CalibrationError) as crossed:
         load_calibration(tmp_path / "out")
