@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli import hydra_labels, train
+from nmoe_core.cli.beside_config import BACKBONE_KEYS, beside_config, configured_run
 from nmoe_core.cli.hydra_labels import Outputs, show
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
-from nmoe_core.config import Run
 from nmoe_core.errors import ConfigError
 from nmoe_core.mixture import run_sources
 from nmoe_core.stages.result import Output
@@ -48,6 +48,9 @@ def _add_calibrate(stages: Any) -> None:
     verb.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
     verb.add_argument("--json", action="store_true")
     verb.set_defaults(run=lambda arguments: show(calibrate(arguments), arguments.json))
+    names = ("target_keep", "target_drop", "max_false_drop")
+    keys = {name: f"calibration.{name}" for name in names}
+    beside_config(verb, {**keys, **BACKBONE_KEYS, "max_ctx": "heads.max_ctx"})
 
 
 def _add_grade(stages: Any) -> None:
@@ -72,6 +75,14 @@ def _add_grade(stages: Any) -> None:
     verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
     verb.add_argument("--json", action="store_true")
     verb.set_defaults(run=lambda arguments: show(grade(arguments), arguments.json))
+    keys = {
+        **BACKBONE_KEYS,
+        "max_ctx": "heads.max_ctx",
+        "max_batch": "grading.max_batch",
+        "no_early_exit": "not grading.early_exit",
+        "compat": "grading.compat",
+    }
+    beside_config(verb, keys, ("source", "quiet"))
 
 
 def calibrate(arguments: argparse.Namespace) -> Outputs:
@@ -79,7 +90,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.stages import hydra
 
     if arguments.config is not None:
-        return {"calibration": hydra.calibrate_heads(Run(arguments.config))}
+        return {"calibration": hydra.calibrate_heads(configured_run(arguments))}
     from nmoe_core.hydra import calibrate as core
 
     labels, out = required(arguments, "labels"), required(arguments, "out")
@@ -138,16 +149,16 @@ def grade(arguments: argparse.Namespace) -> Outputs:
 
 
 def _grade_run(arguments: argparse.Namespace) -> Outputs:
-    from nmoe_core.stages.hydra import grade_shards
+    from nmoe_core.stages.shards import outputs_of
 
-    run = Run(arguments.config)
+    run = configured_run(arguments)
     names = [source.name for source in run_sources(run)]
     if arguments.source is not None and arguments.source not in names:
         expected = ", ".join(names)
         raise ConfigError("no such source", found=arguments.source, expected=expected)
     outputs: Outputs = {}
     for name in [arguments.source] if arguments.source else names:
-        graded = grade_shards(run, name, range(run.config.prep.num_shards))
+        graded = outputs_of(run, "grade", name)
         outputs |= {f"{name}/{bucket:04d}": output for bucket, output in graded.items()}
     return outputs
 
