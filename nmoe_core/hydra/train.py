@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nmoe_core.atomic import output_lock, write_bytes
@@ -27,7 +28,14 @@ from nmoe_core.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.hydra.card import head_card
 from nmoe_core.hydra.features import Backbone, content_digests, device_of, read_documents
 from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, reproducible, thin_curve
-from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, Header, read_header, save_head
+from nmoe_core.hydra.head_files import (
+    JUDGE_NAME,
+    PROBE_NAME,
+    Header,
+    read_header,
+    require_whole,
+    save_head,
+)
 from nmoe_core.hydra.head_metrics import head_metrics, require_same_scorer
 from nmoe_core.hydra.heads import Judge, JudgeArch, Probe
 from nmoe_core.hydra.label_files import Labels, read_labels
@@ -368,8 +376,17 @@ def _checked_tap(tap: int | None, model: Backbone, which: int) -> int:
 
 
 def _current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
-    header = read_header(path)
-    return header if header.get("fingerprints") == fingerprints else None
+    """The header of a head made from these inputs; None also where the file was damaged since."""
+    try:
+        header = read_header(path)
+        if header.get("fingerprints") != fingerprints:
+            return None
+        require_whole(path, header, load_file(str(path)))
+    except HeadError as error:
+        if error.code != "E-HEAD-CHANGED":
+            raise
+        return None
+    return header
 
 
 def _report(path: Path, digest: str, header: Header, tokens: int, is_current: bool) -> TrainReport:

@@ -225,3 +225,27 @@ def test_what_is_no_set_of_scores_is_a_label_error(value: Any) -> None:
     with pytest.raises(LabelError) as refused:
         parse_scores(value)
     assert refused.value.code == "E-LABEL-SCORES"
+
+
+def test_a_head_whose_header_or_weights_were_edited_is_refused(own: Any) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from nmoe_core.errors import HeadError
+    from nmoe_core.hydra.head_files import HEADER_KEY, PROBE_NAME, load_head, read_header
+
+    path = own.heads / PROBE_NAME
+    header, tensors = read_header(path), load_file(str(path))
+    name = next(name for name, value in tensors.items() if value.is_floating_point())
+    other = tensors | {name: torch.nextafter(tensors[name], torch.tensor(9.0))}
+    edited = header | {"scorer_model": "other"}
+    bare = {k: v for k, v in header.items() if k != "content_hash"}
+    for weights, text in ((other, header), (tensors, edited), (tensors, bare)):
+        save_file(weights, str(path), metadata={HEADER_KEY: json.dumps(text)})
+        with pytest.raises(HeadError) as refused:
+            load_head(path, own.model, own.world.MAX_CTX)
+        assert refused.value.code == "E-HEAD-CHANGED"
+    new = ("content_hash", "tensors_sha256")
+    old = {k: v for k, v in header.items() if k not in new} | {"format": "hydra-head/1"}
+    save_file(tensors, str(path), metadata={HEADER_KEY: json.dumps(old)})
+    load_head(path, own.model, own.world.MAX_CTX)
