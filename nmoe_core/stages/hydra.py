@@ -17,7 +17,7 @@ from nmoe_core.stages.result import Output
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
-    from nmoe_core.hydra.train import TrainReport
+    from nmoe_core.hydra.head_training import TrainReport
 
 HeadKind = Literal["probe", "judge"]
 CALIBRATION_FACTS = (
