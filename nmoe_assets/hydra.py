@@ -52,7 +52,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
 
 
 def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
-    """Scores of the oracle on train and val slices, a partition a slice."""
+    """Scores of the oracle on train, val and test slices, one partition per slice."""
     names = [source.name for source in sources]
     held_to = Checks(
         run,
@@ -107,7 +107,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         key=key,
         check_specs=held_to.specs(),
         deps=[
-            # Fitted on train, reported on val.
+            # Fitted on train, reported on val and, apart, on test.
             dg.AssetDep([GROUP, "oracle_labels"]),
             dg.AssetDep([GROUP, "backbone"]),
         ],
@@ -129,7 +129,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
 
 
 def calibration(run: Run) -> dg.AssetsDefinition:
-    """Thresholds, fitted on the heads' own scores of val documents."""
+    """Thresholds, fitted on the heads' own scores of val documents, reported on test too."""
     held_to = Checks(
         run,
         [GROUP, "calibration"],
@@ -143,7 +143,9 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         deps=[
             dg.AssetDep(
                 [GROUP, "oracle_labels"],
-                partition_mapping=dg.SpecificPartitionsPartitionMapping(label_keys("val")),
+                partition_mapping=dg.SpecificPartitionsPartitionMapping(
+                    [*label_keys("val"), *label_keys("test")]
+                ),
             ),
             dg.AssetDep([GROUP, "probe_head"]),
             dg.AssetDep([GROUP, "judge_head"]),

@@ -5,7 +5,7 @@ import functools
 import dagster as dg
 
 NUM_LABEL_SLICES = 8
-LABEL_SPLITS = ("train", "val")
+LABEL_SPLITS = ("train", "val", "test")
 
 
 @functools.cache
@@ -15,7 +15,7 @@ def shard_partitions(num_shards: int) -> dg.StaticPartitionsDefinition:
 
 
 def label_keys(split: str) -> list[str]:
-    """`train-00` to `train-07`, likewise `val`."""
+    """`train-00` to `train-07`, likewise `val` and `test`."""
     return [f"{split}-{i:02d}" for i in range(NUM_LABEL_SLICES)]
 
 

@@ -215,10 +215,14 @@ class CalibrationTable(StrictModel):
 
 
 class GradingTable(StrictModel):
-    """`[grading]`: scoring of all documents."""
+    """`[grading]`: scoring of all documents.
+
+    `compat` accepts a calibration that was not made from the scores of known heads.
+    """
 
     max_batch: int = Field(default=64, ge=1)
     early_exit: bool = True
+    compat: bool = False
 
 
 class CurationTable(StrictModel):

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from loader.__main__ import fingerprint
-from loader.format import MANIFEST_NAME, load_manifest, read_json_object
+from loader.format import MANIFEST_NAME, load_manifest
 from loader.plan import LoaderPlan, load_plan
 from nmoe_core.config import Run
 from nmoe_core.fingerprint import read_summary
+from nmoe_core.hydra.calibration_file import CALIBRATION_NAME, read_calibration
+from nmoe_core.hydra.grade_file import read_grading_summary
 from nmoe_core.mixture import run_sources
 from nmoe_core.shards.manifest import shard_dir_name
 
@@ -22,7 +24,7 @@ def run_report(run: Run) -> dict[str, Any]:
     Raises:
         FormatError: A stage has not run (E-MANIFEST-MISSING).
     """
-    calibration = read_json_object(run.paths.calibration / "calibration_summary.json")
+    calibration = read_calibration(run.paths.calibration / CALIBRATION_NAME)
     plan = load_plan(run.paths.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
     return {
@@ -50,7 +52,7 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
     curated = load_manifest(curated_dir / MANIFEST_NAME)
     diversity = read_summary(curated_dir / "curation.json")["diversity"]["concat"]
     grades = [
-        read_json_object(run.paths.quality / name / shard_dir_name(bucket) / "summary.json")
+        read_grading_summary(run.paths.quality / name / shard_dir_name(bucket))
         for bucket in range(run.config.prep.num_shards)
     ]
     quotas = [s.quota_sequences for stage in plan.stages for s in stage.sources if s.name == name]
@@ -77,7 +79,10 @@ def _heads(run: Run) -> dict[str, dict[str, Any]]:
         "judge": run.paths.heads / JUDGE_NAME,
     }
     keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
-    return {
-        kind: {key: read_header(path)["metrics"].get(key) for key in keys}
-        for kind, path in paths.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for kind, path in paths.items():
+        header = read_header(path)
+        test = header.get("test_metrics") or {}
+        found[kind] = {key: header["metrics"].get(key) for key in keys}
+        found[kind]["test"] = {key: test[key] for key in ("n", "spearman", "spearman_ci95") if test}
+    return found

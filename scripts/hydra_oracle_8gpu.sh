@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Label train and val shard i on GPU i, eight at once. Finished shards are left alone, others go on
+# Label train, val and test shard i on GPU i, eight at once. Finished shards are left alone, others go on
 # where they stopped. Arguments are those of `nmoe hydra oracle-label`. Fails if a shard fails.
 set -euo pipefail
 # shellcheck source=scripts/hydra_env.sh
@@ -15,7 +15,7 @@ label() { # split, shard, further arguments
 
 workers=()
 for gpu in 0 1 2 3 4 5 6 7; do
-  { label train "$gpu" "$@" && label val "$gpu" "$@"; } &
+  { label train "$gpu" "$@" && label val "$gpu" "$@" && label test "$gpu" "$@"; } &
   workers+=("$!")
 done
 failed=0

@@ -27,6 +27,7 @@ from nmoe_core.cli import (
     report,
     shards,
 )
+from nmoe_core.cli.beside_config import require_no_ignored_flag
 from nmoe_core.errors import NmoeError
 from nmoe_core.interrupts import send_again_if_ignored
 
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     send_again_if_ignored(SystemExit, signal.SIGTERM)
     send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
+        require_no_ignored_flag(arguments, sys.argv[1:] if argv is None else argv)
         return arguments.run(arguments)
     except NmoeError as error:
         if arguments.traceback:

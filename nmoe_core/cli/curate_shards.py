@@ -44,17 +44,17 @@ def run_shards(arguments: argparse.Namespace) -> int:
     """Curate sources; the status is 1 where a check that blocks failed."""
     from nmoe_core.mixture import run_sources
     from nmoe_core.stages import checks, curate
+    from nmoe_core.stages.shards import outputs_of
 
     run = Run(arguments.config)
     known = [source.name for source in run_sources(run)]
     names = _chosen(arguments.source, known)
     model = curate.open_topics(run, known, refit=arguments.refit)
-    buckets = range(run.config.prep.num_shards)
     made: dict[str, dict[str, Any]] = {}
     blocked = False
     for name in names:
-        curate.assign_shard_topics(run, name, buckets)
-        shards = curate.curate_shards(run, name, buckets)
+        outputs_of(run, "topics", name)
+        shards = outputs_of(run, "curate", name)
         facts = dict(curate.combine(run, name).facts)
         found = checks.check_curated(run, name)
         failed = [check for check, verdict in found.items() if not verdict.passed]

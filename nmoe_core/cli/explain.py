@@ -76,7 +76,7 @@ def _joined(value: object) -> str:
 def _label(facts: dict[str, Any]) -> str:
     split, label = facts["label_split"], facts["label"]
     if label is None:
-        return f"{split} slice, " + ("which is never labelled" if split == "test" else _NOT_YET)
+        return f"{split} slice, {_NOT_YET}"
     scorer = f"{label['scorer_model']}/{label['scorer_version']}"
     if not label["ok"]:
         return f"{split} slice, {scorer}: no scores in its answer"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli import hydra_labels, train
+from nmoe_core.cli.beside_config import BACKBONE_KEYS, beside_config, configured_run
 from nmoe_core.cli.hydra_labels import Outputs, add_jsonl_flags, show
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
-from nmoe_core.config import Run
 from nmoe_core.engine.config import ExpertChoice
 from nmoe_core.errors import ConfigError
 from nmoe_core.mixture import run_sources
@@ -36,6 +36,7 @@ def _add_calibrate(stages: Any) -> None:
     verb = stages.add_parser("calibrate", help="fit thresholds on the heads' own scores of val")
     verb.add_argument("--config", metavar="TOML", help="run configuration, instead of paths")
     verb.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
+    verb.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
     verb.add_argument("--out", type=Path, metavar="DIR", help="for calibration_summary.json")
     verb.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
     verb.add_argument("--heads-dir", type=Path, metavar="DIR", help="score val with these heads")
@@ -48,6 +49,9 @@ def _add_calibrate(stages: Any) -> None:
     verb.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
     verb.add_argument("--json", action="store_true")
     verb.set_defaults(run=lambda arguments: show(calibrate(arguments), arguments.json))
+    names = ("target_keep", "target_drop", "max_false_drop")
+    keys = {name: f"calibration.{name}" for name in names}
+    beside_config(verb, {**keys, **BACKBONE_KEYS, "max_ctx": "heads.max_ctx"})
 
 
 def _add_grade(stages: Any) -> None:
@@ -64,12 +68,21 @@ def _add_grade(stages: Any) -> None:
     verb.add_argument("--max-ctx", type=int, default=4096, help="tokens of a document")
     verb.add_argument("--max-batch", type=int, default=64, help="documents at once")
     verb.add_argument("--no-early-exit", action="store_true", help="judge every document")
+    verb.add_argument("--compat", action="store_true", help="accept thresholds of no known heads")
     verb.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
     add_jsonl_flags(verb)
     verb.add_argument("--tokenizer", default="o200k_harmony", help="of --input-jsonl")
     verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
     verb.add_argument("--json", action="store_true")
     verb.set_defaults(run=lambda arguments: show(grade(arguments), arguments.json))
+    keys = {
+        **BACKBONE_KEYS,
+        "max_ctx": "heads.max_ctx",
+        "max_batch": "grading.max_batch",
+        "no_early_exit": "not grading.early_exit",
+        "compat": "grading.compat",
+    }
+    beside_config(verb, keys, ("source", "quiet"))
 
 
 def calibrate(arguments: argparse.Namespace) -> Outputs:
@@ -77,7 +90,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.stages import hydra
 
     if arguments.config is not None:
-        return {"calibration": hydra.calibrate_heads(Run(arguments.config))}
+        return {"calibration": hydra.calibrate_heads(configured_run(arguments))}
     from nmoe_core.hydra import calibrate as core
 
     labels, out = required(arguments, "labels"), required(arguments, "out")
@@ -98,6 +111,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
             eos_token_id=hydra.eos_of(data_root),
             max_ctx=arguments.max_ctx,
             max_batch=arguments.max_batch,
+            labels_test=arguments.labels_test,
             **targets,
         )
     else:
@@ -127,6 +141,7 @@ def grade(arguments: argparse.Namespace) -> Outputs:
         arguments.max_ctx,
         arguments.max_batch,
         not arguments.no_early_exit,
+        compat=arguments.compat,
     )
     progress = None if arguments.quiet else _show_progress
     report = grade_documents(grader, documents, required(arguments, "out"), progress)
@@ -134,16 +149,16 @@ def grade(arguments: argparse.Namespace) -> Outputs:
 
 
 def _grade_run(arguments: argparse.Namespace) -> Outputs:
-    from nmoe_core.stages.hydra import grade_shards
+    from nmoe_core.stages.shards import outputs_of
 
-    run = Run(arguments.config)
+    run = configured_run(arguments)
     names = [source.name for source in run_sources(run)]
     if arguments.source is not None and arguments.source not in names:
         expected = ", ".join(names)
         raise ConfigError("no such source", found=arguments.source, expected=expected)
     outputs: Outputs = {}
     for name in [arguments.source] if arguments.source else names:
-        graded = grade_shards(run, name, range(run.config.prep.num_shards))
+        graded = outputs_of(run, "grade", name)
         outputs |= {f"{name}/{bucket:04d}": output for bucket, output in graded.items()}
     return outputs
 

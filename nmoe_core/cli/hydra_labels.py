@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.cli.beside_config import beside_config, configured_run
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.cli.paths import add_experts_flag, default_device, default_dtype, required
 from nmoe_core.config import OracleTable, Run
@@ -37,6 +38,8 @@ def register(stages: Any) -> None:
     label = _add(stages, "oracle-label", oracle_label, "score documents with the oracle")
     label.add_argument("--slices", nargs="+", metavar="train-00", help="with --config: only these")
     _add_label_flags(label)
+    names = ("replace", "retry_failed", "relabel", "max_doc_tokens", "salvage")
+    beside_config(label, {name: f"oracle.{name}" for name in names}, ("slices", "quiet"))
 
     merge = _add(stages, "merge-labels", merge_labels, "join the labels of each split")
     merge.add_argument("--labels", type=Path, metavar="DIR", help="directory of train/ and val/")
@@ -51,6 +54,7 @@ def _add(group: Any, name: str, verb: Verb | None, text: str) -> argparse.Argume
     parser = group.add_parser(name, help=text)
     parser.add_argument("--config", metavar="TOML", help="run configuration, instead of paths")
     parser.add_argument("--json", action="store_true")
+    beside_config(parser)
     if verb is not None:
         parser.set_defaults(run=lambda arguments: show(verb(arguments), arguments.json))
     return parser
@@ -139,7 +143,7 @@ def oracle_label(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.mixture import run_sources
     from nmoe_core.stages.hydra import label_slices
 
-    run = Run(arguments.config)
+    run = configured_run(arguments)
     known = [f"{split}-{i:02d}" for split in LABELLED_SPLITS for i in range(NUM_LABEL_SHARDS)]
     asked = arguments.slices or known
     for key in asked:
@@ -228,13 +232,13 @@ class _Progress:
 
 def merge_labels(arguments: argparse.Namespace) -> Outputs:
     """One label file a split."""
-    from nmoe_core.stages.hydra import merge_directory, merge_split
+    from nmoe_core.stages.hydra import labelled_splits, merge_directory
 
     if arguments.config is not None:
-        run = Run(arguments.config)
-        return {split: merge_split(run, split) for split in LABELLED_SPLITS}
-    labels = required(arguments, "labels")
-    return {split: merge_directory(labels, split) for split in LABELLED_SPLITS}
+        labels = Run(arguments.config).paths.labels
+    else:
+        labels = required(arguments, "labels")
+    return {split: merge_directory(labels, split) for split in labelled_splits(labels)}
 
 
 def show_status(arguments: argparse.Namespace) -> int:

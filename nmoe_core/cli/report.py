@@ -38,11 +38,17 @@ def _print(report: dict[str, Any]) -> None:
     print("topics: distinct topics in a window of seq_len tokens, mean over windows\n")
     for kind, metrics in report["heads"].items():
         low, high = metrics["spearman_ci95"] or (float("nan"), float("nan"))
+        test = metrics["test"]
         print(
             f"{kind}: Spearman {_two(metrics['spearman'])} with the oracle "
             f"on {metrics['n']} held-out documents (95 % {low:.2f} to {high:.2f}; "
             f"source alone {_two(metrics['spearman_source_only'])}, "
-            f"length alone {_two(metrics['spearman_length_only'])})"
+            f"length alone {_two(metrics['spearman_length_only'])}); "
+            + (
+                f"{_two(test['spearman'])} on {test['n']} untouched test documents"
+                if test
+                else "no figure of untouched documents: test has no labels"
+            )
         )
     taus = ", ".join(f"{name} {value:.3f}" for name, value in report["thresholds"].items())
     print(f"thresholds: {taus}")

@@ -9,12 +9,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.cli.beside_config import BACKBONE_KEYS, beside_config, configured_run
 from nmoe_core.cli.hydra_labels import Outputs, show
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
-from nmoe_core.config import JudgeTable, ProbeTable, Run
+from nmoe_core.config import JudgeTable, ProbeTable
 from nmoe_core.stages.result import Output
 
 GIB = 2**30
+_KEYS = {**BACKBONE_KEYS, "max_ctx": "heads.max_ctx"}
 
 
 def register(verbs: Any) -> None:
@@ -26,6 +28,7 @@ def register(verbs: Any) -> None:
         head.add_argument("--labels", type=Path, metavar="FILE", help="merged labels to fit")
         head.add_argument("--labels-val", type=Path, metavar="FILE", help="to report on")
         head.add_argument("--use-salvaged", action="store_true", help="salvaged labels too")
+        head.add_argument("--labels-test", type=Path, metavar="FILE", help="reported on apart")
         head.add_argument("--batch-size", type=int, default=table.batch_size)
         head.add_argument("--epochs", type=int, default=table.epochs)
         head.add_argument("--lr", type=float, default=table.lr)
@@ -36,9 +39,13 @@ def register(verbs: Any) -> None:
             head.add_argument("--num-heads", type=int, default=table.num_heads)
             head.add_argument("--ffn-dim", type=int, default=table.ffn_dim)
             head.add_argument("--cache-gib", type=float, default=0.5, help="memory for states")
+        shared = {name: f"heads.{name}" for name in ("seed", "use_salvaged")}
+        own = {name: f"heads.{kind}.{name}" for name in type(table).model_fields}
+        beside_config(head, {**_KEYS, **shared, **own})
     convert = _add(heads, "import-pt", "convert a pickled head of another tool", import_pt)
     convert.add_argument("head", type=Path, help="the .pt file")
     convert.add_argument("--num-heads", type=int, default=JudgeTable().num_heads)
+    beside_config(convert, {**_KEYS, "num_heads": "heads.judge.num_heads"}, ("head",))
 
 
 def _add(group: Any, name: str, text: str, verb: Any) -> argparse.ArgumentParser:
@@ -58,7 +65,7 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
 
     kind = arguments.stage
     if arguments.config is not None:
-        run = Run(arguments.config)
+        run = configured_run(arguments)
         hydra.make_backbone(run)
         return {kind: hydra.train_head(run, kind)}
     from nmoe_core.hydra.train import train_judge, train_probe
@@ -76,6 +83,7 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
         data_root,
         required(arguments, "out"),
         eos_token_id=hydra.eos_of(data_root),
+        labels_test=arguments.labels_test,
         **settings,
     )
     return {kind: Output(report.digest, hydra.head_facts(report))}
@@ -86,7 +94,7 @@ def import_pt(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.stages import hydra
 
     if arguments.config is not None:
-        run = Run(arguments.config)
+        run = configured_run(arguments)
         hydra.make_backbone(run)
         return {arguments.head.name: hydra.import_head(run, arguments.head)}
     from nmoe_core.hydra.convert import import_pickle

@@ -20,6 +20,7 @@ from nmoe_core.curate.topics import SUMMARY_NAME, TOPICS_NAME
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import read_summary, sha256_file, sha256_json
 from nmoe_core.hydra.decide import DECISIONS
+from nmoe_core.hydra.grade_file import read_graded
 from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 
 SCORES_NAME = "quality_scores.jsonl"
@@ -88,13 +89,14 @@ def load_quality(quality_root: Path, source: str, bucket: int, manifest: Manifes
     Raises:
         CurationError: There are none (E-CURATION-MISSING), or they were made from another version
             of the shard (E-CURATION-MISMATCH).
+        FormatError: They were edited or damaged (E-GRADE-CHANGED).
     """
     directory = quality_root / source / shard_dir_name(bucket)
     made_from = _summary(directory, SCORES_NAME, "grade this shard first")["fingerprints"]
     _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
-    path = directory / SCORES_NAME
+    graded = read_graded(directory)
     grader = sha256_json({key: value for key, value in made_from.items() if key != "shard"})
-    return ShardQuality(path, sha256_file(path), grader)
+    return ShardQuality(graded.path, graded.checksum, grader)
 
 
 def select_documents(path: Path, doc_ids: Iterable[str], include: Iterable[str]) -> Selection:

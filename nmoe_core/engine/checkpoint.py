@@ -38,7 +38,8 @@ from nmoe_core.engine.weight_files import (
     weight_files,
 )
 from nmoe_core.errors import CheckpointError, ConfigError
-from nmoe_core.fingerprint import sha256_file, sha256_json
+from nmoe_core.fingerprint import sha256_json
+from nmoe_core.sources.digests import local_digest
 
 CONFIG_NAME = "config.json"
 # Small or sensitive parts are computed in float32 whatever the model's dtype.
@@ -95,17 +96,23 @@ def find_checkpoint(path: str | Path) -> Path:
     )
 
 
+def checkpoint_files(path: str | Path) -> list[Path]:
+    """The files that a checkpoint is made of; raises as `checkpoint_digest`."""
+    place = find_checkpoint(path)
+    return [place / CONFIG_NAME, *weight_files(place)]
+
+
 def checkpoint_digest(path: str | Path) -> str:
     """Name the weights: SHA-256 over the config's and every weight file's name and SHA-256.
 
-    Reads every byte once; where the checkpoint lies does not matter.
+    Reads every byte once in a process while files are untouched; where the checkpoint lies does not
+    matter.
 
     Raises:
         CheckpointError: As `find_checkpoint`, or the index names a file that is not there.
     """
-    place = find_checkpoint(path)
-    files = [place / CONFIG_NAME, *weight_files(place)]
-    return sha256_json({file.name: sha256_file(file) for file in files})
+    files = checkpoint_files(path)
+    return sha256_json({file.name: local_digest(file) for file in files})
 
 
 def load_embedding_table(path: str | Path) -> np.ndarray:

@@ -14,6 +14,7 @@ from nmoe_core.curate.lineage import read_lineage
 from nmoe_core.docid import DocId
 from nmoe_core.hydra.label_files import checked_digest
 from nmoe_core.hydra.label_records import indexed_records
+from nmoe_core.hydra.slices import LABELLED_SPLITS
 
 Facts = dict[str, Any]
 
@@ -87,7 +88,7 @@ def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
         LabelError: A line is not a record, or the file was changed (E-LABEL-CORRUPT).
     """
     found: dict[str, Facts] = {}
-    for split in ("train", "val"):
+    for split in LABELLED_SPLITS:
         path = run.paths.labels / "merged" / f"labels_{split}.jsonl"
         if not path.is_file():
             continue

@@ -8,6 +8,7 @@ backbone over val, or none when predictions are given (docs/calibration.md).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from loader.format import read_json_object
-from nmoe_core.atomic import output_lock, write_json
+from nmoe_core.atomic import output_lock
 from nmoe_core.errors import CalibrationError
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
-from nmoe_core.hydra.calibration_file import CALIBRATION_NAME
+from nmoe_core.hydra.calibration_file import (
+    CALIBRATION_NAME,
+    COMPAT_RULE,
+    read_calibration,
+    write_calibration,
+)
 from nmoe_core.hydra.calibration_rows import (
     CalibrationRows,
+    HeadScorer,
     require_enough,
     rows_from_heads,
     rows_from_predictions,
@@ -29,13 +35,17 @@ from nmoe_core.hydra.calibration_rows import (
 from nmoe_core.hydra.calibration_summary import summarise
 from nmoe_core.hydra.features import Backbone, one_thread
 from nmoe_core.hydra.head_files import load_heads
+from nmoe_core.hydra.head_metrics import require_same_scorer
 from nmoe_core.hydra.label_files import Labels, read_labels
 from nmoe_core.hydra.scores import DIMENSIONS, MAX_GRADE
 from nmoe_core.hydra.slices import data_digest
+from nmoe_core.hydra.thresholds import Targets
 
-CALIBRATE_CODE = "calibrate/2"
+CALIBRATE_CODE = "calibrate/3"
 MIN_DOCUMENTS = 20
 MIN_PARSE_RATE = 0.5
+# Rows of val, and of test where it is labelled.
+Rows = tuple[CalibrationRows, CalibrationRows | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,45 +55,6 @@ class CalibrationReport:
     path: Path
     summary: dict[str, Any]
     is_current: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What thresholds are to achieve.
-
-    Attributes:
-        target_keep: Share of documents to keep, in (0, 1).
-        max_false_drop: Bound on the share, among dropped documents, of those in the oracle's own
-            top `target_keep`; in [0, 1).
-        target_drop: Share of documents to drop, in [0, 1 - target_keep]; None drops as many as
-            `max_false_drop` allows.
-    """
-
-    target_keep: float = 0.5
-    max_false_drop: float = 0.02
-    target_drop: float | None = None
-
-    def check(self) -> None:
-        """Refuse targets out of range.
-
-        Raises:
-            CalibrationError: E-CALIBRATION-TARGET.
-        """
-        drop = self.target_drop
-        is_possible = drop is None or 0 <= drop <= 1 - self.target_keep + 1e-9
-        if not (0 < self.target_keep < 1 and 0 <= self.max_false_drop < 1 and is_possible):
-            raise CalibrationError(
-                "a target is out of range",
-                found=f"target_keep {self.target_keep}, max_false_drop {self.max_false_drop}, "
-                f"target_drop {drop}",
-                expected="target_keep in (0, 1), max_false_drop in [0, 1), "
-                "target_drop in [0, 1 - target_keep]",
-                code="E-CALIBRATION-TARGET",
-            )
-
-    def as_list(self) -> list[float | None]:
-        """The three values, for fingerprints."""
-        return [self.target_keep, self.max_false_drop, self.target_drop]
 
 
 def calibrate(
@@ -99,6 +70,7 @@ def calibrate(
     target_keep: float = 0.5,
     max_false_drop: float = 0.02,
     target_drop: float | None = None,
+    labels_test: Path | None = None,
 ) -> CalibrationReport:
     """Fit weights and thresholds on the heads' own scores of the val labels' documents.
 
@@ -112,30 +84,40 @@ def calibrate(
         max_ctx: Tokens of a document that heads see; the same as in training.
         max_batch: Documents that run together.
         target_keep: As in `Targets`, with the two that follow.
+        labels_test: Merged labels of the test split, only reported on.
 
     Raises:
         CalibrationError: A target is out of range (E-CALIBRATION-TARGET), fewer than 20 labels
-            (E-CALIBRATION-FEW), most labels failed (E-CALIBRATION-COVERAGE), or scores without
-            spread (E-CALIBRATION-CONSTANT).
+            (E-CALIBRATION-FEW), most labels failed (E-CALIBRATION-COVERAGE), scores without
+            spread (E-CALIBRATION-CONSTANT), or `target_drop` breaks `max_false_drop`
+            (E-CALIBRATION-BOUND).
         HeadError: As `load_heads`; or states are not finite (E-HEAD-NONFINITE).
         LabelError: As `read_labels`.
     """
     targets = Targets(target_keep, max_false_drop, target_drop)
     labels = _checked_labels(labels_val, targets)
+    test = _test_labels(labels_test, labels)
     heads = load_heads(heads_dir, model, max_ctx)
+    sources = sorted({*labels.sources, *(test.sources if test is not None else ())})
     fingerprints = {
         "code": CALIBRATE_CODE,
         "labels": labels.digest,
-        "data": data_digest(data_root, sorted(set(labels.sources))),
+        "labels_test": test.digest if test is not None else "",
+        "data": data_digest(data_root, sources),
         "backbone": model.digest,
         "probe": heads.probe_digest,
         "judge": heads.judge_digest,
         "settings": sha256_json([max_ctx, *targets.as_list()]),
     }
 
-    def rows() -> CalibrationRows:
+    scorer = HeadScorer(model, heads, data_root, eos_token_id, max_batch)
+
+    def rows() -> Rows:
         with one_thread():
-            return rows_from_heads(model, heads, labels, data_root, eos_token_id, max_batch)
+            of_val = rows_from_heads(scorer, labels)
+            if test is None:
+                return of_val, None
+            return of_val, rows_from_heads(scorer, test, of_val.keys)
 
     return _commit(out_dir, labels, targets, rows, fingerprints, {"max_ctx": max_ctx})
 
@@ -165,7 +147,7 @@ def calibrate_predictions(
         "predictions": sha256_file(predictions),
         "settings": sha256_json(targets.as_list()),
     }
-    return _commit(out_dir, labels, targets, lambda: rows, fingerprints, {})
+    return _commit(out_dir, labels, targets, lambda: (rows, None), fingerprints, {})
 
 
 def calibrate_compat(
@@ -195,13 +177,13 @@ def calibrate_compat(
         "tau_drop": float(low),
         "tau_keep": float(high),
         "count": len(labels.doc_ids),
-        "rule": "compat: quantiles (1 - target_keep, target_keep) of the labels",
+        "rule": COMPAT_RULE,
         "target_keep": target_keep,
         "labels_digest": labels.digest,
     }
     path = out_dir / CALIBRATION_NAME
     with output_lock(out_dir):
-        write_json(path, facts)
+        facts = write_calibration(path, facts)
     return CalibrationReport(path, facts, False)
 
 
@@ -209,22 +191,22 @@ def _commit(
     out_dir: Path,
     labels: Labels,
     targets: Targets,
-    rows_of: Callable[[], CalibrationRows],
+    rows_of: Callable[[], Rows],
     fingerprints: Fingerprints,
     more: dict[str, Any],
 ) -> CalibrationReport:
     """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
     if is_current(path, fingerprints):
-        return CalibrationReport(path, read_json_object(path), True)
-    rows = rows_of()
-    require_enough(rows.keys, MIN_DOCUMENTS, labels.path)
+        # One that was edited since is no calibration: it is made again.
+        with contextlib.suppress(CalibrationError):
+            return CalibrationReport(path, read_calibration(path), True)
+    rows, test = rows_of()
+    require_enough(rows.held_out().keys, MIN_DOCUMENTS, labels.path)
     fit, report = rows.halves()
     for half in (fit, report):
-        require_enough(half.keys, MIN_DOCUMENTS // 4, labels.path)
-    summary = summarise(
-        fit, report, targets.target_keep, targets.max_false_drop, targets.target_drop
-    )
+        require_enough(half.held_out().keys, MIN_DOCUMENTS // 4, labels.path)
+    summary = summarise(fit, report, targets, test)
     facts = {
         **summary,
         "num_failed_labels": labels.num_failed,
@@ -237,8 +219,17 @@ def _commit(
         "fingerprints": fingerprints,
     }
     with output_lock(out_dir):
-        write_json(path, facts)
+        facts = write_calibration(path, facts)
     return CalibrationReport(path, facts, False)
+
+
+def _test_labels(path: Path | None, val: Labels) -> Labels | None:
+    """Labels of the test split; None where there are none."""
+    test = read_labels(path) if path is not None else None
+    if test is None or not test.doc_ids:
+        return None
+    require_same_scorer(test, val.scorer)
+    return test
 
 
 def _checked_labels(labels_val: Path, targets: Targets) -> Labels:

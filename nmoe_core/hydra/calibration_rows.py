@@ -2,8 +2,9 @@
 
 The scores come from the heads themselves or from a file of predictions as grading writes them. Each
 row has a key for the hash that halves val: the digest of the content the heads see where that is
-known, else the document id. Documents that the heads were trained on, that have no prediction, or
-whose states are not finite are left out and counted.
+known, else the document id. Documents without a prediction or without finite states are left out
+and counted. Those that the heads were trained on, and those whose content came before, count in
+shares of documents, as they do in the corpus, and in no figure of quality.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loader.format import read_json_object
 from nmoe_core.docid import DocumentReader, parse_doc_id
 from nmoe_core.errors import CalibrationError, FormatError
 from nmoe_core.hydra.features import Backbone, buffers, content_digests, read_documents
 from nmoe_core.hydra.features import require_few_failed as _require_few_failed
+from nmoe_core.hydra.grade_file import SCORES_NAME, SUMMARY_NAME, read_graded, read_grading_summary
 from nmoe_core.hydra.head_files import Heads, heads_digest
+from nmoe_core.hydra.held_out import held_out
 from nmoe_core.hydra.label_files import Labels
 from nmoe_core.hydra.scores import DIMENSIONS, MAX_GRADE, as_vector
 from nmoe_core.hydra.scoring import score_documents
@@ -35,7 +37,8 @@ class CalibrationRows:
 
     `oracle`, `probe` and `judge` are float `[N, 5]`, `probe` None where the file holds none;
     `targets` float `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the id does not tell;
-    `left_out` counts documents by the reason they are missing for.
+    `is_held_out` bool `[N]` says which rows may be measured on; `left_out` counts documents by the
+    reason that no figure of quality has them for, `trained_on` None where that is not known.
     """
 
     keys: list[str]
@@ -45,8 +48,9 @@ class CalibrationRows:
     targets: np.ndarray | None
     probe: np.ndarray | None
     judge: np.ndarray
+    is_held_out: np.ndarray
     heads_digest: str
-    left_out: dict[str, int]
+    left_out: dict[str, int | None]
 
     def take(self, rows: Any) -> CalibrationRows:
         """The rows at some positions, or where a mask is true."""
@@ -59,9 +63,14 @@ class CalibrationRows:
             targets=None if self.targets is None else self.targets[places],
             probe=None if self.probe is None else self.probe[places],
             judge=self.judge[places],
+            is_held_out=self.is_held_out[places],
             heads_digest=self.heads_digest,
             left_out=self.left_out,
         )
+
+    def held_out(self) -> CalibrationRows:
+        """The rows that may be measured on."""
+        return self.take(self.is_held_out)
 
     def halves(self) -> tuple[CalibrationRows, CalibrationRows]:
         """Two halves by the MD5 of the keys; rows of one key are in one half."""
@@ -73,39 +82,55 @@ class CalibrationRows:
         return self.take(is_first), self.take(~is_first)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadScorer:
+    """What scores documents by the path that grades."""
+
+    model: Backbone
+    heads: Heads
+    data_root: Path
+    eos_token_id: int
+    max_batch: int
+
+
 def rows_from_heads(
-    model: Backbone,
-    heads: Heads,
-    labels: Labels,
-    data_root: Path,
-    eos_token_id: int,
-    max_batch: int,
+    scorer: HeadScorer, labels: Labels, also_seen: Sequence[str] = ()
 ) -> CalibrationRows:
-    """Score the labelled documents with both heads by the path that grades.
+    """Score the labelled documents with both heads.
+
+    Args:
+        scorer: The backbone and its heads.
+        labels: Of the documents to score.
+        also_seen: Keys of rows whose contents count as trained on.
 
     Raises:
         HeadError: The states of more than a few documents are not finite (E-HEAD-NONFINITE).
         FormatError: A document is not in the data (E-DOCID, E-SHARD-...).
     """
-    reader = DocumentReader(data_root)
-    contents, probe, judge = [], [], []
+    reader, heads, max_batch = DocumentReader(scorer.data_root), scorer.heads, scorer.max_batch
+    contents, probe, judge = [np.empty(0, np.int64)], [np.empty((0, 5))], [np.empty((0, 5))]
     failed: dict[str, str] = {}
     for names in buffers(labels.doc_ids, max_batch):
-        documents = read_documents(reader, names, eos_token_id, heads.max_ctx)
-        scores = score_documents(model, heads, documents, names, max_batch)
+        documents = read_documents(reader, names, scorer.eos_token_id, heads.max_ctx)
+        scores = score_documents(scorer.model, heads, documents, names, max_batch)
         contents.append(content_digests(documents))
         probe.append(scores.probe)
         judge.append(scores.judge)
         failed |= {names[i]: reason for i, reason in scores.failed.items()}
         _require_few_failed(failed, len(labels.doc_ids))
-    digests = np.concatenate(contents)
-    is_leaked = np.isin(digests, heads.train_contents)
-    usable = [i for i in np.flatnonzero(~is_leaked) if labels.doc_ids[i] not in failed]
+    keys = _keys(np.concatenate(contents))
     rows = _rows(labels, np.concatenate(probe), np.concatenate(judge), heads.digest)
-    rows.keys[:] = [f"{digest:016x}" for digest in digests.astype(np.uint64).tolist()]
-    counts = {"trained_on": int(is_leaked.sum()), "not_finite": len(failed)}
-    rows.left_out.update(counts)
-    return rows.take(np.array(usable, np.int64))
+    rows.keys[:] = keys
+    is_scored = np.array([doc_id not in failed for doc_id in labels.doc_ids], np.bool_)
+    rows = rows.take(is_scored)
+    found = held_out(rows.keys, [*_keys(heads.train_contents), *also_seen])
+    num_seen = found.num_seen if len(heads.train_contents) else None
+    rows.left_out.update(trained_on=num_seen, repeated=found.num_repeated, not_finite=len(failed))
+    return replace(rows, is_held_out=found.rows)
+
+
+def _keys(digests: np.ndarray) -> list[str]:
+    return [f"{digest:016x}" for digest in digests.astype(np.uint64).tolist()]
 
 
 def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
@@ -137,7 +162,8 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
         probes[is_known] = np.array(probe)
     rows = _rows(labels, probes if has_probe else None, judges, _digest_beside(path))
     failed = len(known) - int(is_scored.sum())
-    rows.left_out.update(without_prediction=int((~is_known).sum()), not_finite=failed)
+    missing = int((~is_known).sum())
+    rows.left_out.update(without_prediction=missing, not_finite=failed, trained_on=None)
     return rows.take(np.isfinite(judges).all(axis=1))
 
 
@@ -152,6 +178,7 @@ def _rows(
         targets=labels.targets,
         probe=probe,
         judge=judge,
+        is_held_out=np.ones(len(labels.doc_ids), np.bool_),
         heads_digest=digest,
         left_out={"label_failed": labels.num_failed, "label_salvaged": labels.num_salvaged},
     )
@@ -221,8 +248,13 @@ def _five(path: Path, row: dict[str, Any], key: str, aggregate_key: str) -> list
 
 def _digest_beside(path: Path) -> str:
     """Digest of the heads that graded, where the summary beside the predictions names them."""
-    summary = path.with_name("summary.json")
-    made_from = read_json_object(summary).get("fingerprints") if summary.is_file() else None
+    if not path.with_name(SUMMARY_NAME).is_file():
+        return ""
+    is_committed = path.name == SCORES_NAME
+    summary = (
+        read_graded(path.parent).summary if is_committed else read_grading_summary(path.parent)
+    )
+    made_from = summary.get("fingerprints")
     if not isinstance(made_from, dict) or not {"probe", "judge"} <= set(made_from):
         return ""
     return heads_digest(str(made_from["probe"]), str(made_from["judge"]))

@@ -1,80 +1,82 @@
 """Fits weights and thresholds on one half of val and measures everything on the other.
 
-Keep shares are unweighted shares of documents under grading with triage: one that leaves at the
-probe is not kept. Documents of equal scores get equal decisions, so on tied scores the nearest
-share that a threshold can give is fitted, and the interval says what it is.
+Keep shares are unweighted shares of all documents under grading with triage, those included that
+the heads were trained on and those whose text comes again, since the corpus has them too: one that
+leaves at the probe is not kept. Every figure of quality leaves those out. Documents of equal scores
+get equal decisions, so on tied scores the nearest share that a threshold can give is fitted, and
+the interval says what it is.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nmoe_core.errors import CalibrationError
+from nmoe_core.hydra.calibration_measures import (
+    Aggregates,
+    decision_agreement,
+    decisions,
+    errors,
+    head_agreement,
+    interval_of,
+    keep_curve,
+    rounded,
+    score_reliability,
+)
 from nmoe_core.hydra.calibration_rows import CalibrationRows
 from nmoe_core.hydra.decide import DECISIONS
-from nmoe_core.hydra.intervals import Z975, Interval, bootstrap, upper_bound, wilson
-from nmoe_core.hydra.metrics import (
-    agreement,
-    auc,
-    average_precision,
-    baselines,
-    calibration_error,
-    isotonic,
-    quadratic_kappa,
-    regression_line,
-    spearman,
-    spearman_interval,
-)
-from nmoe_core.hydra.scores import DECIMALS, UNIFORM_WEIGHTS, aggregate
+from nmoe_core.hydra.intervals import Z975, Interval, wilson
+from nmoe_core.hydra.metrics import auc
+from nmoe_core.hydra.scores import DECIMALS, UNIFORM_WEIGHTS
 from nmoe_core.hydra.thresholds import (
+    Certificate,
+    Targets,
     Thresholds,
     fit_thresholds,
     fit_weights,
-    midpoint_above,
     would_keep,
 )
 
-NUM_BINS = 10
+MIN_TEST_DOCUMENTS = 3
 
 
 def summarise(
     fit: CalibrationRows,
     report: CalibrationRows,
-    target_keep: float,
-    max_false_drop: float,
-    target_drop: float | None = None,
+    targets: Targets,
+    test: CalibrationRows | None = None,
 ) -> dict[str, Any]:
-    """Fit on one half of val, measure on the other.
+    """Fit on one half of val, measure on the other, and on test documents where there are some.
 
     Args:
         fit: The rows thresholds and weights come from.
         report: The rows every metric comes from.
-        target_keep: Share of documents to keep, in (0, 1).
-        max_false_drop: Bound on the oracle's keeps among dropped documents.
-        target_drop: Share to drop; as many as the bound allows when left out.
+        targets: What thresholds are to achieve.
+        test: Rows that nothing is fitted on or chosen by.
 
     Returns:
         Fields of `calibration_summary.json`.
 
     Raises:
         CalibrationError: Probe, judge or oracle scores of the fit half are all alike
-            (E-CALIBRATION-CONSTANT).
+            (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound (E-CALIBRATION-BOUND).
     """
-    weights, weights_source = _weights(fit)
-    a, b = _Aggregates.of(fit, weights), _Aggregates.of(report, weights)
+    proof, shown = fit.held_out(), report.held_out()
+    weights, weights_source = _weights(proof)
+    fitted, a = Aggregates.of(fit, weights), Aggregates.of(proof, weights)
     for name, scores in (("probe", a.probe), ("judge", a.judge), ("oracle", a.oracle)):
         if scores is not None:
             _require_spread(name, scores)
-    oracle_tau = would_keep(a.oracle, target_keep)
+    oracle_tau = would_keep(fitted.oracle, targets.target_keep)
     taus = fit_thresholds(
-        *(a.probe, a.judge, a.oracle >= oracle_tau, target_keep, max_false_drop, target_drop)
+        *(fitted.probe, fitted.judge, fitted.oracle >= oracle_tau, targets, fit.is_held_out)
     )
-    fit_keep = _decisions(a, taus) == 2
-    decided, oracle_keeps = _decisions(b, taus), b.oracle >= oracle_tau
+    b = Aggregates.of(shown, weights)
+    decided, oracle_keeps = decisions(b, taus), b.oracle >= oracle_tau
     return {
         "weights": weights,
         "weights_source": weights_source,
@@ -82,44 +84,21 @@ def summarise(
         "tau_keep": taus.tau_keep,
         "tau_probe": taus.tau_probe,
         "oracle_tau_keep": oracle_tau,
-        "count": len(fit.keys) + len(report.keys),
-        "count_fit": len(fit.keys),
-        "count_report": len(report.keys),
-        "target_keep": target_keep,
-        "target_drop": target_drop,
-        "max_false_drop": max_false_drop,
-        "achieved_keep_fit": _rounded(fit_keep.mean()),
-        **_shares(decided, fit_keep),
-        **_errors(b, taus, decided, oracle_keeps),
-        **_decision_agreement(b, decided, oracle_keeps, a.oracle, taus),
-        **_reliability(a, b, a.oracle >= oracle_tau, oracle_keeps),
-        "heads": _heads(fit, report, weights),
+        "count": len(proof.keys) + len(shown.keys),
+        "count_fit": len(proof.keys),
+        "count_report": len(shown.keys),
+        "target_keep": targets.target_keep,
+        "target_drop": targets.target_drop,
+        "max_false_drop": targets.max_false_drop,
+        **_certified(a, taus, a.oracle >= oracle_tau, targets),
+        **_shares(fit, report, weights, taus),
+        **errors(b, taus, decided, oracle_keeps),
+        **decision_agreement(b, decided, oracle_keeps, a.oracle, taus),
+        **score_reliability(a, b, a.oracle >= oracle_tau, oracle_keeps),
+        "heads": head_agreement(proof, shown, weights),
         "keep_curve": keep_curve(b.deployed(taus)),
+        **_untouched(proof, test, weights, taus, oracle_tau),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Aggregates:
-    """Aggregated scores `[N]` in 0..1."""
-
-    probe: np.ndarray | None
-    judge: np.ndarray
-    oracle: np.ndarray
-
-    @classmethod
-    def of(cls, rows: CalibrationRows, weights: Mapping[str, float]) -> _Aggregates:
-        probe = None if rows.probe is None else aggregate(rows.probe, weights)
-        return cls(probe, aggregate(rows.judge, weights), aggregate(rows.oracle, weights))
-
-    def exits(self, taus: Thresholds) -> np.ndarray:
-        """Which documents leave at the probe."""
-        if self.probe is None:
-            return np.zeros(len(self.judge), np.bool_)
-        return self.probe < taus.tau_probe
-
-    def deployed(self, taus: Thresholds) -> np.ndarray:
-        """The judge's score, -1 for those that left before it."""
-        return np.where(self.exits(taus), -1.0, self.judge)
 
 
 def _weights(rows: CalibrationRows) -> tuple[dict[str, float], str]:
@@ -138,158 +117,108 @@ def _require_spread(name: str, scores: np.ndarray) -> None:
         )
 
 
-def _decisions(scores: _Aggregates, taus: Thresholds) -> np.ndarray:
-    """Places in `DECISIONS`: 0 drop, 1 band, 2 keep: int64 `[N]`."""
-    deployed = scores.deployed(taus)
-    # A threshold of 0 keeps every document that is judged; one that left is dropped always.
-    stays = deployed >= 0
-    is_keep = stays & (deployed >= taus.tau_keep)
-    is_drop = ~stays | (deployed < taus.tau_drop)
-    return np.where(is_keep, 2, np.where(is_drop, 0, 1))
+def _certified(
+    scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray, targets: Targets
+) -> dict[str, Any]:
+    """What the fitted documents prove of the drops, for readers and for the check that blocks."""
+    is_dropped = decisions(scores, taus) == 0
+    found = Certificate.of(is_dropped, oracle_keeps)
+    if found.num_below:
+        said = f"at most {found.upper95:.4f} of the dropped are ones that the oracle keeps, with "
+        said += f"95 % confidence: {found.num_wrong} of {found.num_below} labels below"
+    else:
+        said = f"nothing is dropped: {len(is_dropped)} labels prove no threshold to have at most "
+        said += f"{targets.max_false_drop:.4f} false drops, so what is not kept is in the band"
+    return {
+        "dropping": said,
+        "certificate": {
+            "dropped": found.num_below,
+            "false_drops": found.num_wrong,
+            "false_drop_rate_upper95": rounded(found.upper95),
+        },
+    }
 
 
-def _shares(decided: np.ndarray, fit_keep: np.ndarray) -> dict[str, Any]:
-    """Shares of the report half by decision, with 95 % intervals of what a new document gets."""
-    found: dict[str, Any] = {}
+def _shares(
+    fit: CalibrationRows,
+    report: CalibrationRows,
+    weights: Mapping[str, float],
+    taus: Thresholds,
+) -> dict[str, Any]:
+    """Shares of the report half's documents by decision, with 95 % intervals of what a new document
+    gets."""
+    scores = Aggregates.of(report, weights)
+    decided = decisions(scores, taus)
+    fit_keep = decisions(Aggregates.of(fit, weights), taus) == 2
+    found: dict[str, Any] = {
+        "documents_fit": len(fit.keys),
+        "documents_report": len(report.keys),
+        "achieved_keep_fit": rounded(fit_keep.mean()),
+    }
     for place, name in enumerate(DECISIONS):
         hits = decided == place
-        interval = wilson(int(hits.sum()), len(hits))
+        interval = wilson(*_independent(hits, report.keys))
         if name == "keep":
-            interval = keep_interval(fit_keep, hits)
-        found[f"achieved_{name}"] = _rounded(hits.mean())
-        found[f"achieved_{name}_ci95"] = _interval(interval)
-    return found
+            interval = keep_interval(fit_keep, hits, (fit.keys, report.keys))
+        found[f"achieved_{name}"] = rounded(hits.mean())
+        found[f"achieved_{name}_ci95"] = interval_of(interval)
+    return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
 
 
-def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray) -> Interval:
+def keep_interval(
+    fit_keep: np.ndarray,
+    report_keep: np.ndarray,
+    keys: tuple[list[str], list[str]] | None = None,
+) -> Interval:
     """95 % interval of the share of new documents that the fitted thresholds keep.
 
     Both halves tell of it: the report half by counting, and the fit half because a threshold at an
     order statistic keeps a share of known law, Beta(k, n - k + 1), whatever the scores' own law is.
     The interval is of both counts together, at 97.5 %: it is to hold the share of new documents and
     the report half's own at once, and each may fail half the time (Bonferroni).
+
+    Args:
+        fit_keep: Which documents of the fit half are kept: bool `[N]`.
+        report_keep: The same of the report half.
+        keys: Contents of both halves' documents; all differ when left out.
     """
-    num_hits = int(fit_keep.sum()) + int(report_keep.sum())
-    return wilson(num_hits, len(fit_keep) + len(report_keep), Z975)
+    hits = np.concatenate([fit_keep, report_keep])
+    if keys is None:
+        return wilson(int(hits.sum()), len(hits), Z975)
+    return wilson(*_independent(hits, [*keys[0], *keys[1]]), Z975)
 
 
-def _errors(
-    scores: _Aggregates, taus: Thresholds, decided: np.ndarray, oracle_keeps: np.ndarray
-) -> dict[str, Any]:
-    """False drops with their upper bounds, and how much of what is wanted is kept."""
-    exits, keeps, drops = scores.exits(taus), decided == 2, decided == 0
-    judge_keeps = scores.judge >= taus.tau_keep
-    return {
-        "early_exit_rate": _rounded(exits.mean()),
-        **_rate("false_drop_rate", oracle_keeps, drops),
-        **_rate("probe_false_drop_rate", oracle_keeps, exits),
-        **_rate("probe_judge_conflict_rate", judge_keeps, exits),
-        "precision_keep": _share(oracle_keeps, keeps),
-        "precision_keep_ci95": _share_interval(oracle_keeps, keeps),
-        "recall_keep": _share(keeps, oracle_keeps),
-        "recall_keep_ci95": _share_interval(keeps, oracle_keeps),
-        "oracle_keep": _rounded(oracle_keeps.mean()),
-    }
+def _independent(hits: np.ndarray, keys: list[str]) -> tuple[float, float]:
+    """(hits, documents), both reduced where contents repeat: copies are decided alike.
+
+    Copies tell as much as their number of equally many contents would (Kish 1965).
+    """
+    copies = np.array(list(Counter(keys).values()), float)
+    count = float(copies.sum() ** 2 / (copies**2).sum())
+    return float(hits.mean()) * count, count
 
 
-def _rate(name: str, errors: np.ndarray, among: np.ndarray) -> dict[str, Any]:
-    """The rate, and the bound that it stays under with a confidence of 95 %."""
-    bound = upper_bound(int(errors[among].sum()), int(among.sum())) if among.any() else None
-    return {name: _share(errors, among), f"{name}_upper95": _rounded(bound)}
-
-
-def _decision_agreement(
-    scores: _Aggregates,
-    decided: np.ndarray,
-    oracle_keeps: np.ndarray,
-    fit_oracle: np.ndarray,
+def _untouched(
+    fit: CalibrationRows,
+    test: CalibrationRows | None,
+    weights: Mapping[str, float],
     taus: Thresholds,
+    oracle_tau: float,
 ) -> dict[str, Any]:
-    """Decisions against those that the oracle's own scores give at the same shares."""
-    drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))
-    by_oracle = np.where(oracle_keeps, 2, np.where(scores.oracle < drop_below, 0, 1))
-    matrix = np.zeros((3, 3), int)
-    np.add.at(matrix, (by_oracle, decided), 1)
-    deployed = scores.deployed(taus)
-    return {
-        "auc_keep": _rounded(auc(deployed, oracle_keeps)),
-        "auc_keep_ci95": bootstrap(lambda i: auc(deployed[i], oracle_keeps[i]), len(decided)),
-        "average_precision_keep": _rounded(average_precision(deployed, oracle_keeps)),
-        "decisions_oracle_by_grading": matrix.tolist(),
-        "decision_kappa": _rounded(quadratic_kappa(by_oracle, decided, 3)),
+    """Figures of the test slice, by which nothing was fitted or chosen, where it has labels."""
+    if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
+        return {"untouched": "no figure: the test slice has no labels", "test": None}
+    shown = test.held_out()
+    scores = Aggregates.of(shown, weights)
+    decided, oracle_keeps = decisions(scores, taus), scores.oracle >= oracle_tau
+    of_all = decisions(Aggregates.of(test, weights), taus)
+    figures = {
+        "count": len(shown.keys),
+        "documents": len(test.keys),
+        "left_out": test.left_out,
+        **{f"achieved_{name}": rounded((of_all == i).mean()) for i, name in enumerate(DECISIONS)},
+        **errors(scores, taus, decided, oracle_keeps),
+        "auc_keep": rounded(auc(scores.deployed(taus), oracle_keeps)),
+        "heads": head_agreement(fit, shown, weights),
     }
-
-
-def _reliability(
-    fit: _Aggregates, report: _Aggregates, fit_keeps: np.ndarray, oracle_keeps: np.ndarray
-) -> dict[str, Any]:
-    """How far the judge's score may be read as the oracle's, and as a chance to be kept."""
-    points, chances = isotonic(fit.judge, fit_keeps.astype(float))
-    chance = np.interp(report.judge, points, chances)
-    line = regression_line(report.judge, report.oracle)
-    return {
-        "ece_keep": _rounded(calibration_error(chance, oracle_keeps.astype(float))),
-        "reliability_line": line and [_rounded(value) for value in line],
-        "reliability": reliability(report.judge, report.oracle, oracle_keeps),
-    }
-
-
-def _heads(
-    fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float]
-) -> dict[str, Any]:
-    """Agreement of each head with the oracle on the report half, and of heads with each other."""
-    sources = report.sources
-    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, weights)}
-    if report.probe is not None:
-        found["probe"] = agreement(report.probe, report.oracle, sources, weights)
-        a, b = aggregate(report.probe, weights), aggregate(report.judge, weights)
-        found["probe_with_judge"] = {
-            "spearman": _rounded(spearman(a, b)),
-            "spearman_ci95": spearman_interval(a, b),
-        }
-    found["baselines"] = baselines(
-        (fit.oracle, fit.sources, fit.lengths),
-        (report.oracle, report.sources, report.lengths),
-        weights,
-    )
-    return found
-
-
-def reliability(
-    judge: np.ndarray, oracle: np.ndarray, oracle_keeps: np.ndarray
-) -> list[dict[str, Any]]:
-    """Ten bins of equal count by judge score: their count, means, and the oracle's keep rate."""
-    order = np.argsort(judge, kind="stable")
-    return [
-        {
-            "count": len(rows),
-            "judge_mean": _rounded(judge[rows].mean()),
-            "oracle_mean": _rounded(oracle[rows].mean()),
-            "oracle_keep_rate": _rounded(oracle_keeps[rows].mean()),
-        }
-        for rows in np.array_split(order, min(NUM_BINS, len(order)))
-    ]
-
-
-def keep_curve(scores: np.ndarray) -> list[list[float]]:
-    """Points (share to keep, threshold that keeps it) at 1 % to 99 %."""
-    descending = np.sort(scores)[::-1]
-    counts = [max(1, round(percent * len(scores) / 100)) for percent in range(1, 100)]
-    taus = [midpoint_above(descending, count) for count in counts]
-    return [[percent / 100, tau] for percent, tau in zip(range(1, 100), taus)]
-
-
-def _share(of: np.ndarray, among: np.ndarray) -> float | None:
-    return _rounded(of[among].mean()) if among.any() else None
-
-
-def _share_interval(of: np.ndarray, among: np.ndarray) -> list[float | None] | None:
-    return _interval(wilson(int(of[among].sum()), int(among.sum()))) if among.any() else None
-
-
-def _interval(value: Interval) -> list[float | None]:
-    return [_rounded(bound) for bound in value]
-
-
-def _rounded(value: float | np.floating[Any] | None) -> float | None:
-    return None if value is None else round(float(value), DECIMALS)
+    return {"untouched": f"{len(shown.keys)} documents of the test slice", "test": figures}

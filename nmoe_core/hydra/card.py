@@ -32,14 +32,21 @@ def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
         "training": f"{training['num_steps']} steps, settings {header['settings']}",
     }
     lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]
-    return "\n".join([*lines, "", *_metrics(header["metrics"]), ""])
+    lines += ["", "## Val", "", *_metrics(header["metrics"], "val")]
+    lines += ["", "## Test: nothing was fitted on it, chosen or promoted by it", ""]
+    return "\n".join([*lines, *_metrics(header.get("test_metrics") or {}, "test"), ""])
 
 
-def _metrics(metrics: dict[str, Any]) -> list[str]:
+def _metrics(metrics: dict[str, Any], split: str) -> list[str]:
     if not metrics:
-        return ["No val labels: agreement was not measured."]
+        none = "" if split == "val" else " No figure exists of documents that are untouched."
+        return [f"No {split} labels: agreement was not measured.{none}"]
+    seen, again = metrics.get("num_trained_on"), metrics.get("num_repeated")
     lines = [
-        f"Agreement with the oracle on {metrics['n']} val documents (95 % bootstrap intervals):",
+        f"Agreement with the oracle on {metrics['n']} {split} documents; 95 % bootstrap intervals.",
+        f"Left out: {seen} whose content was used before, {again} that repeat another's."
+        if seen is not None
+        else "Documents whose content was trained on are among them.",
         "",
         "| score | Spearman | within source | MAE | R2 | QWK |",
         "|---|---|---|---|---|---|",

@@ -9,6 +9,7 @@ batched with. One whose states are not finite is dropped, with the reason in its
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from loader.format import Manifest, load_manifest, read_json_object
-from nmoe_core.atomic import output_lock, write_json
+from loader.format import Manifest, load_manifest
+from nmoe_core.atomic import output_lock
 from nmoe_core.docid import DocumentReader
+from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import Fingerprints, is_current, sha256_json
 from nmoe_core.hydra.calibration_file import Calibration, load_calibration
 from nmoe_core.hydra.decide import GRADE_CODE, decide
@@ -30,7 +32,16 @@ from nmoe_core.hydra.features import (
     read_documents,
     require_few_failed,
 )
-from nmoe_core.hydra.grade_file import SCORES_NAME, SUMMARY_NAME, PartialRows, Progress, Row, Tally
+from nmoe_core.hydra.grade_file import (
+    SCORES_NAME,
+    SUMMARY_NAME,
+    PartialRows,
+    Progress,
+    Row,
+    Tally,
+    read_graded,
+    write_summary,
+)
 from nmoe_core.hydra.grade_inputs import GradeDocument, GradeInput, ShardInput
 from nmoe_core.hydra.head_files import Heads, load_heads
 from nmoe_core.hydra.scores import as_scores
@@ -75,8 +86,12 @@ class Grader:
         max_ctx: int,
         max_batch: int,
         early_exit: bool = True,
+        *,
+        compat: bool = False,
     ) -> Grader:
         """Load heads and calibration for a backbone.
+
+        `compat` accepts a calibration that names no heads, such as one by the published rule.
 
         Raises:
             HeadError: As `load_heads`.
@@ -85,7 +100,7 @@ class Grader:
         """
         heads = load_heads(heads_dir, model, max_ctx)
         calibration = load_calibration(calibration_dir)
-        calibration.require_heads(heads.digest)
+        calibration.require_heads(heads.digest, compat=compat)
         return cls(model, heads, calibration, max_batch, early_exit)
 
     def fingerprints(self, documents: Fingerprints) -> Fingerprints:
@@ -205,6 +220,7 @@ def grade_shard(
     max_batch: int,
     *,
     early_exit: bool = True,
+    compat: bool = False,
     progress: Progress | None = None,
 ) -> GradeReport:
     """Grade the documents of one shard manifest into `out_dir`.
@@ -220,6 +236,7 @@ def grade_shard(
         max_ctx: Tokens of a document that heads see; the same as in training.
         max_batch: Documents that run together.
         early_exit: Whether documents below `tau_probe` leave before the judge.
+        compat: Whether a calibration that names no heads is accepted; the summary then says so.
         progress: Called with (documents done, documents in all).
 
     Raises:
@@ -228,7 +245,9 @@ def grade_shard(
         CalibrationError: As `load_calibration`; or fitted for other heads (E-CALIBRATION-HEADS).
         FormatError: A manifest, index or shard is not what it should be.
     """
-    grader = Grader.load(model, heads_dir, calibration_dir, max_ctx, max_batch, early_exit)
+    grader = Grader.load(
+        model, heads_dir, calibration_dir, max_ctx, max_batch, early_exit, compat=compat
+    )
     documents = ShardInput(load_manifest(shard_manifest), data_root, source)
     return grade_documents(grader, documents, out_dir, progress)
 
@@ -238,9 +257,11 @@ def grade_documents(
 ) -> GradeReport:
     """Grade any documents into `out_dir`; errors are those of `grade_shard`."""
     fingerprints = grader.fingerprints(documents.fingerprints())
-    path, summary = out_dir / SCORES_NAME, out_dir / SUMMARY_NAME
-    if is_current(summary, fingerprints) and path.is_file():
-        return _report(path, read_json_object(summary), 0, is_current=True)
+    path = out_dir / SCORES_NAME
+    if is_current(out_dir / SUMMARY_NAME, fingerprints):
+        # Rows that were edited since are no grades: they are made again.
+        with contextlib.suppress(FormatError):
+            return _report(path, read_graded(out_dir).summary, 0, is_current=True)
     tokens_before = grader.model.tokens_processed
     with output_lock(out_dir), one_thread():
         # Batches decide the last digits, so a partial file of another batch size is not used.
@@ -248,7 +269,7 @@ def grade_documents(
         partial = PartialRows(out_dir, made_from)
         taus = grader.calibration.thresholds
         tally = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep)
-        num_done = partial.resume(grader.buffer_size, tally)
+        num_done = partial.resume(tally)
         total = documents.count()
         for rows in grader.buffers(documents.documents(num_done, grader.heads.max_ctx)):
             partial.append(rows)
@@ -262,12 +283,19 @@ def grade_documents(
             "tau_keep": taus.tau_keep,
             "tau_probe": taus.tau_probe,
             "scorer_model": grader.heads.scorer_model,
+            **_accepted(grader.calibration),
             "fingerprints": fingerprints,
         }
-        partial.commit()
-        write_json(summary, facts)
+        facts = write_summary(out_dir, facts | {"scores_sha256": partial.commit()})
     tokens = grader.model.tokens_processed - tokens_before
     return _report(path, facts, tokens, is_current=False)
+
+
+def _accepted(calibration: Calibration) -> dict[str, str]:
+    """Says in the summary that a calibration was taken that was not made from these heads."""
+    if calibration.heads_digest:
+        return {}
+    return {"calibration_rule": calibration.rule, "calibration_accepted_by": "compat"}
 
 
 def _report(path: Path, summary: dict[str, Any], tokens: int, is_current: bool) -> GradeReport:

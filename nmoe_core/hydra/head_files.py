@@ -7,6 +7,7 @@ pickles are refused, because reading one runs whatever code it holds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from loader.sealed import check_seal, sealed
 from nmoe_core.atomic import write_bytes
 from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError
@@ -26,7 +28,9 @@ from nmoe_core.fingerprint import sha256_file, sha256_json
 from nmoe_core.hydra.features import Backbone
 from nmoe_core.hydra.heads import Judge, Probe, arch_from_dict, head_of
 
-HEAD_FORMAT = "hydra-head/1"
+HEAD_FORMAT = "hydra-head/2"
+# Heads of older versions, whose header carries no hashes.
+UNSEALED_FORMATS = ("hydra-head/1",)
 PROBE_NAME = "hydra_probe.safetensors"
 JUDGE_NAME = "hydra_judge.safetensors"
 HEADER_KEY = "nmoe"
@@ -49,14 +53,15 @@ def save_head(
         header: What it was made from; `format`, and `arch` from the head, are added.
         train_contents: Digests of the documents it was fitted on, int64, for leak checks.
     """
-    full = {"format": HEAD_FORMAT, "arch": head.arch.as_dict(), **header}
-    text = json.dumps(full, ensure_ascii=False, allow_nan=False)
     tensors = {
         name: value.detach().to("cpu", torch.float32).contiguous()
         for name, value in head.state_dict().items()
     }
     if train_contents is not None:
         tensors[CONTENTS_KEY] = torch.from_numpy(np.unique(train_contents))
+    made = {"format": HEAD_FORMAT, "arch": head.arch.as_dict(), **header}
+    full = sealed(made | {"tensors_sha256": tensors_digest(tensors)})
+    text = json.dumps(full, ensure_ascii=False, allow_nan=False)
     write_bytes(path, save(tensors, metadata={HEADER_KEY: text}))
     return sha256_file(path)
 
@@ -66,7 +71,7 @@ def read_header(path: Path) -> Header:
 
     Raises:
         HeadError: Missing (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), or not a head file of a
-            format known here (E-HEAD-FORMAT).
+            format known here (E-HEAD-FORMAT), or edited (E-HEAD-CHANGED).
     """
     _require_safe(path)
     try:
@@ -76,8 +81,17 @@ def read_header(path: Path) -> Header:
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         found = " ".join(f"{type(error).__name__}: {error}".split())
         raise _bad_format(path, found[:200]) from None
-    if not isinstance(header, dict) or header.get("format") != HEAD_FORMAT:
+    if not isinstance(header, dict) or header.get("format") not in (HEAD_FORMAT, *UNSEALED_FORMATS):
         raise _bad_format(path, repr(header)[:80])
+    is_sealed = header["format"] == HEAD_FORMAT
+    check_seal(
+        header,
+        path,
+        required=is_sealed,
+        code="E-HEAD-CHANGED",
+        error=HeadError,
+        do="it was edited or damaged: restore it, or train the head again",
+    )
     return header
 
 
@@ -112,7 +126,36 @@ def load_head(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Jud
     return head.to(next(iter(backbone.parameters())).device).eval(), header
 
 
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the names, shapes and bytes of tensors."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def require_whole(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those the header was written with; older headers do not say.
+
+    Raises:
+        HeadError: E-HEAD-CHANGED.
+    """
+    expected = header.get("tensors_sha256")
+    if expected is not None and (found := tensors_digest(tensors)) != expected:
+        raise HeadError(
+            "the head's weights are not those that were trained",
+            where=path,
+            found=found,
+            expected=expected,
+            do="restore the file, or train the head again",
+            code="E-HEAD-CHANGED",
+        )
+
+
 def _with_weights(path: Path, header: Header, tensors: dict[str, Tensor]) -> Probe | Judge:
+    require_whole(path, header, tensors)
     try:
         tensors.pop(CONTENTS_KEY, None)
         head = head_of(arch_from_dict(header["arch"]), tensors)

@@ -17,7 +17,7 @@ Z975 = 2.241402727604947
 Interval = tuple[float, float]
 
 
-def wilson(num_hits: int, num_trials: int, z: float = Z95) -> Interval:
+def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
     """Interval of a share seen as `num_hits` of `num_trials` (Wilson 1927), `z` deviations wide.
 
     >>> [round(bound, 3) for bound in wilson(5, 10)]
@@ -46,6 +46,15 @@ def upper_bound(num_errors: int, num_trials: int, delta: float = 0.05) -> float:
         is_likely = chance_of_at_most(num_errors, num_trials, middle) > delta
         low, high = (middle, high) if is_likely else (low, middle)
     return high
+
+
+def lower_bound(num_errors: int, num_trials: int, delta: float = 0.05) -> float:
+    """Smallest error rate that gives so many errors with probability `delta`; 0 of no trial.
+
+    >>> round(lower_bound(5, 5), 4)
+    0.5493
+    """
+    return 1 - upper_bound(num_trials - num_errors, num_trials, delta) if num_errors else 0.0
 
 
 def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:

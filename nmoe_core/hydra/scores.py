@@ -34,6 +34,8 @@ def parse_scores(value: str | Mapping[str, Any]) -> dict[str, int]:
     Raises:
         LabelError: The answer is anything else; a key given twice included (E-LABEL-SCORES).
     """
+    if not isinstance(value, str | Mapping):
+        raise _bad_scores(type(value).__name__, "one JSON object")
     scores = _parse_object(value) if isinstance(value, str) else dict(value)
     if set(scores) != set(DIMENSIONS):
         raise _bad_scores(f"keys {sorted(map(str, scores))}", f"exactly {', '.join(DIMENSIONS)}")

@@ -1,9 +1,10 @@
 """Slices: the ids of all training documents, divided into train, val and test by their MD5.
 
-`write_source_slices` lists one source; `combine_slices` joins sources and deals train and val out
-to eight shards for the oracle. Order is that of the files a committed manifest names, by path
-component, then of the documents in each index. Only `train/` is sliced. Rows and rules are a
-contract with other tools (docs/formats.md). Memory is one index at a time.
+`write_source_slices` lists one source; `combine_slices` joins sources and deals each split out to
+eight shards for the oracle: train to fit heads on, val to choose by, test to report on only. Order
+is that of the files a committed manifest names, by path component, then of the documents in each
+index. Only `train/` is sliced. Rows and rules are a contract with other tools (docs/formats.md).
+Memory is one index at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ COMBINED_NAME = "slices_manifest.json"
 FORMAT = "nmoe-slices/1"
 _MAX_WAIT_S = 600.0
 SPLITS = ("train", "val", "test")
-LABELLED_SPLITS = ("train", "val")
+LABELLED_SPLITS = SPLITS
 NUM_LABEL_SHARDS = 8
 
 
@@ -109,7 +110,7 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Slice
     out_dir = slices_dir / "sources" / source
     summary = out_dir / SUMMARY_NAME
     fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
-    if _is_whole(summary, fingerprints):
+    if _is_whole(summary, fingerprints, [_docids(split) for split in SPLITS]):
         return SliceReport(_read_summary(summary)["counts"], True)
     with output_lock(out_dir):
         counts = _write_splits(out_dir, documents_of(manifest, data_root, source))
@@ -137,9 +138,9 @@ def _write_splits(out_dir: Path, documents: Iterator[DocId]) -> dict[str, int]:
 def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
     """Join the slices of sources, in the order of their names, and deal out the label shards.
 
-    Writes `docids_{train,val,test}.jsonl`, `{train,val}_shard_00` to `_07` (line `j` goes to shard
-    `j mod 8`), and `slices_manifest.json` last. Processes that label different shards may call it
-    at once: one writes, the others wait for it.
+    Writes `docids_{train,val,test}.jsonl`, `{train,val,test}_shard_00` to `_07` (line `j` goes to
+    shard `j mod 8`), and `slices_manifest.json` last. Processes that label different shards may
+    call it at once: one writes, the others wait for it.
 
     Raises:
         FormatError: A source has no slices yet (E-MANIFEST-MISSING), or they were changed after
@@ -150,10 +151,10 @@ def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
     parts = {s: _read_summary(slices_dir / "sources" / s / SUMMARY_NAME) for s in names}
     fingerprints = {"code": SLICE_CODE, **{f"slices:{s}": sha256_json(parts[s]) for s in names}}
     summary = slices_dir / COMBINED_NAME
-    if _is_whole(summary, fingerprints):
+    if _is_whole(summary, fingerprints, _combined_names()):
         return SliceReport(_read_summary(summary)["counts"], True)
     with _combining(slices_dir):
-        if _is_whole(summary, fingerprints):
+        if _is_whole(summary, fingerprints, _combined_names()):
             return SliceReport(_read_summary(summary)["counts"], True)
         for name in names:
             for split in SPLITS:
@@ -219,25 +220,26 @@ def _combine_split(slices_dir: Path, sources: Sequence[str], split: str) -> int:
     num_rows = 0
     with ExitStack() as stack:
         whole = stack.enter_context(atomic_file(slices_dir / _docids(split)))
-        shards: list[IO[bytes]] = []
-        if split in LABELLED_SPLITS:
-            paths = [slices_dir / shard_name(split, i) for i in range(NUM_LABEL_SHARDS)]
-            shards = [stack.enter_context(atomic_file(path)) for path in paths]
+        paths = [slices_dir / shard_name(split, i) for i in range(NUM_LABEL_SHARDS)]
+        shards: list[IO[bytes]] = [stack.enter_context(atomic_file(path)) for path in paths]
         for source in sources:
             with open(slices_dir / "sources" / source / _docids(split), "rb") as rows:
                 for row in rows:
                     whole.write(row)
-                    if shards:
-                        shards[num_rows % NUM_LABEL_SHARDS].write(row)
+                    shards[num_rows % NUM_LABEL_SHARDS].write(row)
                     num_rows += 1
     return num_rows
 
 
-def _is_whole(summary: Path, fingerprints: Fingerprints) -> bool:
-    """Whether the output is current and none of its files was deleted since."""
+def _is_whole(summary: Path, fingerprints: Fingerprints, names: Sequence[str]) -> bool:
+    """Whether the output is current, names all its files, and none was deleted since.
+
+    Versions before this one dealt out no shards of test.
+    """
     if not is_current(summary, fingerprints):
         return False
-    return all((summary.parent / name).is_file() for name in _read_summary(summary)["files"])
+    known = _read_summary(summary)["files"]
+    return all(name in known and (summary.parent / name).is_file() for name in names)
 
 
 def _combined_names() -> list[str]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nmoe_core.hydra.intervals import chance_of_at_most
+from nmoe_core.errors import CalibrationError
+from nmoe_core.hydra.intervals import chance_of_at_most, upper_bound
 from nmoe_core.hydra.scores import DECIMALS, DIMENSIONS, MAX_GRADE
 
 DELTA = 0.05
@@ -24,8 +25,47 @@ MAX_LOST_KEEP = 0.01
 
 
 @dataclass(frozen=True, slots=True)
+class Targets:
+    """What thresholds are to achieve.
+
+    Attributes:
+        target_keep: Share of documents to keep, in (0, 1).
+        max_false_drop: Bound on the share, among dropped documents, of those in the oracle's own
+            top `target_keep`; in [0, 1). It holds with a confidence of 95 %.
+        target_drop: Share of documents to drop, in [0, 1 - target_keep]; None drops as many as
+            `max_false_drop` allows.
+    """
+
+    target_keep: float = 0.5
+    max_false_drop: float = 0.02
+    target_drop: float | None = None
+
+    def check(self) -> None:
+        """Refuse targets out of range.
+
+        Raises:
+            CalibrationError: E-CALIBRATION-TARGET.
+        """
+        drop = self.target_drop
+        is_possible = drop is None or 0 <= drop <= 1 - self.target_keep + 1e-9
+        if not (0 < self.target_keep < 1 and 0 <= self.max_false_drop < 1 and is_possible):
+            raise CalibrationError(
+                "a target is out of range",
+                found=f"target_keep {self.target_keep}, max_false_drop {self.max_false_drop}, "
+                f"target_drop {drop}",
+                expected="target_keep in (0, 1), max_false_drop in [0, 1), "
+                "target_drop in [0, 1 - target_keep]",
+                code="E-CALIBRATION-TARGET",
+            )
+
+    def as_list(self) -> list[float | None]:
+        """The three values, for fingerprints."""
+        return [self.target_keep, self.max_false_drop, self.target_drop]
+
+
+@dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Scores in 0..1 that part documents; `tau_drop <= tau_keep`.
+    """Scores in 0..1 that part documents; `tau_drop <= tau_keep` and `tau_probe <= tau_keep`.
 
     A document leaves at the probe when its probe score is below `tau_probe`; of the others, it is
     kept from `tau_keep` on and dropped below `tau_drop`, both on the judge's score.
@@ -36,13 +76,30 @@ class Thresholds:
     tau_keep: float
 
 
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What the fitted documents prove of a threshold: `num_wrong` of `num_below` are wrong."""
+
+    num_below: int
+    num_wrong: int
+
+    @classmethod
+    def of(cls, is_below: np.ndarray, is_wrong: np.ndarray) -> Certificate:
+        """From bool `[N]` arrays."""
+        return cls(int(is_below.sum()), int((is_below & is_wrong).sum()))
+
+    @property
+    def upper95(self) -> float:
+        """The share of wrong ones stays under this with a confidence of 95 %; 0 of no document."""
+        return upper_bound(self.num_wrong, self.num_below, DELTA) if self.num_below else 0.0
+
+
 def fit_thresholds(
     probe: np.ndarray | None,
     judge: np.ndarray,
     oracle_keeps: np.ndarray,
-    target_keep: float,
-    max_false_drop: float,
-    target_drop: float | None = None,
+    targets: Targets,
+    is_proof: np.ndarray | None = None,
 ) -> Thresholds:
     """Fit the three thresholds on documents that both heads scored.
 
@@ -50,40 +107,67 @@ def fit_thresholds(
         probe: Aggregated probe scores `[N]`; without them nothing leaves early.
         judge: Aggregated judge scores `[N]`.
         oracle_keeps: Whether the oracle would keep the document: bool `[N]`.
-        target_keep: Share of documents that grading keeps, early exits counted as not kept.
-        max_false_drop: Bound on the share of documents the oracle would keep among those that
-            leave at the probe, and among all that are dropped.
-        target_drop: Share of documents to drop, early exits included; without it as many are
-            dropped as `max_false_drop` allows.
+        targets: `target_keep` is the share of all `N` that grading keeps, early exits counted as
+            not kept. `max_false_drop` bounds the share of documents that the oracle would keep
+            among those that leave at the probe, and among all that are dropped. `target_drop` is
+            the share to drop, early exits included.
+        is_proof: Documents that bounds are proved on, bool `[N]`: no head was trained on them,
+            and no two have the same content. All when left out.
+
+    Raises:
+        CalibrationError: The share to drop breaks the bound (E-CALIBRATION-BOUND).
     """
-    num_keep = max(1, round(target_keep * len(judge)))
-    tau_probe = 0.0
+    proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
+    most, drop = targets.max_false_drop, targets.target_drop
+    num_keep = max(1, round(targets.target_keep * len(judge)))
+    least_keep, tau_probe = _least_tau_keep(judge, num_keep), 0.0
     if probe is not None:
-        ceiling = _probe_ceiling(probe, judge, num_keep, target_drop)
-        tau_probe = largest_certified(probe, oracle_keeps, max_false_drop, ceiling)
+        # What the judge keeps hardly leaves at the probe, nor more than is to be dropped.
+        ceiling = least_keep
+        if drop is not None:
+            place = min(int(drop * len(probe)), len(probe) - 1)
+            ceiling = min(ceiling, float(np.sort(probe)[place]))
+        judge_keeps = judge[proof] >= least_keep
+        tau_probe = largest_certified(probe[proof], oracle_keeps[proof], most, ceiling, judge_keeps)
     # A document that left has no judge score; it ranks below all that stay.
     deployed = judge if probe is None else np.where(probe < tau_probe, -1.0, judge)
     descending = np.sort(deployed)[::-1]
-    tau_keep = midpoint_above(descending, num_keep)
-    if target_drop is None:
-        tau_drop = largest_certified(deployed, oracle_keeps, max_false_drop, tau_keep)
+    tau_keep = max(midpoint_above(descending, num_keep), least_keep)
+    if drop is None:
+        tau_drop = largest_certified(deployed[proof], oracle_keeps[proof], most, tau_keep)
     else:
-        num_stay = len(judge) - round(target_drop * len(judge))
+        num_stay = len(judge) - round(drop * len(judge))
         tau_drop = min(midpoint_above(descending, num_stay), tau_keep)
+        _require_bound(Certificate.of((deployed < tau_drop) & proof, oracle_keeps), targets, proof)
     return Thresholds(tau_probe, tau_drop, tau_keep)
 
 
-def _probe_ceiling(
-    probe: np.ndarray, judge: np.ndarray, num_keep: int, target_drop: float | None
-) -> float:
-    """What the judge would keep hardly leaves at the probe, nor more than is to be dropped."""
-    tau_keep = midpoint_above(np.sort(judge)[::-1], num_keep)
-    judge_keeps = np.sort(probe[judge >= tau_keep])
-    num_lost = int(MAX_LOST_KEEP * len(judge))
-    ceiling = float(judge_keeps[num_lost]) if num_lost < len(judge_keeps) else 1.0
-    if target_drop is None:
-        return ceiling
-    return min(ceiling, float(np.sort(probe)[min(int(target_drop * len(probe)), len(probe) - 1)]))
+def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:
+    """A score that the threshold of keeping cannot be below, whatever leaves at the probe.
+
+    At most `MAX_LOST_KEEP` of all documents leave although the judge keeps them, so so many more
+    than `num_keep` reach it. That makes it a fixed rank of the judge's scores, and what is counted
+    above it a binomial count.
+    """
+    descending = np.sort(judge)[::-1]
+    cut = descending[min(num_keep + math.ceil(MAX_LOST_KEEP * len(judge)), len(judge)) - 1]
+    lower = descending[descending < cut]
+    return _between(float(lower[0]), float(cut)) if len(lower) else 0.0
+
+
+def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> None:
+    if found.upper95 <= targets.max_false_drop:
+        return
+    share = found.num_wrong / found.num_below
+    raise CalibrationError(
+        "dropping as many documents as target_drop asks for breaks max_false_drop",
+        found=f"{share:.3f} of {found.num_below} dropped documents are ones that the oracle keeps, "
+        f"at most {found.upper95:.3f} with 95 % confidence, of {int(proof.sum())} labels to fit on",
+        expected=f"at most {targets.max_false_drop:.3f} at target_drop {targets.target_drop}",
+        do="leave target_drop out: then as many are dropped as the labels prove safe; or raise "
+        "max_false_drop; or label more documents",
+        code="E-CALIBRATION-BOUND",
+    )
 
 
 def midpoint_above(descending: np.ndarray, num_above: int) -> float:
@@ -104,21 +188,27 @@ def midpoint_above(descending: np.ndarray, num_above: int) -> float:
 
 
 def largest_certified(
-    scores: np.ndarray, oracle_keeps: np.ndarray, max_false_drop: float, ceiling: float
+    scores: np.ndarray,
+    oracle_keeps: np.ndarray,
+    max_false_drop: float,
+    ceiling: float,
+    judge_keeps: np.ndarray | None = None,
 ) -> float:
     """The largest threshold up to `ceiling` below which few documents are worth keeping.
 
     With a confidence of 95 %, at most `max_false_drop` of the documents below it are ones that the
-    oracle keeps. Thresholds are tested in ascending order, a hundredth of the documents apart, from
-    four starts, each at a quarter of the error; a start's first failure ends it. That is
-    fixed-sequence testing, so no correction for the number of thresholds is due (Angelopoulos et
-    al. 2021, Learn then Test). The first start has just enough documents to pass without an error.
-    0.0, which drops nothing, when no threshold passes.
+    oracle keeps; with the same confidence, those below it that `judge_keeps` (bool `[N]`) names are
+    at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a hundredth
+    of the documents apart, from four starts, each at a quarter of the error; a start's first
+    failure of either bound ends it. That is fixed-sequence testing, so no correction for the number
+    of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has just
+    enough documents to pass without an error. 0.0, which drops nothing, when no threshold passes.
     """
     if max_false_drop <= 0:
         return 0.0
-    ranked, num_scores = np.sort(scores), len(scores)
-    false_drops = np.cumsum(oracle_keeps[np.argsort(scores, kind="stable")])
+    order, num_scores = np.argsort(scores, kind="stable"), len(scores)
+    ranked, false_drops = scores[order], np.cumsum(oracle_keeps[order])
+    lost = np.zeros(num_scores, int) if judge_keeps is None else np.cumsum(judge_keeps[order])
     delta, best = DELTA / len(STARTS), 0.0
     fewest = math.log(delta) / math.log1p(-max_false_drop)
     for start in STARTS:
@@ -128,6 +218,9 @@ def largest_certified(
                 continue
             tau = _between(float(ranked[count - 1]), float(ranked[count]))
             chance = chance_of_at_most(int(false_drops[count - 1]), count, max_false_drop)
+            if judge_keeps is not None:
+                num_lost = int(lost[count - 1])
+                chance = max(chance, chance_of_at_most(num_lost, num_scores, MAX_LOST_KEEP))
             if tau > ceiling or chance > delta:
                 break
             best = max(best, tau)

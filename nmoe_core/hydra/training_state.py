@@ -18,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from loader.sealed import content_hash, sealed
 from nmoe_core.atomic import write_bytes
 from nmoe_core.fingerprint import Fingerprints
+from nmoe_core.hydra.head_files import tensors_digest
 
 SAVE_INTERVAL_S = 60.0
 _STATE = ("step", "exp_avg", "exp_avg_sq")
@@ -56,8 +58,9 @@ class TrainingState:
         tensors["generator"] = torch.get_rng_state()
         if _device(head).type == "cuda":
             tensors["generator_cuda"] = torch.cuda.get_rng_state(_device(head))
-        header = json.dumps({"fingerprints": self.fingerprints, "losses": losses})
         stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        made = {"fingerprints": self.fingerprints, "losses": losses}
+        header = json.dumps(sealed(made | {"tensors_sha256": tensors_digest(stored)}))
         write_bytes(self.path, save(stored, metadata={"state": header}))
         self._saved_at = self.clock()
 
@@ -93,9 +96,13 @@ class TrainingState:
                 header = json.loads((file.metadata() or {})["state"])
                 if header["fingerprints"] != self.fingerprints:
                     return None
-                names = list(file.keys())
-                return {name: file.get_tensor(name) for name in names}, header["losses"]
-        except (FileNotFoundError, SafetensorError, KeyError, ValueError):
+                tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            # One that was damaged is not gone on from: the training starts over.
+            is_whole = header["content_hash"] == content_hash(header)
+            if not is_whole or header["tensors_sha256"] != tensors_digest(tensors):
+                return None
+            return tensors, header["losses"]
+        except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 
 

@@ -23,7 +23,7 @@ from nmoe_core.fingerprint import read_sealed, sha256_file
 _CLOCK_NS = 2 * 10**9
 
 
-class _Identity(NamedTuple):
+class Identity(NamedTuple):
     """What changes whenever a file may have changed."""
 
     device: int
@@ -33,12 +33,12 @@ class _Identity(NamedTuple):
     ctime_ns: int
 
 
-_known: dict[str, tuple[_Identity, str]] = {}
+_known: dict[str, tuple[Identity, str]] = {}
 
 
 def local_digest(path: Path) -> str:
     """SHA-256 of a local file, from memory if it is untouched since it was hashed."""
-    identity = _identity(path)
+    identity = file_identity(path)
     if identity is None:
         return sha256_file(path)
     known = _known.get(_key(path))
@@ -56,15 +56,15 @@ def keep_digests(path: Path, files: Iterable[Path]) -> None:
 def recall_digests(path: Path) -> None:
     """Take up what `keep_digests` wrote; a file that is not as it was written is left alone."""
     for key, row in (read_sealed(path) or {}).items():
-        _known[key] = _Identity(*row[:-1]), row[-1]
+        _known[key] = Identity(*row[:-1]), row[-1]
 
 
-def _identity(path: Path) -> _Identity | None:
-    """None while another change could leave the same."""
+def file_identity(path: Path) -> Identity | None:
+    """What tells an untouched file; None while another change could leave the same."""
     stat = path.stat()
     if time.time_ns() - stat.st_ctime_ns < _CLOCK_NS:
         return None
-    return _Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def _key(path: Path) -> str:

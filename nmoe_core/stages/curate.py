@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.config import Run
 from nmoe_core.fingerprint import sha256_file
 from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.sources.digests import Identity, file_identity
 from nmoe_core.stages.curate_pictures import order_picture, order_pictures, topic_pictures
 from nmoe_core.stages.result import Output
 
@@ -174,6 +177,18 @@ def _composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
 
 
 def _table(run: Run) -> EmbeddingTable:
+    """The run's embedding table, opened once in a process while its files are untouched."""
+    from nmoe_core.curate.embed import EmbeddingTable
+    from nmoe_core.engine.checkpoint import checkpoint_files
+
+    path = run.paths.checkpoint
+    identities = [file_identity(file) for file in checkpoint_files(path)]
+    known = tuple(identity for identity in identities if identity is not None)
+    return EmbeddingTable.open(path) if len(known) < len(identities) else _opened(path, known)
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: Path, identities: tuple[Identity, ...]) -> EmbeddingTable:
     from nmoe_core.curate.embed import EmbeddingTable
 
-    return EmbeddingTable.open(run.paths.checkpoint)
+    return EmbeddingTable.open(path)

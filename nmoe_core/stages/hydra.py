@@ -19,12 +19,13 @@ from nmoe_core.stages.result import Output
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
-    from nmoe_core.hydra.train import TrainReport
+    from nmoe_core.hydra.head_training import TrainReport
 
 HeadKind = Literal["probe", "judge"]
 CALIBRATION_FACTS = (
     *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
     *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
+    *("dropping", "untouched"),
 )
 
 
@@ -94,13 +95,8 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
     return outputs
 
 
-def merge_split(run: Run, split: str) -> Output:
-    """Join the labels of a split into one file; a current one is left alone."""
-    return merge_directory(run.paths.labels, split)
-
-
 def merge_directory(labels_dir: Path, split: str) -> Output:
-    """The same for a directory of labels."""
+    """Join the labels of a split into one file; a current one is left alone."""
     from nmoe_core.hydra.label_files import merge_labels
     from nmoe_core.hydra.label_noise import merge_noise
 
@@ -120,6 +116,7 @@ def train_head(run: Run, kind: HeadKind) -> Output:
     common: dict[str, Any] = {
         "labels_train": _merged(run, "train"),
         "labels_val": _merged(run, "val"),
+        "labels_test": _merged_test(run),
         "model": load_backbone(run),
         "data_root": run.paths.data,
         "heads_dir": run.paths.heads,
@@ -165,6 +162,7 @@ def calibrate_heads(run: Run) -> Output:
         target_keep=table.target_keep,
         max_false_drop=table.max_false_drop,
         target_drop=table.target_drop,
+        labels_test=_merged_test(run),
     )
     summary = report.summary
     facts = {key: summary[key] for key in CALIBRATION_FACTS}
@@ -192,6 +190,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Out
             run.config.heads.max_ctx,
             table.max_batch,
             early_exit=table.early_exit,
+            compat=table.compat,
         )
         facts = {
             "documents": report.total,
@@ -228,6 +227,23 @@ def _merged(run: Run, split: str) -> Path:
     from nmoe_core.hydra.label_files import merge_labels
 
     return merge_labels(run.paths.labels, split).path
+
+
+def _merged_test(run: Run) -> Path | None:
+    """Labels of the test slices; None unless all are labelled: runs of old had none."""
+    from nmoe_core.hydra.label_files import SUMMARY_NAME
+    from nmoe_core.hydra.slices import NUM_LABEL_SHARDS
+
+    test = run.paths.labels / "test"
+    shards = (test / f"shard_{i}" / SUMMARY_NAME for i in range(NUM_LABEL_SHARDS))
+    return _merged(run, "test") if all(path.is_file() for path in shards) else None
+
+
+def labelled_splits(labels_dir: Path) -> list[str]:
+    """The splits to merge: test only where it was labelled, as it is in runs of today."""
+    from nmoe_core.hydra.slices import LABELLED_SPLITS
+
+    return [s for s in LABELLED_SPLITS if s != "test" or (labels_dir / s).is_dir()]
 
 
 def _eos_token_id(run: Run) -> int:

@@ -22,7 +22,7 @@ import orjson
 from loader.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.docid import DocumentReader
-from nmoe_core.errors import NmoeError
+from nmoe_core.errors import FormatError, NmoeError
 from nmoe_core.fingerprint import Fingerprints, recorded, sha256_file
 from nmoe_core.shards.manifest import shard_dir_name
 
@@ -143,7 +143,9 @@ class _Now:
             "judge": sha256_file(heads / JUDGE_NAME),
             "calibration": calibration.digest,
         }
-        calibration.require_heads(heads_digest(digests["probe"], digests["judge"]))
+        calibration.require_heads(
+            heads_digest(digests["probe"], digests["judge"]), compat=run.config.grading.compat
+        )
         settings = run.config.heads.max_ctx, run.config.grading.early_exit
         return cls(digests, settings, calibration)
 
@@ -157,16 +159,21 @@ class _Now:
 def _stale(run: Run, now: _Now, source: str, manifest: Manifest) -> StaleShard | None:
     """The shard, if its grades are not those that grading would give now."""
     from nmoe_core.hydra.grade import SCORES_NAME, SUMMARY_NAME
+    from nmoe_core.hydra.grade_file import read_graded
 
     name = manifest.path.parent.name
     directory = run.paths.quality / source / name
     before, wanted = recorded(directory / SUMMARY_NAME), now.fingerprints(manifest)
     scores = directory / SCORES_NAME
-    if before == wanted and scores.is_file():
-        return None
     documents = manifest.total_documents
     if before is None or not scores.is_file():
         return StaleShard(source, name, documents, ("not graded yet",))
+    try:
+        read_graded(directory)
+    except FormatError as error:
+        return StaleShard(source, name, documents, (error.line(),), open_flips=documents)
+    if before == wanted:
+        return None
     changed = [key for key in wanted if before.get(key) != wanted[key]]
     reasons = tuple(REASONS.get(key, key) for key in changed)
     if changed == ["calibration"]:
@@ -211,6 +218,7 @@ def _graded_sample(
         table.heads.max_ctx,
         table.grading.max_batch,
         table.grading.early_exit,
+        compat=table.grading.compat,
     )
     reader, rows, seconds = DocumentReader(run.paths.data), [], 0.0
     for shard in shards[: max(1, count)]:

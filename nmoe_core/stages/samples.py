@@ -38,9 +38,9 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     Columns are few and narrow, so that the text has room: the decision, the score it rests on and
     whose that is, and the probe's own.
     """
-    from nmoe_core.hydra.grade import SCORES_NAME
+    from nmoe_core.hydra.grade_file import read_graded
 
-    path = run.paths.quality / source / shard_dir_name(bucket) / SCORES_NAME
+    path = read_graded(run.paths.quality / source / shard_dir_name(bucket)).path
     with open(path, "rb") as file:
         scores = [orjson.loads(line)["aggregated"] for line in file]
     ranked = sorted(range(len(scores)), key=scores.__getitem__)

@@ -55,6 +55,20 @@ def each_shard(run: Run, stage: Stage, source: str, keys: Iterable[str]) -> Iter
     )
 
 
+def outputs_of(run: Run, stage: Stage, source: str) -> dict[int, Output]:
+    """Outputs of all shards of a source, made where `[compute]` says.
+
+    Raises:
+        NmoeError, OSError: The first that a shard raised, after all others are made.
+    """
+    keys = [f"{bucket:04d}" for bucket in range(run.config.prep.num_shards)]
+    done = list(each_shard(run, stage, source, keys))
+    for failed in done:
+        if failed.error is not None:
+            raise failed.error
+    return {int(one.key): one.output for one in done if one.output is not None}
+
+
 def attempt(key: str, make: Callable[[str], Output]) -> Attempt:
     """Make one key's output, and say what came of it."""
     started, cpu_started = time.perf_counter(), time.process_time()

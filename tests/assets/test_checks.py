@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from loader.sealed import content_hash
+from loader.sealed import content_hash, sealed
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.config import ChecksTable, Run
 from nmoe_core.errors import ConfigError
@@ -51,7 +51,9 @@ def changed(path: Path, payload: bytes) -> Iterator[None]:
 
 @contextmanager
 def edited(path: Path, **values: Any) -> Iterator[None]:
+    """A file that says something else and whose hash is that of what it says."""
     value = json.loads(path.read_bytes()) | values
+    value = sealed(value) if "content_hash" in value else value
     with changed(path, json.dumps(value).encode()):
         yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from loader.format import MANIFEST_NAME, load_manifest, read_json_object
+from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.errors import CurationError
 from nmoe_core.fingerprint import read_summary
@@ -151,16 +151,15 @@ def check_plan(run: Run, sources: list[SourcePlan]) -> Verdicts:
 
 def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
     """The share kept of all documents against the share that calibration kept of its sample."""
-    from nmoe_core.hydra.calibration_file import CALIBRATION_NAME
-    from nmoe_core.hydra.grade import SUMMARY_NAME
+    from nmoe_core.hydra.calibration_file import CALIBRATION_NAME, read_calibration
+    from nmoe_core.hydra.grade_file import read_grading_summary
 
     kept = total = 0
     for source in sources:
         for bucket in range(run.config.prep.num_shards):
-            path = run.paths.quality / source / shard_dir_name(bucket) / SUMMARY_NAME
-            summary = read_json_object(path)
+            summary = read_grading_summary(run.paths.quality / source / shard_dir_name(bucket))
             kept, total = kept + summary["kept"], total + summary["total"]
-    calibrated = read_json_object(run.paths.calibration / CALIBRATION_NAME)
+    calibrated = read_calibration(run.paths.calibration / CALIBRATION_NAME)
     expected = calibrated["achieved_keep"]
     margin = sampling_margin(run, expected, calibrated.get("count_report", calibrated["count"]))
     return share_within(kept / max(total, 1), expected - margin, expected + margin)

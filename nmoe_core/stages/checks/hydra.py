@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from loader.format import MANIFEST_NAME, load_manifest, read_json_object
+from loader.format import MANIFEST_NAME, load_manifest
 from nmoe_core.config import Run
 from nmoe_core.docid import split_of
-from nmoe_core.errors import FormatError, LabelError
+from nmoe_core.errors import FormatError, LabelError, NmoeError
 from nmoe_core.shards.manifest import documents_digest, shard_dir_name
 from nmoe_core.stages.checks.verdict import (
     Verdict,
@@ -146,43 +146,68 @@ def _baselines(metrics: dict[str, Any], low: float) -> Verdict:
 
 
 def check_calibration(run: Run) -> Verdicts:
-    """`thresholds` in order; on documents that were not fitted on, `calibrated_keep_rate` near its
-    target and `false_drops` below theirs, within sampling error."""
-    from nmoe_core.hydra.calibration_file import CALIBRATION_NAME
+    """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
+    were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
+    from nmoe_core.hydra.calibration_file import CALIBRATION_NAME, read_calibration
 
-    summary = read_json_object(run.paths.calibration / CALIBRATION_NAME)
+    try:
+        summary = read_calibration(run.paths.calibration / CALIBRATION_NAME)
+    except NmoeError as error:
+        names = ("thresholds", "false_drops", "calibrated_keep_rate")
+        return {name: Verdict(False, error.line()) for name in names}
     drop, keep = summary["tau_drop"], summary["tau_keep"]
     count, target = summary.get("count_report", summary["count"]), summary["target_keep"]
-    false_drops, most = summary["false_drop_rate"] or 0.0, summary["max_false_drop"]
-    dropped = round(count * summary["achieved_drop"])
-    allowed = most + sampling_margin(run, most, dropped)
-    margin = sampling_margin(run, target, count)
-    return {
+    found: Verdicts = {
         "thresholds": Verdict(
             0 <= drop <= keep <= 1,
             f"tau_drop {drop:.4f}, tau_keep {keep:.4f}",
             {"tau_drop": drop, "tau_keep": keep},
         ),
-        "calibrated_keep_rate": share_within(
-            summary["achieved_keep"], target - margin, target + margin
-        ),
-        "false_drops": Verdict(
-            false_drops <= allowed,
-            f"{false_drops:.4f} of {dropped} dropped documents are the oracle's own top, "
-            f"at most {allowed:.4f}",
-            {"false_drop_rate": false_drops},
-        ),
+        "false_drops": _false_drops(summary),
     }
+    if "achieved_keep" not in summary:
+        none = Verdict(False, "the share kept was not measured: this is the published rule")
+        return found | {"calibrated_keep_rate": none}
+    margin = sampling_margin(run, target, summary.get("documents_report", count))
+    share = share_within(summary["achieved_keep"], target - margin, target + margin)
+    return found | {"calibrated_keep_rate": share}
+
+
+def _false_drops(summary: dict[str, Any]) -> Verdict:
+    """Whether the documents fitted on prove the bound, and those reported on do not refute it.
+
+    A summary without a certificate is of an older version, which held nothing to its bound: there
+    the documents reported on have to prove it.
+    """
+    from nmoe_core.hydra.intervals import lower_bound, upper_bound
+
+    if "max_false_drop" not in summary:
+        return Verdict(False, "nothing bounds false drops: this is the published rule")
+    most, rate = summary["max_false_drop"], summary["false_drop_rate"]
+    usual = round(summary["count_report"] * summary["achieved_drop"])
+    dropped = int(summary.get("num_dropped", usual))
+    wrong = int(summary.get("num_false_drops", round((rate or 0.0) * dropped)))
+    proof = summary.get("certificate", {"dropped": dropped, "false_drops": wrong})
+    upper = upper_bound(proof["false_drops"], proof["dropped"]) if proof["dropped"] else 0.0
+    least = lower_bound(wrong, dropped)
+    found = f"at most {upper:.4f} by {proof['dropped']} dropped labels, {most:.4f} asked for; "
+    found += f"{wrong} of {dropped} of the documents reported on are the oracle's own top"
+    facts = {"false_drop_rate": rate, "false_drop_rate_upper95": upper, "max_false_drop": most}
+    return Verdict(upper <= most and least <= most, found, facts)
 
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """`counts`: every document of the shard as it is now has one decision; `keep_rate`."""
-    from nmoe_core.hydra.grade import SUMMARY_NAME
+    from nmoe_core.hydra.grade_file import read_graded
 
     wrong, kept, total = [], 0, 0
     for bucket in buckets:
         name = shard_dir_name(bucket)
-        summary = read_json_object(run.paths.quality / source / name / SUMMARY_NAME)
+        try:
+            summary = read_graded(run.paths.quality / source / name).summary
+        except NmoeError as error:
+            wrong.append(error.line())
+            continue
         manifest = load_manifest(run.paths.split(source, "train") / name / MANIFEST_NAME)
         decided = summary["kept"] + summary["band"] + summary["dropped"]
         if not decided == summary["total"] == manifest.total_documents:

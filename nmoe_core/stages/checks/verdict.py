@@ -27,7 +27,7 @@ LEVELS: dict[str, Level] = {
     "baselines": "warn",
     "thresholds": "block",
     "calibrated_keep_rate": "warn",
-    "false_drops": "warn",
+    "false_drops": "block",
     "counts": "block",
     "keep_rate": "warn",
     "flips": "warn",

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from loader.sealed import sealed
 from nmoe_core.atomic import write_json
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.hydra.calibrate import CalibrationReport, calibrate
@@ -231,7 +232,7 @@ class Grading:
             "tau_drop": float(np.quantile(judged, 0.3)),
             "tau_keep": float(np.quantile(judged, 0.6)),
         }
-        path.write_text(json.dumps(json.loads(path.read_text()) | taus))
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()) | taus)))
 
     def manifest(self, source: str, shard: int) -> Path:
         return self.data / source / "train" / f"shard_{shard:04d}" / "manifest.json"

@@ -67,7 +67,9 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     found = calibrate_predictions(own.labels, path, tmp_path / "out", **settings).summary
     assert abs(found["achieved_keep_fit"] - 0.4) <= 0.01
     assert found["heads_digest"] == ""
-    assert set(found["left_out"].values()) == {0}
+    assert found["left_out"] == {"label_failed": 0, "without_prediction": 0, "not_finite": 0} | {
+        "trained_on": None
+    }
     (tmp_path / "summary.json").write_text(
         json.dumps({"fingerprints": {"probe": grader.heads.probe_digest, "judge": "other"}})
     )
@@ -76,7 +78,10 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     with pytest.raises(CalibrationError) as refused:
         load_calibration(tmp_path / "named").require_heads(grader.heads.digest)
     assert refused.value.code == "E-CALIBRATION-HEADS"
-    load_calibration(tmp_path / "out").require_heads(grader.heads.digest)
+    unnamed = load_calibration(tmp_path / "out")
+    with pytest.raises(CalibrationError, match="not made from the scores of these heads"):
+        unnamed.require_heads(grader.heads.digest)
+    unnamed.require_heads(grader.heads.digest, compat=True)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +134,9 @@ def test_the_share_kept_of_new_documents_is_in_the_interval_in_93_of_100_trials(
     kind: str, count: int
 ) -> None:
     """200 trials, each against 20,000 documents that were not there when it was fitted."""
-    from nmoe_core.hydra import calibration_summary as module
-    from nmoe_core.hydra.thresholds import fit_thresholds, would_keep
+    from nmoe_core.hydra.calibration_measures import Aggregates, decisions
+    from nmoe_core.hydra.calibration_summary import keep_interval
+    from nmoe_core.hydra.thresholds import Targets, fit_thresholds, would_keep
 
     population, population_grades = scored_val(10**6, 20_000, kind)
     known = _arrays(population, population_grades)
@@ -140,15 +146,15 @@ def test_the_share_kept_of_new_documents_is_in_the_interval_in_93_of_100_trials(
         scores = _arrays(rows, grades)
         target = (0.1, 0.3, 0.5, 0.8)[trial % 4]
         fit, report = slice(0, count // 2), slice(count // 2, count)
-        a, b = (module._Aggregates(*(x[half] for x in scores)) for half in (fit, report))
+        a, b = (Aggregates(*(x[half] for x in scores)) for half in (fit, report))
         taus = fit_thresholds(
-            a.probe, a.judge, a.oracle >= would_keep(a.oracle, target), target, 0.02
+            a.probe, a.judge, a.oracle >= would_keep(a.oracle, target), Targets(target, 0.02)
         )
         assert 0 <= taus.tau_drop <= taus.tau_keep <= 1
-        kept = [module._decisions(half, taus) == 2 for half in (a, b)]
-        low, high = module.keep_interval(*kept)
+        kept = [decisions(half, taus) == 2 for half in (a, b)]
+        low, high = keep_interval(*kept)
         assert count < 2000 or (high - low) / 2 <= 0.03
-        share = (module._decisions(module._Aggregates(*known), taus) == 2).mean()
+        share = (decisions(Aggregates(*known), taus) == 2).mean()
         hits += low <= share <= high
         targets_hit += low <= target <= high
     assert hits >= 186
@@ -211,7 +217,7 @@ def test_a_share_to_drop_is_dropped_as_asked(tmp_path: Path, world: Any) -> None
     labels, predictions = write_val(tmp_path, world, 7, 1200, "plain")
     for drop in (0.0, 0.3):
         summary = calibrate_predictions(
-            labels, predictions, tmp_path / str(drop), target_keep=0.5, target_drop=drop
+            labels, predictions, tmp_path / str(drop), target_drop=drop, max_false_drop=0.2
         ).summary
         assert summary["achieved_drop"] == pytest.approx(drop, abs=0.06)
         assert summary["achieved_band"] == pytest.approx(0.5 - drop, abs=0.06)
@@ -291,7 +297,7 @@ def test_the_published_rule_is_reproduced_number_for_number(tmp_path: Path, worl
         assert summary["count"] == 500
         loaded = load_calibration(tmp_path / "out")
         assert loaded.thresholds.tau_probe == loaded.thresholds.tau_drop
-        loaded.require_heads("any, as the rule does not know the heads")
+        loaded.require_heads("any, as the rule does not know the heads", compat=True)
     assert calibrate_compat(labels, tmp_path / "out", 0.3).summary["tau_drop"] > 0.5
     with pytest.raises(CalibrationError) as crossed:
         load_calibration(tmp_path / "out")

@@ -204,11 +204,11 @@ def test_a_summary_does_not_outlive_the_rows_it_counted(
     payload = own.grade().path.read_bytes()
     own.calibrate(target_keep=0.8)
 
-    def killed(path: Path, value: Any) -> None:
+    def killed(directory: Path, value: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("nmoe_core.hydra.grade.write_json", killed)
+        patched.setattr("nmoe_core.hydra.grade.write_summary", killed)
         with pytest.raises(KeyboardInterrupt):
             own.grade()
     own.calibrate()

@@ -165,7 +165,7 @@ def test_a_saved_head_loads_with_its_header_and_equal_heads_have_equal_bytes(
         digest
     )
     loaded, header = load_head(path, backbone, 24)
-    assert header["format"] == "hydra-head/1"
+    assert header["format"] == "hydra-head/2"
     assert header["arch"]["mid_dim"] == 16
     with safe_open(str(path), "pt") as file:
         assert list(file.metadata()) == ["nmoe"]

@@ -481,7 +481,7 @@ def test_status_tells_pending_running_and_done_shards_apart(labelling: Labelling
     (labelling.shard(2) / "summary.json").unlink()
     with output_lock(labelling.shard(2)):
         rows = label_status(labelling.labels, labelling.slices)
-    assert [row.state for row in rows] == ["DONE", "PENDING", "RUNNING", *["PENDING"] * 13]
+    assert [row.state for row in rows] == ["DONE", "PENDING", "RUNNING", *["PENDING"] * 21]
     assert [(row.split, row.shard) for row in rows][7:9] == [("train", 7), ("val", 0)]
     assert (rows[0].documents, rows[0].labelled, rows[0].parsed) == (lines, lines, lines)
     assert rows[0].scorer == "fake/v1"
