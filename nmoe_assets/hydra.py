@@ -64,7 +64,15 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     @dg.asset(
         key=[GROUP, "oracle_labels"],
         check_specs=held_to.specs(),
-        deps=[dg.AssetDep([name, "docid_slices"]) for name in names],
+        deps=[
+            *(dg.AssetDep([name, "docid_slices"]) for name in names),
+            # "Materialize all" goes from partitioned to partitioned assets and does not cross the
+            # slices: without these it would leave the labels out.
+            *(
+                dg.AssetDep([name, "shards"], partition_mapping=dg.AllPartitionMapping())
+                for name in names
+            ),
+        ],
         partitions_def=label_partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         group_name=GROUP,
