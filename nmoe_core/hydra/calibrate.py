@@ -27,13 +27,13 @@ from nmoe_core.hydra.calibration_rows import (
     rows_from_predictions,
 )
 from nmoe_core.hydra.calibration_summary import summarise
+from nmoe_core.hydra.codes import CALIBRATE_CODE
 from nmoe_core.hydra.features import Backbone, one_thread
 from nmoe_core.hydra.head_files import load_heads
 from nmoe_core.hydra.label_files import Labels, read_labels
 from nmoe_core.hydra.scores import DIMENSIONS, MAX_GRADE
 from nmoe_core.hydra.slices import data_digest
 
-CALIBRATE_CODE = "calibrate/2"
 MIN_DOCUMENTS = 20
 MIN_PARSE_RATE = 0.5
 

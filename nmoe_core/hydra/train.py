@@ -25,6 +25,7 @@ from nmoe_core.engine.config import tap_layers
 from nmoe_core.errors import HeadError, LabelError
 from nmoe_core.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.hydra.card import head_card
+from nmoe_core.hydra.codes import TRAIN_CODE
 from nmoe_core.hydra.features import Backbone, content_digests, device_of, read_documents
 from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, reproducible, thin_curve
 from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, Header, read_header, save_head
@@ -37,7 +38,6 @@ from nmoe_core.hydra.slices import data_digest
 from nmoe_core.hydra.states import FEATURE_BATCH, TapStates, pooled_features
 from nmoe_core.hydra.training_state import SAVE_INTERVAL_S, TrainingState
 
-TRAIN_CODE = "train-heads/2"
 MIN_LABELS = 10
 DEFAULT_CACHE_BYTES = 512 * 2**20
 FEATURES_DIR = ".features"
