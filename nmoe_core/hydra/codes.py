@@ -1,4 +1,4 @@
-"""Versions of the code that trains and calibrates: known to the platform without importing torch."""
+"""Versions of the code that trains and calibrates, known without importing torch."""
 
 TRAIN_CODE = "train-heads/2"
 CALIBRATE_CODE = "calibrate/2"
