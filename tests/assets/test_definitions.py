@@ -98,22 +98,21 @@ def test_loading_costs_nothing_for_a_shard_and_the_same_for_each_source(tmp_path
 
 def _calls(directory: Path, num_sources: int, num_shards: int) -> int:
     """Calls of Python functions that loading the definitions takes beyond all imports."""
-    tmp_path = directory
     directory.mkdir()
-    (tmp_path / "workspace.yaml").touch()
+    (directory / "workspace.yaml").touch()
     sources = "".join(
         f"[[mixtures.m.sources]]\nid = 'source{i}'\ntokens_b = 1\nkind = 'jsonl'\n"
         f"paths = ['in/{i}.jsonl']\nvalid_split = 'train[:1%]'\n"
         for i in range(num_sources)
     )
-    (tmp_path / "mixture.toml").write_text(
+    (directory / "mixture.toml").write_text(
         f"[mixtures.m]\ntotal_tokens_b = {num_sources}\n{sources}"
     )
-    (tmp_path / "flows.toml").write_text(
+    (directory / "flows.toml").write_text(
         "[flow.f]\nmode = 'f'\nstages = ['pretrain']\nscale = 1.0\n"
         "[flow.f.mixture]\npretrain = 'm'\n"
     )
-    (tmp_path / "run.toml").write_text(
+    (directory / "run.toml").write_text(
         "root = 'out'\nmixture_toml = 'mixture.toml'\nflow_profiles_toml = 'flows.toml'\n"
         f"flow_mode = 'f'\n[prep]\nnum_shards = {num_shards}\n"
     )
@@ -132,7 +131,7 @@ print(calls)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "NMOE_CONFIG": str(tmp_path / "run.toml")},
+        env={**os.environ, "NMOE_CONFIG": str(directory / "run.toml")},
         capture_output=True,
         text=True,
         check=False,
