@@ -12,7 +12,7 @@ from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import checks, curate, plan
+from nmoe_core.stages import checks, curate, plan, versions
 from nmoe_core.stages.shards import each_shard
 
 GROUP = "curation"
@@ -27,6 +27,7 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=[GROUP, "topic_model"],
+        code_version=versions.topic_model(run),
         check_specs=held_to.specs(),
         deps=[
             dg.AssetDep(["hydra", "backbone"]),
@@ -61,6 +62,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=[name, "topics"],
+        code_version=versions.TOPICS,
         check_specs=held_to.specs(),
         deps=[dg.AssetDep([name, "shards"]), dg.AssetDep([GROUP, "topic_model"])],
         partitions_def=shard_partitions(run.config.prep.num_shards),
@@ -98,6 +100,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=[name, "curated"],
+        code_version=versions.curated(run, name),
         check_specs=held_to.specs(),
         deps=[dg.AssetDep([name, part]) for part in ("shards", "quality_scores", "topics")],
         partitions_def=shard_partitions(run.config.prep.num_shards),
@@ -134,6 +137,7 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=[name, "curated_manifest"],
+        code_version=versions.curated_manifest(run, name),
         deps=[dg.AssetDep([name, "curated"])],
         automation_condition=FOLLOW,
         group_name=curated_group(name),
@@ -161,6 +165,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=["mixture", "loader_plan"],
+        code_version=versions.loader_plan(run),
         deps=[
             *(dg.AssetDep([name, "curated_manifest"]) for name in names),
             *(dg.AssetDep([name, "valid_manifest"]) for name in valid),

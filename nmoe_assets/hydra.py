@@ -20,9 +20,8 @@ from nmoe_assets.metadata import (
 from nmoe_assets.partitions import label_keys, label_partitions, shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
-from nmoe_core.hydra.decide import GRADE_CODE
 from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import checks, hydra, samples
+from nmoe_core.stages import checks, hydra, samples, versions
 from nmoe_core.stages.shards import attempt, each_shard
 
 GROUP = "hydra"
@@ -35,6 +34,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
     @dg.asset(
         key=[GROUP, "backbone"],
         check_specs=held_to.specs(),
+        code_version=versions.backbone(run),
         group_name=GROUP,
         kinds={"pytorch"},
         description="The frozen model that features and topics come from, a checkpoint in the "
@@ -64,7 +64,16 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     @dg.asset(
         key=[GROUP, "oracle_labels"],
         check_specs=held_to.specs(),
-        deps=[dg.AssetDep([name, "docid_slices"]) for name in names],
+        code_version=versions.labels(run),
+        deps=[
+            *(dg.AssetDep([name, "docid_slices"]) for name in names),
+            # "Materialize all" goes from partitioned to partitioned assets and does not cross the
+            # slices: without these it would leave the labels out.
+            *(
+                dg.AssetDep([name, "shards"], partition_mapping=dg.AllPartitionMapping())
+                for name in names
+            ),
+        ],
         partitions_def=label_partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         group_name=GROUP,
@@ -106,6 +115,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
     @dg.asset(
         key=key,
         check_specs=held_to.specs(),
+        code_version=versions.head(run, kind),
         deps=[
             # Fitted on train, reported on val and, apart, on test.
             dg.AssetDep([GROUP, "oracle_labels"]),
@@ -140,6 +150,7 @@ def calibration(run: Run) -> dg.AssetsDefinition:
     @dg.asset(
         key=[GROUP, "calibration"],
         check_specs=held_to.specs(),
+        code_version=versions.calibration(run),
         deps=[
             dg.AssetDep(
                 [GROUP, "oracle_labels"],
@@ -193,7 +204,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         partitions_def=shard_partitions(run.config.prep.num_shards),
         backfill_policy=dg.BackfillPolicy.single_run(),
         automation_condition=REGRADE,
-        code_version=GRADE_CODE,
+        code_version=versions.grades(run),
         group_name=curated_group(name),
         pool="gpu",
         kinds={"json"},

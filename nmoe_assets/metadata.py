@@ -154,8 +154,12 @@ def table(
     return {name: dg.MetadataValue.table(records=records, schema=schema)}
 
 
-def with_row_count(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of documents also under the name that Dagster draws over time."""
+def with_row_count(metadata: Mapping[str, Any], *, of_partition: bool = False) -> dict[str, Any]:
+    """The number of documents also under the name that Dagster draws over time.
+
+    Dagster takes `dagster/row_count` for the rows of the whole asset, also from a partition.
+    """
     if "documents" not in metadata:
         return dict(metadata)
-    return {"dagster/row_count": metadata["documents"], **metadata}
+    name = "dagster/partition_row_count" if of_partition else "dagster/row_count"
+    return {name: metadata["documents"], **metadata}

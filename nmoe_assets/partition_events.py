@@ -52,7 +52,7 @@ def log_partitions(
         dg.AssetMaterialization(
             asset_key=context.asset_key,
             partition=key,
-            metadata=with_row_count({**output.metadata, **(run_metadata or {})}),
+            metadata=with_row_count({**output.metadata, **(run_metadata or {})}, of_partition=True),
             tags=_version_tags(context, output.data_version, read or {}),
         )
         for key, output in made.items()

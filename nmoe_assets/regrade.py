@@ -11,7 +11,7 @@ from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
 from nmoe_core.fingerprint import sha256_json
 from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import checks
+from nmoe_core.stages import checks, versions
 from nmoe_core.stages.plan_regrade import RegradePlan, plan_regrade
 
 GROUP = "hydra"
@@ -37,6 +37,7 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         key=key,
         check_specs=held_to.specs(),
         deps=[dg.AssetDep(read) for read in inputs],
+        code_version=versions.grades(run),
         automation_condition=FOLLOW,
         group_name=GROUP,
         pool="gpu",  # a sample is graded

@@ -15,7 +15,7 @@ from nmoe_core.config import Run
 from nmoe_core.errors import LockedError
 from nmoe_core.mixture import SourcePlan
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.stages import checks, prep, samples
+from nmoe_core.stages import checks, prep, samples, versions
 
 
 def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
@@ -54,7 +54,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.single_run(),
         group_name=name,
         kinds={"numpy"},
-        code_version="prep/1",
+        code_version=versions.prep(run, source, split),
         description=described(
             f"Token shards of the {split} split: one pass fills all asked-for shards. "
             "`nmoe explain` takes the ids in the sample.",
@@ -113,6 +113,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     @dg.asset(
         key=[name, f"{prefix}manifest"],
         deps=[dg.AssetDep([name, f"{prefix}shards"])],
+        code_version=versions.prep(run, source, split),
         group_name=name,
         kinds={"json"},
         description=described(
@@ -150,6 +151,7 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         key=key,
         check_specs=held_to.specs(),
         deps=[dg.AssetDep([name, "manifest"])],
+        code_version=versions.SLICES,
         group_name=name,
         kinds={"json"},
         description=described(

@@ -27,10 +27,15 @@ def register(verbs: Any) -> None:
     curate.add_argument("--stats-only", action="store_true", help="print figures, write nothing")
     curate.add_argument("--calibrate-k", action="store_true", help="as `nmoe curate calibrate-k`")
     curate.add_argument(
-        "--order", metavar="NAME", help="default: window_fill with --seq-len, else golden"
+        "--order",
+        metavar="NAME",
+        help="default: auto with --seq-len (window_fill or golden, by topics), else golden",
     )
     curate.add_argument(
         "--loader", choices=("concat", "flush"), default="concat", help="how windows will be filled"
+    )
+    curate.add_argument(
+        "--token-counts", type=Path, metavar="NPY", help="default: beside the input"
     )
     curate.add_argument("--refit", action="store_true", help="fit new clusters, keep none")
     curate.set_defaults(run=run_curate, parser=curate)
@@ -292,7 +297,7 @@ def _named(arguments: argparse.Namespace) -> tuple[Any, Path, Any]:
         n_clusters=arguments.n_clusters,
         seq_len=arguments.seq_len or _SEQ_LEN,
         text_field=arguments.text_field,
-        order=order or ("window_fill" if arguments.seq_len else "golden"),
+        order=order or ("auto" if arguments.seq_len else "golden"),
         loader=getattr(arguments, "loader", "concat"),
         seed=arguments.seed,
         pca_components=arguments.pca_components,
@@ -301,7 +306,8 @@ def _named(arguments: argparse.Namespace) -> tuple[Any, Path, Any]:
         on_error=arguments.on_error,
         refit=getattr(arguments, "refit", False),
     )
-    return OutputPaths(arguments.input, arguments.output), arguments.model_dir, settings
+    counts = getattr(arguments, "token_counts", None)
+    return OutputPaths(arguments.input, arguments.output, counts), arguments.model_dir, settings
 
 
 def _progress(what: str, done: int, total: int) -> None:

@@ -22,6 +22,7 @@ from nmoe_core.curate.jsonl_input import JsonlInput, OnError, scan_jsonl
 from nmoe_core.curate.jsonl_output import OutputPaths
 from nmoe_core.curate.model_tokenizer import TextTokenizer, open_tokenizer
 from nmoe_core.curate.order import NEEDS, ORDERS, arrange
+from nmoe_core.curate.planning import AUTO, CurateSettings, plan_order
 from nmoe_core.curate.record_embeddings import Progress, embed_records
 from nmoe_core.curate.terms import sample_records, typical_terms
 from nmoe_core.errors import CurationError
@@ -93,6 +94,7 @@ class Curated:
         rows: float32 `[N, D]`, in the space of the clusters.
         labels: uint16 `[N]`.
         order: int64 `[N]`: the record at each position.
+        order_name: The order taken, where `auto` chose it too.
         metrics: Of the order, the original and a shuffle, by both fillings of windows.
         terms: Typical words of each cluster.
     """
@@ -104,6 +106,7 @@ class Curated:
     rows: np.ndarray
     labels: np.ndarray
     order: np.ndarray
+    order_name: str
     metrics: dict[str, Any]
     terms: list[list[str]]
 
@@ -120,11 +123,11 @@ def open_jsonl(
         TokenizerError, CheckpointError: The checkpoint's tokenizer or files cannot be used.
     """
     paths.check()
-    if settings.order not in ORDERS or settings.seq_len < 1:
+    if settings.order not in (AUTO, *ORDERS) or settings.seq_len < 1:
         raise CurationError(
             "no such order",
             found=f"order {settings.order}, seq_len {settings.seq_len}",
-            expected=f"one of {', '.join(ORDERS)}, and at least one token",
+            expected=f"{AUTO}, or one of {', '.join(ORDERS)}, and at least one token",
             code="E-CURATION-ORDER",
         )
     num_rows, _ = table_shape(model_dir)
@@ -212,11 +215,13 @@ def curate_jsonl(paths: OutputPaths, embedded: Embedded, settings: JsonlSettings
         clusters, is_refitted = _fit(embedded, settings, clusters.header["version"] + 1), True
         rows = clusters.project(embedded.rows)
         labels, _ = clusters.assign(rows)
-    order = arrange(settings.order, labels, embedded.lengths, **_options(settings, rows))
-    metrics = diversity.compare({settings.order: order}, labels, embedded.lengths, settings.seq_len)
+    name, order = _ordered(settings, labels, embedded.lengths, rows)
+    metrics = diversity.compare({name: order}, labels, embedded.lengths, settings.seq_len)
     sample = sample_records(len(labels))
     terms = typical_terms(embedded.records.texts(sample), labels[sample], settings.n_clusters)
-    return Curated(embedded, clusters, drift, is_refitted, rows, labels, order, metrics, terms)
+    return Curated(
+        embedded, clusters, drift, is_refitted, rows, labels, order, name, metrics, terms
+    )
 
 
 def _clusters(path: Path, embedded: Embedded, settings: JsonlSettings) -> tuple[Clusters, bool]:
@@ -248,6 +253,19 @@ def _cluster_settings(embedded: Embedded, settings: JsonlSettings) -> dict[str, 
         "pca_components": settings.pca_components,
         "seed": settings.seed,
     }
+
+
+def _ordered(
+    settings: JsonlSettings, labels: np.ndarray, lengths: np.ndarray, rows: np.ndarray
+) -> tuple[str, np.ndarray]:
+    """The order taken, by name, and its permutation."""
+    if settings.order == AUTO:
+        asked = CurateSettings(
+            order=AUTO, seed=settings.seed, seq_len=settings.seq_len, loader=settings.loader
+        )
+        return plan_order(asked, labels.astype(np.int64), lengths, (), 0)
+    options = _options(settings, rows)
+    return settings.order, arrange(settings.order, labels, lengths, **options)
 
 
 def _options(settings: JsonlSettings, rows: np.ndarray) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def meta(
         "input_count": len(records),
         "final_count": len(curated.order),
         "n_clusters": settings.n_clusters,
-        "ordering": _PUBLISHED_NAMES.get(settings.order, settings.order),
+        "ordering": _PUBLISHED_NAMES.get(curated.order_name, curated.order_name),
         "sequence_length": settings.seq_len,
         "total_tokens": int(embedded.tokens.sum()),
         "n_training_sequences": -(-int(lengths.sum()) // settings.seq_len),

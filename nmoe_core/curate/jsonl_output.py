@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -23,10 +24,11 @@ PICTURE_NAMES = (ORDERING_NAME, CLOUD_NAME, SHARES_NAME, HEAD_TAIL_NAME, CALIBRA
 
 @dataclass(frozen=True, slots=True)
 class OutputPaths:
-    """Where everything lies, from the names of input and output."""
+    """Where everything lies, from the names of input and output; `counts` overrides one of them."""
 
     input: Path
     output: Path
+    counts: Path | None = None
 
     def beside(self, ending: str) -> Path:
         """`{output without .jsonl}{ending}`."""
@@ -34,8 +36,29 @@ class OutputPaths:
 
     @property
     def token_counts(self) -> Path:
-        """`{input without .jsonl}_token_counts.npy`."""
+        """`{input without .jsonl}_token_counts.npy`, unless another file was named."""
+        if self.counts is not None:
+            return self.counts
         return self.input.with_name(self.input.name.removesuffix(".jsonl") + "_token_counts.npy")
+
+    def require_counts(self) -> None:
+        """Refuse token counts that cannot be written, before anything is computed.
+
+        Raises:
+            CurationError: E-CURATION-INPUT.
+        """
+        try:
+            with TemporaryFile(dir=self.token_counts.parent):
+                return
+        except OSError as error:
+            raise CurationError(
+                "token counts cannot be written beside the input",
+                where=self.token_counts.parent,
+                found=error.strerror,
+                expected="a directory that files can be made in",
+                do="name another file with --token-counts",
+                code="E-CURATION-INPUT",
+            ) from None
 
     @property
     def cache(self) -> Path:

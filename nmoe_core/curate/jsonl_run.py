@@ -58,6 +58,8 @@ def curate_file(
             `curate_jsonl` and `write_records`.
         LockedError: Another process is curating the same output (E-LOCKED).
     """
+    if not stats_only:
+        paths.require_counts()
     opened = open_jsonl(paths, model_dir, settings, load_embeddings)
 
     def curate(is_kept: bool) -> tuple[Curated, dict[str, Any]]:
@@ -143,7 +145,7 @@ def _draw(paths: OutputPaths, curated: Curated, settings: JsonlSettings) -> None
     orders = {
         "original": np.arange(len(labels)),
         "shuffle": arrange("shuffle", labels, lengths, seed=settings.seed),
-        settings.order: curated.order,
+        curated.order_name: curated.order,
     }
     points, method = flat_projection(curated.rows, settings.seed)
     write_array(paths.beside(f"_{method}2d.npy"), points)

@@ -33,6 +33,7 @@ from nmoe_core.hydra.calibration_rows import (
     rows_from_predictions,
 )
 from nmoe_core.hydra.calibration_summary import summarise
+from nmoe_core.hydra.codes import CALIBRATE_CODE
 from nmoe_core.hydra.features import Backbone, one_thread
 from nmoe_core.hydra.head_files import load_heads
 from nmoe_core.hydra.head_metrics import require_same_scorer
@@ -41,7 +42,6 @@ from nmoe_core.hydra.scores import DIMENSIONS, MAX_GRADE
 from nmoe_core.hydra.slices import data_digest
 from nmoe_core.hydra.thresholds import Targets
 
-CALIBRATE_CODE = "calibrate/3"
 MIN_DOCUMENTS = 20
 MIN_PARSE_RATE = 0.5
 # Rows of val, and of test where it is labelled.

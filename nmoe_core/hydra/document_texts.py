@@ -17,7 +17,7 @@ from nmoe_core.docid import DocumentReader
 from nmoe_core.errors import FormatError
 from nmoe_core.fingerprint import Fingerprints, sha256_file
 from nmoe_core.hydra.jsonl_texts import JsonlTexts
-from nmoe_core.hydra.slices import data_digest, read_slice
+from nmoe_core.hydra.slices import data_digest, former_data_digest, read_slice
 
 
 class Decoder(Protocol):
@@ -50,6 +50,11 @@ class Documents(Protocol):
     @property
     def fingerprints(self) -> Fingerprints:
         """Digests of everything the texts come from."""
+        ...
+
+    @property
+    def former_fingerprints(self) -> Fingerprints:
+        """The same as an earlier version named it: its labels were paid for and stay."""
         ...
 
     def text(self, doc_id: str) -> Text: ...
@@ -89,10 +94,18 @@ class ShardDocuments:
         """Digests of the slice, of its sources' contents, and of how they are decoded."""
         return {
             "slice": sha256_file(self._slice_file),
-            "data": data_digest(self._data_root, sorted({source for _, source in self.rows})),
+            "data": data_digest(self._data_root, self._sources()),
             "tokenizer": self._tokenizer.fingerprint,
             "max_doc_tokens": str(self._max_doc_tokens),
         }
+
+    @property
+    def former_fingerprints(self) -> Fingerprints:
+        """With the digest of whole manifests."""
+        return self.fingerprints | {"data": former_data_digest(self._data_root, self._sources())}
+
+    def _sources(self) -> list[str]:
+        return sorted({source for _, source in self.rows})
 
     def text(self, doc_id: str) -> Text:
         """The beginning of a document.
@@ -126,6 +139,11 @@ class JsonlDocuments:
             "tokenizer": self._tokenizer.fingerprint,
             "max_doc_tokens": str(self._max_doc_tokens),
         }
+
+    @property
+    def former_fingerprints(self) -> Fingerprints:
+        """No other."""
+        return self.fingerprints
 
     def text(self, doc_id: str) -> Text:
         """A document's text, cut where it is long."""

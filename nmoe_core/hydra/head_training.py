@@ -21,6 +21,7 @@ from nmoe_core.docid import DocumentReader
 from nmoe_core.errors import HeadError
 from nmoe_core.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.hydra.card import head_card
+from nmoe_core.hydra.codes import TRAIN_CODE
 from nmoe_core.hydra.features import Backbone, content_digests, device_of, read_documents
 from nmoe_core.hydra.fit import reproducible, thin_curve
 from nmoe_core.hydra.head_files import (
@@ -38,7 +39,6 @@ from nmoe_core.hydra.slices import data_digest
 from nmoe_core.hydra.states import FEATURE_BATCH, pooled_features
 from nmoe_core.hydra.training_state import TrainingState
 
-TRAIN_CODE = "train-heads/3"
 MIN_LABELS = 10
 FEATURES_DIR = ".features"
 _REPORTED_ON = ("labels_val", "labels_test")

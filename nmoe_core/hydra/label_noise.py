@@ -39,6 +39,11 @@ class Sample:
         """Those of the documents, and the size of the sample."""
         return {**self._documents.fingerprints, "sample": str(self._count)}
 
+    @property
+    def former_fingerprints(self) -> Fingerprints:
+        """Likewise."""
+        return {**self._documents.former_fingerprints, "sample": str(self._count)}
+
     def text(self, doc_id: str) -> Text:
         """As the documents."""
         return self._documents.text(doc_id)

@@ -89,12 +89,11 @@ def label_shard(
             (E-LABEL-ORACLE), or as the oracle.
         FormatError: A document cannot be read.
     """
-    fingerprints = {
-        "code": LABEL_CODE,
-        **documents.fingerprints,
-        "oracle": oracle.fingerprint,
-        "rubric": rubric.hash,
-    }
+    asked = {"oracle": oracle.fingerprint, "rubric": rubric.hash}
+    fingerprints = {"code": LABEL_CODE, **documents.fingerprints, **asked}
+    former = {"code": LABEL_CODE, **documents.former_fingerprints, **asked}
+    if recorded(out_dir / STARTED_NAME) == former:
+        fingerprints = former
     run = _LabelRun(out_dir, documents, fingerprints, oracle, rubric, progress)
     if retry_failed == 0 and (report := run.finished()) is not None:
         return report

@@ -63,6 +63,11 @@ def data_digest(data_root: Path, sources: Sequence[str]) -> str:
     return sha256_json({s: documents_digest(source_manifest(data_root, s)) for s in sources})
 
 
+def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
+    """`data_digest` as earlier versions wrote it: of whole manifests, not of their documents."""
+    return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
+
+
 def documents_of(manifest: Manifest, data_root: Path, source: str) -> Iterator[DocId]:
     """Ids of all documents of a manifest, in slice order.
 

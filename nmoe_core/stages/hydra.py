@@ -224,8 +224,10 @@ def head_facts(report: TrainReport) -> dict[str, Any]:
 
 
 def _merged(run: Run, split: str) -> Path:
+    from nmoe_core.hydra.label_currency import require_current_labels
     from nmoe_core.hydra.label_files import merge_labels
 
+    require_current_labels(run.paths.labels, split, run.paths.data)
     return merge_labels(run.paths.labels, split).path
 
 

@@ -21,24 +21,10 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
             for more steps than the flow has (E-PLAN-STEPS).
     """
     config, paths = run.config, run.paths
-    settings = PlanSettings(
-        seq_len=config.seq_len,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        policy=config.policy,
-        window_stride=config.window_stride,
-        on_exhaust=config.on_exhaust,
-        packing=config.packing,
-        shuffle=config.shuffle,
-        max_epochs=config.max_epochs,
-        tokenizer=config.tokenizer,
-        vocab_size=config.vocab_size,
-        eos_token_id=config.eos_token_id,
-    )
     plan = build_plan(
         run_stages(run),
         {name: paths.curated / name / "train" / MANIFEST_NAME for name in sources},
-        settings,
+        plan_settings(run),
         root=paths.root,
         plan_id=f"{run.path.stem}:{config.flow_mode}",
         valid={name: paths.split(name, "valid") / MANIFEST_NAME for name in valid_sources},
@@ -61,3 +47,22 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         **quotas,
     }
     return Output(plan.plan_hash, facts | {"path": str(paths.plan)})
+
+
+def plan_settings(run: Run) -> PlanSettings:
+    """What the run asks of its plan."""
+    config = run.config
+    return PlanSettings(
+        seq_len=config.seq_len,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        policy=config.policy,
+        window_stride=config.window_stride,
+        on_exhaust=config.on_exhaust,
+        packing=config.packing,
+        shuffle=config.shuffle,
+        max_epochs=config.max_epochs,
+        tokenizer=config.tokenizer,
+        vocab_size=config.vocab_size,
+        eos_token_id=config.eos_token_id,
+    )

@@ -302,9 +302,9 @@ def test_no_grades_of_a_shard_or_calibration_that_a_blocking_check_did_not_pass(
 def test_new_grading_code_requests_all_grades(
     daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_assets.hydra.GRADE_CODE", "grade/next")
+    monkeypatch.setattr("nmoe_core.stages.versions.GRADE_CODE", "grade/next")
     daemon.defs = build_definitions(run)
-    assert daemon.tick() == GRADES
+    assert daemon.tick() == GRADES | REGRADE_PLAN
 
 
 def test_the_first_run_is_a_persons_except_for_grades(
@@ -328,3 +328,96 @@ def test_stages_that_hold_a_gpu_are_in_its_pool(defs: dg.Definitions) -> None:
     held = {"oracle_labels", "probe_head", "judge_head", "calibration", "regrade_plan"}
     in_pool = {f"hydra/{name}" for name in held}
     assert {key for key, names in pools.items() if "gpu" in names} == in_pool | GRADES.keys()
+
+
+def with_settings(run: Run, table: str, **values: object) -> Run:
+    """The run with other values in a table of its configuration, or at its top."""
+    if not table:
+        return run.with_config(run.config.model_copy(update=values))
+    changed = getattr(run.config, table).model_copy(update=values)
+    return run.with_config(run.config.model_copy(update={table: changed}))
+
+
+def code_versions(defs: dg.Definitions) -> dict[str, str | None]:
+    graph = defs.resolve_asset_graph()
+    return {
+        "/".join(key.path): graph.get(key).code_version for key in graph.materializable_asset_keys
+    }
+
+
+def of_each(*names: str) -> dict[str, set[str | None]]:
+    return {f"{s}/{name}": set(KEYS) for s in ("code", "docs", "notes") for name in names}
+
+
+PLAN: dict[str, set[str | None]] = {"mixture/loader_plan": {None}}
+REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
+PREPARED = {f"{s}/{name}" for s in ("code", "docs", "notes") for name in ("shards", "manifest")}
+PREPARED |= {"docs/valid_shards", "docs/valid_manifest"}
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "expected"),
+    [
+        ("calibration", {"target_keep": 0.3}, {"hydra/calibration": {None}}),
+        ("grading", {"early_exit": False}, of_each("quality_scores") | REGRADE_PLAN),
+        ("curation", {"include": ("keep", "band")}, of_each("curated")),
+        ("", {"batch_size": 2}, PLAN),
+        ("", {"policy": "block"}, PLAN),
+    ],
+)
+def test_a_changed_setting_requests_exactly_what_reads_it(
+    daemon: Daemon, run: Run, table: str, values: dict[str, object], expected: dict[str, object]
+) -> None:
+    before = code_versions(daemon.defs)
+    daemon.defs = build_definitions(with_settings(run, table, **values))
+    after = code_versions(daemon.defs)
+    assert {key for key in before if before[key] != after[key]} == expected.keys()
+    assert daemon.tick() == expected
+    assert daemon.tick() == {}
+
+
+def test_a_changed_head_is_trained_again_and_nothing_else_yet(daemon: Daemon, run: Run) -> None:
+    probe = run.config.heads.probe.model_copy(update={"epochs": 9})
+    daemon.defs = build_definitions(with_settings(run, "heads", probe=probe))
+    assert daemon.tick() == {"hydra/probe_head": {None}}
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "stale"),
+    [
+        ("curation", {"num_topics": 6}, {"curation/topic_model"}),
+        ("prep", {"min_doc_tokens": 20}, PREPARED),
+        ("oracle", {"max_doc_tokens": 64}, {"hydra/oracle_labels"}),
+        ("backbone", {"seed": 1}, {"hydra/backbone"}),
+    ],
+)
+def test_a_setting_of_what_is_made_by_hand_marks_it_and_requests_nothing(
+    daemon: Daemon, run: Run, table: str, values: dict[str, object], stale: set[str]
+) -> None:
+    before = code_versions(daemon.defs)
+    daemon.defs = build_definitions(with_settings(run, table, **values))
+    after = code_versions(daemon.defs)
+    assert {key for key in before if before[key] != after[key]} == stale
+    assert daemon.tick() == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        ("checks", {"min_spearman": 0.4}),
+        ("automation", {"follow_every_s": 60, "label_retries": 9}),
+        ("compute", {"workers": 4}),
+        ("prep", {"workers": 7}),
+        ("grading", {"max_batch": 3}),
+        ("oracle", {"retry_failed": 2}),
+        ("retention", {"keep_days": 5}),
+    ],
+)
+def test_a_setting_that_reaches_no_output_requests_nothing(
+    daemon: Daemon, run: Run, table: str, values: dict[str, object]
+) -> None:
+    before = code_versions(daemon.defs)
+    daemon.defs = build_definitions(with_settings(run, table, **values))
+    assert code_versions(daemon.defs) == before
+    assert None not in before.values()
+    assert daemon.tick() == {}

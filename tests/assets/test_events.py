@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from nmoe_assets import events
 from nmoe_assets.checks import Checks
+from nmoe_assets.cost import Cost
 from nmoe_assets.events import each_partition
 from nmoe_assets.resources import Machine
 from nmoe_core.config import Run
@@ -41,11 +41,10 @@ class _Shards:
         self.facts: dict[str, Any] = {"documents": 3}
         self.checked: list[str] = []
         self.show: Show = lambda key, output: {}
-        self.seconds = self.pause_s = 0.0
+        self.seconds = 0.0
 
     def _make(self, keys: Sequence[str]) -> Iterator[Attempt]:
         for key in keys:
-            time.sleep(self.pause_s)
             output = None if key in self.errors else Output(f"digest of {key}", self.facts)
             yield Attempt(key, output, self.errors.get(key), self.seconds, self.seconds)
 
@@ -281,16 +280,33 @@ def test_what_was_finished_before_an_unforeseen_end_is_told(
     assert _versions(instance) == {key: f"digest of {key}" for key in KEYS[:2]}
 
 
+class _Clock:
+    """A stopwatch that says of any work that it took 200 s."""
+
+    def read(self) -> Cost:
+        return Cost(200.0, 200.0)
+
+
 def test_partitions_made_at_once_share_the_cost_of_the_machine(
-    instance: dg.DagsterInstance,
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four that are said to take 100 s each, in a run that took far less: they ran at once."""
-    started = time.perf_counter()
+    """Four that take 100 s each, in a run of 200 s: two ran at once."""
+    monkeypatch.setattr("nmoe_assets.events.Stopwatch", _Clock)
     shards = _Shards()
-    shards.seconds, shards.pause_s = 100.0, 0.1
+    shards.seconds = 100.0
     assert shards.run(instance).success
-    took_s = time.perf_counter() - started
     records = instance.fetch_materializations(KEY, limit=4).records
     metadata = [record.asset_materialization.metadata for record in records]
     assert [one["seconds"].value for one in metadata] == [100.0] * 4
-    assert 0.4 <= sum(one["cost_usd"].value for one in metadata) <= took_s
+    assert [one["cost_usd"].value for one in metadata] == [50.0] * 4
+
+
+def test_a_partition_tells_its_own_rows_and_not_those_of_the_asset(
+    instance: dg.DagsterInstance,
+) -> None:
+    assert _Shards().run(instance).success
+    [record] = instance.fetch_materializations(KEY, limit=1).records
+    assert record.asset_materialization is not None
+    metadata = record.asset_materialization.metadata
+    assert metadata["dagster/partition_row_count"].value == 3
+    assert "dagster/row_count" not in metadata

@@ -98,7 +98,7 @@ def test_all_files_and_keys_of_the_document_are_made(training_data: Path, model_
         "cluster_sizes",
     } <= set(meta)
     assert meta["input_count"] == meta["final_count"] == 120
-    assert meta["ordering"] == "window_fill"
+    assert meta["ordering"] in ("golden", "window_fill"), "the one that `auto` took"
     assert list(meta["cluster_sizes"].values()) == sorted(meta["cluster_sizes"].values())[::-1]
     both = meta["token_window_diversity"]
     assert both["curated"]["mean"] > both["original"]["mean"]
@@ -285,3 +285,37 @@ def test_tensor_parallelism_is_refused_with_the_reason(training_data, model_dir,
     printed = capsys.readouterr().err
     assert "E-CONFIG-TP" in printed
     assert "--devices" in printed
+
+
+def test_an_input_directory_that_cannot_be_written_is_refused_before_any_work(
+    training_data: Path, model_dir: Path, tmp_path: Path, capsys
+):
+    out = tmp_path / "out"
+    out.mkdir()
+    with open(training_data, "rb") as file:  # /proc takes no file, not even from root
+        named = Path(f"/proc/self/fd/{file.fileno()}")
+        flags = ["--output", str(out / "curated.jsonl"), "--model-dir", str(model_dir)]
+        run = ["curate", "--input", str(named), *flags, "--no-plot"]
+        assert main(run) == 1
+        assert "--token-counts" in capsys.readouterr().err
+        assert files(out) == set()
+        assert main([*run, "--token-counts", str(out / "counts.npy")]) == 0
+    assert len(np.load(out / "counts.npy")) == 120
+    assert len(read(out / "curated.jsonl")) == 120
+
+
+@pytest.mark.parametrize("seq_len", [64, 256, 1024, 4096])
+def test_a_window_without_an_order_never_gets_a_worse_one_than_golden(
+    training_data: Path, model_dir: Path, capsys, seq_len: int
+):
+    def mean(*flags: str) -> tuple[float, str]:
+        capsys.readouterr()
+        assert curate(training_data, model_dir, "--seq-len", str(seq_len), "--json", *flags) == 0
+        facts = json.loads(capsys.readouterr().out)
+        return facts["token_window_diversity"]["curated"]["mean"], facts["ordering"]
+
+    chosen, name = mean("--stats-only")
+    each = {order: mean("--stats-only", "--order", order) for order in ("golden", "window_fill")}
+    assert chosen == max(found for found, _ in each.values())
+    assert name in {named for _, named in each.values()}
+    assert mean("--stats-only", "--order", "auto") == (chosen, name)

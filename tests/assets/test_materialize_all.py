@@ -1,0 +1,102 @@
+"""What "Materialize all" of the lineage makes, asked as the UI asks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from nmoe_assets.definitions import build_definitions
+from nmoe_assets.jobs import RANGE_END, RANGE_START
+from nmoe_core.cli import main
+from nmoe_core.config import Run
+from nmoe_core.hydra.slices import former_data_digest
+
+KEYS = ["0000", "0001"]
+LAUNCH = """mutation($b: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $b) {
+  __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
+
+
+def test_materialize_all_makes_every_asset(
+    make_project: Callable[[Path], Path],
+    dagster_environment: Callable[[Path], dict[str, str]],
+    tmp_path: Path,
+) -> None:
+    config = make_project(tmp_path)
+    # With one definition of partitions over all roots the UI names partitions instead of "all".
+    table = "[prep]\nnum_valid_shards = 2\n"
+    config.write_text(config.read_text().replace("[prep]\n", table))
+    graph = build_definitions(Run(config)).resolve_asset_graph()
+    everything = graph.materializable_asset_keys
+    asked = {
+        "assetSelection": [{"path": list(key.path)} for key in everything],
+        "partitionNames": KEYS,
+    }
+    backfill_id = launch_backfill(tmp_path, dagster_environment(tmp_path), asked)
+    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+        backfill = instance.get_backfill(backfill_id)
+        assert backfill is not None
+        assert backfill.asset_backfill_data is not None
+        targets = backfill.asset_backfill_data.target_subset
+    assert targets.asset_keys == everything
+    labels = targets.get_partitions_subset(dg.AssetKey(["hydra", "oracle_labels"]))
+    assert len(set(labels.get_partition_keys())) == 16
+
+
+def launch_backfill(project: Path, env: dict[str, str], asked: dict[str, Any]) -> str:
+    command = [str(Path(sys.executable).with_name("dagster-graphql"))]
+    command += ["-m", "nmoe_assets.definitions", "-t", LAUNCH, "-v", json.dumps({"b": asked})]
+    done = subprocess.run(
+        command, env=env, cwd=project, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    [answer] = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    launched = json.loads(answer)["data"]["launchPartitionBackfill"]
+    assert launched["__typename"] == "LaunchBackfillSuccess", launched
+    return launched["backfillId"]
+
+
+def test_heads_refuse_labels_of_documents_that_changed(
+    own_project: Path,
+    run_here: Callable[..., dg.ExecuteInProcessResult],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = own_project / "in" / "docs.jsonl"
+    lines = path.read_text().splitlines()
+    lines[-1] = json.dumps({"text": json.loads(lines[-1])["text"] + " One more sentence."})
+    path.write_text("\n".join(lines) + "\n")
+    assert run_here(own_project, "prep_docs", **{RANGE_START: KEYS[0], RANGE_END: KEYS[1]}).success
+    heads = sorted((own_project / "out" / "heads").glob("*.safetensors"))
+    before = [head.stat().st_ino for head in heads]
+    config = str(own_project / "run.toml")
+    done = run_here(own_project, "train_and_calibrate")
+    assert not done.success
+    capsys.readouterr()
+    assert main(["hydra", "calibrate", "--config", config]) == 1
+    [told] = capsys.readouterr().err.splitlines()
+    assert "labels are of documents that have changed" in told
+    assert [head.stat().st_ino for head in heads] == before
+    assert run_here(own_project, "label").success
+    assert run_here(own_project, "train_heads").success
+
+
+def test_labels_of_an_earlier_version_are_not_asked_for_again(own_project: Path) -> None:
+    """Labels cost money: those that name whole manifests are of the same documents."""
+    run = Run(own_project / "run.toml")
+    labels = sorted(run.paths.labels.glob("*/shard_*"))
+    for shard in labels:
+        sources = sorted(json.loads((shard / "summary.json").read_text())["per_source"])
+        for name in ("started.json", "summary.json"):
+            value = json.loads((shard / name).read_text())
+            value["fingerprints"]["data"] = former_data_digest(run.paths.data, sources)
+            (shard / name).write_text(json.dumps(value))
+    before = [(shard / "scores.jsonl").stat().st_mtime_ns for shard in labels]
+    assert main(["hydra", "oracle-label", "--config", str(run.path)]) == 0
+    assert [(shard / "scores.jsonl").stat().st_mtime_ns for shard in labels] == before
+    assert main(["hydra", "calibrate", "--config", str(run.path)]) == 0
