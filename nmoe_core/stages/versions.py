@@ -30,7 +30,10 @@ SLICES, TOPICS = SLICE_CODE, ASSIGN_CODE  # they read no setting
 _OF_THE_ORACLES_WORK = {
     "oracle": {"replace", "retry_failed", "engine", "http"},
     "engine": {"device", "max_batch"},
-    "http": {"base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"},
+    "http": {
+        *("base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"),
+        *("max_reply_bytes", "accept_model"),
+    },
 }
 
 
@@ -60,7 +63,7 @@ def head(run: Run, kind: Literal["probe", "judge"]) -> str:
     """Of a head."""
     table = run.config.heads
     recipe = (table.probe if kind == "probe" else table.judge).model_dump(mode="json")
-    return _version(TRAIN_CODE, [table.max_ctx, table.seed, recipe])
+    return _version(TRAIN_CODE, [table.max_ctx, table.seed, table.use_salvaged, recipe])
 
 
 def calibration(run: Run) -> str:
