@@ -26,6 +26,7 @@ from scipy.stats import spearmanr
 from loader import build_loader
 from nmoe_assets.jobs import PART_OF, innermost_error
 from nmoe_core.cli import main
+from nmoe_core.docid import DocumentReader
 
 RunHere = Callable[..., ExecuteInProcessResult]
 Execute = Callable[..., subprocess.CompletedProcess[str]]
@@ -94,7 +95,7 @@ def test_every_partition_of_every_asset_is_materialised(project: Path) -> None:
     for source in SOURCES:
         names = ("shards", "quality_scores", "topics", "curated")
         expected |= {(source, name): 2 for name in names}
-    expected["hydra", "oracle_labels"] = 16
+    expected["hydra", "oracle_labels"] = 24
     single = [(s, n) for s in SOURCES for n in ("manifest", "docid_slices", "curated_manifest")]
     single += [("hydra", n) for n in ("backbone", "probe_head", "judge_head", "calibration")]
     single += [("docs", "valid_manifest"), ("curation", "topic_model"), ("mixture", "loader_plan")]
@@ -188,7 +189,18 @@ def test_the_report_is_what_the_files_hold(
         kept = sorted((out / "curated" / name / "train").rglob("*.npy"))
         assert row["kept_tokens"] == sum(len(np.load(p)) for p in kept)
         assert row["topics_after"] == pytest.approx(_topics_in_windows(out, name, 256))
-    labels = {r["doc_id"]: r for r in _rows(out / "labels" / "merged" / "labels_val.jsonl")}
+    fitted, labels = (
+        {r["doc_id"]: r for r in _rows(out / "labels" / "merged" / f"labels_{split}.jsonl")}
+        for split in ("train", "val")
+    )
+    reader = DocumentReader(out / "data")
+
+    def seen(doc_id: str) -> bytes:
+        return np.asarray(reader.tokens(doc_id)[:-1][:64]).tobytes()
+
+    trained_on = set(map(seen, fitted))
+    fresh = {seen(doc_id): doc_id for doc_id in reversed(labels) if seen(doc_id) not in trained_on}
+    labels = {doc_id: labels[doc_id] for doc_id in fresh.values()}
     grades = [g for p in (out / "quality").rglob("*.jsonl") for g in _rows(p)]
     pairs = [
         (np.mean(list(g["probe_scores"].values())), labels[g["doc_id"]]["aggregated"])
@@ -223,7 +235,7 @@ def test_a_curated_document_leads_back_to_its_source_label_score_and_decision(
     out = project / "out"
     labels = {
         row["doc_id"]: row
-        for split in ("train", "val")
+        for split in ("train", "val", "test")
         for row in _rows(out / "labels" / "merged" / f"labels_{split}.jsonl")
     }
     shard = sorted((out / "curated" / "docs" / "train").glob("shard_*"))[0]
