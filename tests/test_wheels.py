@@ -119,7 +119,7 @@ def test_an_installed_run_prepares_and_labels_in_any_directory(run: Command, pro
         assert done.returncode == 0, done.stderr
     labels = sorted((project / "out" / "labels").glob("*/shard_*/scores.jsonl"))
     records = [json.loads(line) for path in labels for line in path.read_text().splitlines()]
-    assert len(labels) == 16
+    assert len(labels) == 24
     assert records
     assert all(record["rubric_hash"] for record in records)
 

@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from loader.sealed import sealed
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config import ChecksTable, Run
@@ -46,7 +47,7 @@ def grade(run: Run) -> int:
 
 def move_threshold(run: Run, **taus: float) -> None:
     path = run.paths.calibration / "calibration_summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | taus))
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | taus)))
 
 
 def test_a_finished_run_has_nothing_to_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +132,7 @@ def test_the_table_names_changed_sources_stale_grades_and_what_follows(
     assert lines["docs", "train"].endswith("changed")
     assert "not graded yet" in lines["code", "1"]
     assert "time to grade: not measured (--sample 0)" in text
-    assert "notes: 1 shards: quality (1)" in text
+    assert "it was edited or damaged: grade again" in text
 
 
 def test_the_asset_shows_the_plan_as_metadata(run: Run) -> None:

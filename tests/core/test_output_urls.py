@@ -46,6 +46,7 @@ TEXTS = {
     "order",
     "base_url",
     "model",
+    "accept_model",
     "api_key_env",
     "document",
 }

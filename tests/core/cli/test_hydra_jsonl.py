@@ -75,7 +75,7 @@ def test_every_label_of_a_json_line_meets_the_score_of_its_own_text(
     nmoe(*command, "--predictions", first, "--out", tmp_path / "first")
     nmoe(
         "hydra", "grade", *given, "--no-early-exit", "--heads-dir", heads, "--max-ctx", "64",
-        "--checkpoint", tmp_path / "weights", "--calibration", tmp_path / "first",
+        "--checkpoint", tmp_path / "weights", "--calibration", tmp_path / "first", "--compat",
         "--out", tmp_path / "grades",
     )  # fmt: skip
     graded = rows_of(tmp_path / "grades" / "quality_scores.jsonl")

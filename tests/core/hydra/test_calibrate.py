@@ -67,8 +67,12 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     found = calibrate_predictions(own.labels, path, tmp_path / "out", **settings).summary
     assert abs(found["achieved_keep_fit"] - 0.4) <= 0.01
     assert found["heads_digest"] == ""
-    assert found["left_out"] == {"label_failed": 0, "without_prediction": 0, "not_finite": 0} | {
-        "trained_on": None
+    assert found["left_out"] == {
+        "label_failed": 0,
+        "label_salvaged": 0,
+        "without_prediction": 0,
+        "not_finite": 0,
+        "trained_on": None,
     }
     (tmp_path / "summary.json").write_text(
         json.dumps({"fingerprints": {"probe": grader.heads.probe_digest, "judge": "other"}})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from loader.sealed import sealed
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.checkpoint import open_checkpoint
 from nmoe_core.errors import FormatError, HeadError, NmoeError
@@ -191,7 +192,7 @@ def test_a_head_whose_header_fits_no_head_is_refused_as_such(
         payload = (heads_dir / PROBE_NAME).read_bytes()
         (size,) = struct.unpack("<Q", payload[:8])
         outer = json.loads(payload[8 : 8 + size])
-        inner = json.loads(outer["__metadata__"]["nmoe"]) | {"arch": arch}
+        inner = sealed(json.loads(outer["__metadata__"]["nmoe"]) | {"arch": arch})
         changed = json.dumps(outer | {"__metadata__": {"nmoe": json.dumps(inner)}}).encode()
         (heads_dir / PROBE_NAME).write_bytes(
             struct.pack("<Q", len(changed)) + changed + payload[8 + size :]
