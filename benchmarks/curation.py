@@ -19,9 +19,9 @@ os.environ.update(OMP_NUM_THREADS=str(THREADS), OPENBLAS_NUM_THREADS=str(THREADS
 import numpy as np  # noqa: E402 (threads are read at import)
 import torch  # noqa: E402
 
-from nmoe_core.curate.embed import pool  # noqa: E402
-from nmoe_core.curate.embedding_table import projection  # noqa: E402
-from nmoe_core.curate.topic_model import fit_centroids, nearest_topics  # noqa: E402
+from nmoe_core.curate.topics.embed import pool  # noqa: E402
+from nmoe_core.curate.topics.embedding_table import projection  # noqa: E402
+from nmoe_core.curate.topics.model import fit_centroids, nearest_topics  # noqa: E402
 
 ROUNDS = 5
 VOCAB, HIDDEN, WIDTH = 201_088, 2880, 256

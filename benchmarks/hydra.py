@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 from benchmarks.engine import DEPTH, PROBE_TAP, VOCAB_SIZE, make_checkpoint
+from nmoe_core.calibration.files import Calibration
+from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
-from nmoe_core.hydra.calibration_file import Calibration
-from nmoe_core.hydra.features import batches
-from nmoe_core.hydra.grade import Grader
-from nmoe_core.hydra.grade_inputs import GradeDocument
-from nmoe_core.hydra.head_files import Heads
-from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.hydra.scores import UNIFORM_WEIGHTS
-from nmoe_core.hydra.thresholds import Thresholds
+from nmoe_core.grading.grade import Grader
+from nmoe_core.grading.inputs import GradeDocument
+from nmoe_core.heads.features import batches
+from nmoe_core.heads.files import Heads
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.labels.scores import UNIFORM_WEIGHTS
 
 ROUNDS = 5
 NUM_DOCUMENTS, MAX_BATCH = 32, 8

@@ -25,19 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.atomic import write_json
+from nmoe_core.base.atomic import write_json
 from nmoe_core.cli.output import print_table
-from nmoe_core.config import HttpOracleTable
-from nmoe_core.hydra.document_texts import ShardDocuments
-from nmoe_core.hydra.labels import label_shard
-from nmoe_core.hydra.oracle import OracleResult, Question
-from nmoe_core.hydra.oracles.dialects import dialect_of
-from nmoe_core.hydra.oracles.http import HttpOracle
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.run import HttpOracleTable
+from nmoe_core.labels.document_texts import ShardDocuments
+from nmoe_core.labels.label import label_shard
+from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracles.dialects import dialect_of
+from nmoe_core.labels.oracles.http import HttpOracle
+from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.text.tokenizer import load_tokenizer
 
 ROUNDS = 5
 CONCURRENCY, LATENCY_S = 64, 0.05

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 
-from loader.mixture import quotas, weights_fixed_point
-from loader.plan import LoaderPlan, PlanSource, PlanStage
-from loader.policies import POLICIES, weight_unit
-from loader.schedule import build_schedule
+from loader.order.policies import POLICIES, weight_unit
+from loader.plan.file import LoaderPlan, PlanSource, PlanStage
+from loader.plan.mixture import quotas, weights_fixed_point
+from loader.plan.schedule import build_schedule
 
 SEQ_LEN, BATCH_SIZE, FAR, READ = 2048, 32, 10**9, 65_536
 WEIGHTS = {2: [0.7, 0.3], 500: [1.0 + i % 7 for i in range(500)]}

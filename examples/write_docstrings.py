@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from nmoe_core.atomic import write_jsonl
+from nmoe_core.base.atomic import write_jsonl
 
 TOTAL_BYTES = 4_000_000
 MIN_CHARS = 400

@@ -5,14 +5,14 @@ from __future__ import annotations
 from loader.batches import Batch
 from loader.config import read_config, resolve_plan
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
-from loader.format import IndexReader, Manifest, load_manifest, open_shard
+from loader.files.format import IndexReader, Manifest, load_manifest, open_shard
+from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
 from loader.loader import DeterministicLoader
 from loader.metrics import SourceLosses, count_metrics, source_losses
-from loader.mixture import Stage, StageSource, resolve_stages
 from loader.opening import build_loader
-from loader.plan import LoaderPlan, load_plan
-from loader.planning import PlanSettings, build_plan
-from loader.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
+from loader.plan.build import PlanSettings, build_plan
+from loader.plan.file import LoaderPlan, load_plan
+from loader.plan.mixture import Stage, StageSource, resolve_stages
 
 __version__ = "0.1.0"
 

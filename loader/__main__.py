@@ -15,15 +15,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from loader import preflight
 from loader.config import resolve_plan
 from loader.errors import NmoeError
-from loader.integrity import verify_shard
+from loader.files.integrity import verify_shard
+from loader.files.local_path import PathParser
+from loader.files.text import decode, read_vocabulary
 from loader.loader import DeterministicLoader
-from loader.local_path import PathParser
-from loader.plan import LoaderPlan
-from loader.stream import Split
-from loader.text import decode, read_vocabulary
+from loader.plan import check as preflight
+from loader.plan.file import LoaderPlan
+from loader.rows.stream import Split
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from loader.buffers import check_pinning
 from loader.errors import ConfigError
-from loader.plan import LoaderPlan
-from loader.settings import unknown_name
-from loader.stream import Split
+from loader.plan.file import LoaderPlan
+from loader.plan.settings import unknown_name
+from loader.rows.buffers import check_pinning
+from loader.rows.stream import Split
 
 SPLITS = ("train", "valid")
 BACKENDS = ("auto", "numpy", "torch")

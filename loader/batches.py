@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loader.arguments import ReadOptions, rank_rows, wrapper
-from loader.buffers import HeldBuffers, pinned_tensor
 from loader.errors import ConfigError
-from loader.plan import LoaderPlan
-from loader.spans import IGNORE_INDEX
-from loader.stream import RankRows, Stream
+from loader.files.spans import IGNORE_INDEX
+from loader.plan.file import LoaderPlan
+from loader.rows.buffers import HeldBuffers, pinned_tensor
+from loader.rows.stream import RankRows, Stream
 
 
 class Batch(NamedTuple):

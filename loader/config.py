@@ -13,9 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loader import keys, preflight, settings
-from loader.addresses import address, is_url
-from loader.datasets import (
+from loader import keys
+from loader.errors import ConfigError
+from loader.files.addresses import address, is_url
+from loader.files.format import MANIFEST_NAME
+from loader.files.local_path import local_path
+from loader.order.policies import POLICIES
+from loader.plan import check as preflight
+from loader.plan import settings
+from loader.plan.build import PlanSettings, build_plan
+from loader.plan.datasets import (
     ListedSource,
     datasets_plan,
     locate,
@@ -25,16 +32,11 @@ from loader.datasets import (
     split_dirs,
     valid_manifests,
 )
-from loader.errors import ConfigError
-from loader.format import MANIFEST_NAME
-from loader.local_path import local_path
-from loader.mixture import Stage, StageSource, resolve_stages
-from loader.phases import Phase, check_names, read_phases
-from loader.plan import LoaderPlan, load_plan
-from loader.planning import PlanSettings, build_plan
-from loader.policies import POLICIES
-from loader.ranges import ON_EXHAUST, PACKINGS, WINDOW_STRIDES
-from loader.remote import LOCAL_CACHE, fetch_plan, local_data
+from loader.plan.file import LoaderPlan, load_plan
+from loader.plan.mixture import Stage, StageSource, resolve_stages
+from loader.plan.phases import Phase, check_names, read_phases
+from loader.plan.ranges import ON_EXHAUST, PACKINGS, WINDOW_STRIDES
+from loader.plan.remote import LOCAL_CACHE, fetch_plan, local_data
 
 _BUILD_THERE = "build the plan where the files are, and give the plan's URL"
 _LOCAL_KEYS = {

@@ -11,8 +11,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from loader import settings
 from loader.errors import ConfigError
+from loader.plan import settings
 
 PATH_KEYS = (
     "root",

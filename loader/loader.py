@@ -19,10 +19,10 @@ import numpy as np
 from loader.arguments import ReadOptions, check_arguments, check_plan_allows
 from loader.batches import Batch, BatchReader, Rows
 from loader.errors import ConfigError, PlanError, StateError
-from loader.plan import LoaderPlan
-from loader.prefetch import Prefetcher, weak_method
+from loader.plan.file import LoaderPlan
+from loader.rows.prefetch import Prefetcher, weak_method
+from loader.rows.stream import Split, Stream
 from loader.state import make_state, resume
-from loader.stream import Split, Stream
 
 
 class DeterministicLoader:
@@ -43,7 +43,7 @@ class DeterministicLoader:
 
     Raises:
         ConfigError: An argument is out of range; on valid, as `loader.batches.BatchReader`.
-        PlanError, FormatError: The plan's data cannot be read; see `loader.stream.Stream`.
+        PlanError, FormatError: The plan's data cannot be read; see `loader.rows.stream.Stream`.
     """
 
     def __init__(
@@ -180,8 +180,8 @@ class DeterministicLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved, on any rank of any world size.
 
-        A state that counts what another run read of each source (`loader.offsets`) makes a plan of
-        its own, which begins there with step 0; `plan` is then that one.
+        A state that counts what another run read of each source (`loader.plan.continuation`) makes
+        a plan of its own, which begins there with step 0; `plan` is then that one.
 
         Raises:
             StateError: The state is malformed, of another plan or split, or its position does not

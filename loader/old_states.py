@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from loader.errors import StateError
-from loader.plan import LoaderPlan
+from loader.plan.file import LoaderPlan
 
 
 class Counted(Protocol):
-    """A stream whose position is known by counts: `loader.stream.Stream`."""
+    """A stream whose position is known by counts: `loader.rows.stream.Stream`."""
 
     num_sequences: int
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from loader.arguments import ReadOptions, check_arguments
 from loader.config import resolve_plan
 from loader.loader import DeterministicLoader
-from loader.plan import LoaderPlan
-from loader.stream import Split
+from loader.plan.file import LoaderPlan
+from loader.rows.stream import Split
 
 
 def build_loader(
@@ -31,7 +31,8 @@ def build_loader(
 
     Args:
         cfg: A plan, a path to one (`.json`) or to a TOML file, a mapping, or an object with the
-            settings as attributes; see `loader.config`. Or the URL of a plan, see `loader.remote`.
+            settings as attributes; see `loader.config`. Or the URL of a plan, see
+            `loader.plan.remote`.
         rank, world_size, split, backend, dtype, prefetch, pin_memory, contiguous: See
             `DeterministicLoader`.
         print_fn: Called on rank 0 with one line that says what was opened.

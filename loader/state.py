@@ -5,7 +5,7 @@ plan, so that a refusal can name what differs, and counts per source. A batch si
 taken: the sequences are the same. States of version 2 have no seal: their counts must be those of
 their index. States of version 1 (other loaders of this layout) are taken by their index where what
 else they hold agrees with the plan; a state that is only counts per source is taken by those, see
-`loader.offsets`.
+`loader.plan.continuation`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from loader.errors import StateError
-from loader.offsets import (
+from loader.files.sealed import check_seal, sealed
+from loader.old_states import Counted, malformed, refuse_other_counts, refuse_other_stream
+from loader.plan.continuation import (
     continuation,
     offset_rows,
     plan_counts,
@@ -24,9 +26,7 @@ from loader.offsets import (
     windows_read,
     without_consumed,
 )
-from loader.old_states import Counted, malformed, refuse_other_counts, refuse_other_stream
-from loader.plan import Consumed, LoaderPlan
-from loader.sealed import check_seal, sealed
+from loader.plan.file import Consumed, LoaderPlan
 
 STATE_VERSION = 3
 _GO_ON = 'or go on from its counts under this plan: load {"datasets": state["datasets"]}'

@@ -21,7 +21,7 @@ from loader.batches import Batch
 from loader.config import resolve_plan
 from loader.errors import StateError
 from loader.loader import DeterministicLoader
-from loader.stream import Split
+from loader.rows.stream import Split
 
 _WORKER = "E-STATE-WORKER"
 
@@ -283,7 +283,7 @@ def _same(batch: Any) -> Any:
 
 def attention_mask(document_ids: np.ndarray) -> torch.Tensor:
     """Which tokens may attend to which: bool `[num_rows, 1, seq_len, seq_len]`, causal and inside
-    one document. From `loader.spans.document_ids`; padding attends to itself alone."""
+    one document. From `loader.files.spans.document_ids`; padding attends to itself alone."""
     ids = torch.from_numpy(document_ids)
     same = ids[:, None, :, None] == ids[:, None, None, :]
     seq_len = ids.shape[1]

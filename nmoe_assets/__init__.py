@@ -1,1 +1,1 @@
-"""Dagster definitions: assets, checks and jobs over `nmoe_core.stages`, and nothing else."""
+"""Dagster definitions: assets, checks and jobs over `nmoe_core.tasks`, and nothing else."""

@@ -12,7 +12,7 @@ files say what is.
 import dagster as dg
 
 from nmoe_assets.inputs import CHANGED_MEANWHILE
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 _AC = dg.AutomationCondition
 # Dagster looks at the newest run of a check: one that is at work or was ended is no pass either.

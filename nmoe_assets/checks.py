@@ -1,4 +1,4 @@
-"""Checks of every asset: `nmoe_core.stages.checks` says what was found, the run's `[checks]` what
+"""Checks of every asset: `nmoe_core.tasks.checks` says what was found, the run's `[checks]` what
 it matters. A check of level `block` stops what is downstream in the same run.
 
 An asset checks what it has just made in its own step, which costs no second process and sees the
@@ -20,10 +20,10 @@ from nmoe_assets.check_history import (
 )
 from nmoe_assets.metadata import shown
 from nmoe_assets.partition_events import log_verdicts
-from nmoe_core.config import Run
-from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import checks
-from nmoe_core.stages.checks import Verdict, Verdicts
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks
+from nmoe_core.tasks.checks import Verdict, Verdicts
 
 # The other checks are of all partitions together, or of what a run made.
 _OF_EACH_PARTITION = frozenset({"integrity", "counts", "topic_range"})

@@ -10,10 +10,10 @@ from nmoe_assets.events import each_partition, whole
 from nmoe_assets.metadata import LINEAGE_ROWS, ORDER_FACTS, about, curated_group, described, owners
 from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.resources import Machine
-from nmoe_core.config import Run
-from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import checks, curate, plan, versions
-from nmoe_core.stages.shards import each_shard
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks, curate, plan, versions
+from nmoe_core.tasks.shards import each_shard
 
 GROUP = "curation"
 

@@ -11,9 +11,9 @@ from nmoe_assets.jobs import named_jobs, stage_jobs, verify_job
 from nmoe_assets.resources import resources
 from nmoe_assets.retention import retention_job, retention_schedules
 from nmoe_assets.run import current_run
-from nmoe_core.config import Run
-from nmoe_core.mixture import SourcePlan, run_sources
-from nmoe_core.stages.checkpoints import require_checkpoints
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan, run_sources
+from nmoe_core.tasks.checkpoints import require_checkpoints
 
 
 def build_definitions(run: Run) -> dg.Definitions:

@@ -19,9 +19,9 @@ from nmoe_assets.metadata import shown, with_row_count
 from nmoe_assets.partition_events import IS_TOLD, Made, log_partitions, report_external
 from nmoe_assets.resources import Machine
 from nmoe_assets.run_log import run_log
-from nmoe_core.errors import LockedError, NmoeError
-from nmoe_core.stages.result import Output
-from nmoe_core.stages.shards import Attempt
+from nmoe_core.base.errors import LockedError, NmoeError
+from nmoe_core.tasks.result import Output
+from nmoe_core.tasks.shards import Attempt
 
 # Another run that writes the same output is waited for: it leaves it current.
 _LOCK_RETRIES = 60

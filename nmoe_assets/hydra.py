@@ -19,10 +19,10 @@ from nmoe_assets.metadata import (
 )
 from nmoe_assets.partitions import label_keys, label_partitions, shard_partitions
 from nmoe_assets.resources import Machine
-from nmoe_core.config import Run
-from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import checks, hydra, samples, versions
-from nmoe_core.stages.shards import attempt, each_shard
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks, hydra, samples, versions
+from nmoe_core.tasks.shards import attempt, each_shard
 
 GROUP = "hydra"
 

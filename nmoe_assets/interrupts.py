@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from nmoe_core.interrupts import send_again_if_ignored
+from nmoe_core.base.interrupts import send_again_if_ignored
 
 _ASKED = {signal.SIGINT, signal.SIGTERM}
 

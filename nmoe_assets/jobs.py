@@ -13,8 +13,8 @@ from nmoe_assets.interrupts import interrupts_since
 from nmoe_assets.metadata import table
 from nmoe_assets.partitions import label_partitions, shard_partitions
 from nmoe_assets.resources import Machine
-from nmoe_core.config import Run
-from nmoe_core.mixture import SourcePlan
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
 
 # Dagster logs every event at DEBUG; they stay in the UI, the console shows progress and errors.
 QUIET_CONSOLE = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}

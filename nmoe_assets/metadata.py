@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 _TYPES = {str: "string", int: "integer", float: "number"}
 _SCORES = ("helpfulness", "correctness", "coherence", "complexity", "density")

@@ -8,11 +8,11 @@ from nmoe_assets.events import result
 from nmoe_assets.inputs import inputs_watched
 from nmoe_assets.metadata import about, described, owners, table
 from nmoe_assets.resources import Machine
-from nmoe_core.config import Run
-from nmoe_core.fingerprint import sha256_json
-from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages import checks, versions
-from nmoe_core.stages.plan_regrade import RegradePlan, plan_regrade
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks, versions
+from nmoe_core.tasks.plan_regrade import RegradePlan, plan_regrade
 
 GROUP = "hydra"
 _MAX_ROWS = 50

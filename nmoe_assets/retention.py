@@ -19,7 +19,7 @@ import dagster as dg
 from dagster._core.definitions.data_version import extract_data_provenance_from_entry
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 _PAGE = 500
 JOB_NAME = "retention"

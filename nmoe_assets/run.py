@@ -4,7 +4,7 @@ import functools
 import os
 from pathlib import Path
 
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 CONFIG_VARIABLE = "NMOE_CONFIG"
 _CHECKOUT = Path(__file__).resolve().parent.parent / "configs" / "demo.toml"

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_core.worker_logs import LOGGER
+from nmoe_core.compute.logs import LOGGER
 
 
 class _RunLog(logging.Handler):

@@ -19,10 +19,10 @@ from nmoe_assets.automation import sensor_status
 from nmoe_assets.jobs import PART_OF, StageJob, innermost_error
 from nmoe_assets.partitions import label_partitions
 from nmoe_assets.resources import Notifier
-from nmoe_core.config import Run
-from nmoe_core.errors import NmoeError
-from nmoe_core.mixture import SourcePlan
-from nmoe_core.stages.watch import source_mark
+from nmoe_core.base.errors import NmoeError
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks.watch import source_mark
 
 LABELS = dg.AssetKey(["hydra", "oracle_labels"])
 _FIRST_WAIT_S = 60

@@ -11,11 +11,11 @@ from nmoe_assets.metadata import SLICE_ROWS, about, described, owners, table
 from nmoe_assets.partitions import buckets, shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_assets.run_log import run_log
-from nmoe_core.config import Run
-from nmoe_core.errors import LockedError
-from nmoe_core.mixture import SourcePlan
+from nmoe_core.base.errors import LockedError
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.stages import checks, prep, samples, versions
+from nmoe_core.tasks import checks, prep, samples, versions
 
 
 def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loader import build_loader
-    from loader.format import IndexReader, load_manifest
+    from loader.files.format import IndexReader, load_manifest
     from nmoe_core.engine import BatchedGenerator, Transformer
-    from nmoe_core.pipeline import (
+    from nmoe_core.prep.pipeline import (
         ArrowSource,
         HuggingFaceSource,
         JSONLSource,
@@ -45,11 +45,11 @@ __all__ = [
 
 _HOME = {
     "BatchedGenerator": "nmoe_core.engine",
-    "IndexReader": "loader.format",
+    "IndexReader": "loader.files.format",
     "IndexWriter": "nmoe_core.shards.index",
     "Transformer": "nmoe_core.engine",
     "build_loader": "loader",
-    "load_manifest": "loader.format",
+    "load_manifest": "loader.files.format",
     "regenerate_index": "nmoe_core.shards.index",
     "verify_manifest": "nmoe_core.shards.verify",
 }
@@ -58,7 +58,7 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'nmoe_core' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME.get(name, "nmoe_core.pipeline")), name)
+    return getattr(importlib.import_module(_HOME.get(name, "nmoe_core.prep.pipeline")), name)
 
 
 def __dir__() -> list[str]:

@@ -9,12 +9,12 @@ import torch
 
 from benchmarks.gpu import machine
 from benchmarks.gpu.machine import Limits
-from nmoe_core.engine.cache import PagedCache
-from nmoe_core.engine.config import ModelConfig
-from nmoe_core.engine.generator import BatchedGenerator, Request
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.generator import BatchedGenerator, Request
+from nmoe_core.engine.generation.step import Chunk
 from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.step import Chunk
+from nmoe_core.engine.weights.config import ModelConfig
 
 PAGE_SIZE = 64
 Figure = dict[str, float | int | str]

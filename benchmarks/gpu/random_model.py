@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmoe_core.engine import backend
-from nmoe_core.engine.checkpoint import LayerTensors
-from nmoe_core.engine.config import FULL, MXFP4, SLIDING, ModelConfig, YarnScaling
 from nmoe_core.engine.experts import PackedExperts
-from nmoe_core.engine.layout import HUGGING_FACE, stored_tensors
 from nmoe_core.engine.model import Block, Transformer
+from nmoe_core.engine.weights.checkpoint import LayerTensors
+from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, ModelConfig, YarnScaling
+from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 
 # Layers, experts, hidden and intermediate size, query heads, key heads, vocabulary.
 SHAPES = {

@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 
 from benchmarks.ordering.profiles import make
-from nmoe_core.curate.diversity import Metrics, ceilings, compare, measure
+from nmoe_core.curate.diversity.measure import Metrics, ceilings, compare, measure
+from nmoe_core.curate.diversity.windows import cut_windows, window_contents
 from nmoe_core.curate.order import deal, golden, insert_only, stratified, window_fill
-from nmoe_core.curate.windows import cut_windows, window_contents
 
 SEQ_LEN = 131_072
 NUM_APPENDED = 8_159

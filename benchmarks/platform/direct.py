@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 
 from nmoe_assets.partitions import label_partitions
-from nmoe_core.config import Run
-from nmoe_core.mixture import SourcePlan, run_sources
-from nmoe_core.stages import checks, curate, hydra, plan, prep, samples
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan, run_sources
+from nmoe_core.tasks import checks, curate, hydra, plan, prep, samples
 
 
 def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:

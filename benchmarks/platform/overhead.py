@@ -17,8 +17,8 @@ import dagster as dg
 from benchmarks.platform.direct import prepare
 from benchmarks.platform.projects import write_project
 from nmoe_assets.definitions import build_definitions
-from nmoe_core.config import Run
-from nmoe_core.mixture import run_sources
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LOAD = """

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from nmoe_core.prep.vocabulary import ensure_vocabulary
+from nmoe_core.text.vocabulary import ensure_vocabulary
 
 _SET_CHILD_SUBREAPER = 36
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,8 @@ import tiktoken
 
 from benchmarks.environments import TORCH
 from benchmarks.prep.measure import Measured, run
-from nmoe_core.prep.tokenizer import load_tokenizer
-from nmoe_core.prep.vocabulary import ensure_vocabulary
+from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.vocabulary import ensure_vocabulary
 
 _VOCABULARY_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 

@@ -12,13 +12,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from loader.local_path import PathParser
+from loader.files.local_path import PathParser
+from nmoe_core.base.errors import NmoeError
+from nmoe_core.base.interrupts import send_again_if_ignored
 from nmoe_core.cli import (
     curate,
     explain,
     export,
     generate,
-    hydra,
     init,
     models,
     plan,
@@ -28,8 +29,7 @@ from nmoe_core.cli import (
     shards,
 )
 from nmoe_core.cli.beside_config import require_no_ignored_flag
-from nmoe_core.errors import NmoeError
-from nmoe_core.interrupts import send_again_if_ignored
+from nmoe_core.cli.quality import grading as hydra
 
 
 def build_parser() -> argparse.ArgumentParser:

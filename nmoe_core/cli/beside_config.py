@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from nmoe_core.config import Run, RunConfig
-from nmoe_core.errors import ConfigError
-from nmoe_core.strict import validate
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.strict import validate
+from nmoe_core.config.run import Run, RunConfig
 
 BACKBONE_KEYS = {name: f"backbone.{name}" for name in ("device", "dtype", "experts")}
 _ALWAYS = ("config", "json", "traceback")

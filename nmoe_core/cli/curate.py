@@ -158,7 +158,7 @@ def run_curate(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if arguments.calibrate_k:
         return run_calibrate(arguments)
-    from nmoe_core.curate.jsonl_run import curate_file
+    from nmoe_core.curate.jsonl.run import curate_file
 
     facts = curate_file(
         *_named(arguments),
@@ -176,7 +176,7 @@ def run_curate(arguments: argparse.Namespace) -> int:
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
     """Print silhouette and reachable diversity for each k, and what the two rules recommend."""
-    from nmoe_core.curate.jsonl_run import calibrate_file
+    from nmoe_core.curate.jsonl.run import calibrate_file
 
     found = calibrate_file(
         *_named(arguments),
@@ -201,7 +201,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
 def run_embed(arguments: argparse.Namespace) -> int:
     """Embed with the whole model; run again to go on where it stopped."""
-    from nmoe_core.curate.deep import DeepSettings, embed_deep
+    from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
 
     devices = arguments.devices
     if devices is None and arguments.gpu is not None:
@@ -237,7 +237,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     """Print how far two clusterings and two spaces agree."""
     from dataclasses import asdict
 
-    from nmoe_core.curate.compare import compare_embeddings, open_embeddings
+    from nmoe_core.curate.diversity.compare import compare_embeddings, open_embeddings
 
     found = compare_embeddings(
         open_embeddings(arguments.shallow),
@@ -249,7 +249,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     )
     facts = asdict(found.comparison)
     if arguments.plot is not None:
-        from nmoe_core.atomic import write_bytes
+        from nmoe_core.base.atomic import write_bytes
         from nmoe_core.plots import compared_plot
 
         write_bytes(arguments.plot, compared_plot(found, arguments.seed))
@@ -288,9 +288,9 @@ def run_animate(arguments: argparse.Namespace) -> int:
 
 def _named(arguments: argparse.Namespace) -> tuple[Any, Path, Any]:
     """Paths, checkpoint and settings of a run."""
-    from nmoe_core.curate.embed import DEFAULT_WIDTH
-    from nmoe_core.curate.jsonl import JsonlSettings
-    from nmoe_core.curate.jsonl_output import OutputPaths
+    from nmoe_core.curate.jsonl.compute import JsonlSettings
+    from nmoe_core.curate.jsonl.output import OutputPaths
+    from nmoe_core.curate.topics.embed import DEFAULT_WIDTH
 
     order = getattr(arguments, "order", None)
     settings = JsonlSettings(

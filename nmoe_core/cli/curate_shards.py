@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config import Run
-from nmoe_core.errors import ConfigError
+from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,9 +42,9 @@ def register(parts: Any) -> None:
 
 def run_shards(arguments: argparse.Namespace) -> int:
     """Curate sources; the status is 1 where a check that blocks failed."""
-    from nmoe_core.mixture import run_sources
-    from nmoe_core.stages import checks, curate
-    from nmoe_core.stages.shards import outputs_of
+    from nmoe_core.prep.mixture import run_sources
+    from nmoe_core.tasks import checks, curate
+    from nmoe_core.tasks.shards import outputs_of
 
     run = Run(arguments.config)
     known = [source.name for source in run_sources(run)]

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 _NOT_YET = "not yet"
 
@@ -27,7 +27,7 @@ def register(verbs: Any) -> None:
 
 def explain(arguments: argparse.Namespace) -> int:
     """Print one lineage."""
-    from nmoe_core.explain import explain_document, explain_step
+    from nmoe_core.lineage import explain_document, explain_step
 
     run = Run(arguments.config)
     if arguments.step is None:

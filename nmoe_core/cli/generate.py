@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.output import print_json
 from nmoe_core.cli.paths import add_experts_flag, default_dtype
-from nmoe_core.completions import Report, Settings, check_is_file, complete_file
-from nmoe_core.errors import ConfigError
+from nmoe_core.tasks.completions import Report, Settings, check_is_file, complete_file
 
 if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard
@@ -102,7 +102,7 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
 
 
 def _tokenizer(name: str) -> Any:
-    from nmoe_core.prep.tokenizer import load_tokenizer
+    from nmoe_core.text.tokenizer import load_tokenizer
 
     return load_tokenizer(name)
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.errors import ConfigError
-from nmoe_core.shipped import CONFIGS
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.shipped import CONFIGS
 
 WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
 

@@ -19,7 +19,7 @@ def register(verbs: Any) -> None:
 
 def make_tiny(arguments: argparse.Namespace) -> int:
     """Write the checkpoint unless it is there already."""
-    from nmoe_core.engine.tiny import make_tiny_checkpoint
+    from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
     path = make_tiny_checkpoint(arguments.directory, seed=arguments.seed)
     print(f"{path}: 8-layer gpt-oss-shaped checkpoint of seeded random weights")

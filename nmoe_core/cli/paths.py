@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.errors import ConfigError
+from nmoe_core.base.errors import ConfigError
 
 
 def add_backbone_flags(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
-    from nmoe_core.stages.plan_regrade import RegradePlan
-    from nmoe_core.stages.plan_run import RunPlan
+    from nmoe_core.tasks.plan_regrade import RegradePlan
+    from nmoe_core.tasks.plan_run import RunPlan
 
 
 def register(verbs: Any) -> None:
@@ -35,8 +35,8 @@ def register(verbs: Any) -> None:
 
 def show_plan(arguments: argparse.Namespace) -> int:
     """Print the plan of a run."""
-    from nmoe_core.mixture import run_sources
-    from nmoe_core.stages.plan_run import plan_run
+    from nmoe_core.prep.mixture import run_sources
+    from nmoe_core.tasks.plan_run import plan_run
 
     run = Run(arguments.config)
     plan = plan_run(

@@ -10,16 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.base.strict import validate
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config import VERSION_PATTERN, parse_count
-from nmoe_core.errors import ConfigError
+from nmoe_core.config.run import VERSION_PATTERN, parse_count
 from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepReport, PrepSettings
-from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER
-from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.sources.spec import SourceSpec, open_source
-from nmoe_core.strict import validate
 
 _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
 _ENGINES = ("quicktok", "tiktoken", "gigatoken")

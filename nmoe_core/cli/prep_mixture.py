@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.strict import validate
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.cli.prep import add_tokenizing, make_split, num_workers, print_results
-from nmoe_core.config import Run, RunConfig
-from nmoe_core.errors import ConfigError, NmoeError
-from nmoe_core.mixture import SPLITS, SourcePlan, prep_settings, run_sources
+from nmoe_core.config.run import Run, RunConfig
+from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.sources.spec import open_source
-from nmoe_core.strict import validate
 
 _STAGES = ("pretrain", "mid", "long")
 _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards", "time", "disk")
@@ -112,7 +112,7 @@ def _splits(text: str) -> list[str]:
 
 def _dry_run(run: Run, jobs: Sequence[tuple[SourcePlan, str]], *, as_json: bool) -> int:
     """Print the plan; exit 1 when a source could not be prepared as it is."""
-    from nmoe_core.prep_plan import PlannedSplit, plan_prep
+    from nmoe_core.prep.estimate import PlannedSplit, plan_prep
 
     planned = plan_prep(run, jobs)
     if as_json:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 
 def register(verbs: Any) -> None:
@@ -19,7 +19,7 @@ def register(verbs: Any) -> None:
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Print the table of a run whose pipeline has ended."""
-    from nmoe_core.report import run_report as collect
+    from nmoe_core.tasks.report import run_report as collect
 
     report = collect(Run(arguments.config))
     if arguments.json:

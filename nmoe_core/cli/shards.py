@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from loader.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.prep.tokenizer import load_tokenizer
 from nmoe_core.shards.index import regenerate_index
 from nmoe_core.shards.inspect import (
     InspectedFile,
@@ -22,8 +22,8 @@ from nmoe_core.shards.inspect import (
     sample_tokens,
 )
 from nmoe_core.shards.verify import verify_manifest
+from nmoe_core.text.tokenizer import load_tokenizer
 
-_DEFAULT_TOKENIZER = "o200k_harmony"
 _DEFAULT_EOS_TOKEN_ID = 199_999
 _DEFAULT_VOCAB_SIZE = 201_088
 
@@ -166,7 +166,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         eos_token_id, tokenizer_name = manifest.eos_token_id, manifest.tokenizer
     else:
         files, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
-        eos_token_id, tokenizer_name = _DEFAULT_EOS_TOKEN_ID, _DEFAULT_TOKENIZER
+        eos_token_id, tokenizer_name = _DEFAULT_EOS_TOKEN_ID, DEFAULT_TOKENIZER
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
     if not arguments.all:

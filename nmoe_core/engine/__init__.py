@@ -12,12 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nmoe_core.engine.checkpoint import checkpoint_digest, load_embedding_table
-    from nmoe_core.engine.config import ModelConfig, tap_layers
-    from nmoe_core.engine.generator import BatchedGenerator, Completion, Request
+    from nmoe_core.engine.generation.generator import BatchedGenerator, Completion, Request
+    from nmoe_core.engine.generation.sampling import Sampling
     from nmoe_core.engine.model import Transformer
-    from nmoe_core.engine.sampling import Sampling
-    from nmoe_core.engine.tiny import make_tiny_checkpoint
+    from nmoe_core.engine.weights.checkpoint import checkpoint_digest, load_embedding_table
+    from nmoe_core.engine.weights.config import ModelConfig, tap_layers
+    from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
 __all__ = [
     "BatchedGenerator",
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 _HOME = {
-    "BatchedGenerator": "generator",
-    "Completion": "generator",
-    "ModelConfig": "config",
-    "Request": "generator",
-    "Sampling": "sampling",
+    "BatchedGenerator": "generation.generator",
+    "Completion": "generation.generator",
+    "ModelConfig": "weights.config",
+    "Request": "generation.generator",
+    "Sampling": "generation.sampling",
     "Transformer": "model",
-    "checkpoint_digest": "checkpoint",
-    "load_embedding_table": "checkpoint",
-    "make_tiny_checkpoint": "tiny",
-    "tap_layers": "config",
+    "checkpoint_digest": "weights.checkpoint",
+    "load_embedding_table": "weights.checkpoint",
+    "make_tiny_checkpoint": "weights.tiny",
+    "tap_layers": "weights.config",
 }
 
 

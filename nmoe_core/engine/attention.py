@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmoe_core.engine.checkpoint import LayerTensors
-from nmoe_core.engine.config import ModelConfig
 from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
 from nmoe_core.engine.rope import pair_halves, rotate
+from nmoe_core.engine.weights.checkpoint import LayerTensors
+from nmoe_core.engine.weights.config import ModelConfig
 
 # Measured on one core at T = 512 and 2048: 64 is fastest or within 6 % of it, windowed or not.
 QUERY_BLOCK_SIZE = 64

@@ -12,7 +12,7 @@ import logging
 
 import torch
 
-from nmoe_core.errors import ConfigError
+from nmoe_core.base.errors import ConfigError
 
 CAPABILITY = 9
 _log = logging.getLogger(__name__)

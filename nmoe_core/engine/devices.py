@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend
-from nmoe_core.engine.config import ExpertChoice
 from nmoe_core.engine.model import Transformer
-from nmoe_core.errors import ConfigError, NmoeError
 
 if TYPE_CHECKING:
-    from nmoe_core.compute import Backend
+    from nmoe_core.compute.api import Backend
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -120,7 +120,7 @@ def map_devices(
             lost (E-WORKER-LOST).
     """
     # Here, since starting processes needs more than a model does.
-    from nmoe_core.compute import map_shards
+    from nmoe_core.compute.api import map_shards
 
     shards = [Shard(index, num_shards) for index in range(num_shards)]
     parts = [_Part(work, shard.of(items), source, shard) for shard in shards]

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nmoe_core.engine import mxfp4
-from nmoe_core.engine.config import GROUP_SIZE
+from nmoe_core.engine.weights import mxfp4
+from nmoe_core.engine.weights.config import GROUP_SIZE
 
 ExpertForm = Literal["decoded", "packed"]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nmoe_core.engine.config import GROUP_SIZE, ModelConfig
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.engine.experts import ExpertForm
-from nmoe_core.engine.layout import EXPERT_PARTS, part_shapes
-from nmoe_core.errors import ConfigError
+from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
+from nmoe_core.engine.weights.layout import EXPERT_PARTS, part_shapes
 
 if TYPE_CHECKING:
-    from nmoe_core.engine.checkpoint import Checkpoint
+    from nmoe_core.engine.weights.checkpoint import Checkpoint
 
 GB = 10**9
 _MEMINFO = Path("/proc/meminfo")

@@ -20,16 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmoe_core.base.errors import ConfigError, TokenizerError
+from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend, memory
 from nmoe_core.engine.attention import Attention, Context, PackedDocuments
-from nmoe_core.engine.cache import PagedCache
-from nmoe_core.engine.checkpoint import LayerTensors, checkpoint_digest, open_checkpoint
-from nmoe_core.engine.config import ExpertChoice, ModelConfig
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.step import Chunk, StepBatch
 from nmoe_core.engine.moe import MixtureOfExperts
 from nmoe_core.engine.packing import MIN_ROWS, Packing, describe, is_whole, linear
 from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.step import Chunk, StepBatch
-from nmoe_core.errors import ConfigError, TokenizerError
+from nmoe_core.engine.weights.checkpoint import LayerTensors, checkpoint_digest, open_checkpoint
+from nmoe_core.engine.weights.config import ModelConfig
 
 
 class RMSNorm(nn.Module):

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from nmoe_core.engine.checkpoint import LayerTensors
-from nmoe_core.engine.config import ModelConfig
 from nmoe_core.engine.packing import MIN_ROWS, linear
+from nmoe_core.engine.weights.checkpoint import LayerTensors
+from nmoe_core.engine.weights.config import ModelConfig
 
 # Experts with few rows share the steps between their two products; at this many rows a run's
 # intermediate results still fit a core's cache.

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmoe_core.errors import ConfigError
+from nmoe_core.base.errors import ConfigError
 
 MIN_ROWS = 16
 THIN_SIZE = 2048

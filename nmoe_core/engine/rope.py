@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from nmoe_core.engine.config import ModelConfig, YarnScaling
+from nmoe_core.engine.weights.config import ModelConfig, YarnScaling
 
 
 def rotation_table(config: ModelConfig, length: int, device: torch.device | str = "cpu") -> Tensor:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.atomic import write_bytes
-from nmoe_core.curate.documents import ShardFile
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.shards.documents import ShardFile
 
 SIZE_LIMIT_BYTES = 1 << 26
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.atomic import atomic_file, write_bytes
-from nmoe_core.curate.documents import ShardFile
+from nmoe_core.base.atomic import atomic_file, write_bytes
+from nmoe_core.shards.documents import ShardFile
 
 _MAGIC, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
 

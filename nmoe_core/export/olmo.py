@@ -14,8 +14,8 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from nmoe_core.atomic import atomic_file, write_bytes
-from nmoe_core.curate.documents import ShardFile
+from nmoe_core.base.atomic import atomic_file, write_bytes
+from nmoe_core.shards.documents import ShardFile
 
 
 def write(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:

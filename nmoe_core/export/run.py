@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from loader.format import Manifest, load_manifest, read_json_object
-from loader.local_path import local_path
-from nmoe_core.atomic import TMP_MARK, replace_dir, write_json
-from nmoe_core.curate.documents import ShardFile, open_entry
-from nmoe_core.errors import ConfigError, FormatError
-from nmoe_core.export import mds, megatron, olmo
-from nmoe_core.fingerprint import (
+from loader.files.format import Manifest, load_manifest, read_json_object
+from loader.files.local_path import local_path
+from nmoe_core.base.atomic import TMP_MARK, replace_dir, write_json
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.fingerprint import (
     Fingerprints,
     is_current,
     recorded,
@@ -22,7 +20,9 @@ from nmoe_core.fingerprint import (
     sha256_file,
     sha256_json,
 )
-from nmoe_core.locks import replacing
+from nmoe_core.base.locks import replacing
+from nmoe_core.export import mds, megatron, olmo
+from nmoe_core.shards.documents import ShardFile, open_entry
 from nmoe_core.shards.manifest import documents_digest
 
 EXPORT_CODE = "export/1"

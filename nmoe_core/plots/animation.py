@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.atomic import atomic_file
-from nmoe_core.curate.compare import open_embeddings
-from nmoe_core.curate.diversity import window_topics
+from nmoe_core.base.atomic import atomic_file
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.diversity.compare import open_embeddings
+from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.order import arrange
-from nmoe_core.curate.topic_model import fit_centroids, nearest_topics
-from nmoe_core.errors import CurationError
+from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
 from nmoe_core.plots.colors import cluster_colors
 
 FRAMES, GIF_FRAMES = 600, 120

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from nmoe_core.curate.calibrate_k import Calibration
-    from nmoe_core.curate.compare import ComparedSpaces
+    from nmoe_core.curate.diversity.compare import ComparedSpaces
+    from nmoe_core.curate.topics.calibrate_k import Calibration
 
 Terms = Sequence[Sequence[str]]
 _COLUMNS = 100

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nmoe_core.plots.ordering import Sequence, draw_sequences
 
 if TYPE_CHECKING:
-    from nmoe_core.curate.lineage import ArrangedDocuments
+    from nmoe_core.curate.shards.lineage import ArrangedDocuments
 
 
 def curated_plot(documents: ArrangedDocuments, seq_len: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nmoe_core.curate.diversity import window_diversity, window_topics
+from nmoe_core.curate.diversity.measure import window_diversity, window_topics
 from nmoe_core.plots.colors import cluster_colors
 from nmoe_core.plots.png import BLUE, GREEN, GREY, ORANGE, RED, count_axis, render, say_empty
 

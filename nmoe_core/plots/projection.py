@@ -28,7 +28,7 @@ def flat_projection(
     Returns:
         float32 `[N, 2]` and the method.
     """
-    from nmoe_core.curate.clusters import fit_pca
+    from nmoe_core.curate.topics.clusters import fit_pca
 
     method = method or ("umap" if _has_umap() else "pca")
     width = min(2 if method == "pca" else _UMAP_WIDTH, rows.shape[1], len(rows) - 1)

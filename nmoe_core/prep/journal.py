@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loader.sealed import sealed
-from nmoe_core.atomic import failpoint, start_writing_out, write_json
-from nmoe_core.fingerprint import read_sealed
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import failpoint, start_writing_out, write_json
+from nmoe_core.base.fingerprint import read_sealed
 
 STAGING_NAME = ".prep"
 _NAME = "journal.json"

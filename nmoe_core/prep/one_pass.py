@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.compute import Pool
-from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import Fingerprints
+from nmoe_core.base.errors import SourceError
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.compute.api import Pool
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings
-from nmoe_core.prep.text import NORMALIZER
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, TokenizedBlock, tokenize_block
 from nmoe_core.shards.manifest import ShardFormat, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter, seal_file
 from nmoe_core.sources.records import START, Block, Position, Rows, Source
+from nmoe_core.text.normalise import NORMALIZER
 
 _NUM_EXAMPLES = 3
 # Before so many records, a share of bad ones says little; they are judged at the end then.

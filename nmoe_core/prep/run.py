@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from loader.format import MANIFEST_NAME, load_manifest
-from nmoe_core.atomic import LOCK_NAME, fsync_dir, output_lock
-from nmoe_core.compute import Pool, open_pool
-from nmoe_core.errors import ConfigError, FormatError, NmoeError, SourceError
-from nmoe_core.fingerprint import Fingerprints, recorded
+from loader.files.format import MANIFEST_NAME, load_manifest
+from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
+from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError
+from nmoe_core.base.fingerprint import Fingerprints, recorded
+from nmoe_core.compute.api import Pool, open_pool
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.one_pass import Pass, PassPlan
 from nmoe_core.prep.progress import Progress

@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nmoe_core.compute import Backend, RayOptions
-from nmoe_core.errors import TokenizerError
-from nmoe_core.fingerprint import Fingerprints, sha256_json
-from nmoe_core.prep.text import NORMALIZER
-from nmoe_core.prep.tokenizer import DEFAULT_TOKENIZER, Engine, load_tokenizer
+from nmoe_core.base.errors import TokenizerError
+from nmoe_core.base.fingerprint import Fingerprints, sha256_json
+from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD, RayOptions
+from nmoe_core.compute.api import Backend
 from nmoe_core.shards.manifest import ShardFormat
-from nmoe_core.shards.writer import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.sources.records import OnError
+from nmoe_core.text.normalise import NORMALIZER
+from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
 PREP_CODE = "prep/1"
 _NOT_IN_THE_BYTES = (

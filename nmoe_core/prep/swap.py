@@ -13,8 +13,8 @@ import re
 import shutil
 from pathlib import Path
 
-from loader.format import MANIFEST_NAME
-from nmoe_core.atomic import (
+from loader.files.format import MANIFEST_NAME
+from nmoe_core.base.atomic import (
     LOCK_NAME,
     TMP_MARK,
     exchange_dirs,
@@ -25,7 +25,7 @@ from nmoe_core.atomic import (
     replace_dir,
     write_bytes,
 )
-from nmoe_core.fingerprint import recorded
+from nmoe_core.base.fingerprint import recorded
 from nmoe_core.prep.journal import STAGING_NAME
 
 _OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME}

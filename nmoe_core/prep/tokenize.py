@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nmoe_core.docid import bucket_of
-from nmoe_core.errors import FormatError
-from nmoe_core.prep.long_text import PIECE_CHARS
-from nmoe_core.prep.text import normalize_batch
-from nmoe_core.prep.tokenizer import Engine, Tokenizer, load_tokenizer
+from nmoe_core.base.docid import bucket_of
+from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.writer import id_line
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
+from nmoe_core.text.long_text import PIECE_CHARS
+from nmoe_core.text.normalise import normalize_batch
+from nmoe_core.text.tokenizer import Engine, Tokenizer, load_tokenizer
 
 OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere")
 KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE = range(len(OUTCOMES))

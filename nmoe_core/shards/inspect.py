@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loader.format import IndexReader, Manifest, open_shard
-from nmoe_core.errors import FormatError
+from loader.files.format import IndexReader, Manifest, open_shard
+from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.verify import CHUNK_TOKENS
 
 _CONTEXT_TOKENS = 8

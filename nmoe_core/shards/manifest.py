@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loader.format import (
+from loader.files.format import (
     INDEX_HEADER,
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -22,10 +22,10 @@ from loader.format import (
     load_manifest,
     read_npy_header,
 )
-from loader.sealed import sealed
-from nmoe_core.atomic import write_json
-from nmoe_core.errors import ConfigError, FormatError
-from nmoe_core.fingerprint import Fingerprints, recorded, sha256_json
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
 
 PIPELINE_VERSION = "nmoe-data/1"
 _FILE_KEYS = ("path", "index_path", "ids_path")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from loader.format import (
+from loader.files.format import (
     MANIFEST_NAME,
     IndexReader,
     Manifest,
@@ -25,8 +25,8 @@ from loader.format import (
     read_npy_header,
     resolve_inside,
 )
-from nmoe_core.errors import FormatError
-from nmoe_core.fingerprint import sha256_file
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.manifest import entry_row, shard_dir_name
 
 CHUNK_TOKENS = 2**24

@@ -18,15 +18,15 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from loader.format import INDEX_HEADER, MANIFEST_NAME
-from nmoe_core.atomic import TMP_MARK, failpoint, replace_dir, start_writing_out, write_json
-from nmoe_core.errors import FormatError
-from nmoe_core.fingerprint import sha256_file
+from loader.files.format import INDEX_HEADER, MANIFEST_NAME
+from nmoe_core.base.atomic import TMP_MARK, failpoint, replace_dir, start_writing_out, write_json
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.shards.index import index_header, index_rows
 from nmoe_core.shards.manifest import ShardFormat, build_manifest
 
 NPY_HEADER_BYTES = 128
-DEFAULT_TOKENS_PER_SHARD = 500_000_000
 # Tools that look for `*.npy` in a tree must not find one that is being written.
 _PART = ".part"
 FileState = tuple[int, int, int]

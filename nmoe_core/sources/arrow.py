@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.columns import ColumnsBlock, Origin, check_fields, cut_batch
 from nmoe_core.sources.file_source import RecordFileSource
 from nmoe_core.sources.parquet import arrow_errors, require_pyarrow

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record, make_record
 
 BLOCK_BYTES = 2 * 2**20

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from loader.sealed import sealed
-from nmoe_core.atomic import write_json
-from nmoe_core.fingerprint import read_sealed, sha256_file
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.fingerprint import read_sealed, sha256_file
 
 # File times are at least this exact: 2 s on the coarsest file systems.
 _CLOCK_NS = 2 * 10**9

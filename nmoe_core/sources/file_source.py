@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_json
+from nmoe_core.base.errors import SourceError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.sources.records import START, Block, Fields, OnError, Position
 from nmoe_core.sources.storage import SourceFile
 

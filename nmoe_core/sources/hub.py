@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.errors import SourceError
-from nmoe_core.fingerprint import sha256_json
+from nmoe_core.base.errors import SourceError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.sources.columns import ColumnsBlock, Origin, check_fields, cut_batch
 from nmoe_core.sources.digests import local_digest
 from nmoe_core.sources.records import START, Fields, OnError, Position

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 import zstandard
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.decompress import READERS, Readable, plain
 from nmoe_core.sources.file_source import RecordFileSource
 from nmoe_core.sources.records import (

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.storage import SourceFile, file_system, is_url, path_text, store_errors
 
 __all__ = ["SourceFile", "expand_braces", "find_files", "path_text", "sample_files"]

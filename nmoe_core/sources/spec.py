@@ -11,8 +11,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nmoe_core.errors import ConfigError, SourceError
-from nmoe_core.fingerprint import sha256_json
+from nmoe_core.base.errors import ConfigError, SourceError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.strict import StrictModel
 from nmoe_core.sources.arrow import ArrowSource
 from nmoe_core.sources.file_source import DEFAULT_MAX_RECORD_MB
 from nmoe_core.sources.files import FilesSource
@@ -22,7 +23,6 @@ from nmoe_core.sources.parquet import ParquetSource
 from nmoe_core.sources.paths import find_files, sample_files
 from nmoe_core.sources.records import OnError, Rows, Source
 from nmoe_core.sources.split import SplitExpression, parse_split
-from nmoe_core.strict import StrictModel
 
 SourceKind = Literal["huggingface", "jsonl", "parquet", "arrow", "files"]
 _NOT_OF_DATASETS = {

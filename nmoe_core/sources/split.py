@@ -12,7 +12,7 @@ import math
 import re
 from typing import Literal, NamedTuple
 
-from nmoe_core.errors import ConfigError
+from nmoe_core.base.errors import ConfigError
 
 _BOUND = r"-?[0-9][0-9_]*%?"
 _SPLIT = re.compile(

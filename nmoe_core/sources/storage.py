@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.digests import local_digest
 
 _READ_BYTES = 4 * 2**20

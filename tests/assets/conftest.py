@@ -25,7 +25,7 @@ import pytest
 
 from nmoe_assets.definitions import build_definitions
 from nmoe_assets.jobs import QUIET_CONSOLE
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = ("code", "docs", "notes")

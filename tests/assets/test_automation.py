@@ -16,7 +16,7 @@ from nmoe_assets.definitions import build_definitions
 from nmoe_assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.jobs import RANGE_END, RANGE_START
 from nmoe_assets.partitions import label_partitions
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -302,7 +302,7 @@ def test_no_grades_of_a_shard_or_calibration_that_a_blocking_check_did_not_pass(
 def test_new_grading_code_requests_all_grades(
     daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_core.stages.versions.GRADE_CODE", "grade/next")
+    monkeypatch.setattr("nmoe_core.tasks.versions.GRADE_CODE", "grade/next")
     daemon.defs = build_definitions(run)
     assert daemon.tick() == GRADES | REGRADE_PLAN
 

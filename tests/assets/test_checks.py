@@ -12,14 +12,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from loader.sealed import content_hash, sealed
+from loader.files.sealed import content_hash, sealed
 from nmoe_assets.definitions import build_definitions
-from nmoe_core.config import ChecksTable, Run
-from nmoe_core.errors import ConfigError
-from nmoe_core.mixture import run_sources
-from nmoe_core.stages import checks
-from nmoe_core.stages.checks import LEVELS, Verdicts
-from nmoe_core.stages.plan_regrade import plan_regrade
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.run import ChecksTable, Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks import checks
+from nmoe_core.tasks.checks import LEVELS, Verdicts
+from nmoe_core.tasks.plan_regrade import plan_regrade
 
 # A run of its own and a damaged copy for each check: minutes. The pipeline tests see all pass.
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from nmoe_core.config import Run
-from nmoe_core.stages.checks import LEVELS
+from nmoe_core.config.run import Run
+from nmoe_core.tasks.checks import LEVELS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")

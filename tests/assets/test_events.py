@@ -14,11 +14,11 @@ from nmoe_assets.checks import Checks
 from nmoe_assets.cost import Cost
 from nmoe_assets.events import each_partition
 from nmoe_assets.resources import Machine
-from nmoe_core.config import Run
-from nmoe_core.errors import FormatError, LockedError
-from nmoe_core.stages.checks import Verdict, Verdicts
-from nmoe_core.stages.result import Output
-from nmoe_core.stages.shards import Attempt
+from nmoe_core.base.errors import FormatError, LockedError
+from nmoe_core.config.run import Run
+from nmoe_core.tasks.checks import Verdict, Verdicts
+from nmoe_core.tasks.result import Output
+from nmoe_core.tasks.shards import Attempt
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
 KEY = dg.AssetKey("scores")

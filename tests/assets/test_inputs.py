@@ -8,7 +8,7 @@ import pytest
 from nmoe_assets.events import whole
 from nmoe_assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.resources import Machine
-from nmoe_core.stages.result import Output
+from nmoe_core.tasks.result import Output
 
 HEADS, OTHER = dg.AssetKey("heads"), dg.AssetKey("other")
 

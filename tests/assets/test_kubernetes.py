@@ -148,11 +148,11 @@ def test_no_password_stands_in_the_values(values: dict[str, Any]) -> None:
 
 
 def test_a_pod_is_given_longer_to_end_than_its_workers_take(values: dict[str, Any]) -> None:
-    from nmoe_core import compute
+    from nmoe_core.compute import pool
 
     [config] = _at(values, "runLauncher.config.k8sRunLauncher.runK8sConfig")
     grace = config["podSpecConfig"]["terminationGracePeriodSeconds"]
-    assert grace >= 4 * compute.GRACE_SECONDS
+    assert grace >= 4 * pool.GRACE_SECONDS
     limits = config["containerConfig"]["resources"]["limits"]
     tolerated = {one["key"] for one in config["podSpecConfig"]["tolerations"]}
     assert tolerated <= set(limits), "the taint of GPU nodes is tolerated for their GPU"

@@ -12,11 +12,11 @@ import pytest
 from nmoe_assets import events
 from nmoe_assets.checks import Checks
 from nmoe_assets.resources import Machine
-from nmoe_core.atomic import LOCK_NAME, output_lock
-from nmoe_core.config import Run
-from nmoe_core.errors import FormatError
-from nmoe_core.stages.result import Output
-from nmoe_core.stages.shards import attempt
+from nmoe_core.base.atomic import LOCK_NAME, output_lock
+from nmoe_core.base.errors import FormatError
+from nmoe_core.config.run import Run
+from nmoe_core.tasks.result import Output
+from nmoe_core.tasks.shards import attempt
 
 # As the definitions of the project do it.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -140,8 +140,8 @@ def test_prep_waits_for_the_lock_of_a_split(
     own_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nmoe_assets import sources
-    from nmoe_core.mixture import run_sources
-    from nmoe_core.stages import prep
+    from nmoe_core.prep.mixture import run_sources
+    from nmoe_core.tasks import prep
 
     run = Run(own_project / "run.toml")
     source = next(plan for plan in run_sources(run) if plan.name == "docs")

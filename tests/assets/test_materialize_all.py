@@ -15,8 +15,8 @@ import pytest
 from nmoe_assets.definitions import build_definitions
 from nmoe_assets.jobs import RANGE_END, RANGE_START
 from nmoe_core.cli import main
-from nmoe_core.config import Run
-from nmoe_core.hydra.slices import former_data_digest
+from nmoe_core.config.run import Run
+from nmoe_core.labels.slices import former_data_digest
 
 KEYS = ["0000", "0001"]
 LAUNCH = """mutation($b: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $b) {

@@ -14,7 +14,7 @@ import pytest
 from nmoe_assets.definitions import build_definitions
 from nmoe_assets.jobs import PART_OF, StageJob, innermost_error, named_jobs
 from nmoe_assets.resources import Machine
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])

@@ -25,8 +25,8 @@ from scipy.stats import spearmanr
 
 from loader import build_loader
 from nmoe_assets.jobs import PART_OF, innermost_error
+from nmoe_core.base.docid import DocumentReader
 from nmoe_core.cli import main
-from nmoe_core.docid import DocumentReader
 
 RunHere = Callable[..., ExecuteInProcessResult]
 Execute = Callable[..., subprocess.CompletedProcess[str]]
@@ -108,7 +108,7 @@ def test_every_partition_of_every_asset_is_materialised(project: Path) -> None:
 
 def test_the_checks_of_every_asset_ran_and_the_blocking_ones_passed(project: Path) -> None:
     from nmoe_assets.definitions import build_definitions
-    from nmoe_core.config import Run
+    from nmoe_core.config.run import Run
 
     graph = build_definitions(Run(project / "run.toml")).resolve_asset_graph()
     passed = {
@@ -131,7 +131,7 @@ def test_nothing_is_stale_after_a_run(project: Path) -> None:
     from dagster._core.loader import LoadingContextForTest
 
     from nmoe_assets.definitions import build_definitions
-    from nmoe_core.config import Run
+    from nmoe_core.config.run import Run
 
     graph = build_definitions(Run(project / "run.toml")).resolve_asset_graph()
     with (

@@ -10,13 +10,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from loader.sealed import sealed
+from loader.files.sealed import sealed
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.cli import main
-from nmoe_core.config import ChecksTable, Run
-from nmoe_core.stages.checks import check_regrade
-from nmoe_core.stages.hydra import grade_shards
-from nmoe_core.stages.plan_regrade import plan_regrade
+from nmoe_core.config.run import ChecksTable, Run
+from nmoe_core.tasks.checks import check_regrade
+from nmoe_core.tasks.hydra import grade_shards
+from nmoe_core.tasks.plan_regrade import plan_regrade
 
 SOURCES = ("code", "docs", "notes")
 

@@ -11,7 +11,7 @@ from dagster._core.definitions.partitions.context import partition_loading_conte
 from dagster._core.loader import LoadingContextForTest
 
 from nmoe_assets.retention import retention_job, retention_schedules
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEYS = dg.StaticPartitionsDefinition(["a", "b", "c"])

@@ -20,7 +20,7 @@ from dagster._core.remote_origin import (
 from nmoe_assets import resources, sensors
 from nmoe_assets.definitions import build_definitions
 from nmoe_assets.jobs import PART_OF
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 from nmoe_core.sources.hub import DatasetsSource
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core import atomic
-from nmoe_core.atomic import exchange_dirs, output_lock, replace_dir, write_bytes
-from nmoe_core.errors import LockedError
+from nmoe_core.base import atomic
+from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, write_bytes
+from nmoe_core.base.errors import LockedError
 
 STEPS = ("write", "fsync", "rename")
 
@@ -37,7 +37,7 @@ def test_a_failed_step_leaves_the_old_file_and_no_temporary(
 def test_a_kill_at_any_step_leaves_the_old_file_whole(tmp_path: Path, step: str) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
-    code = f"from nmoe_core.atomic import write_bytes; from pathlib import Path; \
+    code = f"from nmoe_core.base.atomic import write_bytes; from pathlib import Path; \
 write_bytes(Path({str(path)!r}), b'new')"
     environment = {**os.environ, "NMOE_FAILPOINT": f"{step}:1:kill"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
@@ -49,7 +49,7 @@ write_bytes(Path({str(path)!r}), b'new')"
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
-    code = f"from nmoe_core.atomic import output_lock; from pathlib import Path\n\
+    code = f"from nmoe_core.base.atomic import output_lock; from pathlib import Path\n\
 with output_lock(Path({str(tmp_path)!r})): pass"
     with output_lock(tmp_path):
         done = subprocess.run(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.atomic import atomic_file
-from nmoe_core.compute import map_shards
-from nmoe_core.errors import ConfigError, FormatError, NmoeError
+from nmoe_core.base.atomic import atomic_file
+from nmoe_core.base.errors import ConfigError, FormatError, NmoeError
+from nmoe_core.compute.api import map_shards
 
 
 def test_results_keep_the_order_of_items_of_unequal_cost() -> None:
@@ -72,7 +72,7 @@ def test_a_worker_that_dies_has_logged_what_it_said_before(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers have all the time that a busy machine makes them need before they are killed."""
-    monkeypatch.setattr("nmoe_core.compute.GRACE_SECONDS", 120.0)
+    monkeypatch.setattr("nmoe_core.compute.pool.GRACE_SECONDS", 120.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -96,7 +96,7 @@ def test_a_second_sigterm_does_not_end_the_cleaning_up(tmp_path: Path) -> None:
 # Without torch and threads the workers are forks, which have their parent's file descriptors.
 FORKS = """
 import os, signal, time
-from nmoe_core.compute import _context, map_shards
+from nmoe_core.compute.api import _context, map_shards
 
 def work(item):
     if item == 0:
@@ -168,7 +168,7 @@ def _die(item: int) -> int:
 
 
 def _log(item: int) -> int:
-    logging.getLogger("nmoe_core.stages").info("item %d", item)
+    logging.getLogger("nmoe_core.tasks").info("item %d", item)
     if item == 2:
         logging.getLogger("nmoe_core").warning('"é' * 5000)
     return item

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.atomic import atomic_file, output_lock
-from nmoe_core.compute import RayOptions, map_shards
-from nmoe_core.errors import ConfigError, FormatError, NmoeError
+from nmoe_core.base.atomic import atomic_file, output_lock
+from nmoe_core.base.errors import ConfigError, FormatError, NmoeError
+from nmoe_core.base.settings import RayOptions
+from nmoe_core.compute.api import map_shards
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec, open_source
@@ -197,7 +198,7 @@ def _begin(name: str) -> None:
 
 
 def _started_as(item: int) -> tuple[str, int]:
-    logging.getLogger("nmoe_core.stages").info("item %d", item)
+    logging.getLogger("nmoe_core.tasks").info("item %d", item)
     return os.environ["NMOE_TEST_NAME"], item
 
 

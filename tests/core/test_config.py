@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.policies import POLICIES
-from loader.ranges import PACKINGS
-from loader.settings import read_toml
-from nmoe_core.config import Run, RunConfig, parse_count
-from nmoe_core.errors import ConfigError, SourceError
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.mixture import prep_settings, run_sources, run_stages
+from loader.order.policies import POLICIES
+from loader.plan.ranges import PACKINGS
+from loader.plan.settings import read_toml
+from nmoe_core.base.errors import ConfigError, SourceError
+from nmoe_core.base.strict import validate
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.run import Run, RunConfig, parse_count
+from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.spec import open_source
-from nmoe_core.strict import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -8,7 +8,7 @@ import pytest
 # The signal comes while Python runs the callback of a weak reference, and its handler raises there.
 PROGRAM = """
 import os, signal, sys, time, weakref
-from nmoe_core.interrupts import send_again_if_ignored
+from nmoe_core.base.interrupts import send_again_if_ignored
 
 class Stopped(BaseException):
     pass

@@ -13,11 +13,11 @@ import pytest
 from loader import build_loader
 from loader.__main__ import main as loader_main
 from loader.errors import ConfigError
-from loader.plan import PLAN_FORMAT
+from loader.plan.file import PLAN_FORMAT
 from nmoe_core import JSONLSource, PrepConfig, PrepPipeline
 from nmoe_core.cli import build_parser, main
-from nmoe_core.config import Run
-from nmoe_core.prep.vocabulary import cache_dir
+from nmoe_core.config.run import Run
+from nmoe_core.text.vocabulary import cache_dir
 
 URL = "s3://bucket/tree"
 # Options that take text. Any other option without choices and without a number is a path.

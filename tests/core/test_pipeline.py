@@ -22,8 +22,8 @@ from nmoe_core import (
     PrepPipeline,
     verify_manifest,
 )
+from nmoe_core.base.errors import ConfigError, FormatError, SourceError
 from nmoe_core.cli import main
-from nmoe_core.errors import ConfigError, FormatError, SourceError
 
 ROWS = [
     {"id": f"d{i}", "text": f"document {i} " + "of some words " * (i % 7 + 3)} for i in range(90)

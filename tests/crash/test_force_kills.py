@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core import atomic
-from nmoe_core.atomic import output_lock
+from nmoe_core.base import atomic
+from nmoe_core.base.atomic import output_lock
 from nmoe_core.prep import swap
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
@@ -22,7 +22,7 @@ from nmoe_core.sources.records import Rows
 RUN = """
 import json, os, shutil, sys
 from pathlib import Path
-from loader.format import load_manifest
+from loader.files.format import load_manifest
 from nmoe_core.prep import swap
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.shards.verify import verify_manifest

@@ -22,7 +22,7 @@ SERVER = """
 import json, os, sys
 import nmoe_core.prep.journal as journal, nmoe_core.sources.jsonl as jsonl
 from nmoe_core.cli import main
-from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.text.tokenizer import load_tokenizer
 load_tokenizer()
 
 def run(job):

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmoe_core.engine import mxfp4
 from nmoe_core.engine.kernels.combine import combine
 from nmoe_core.engine.kernels.decode_attention import decode_attention
 from nmoe_core.engine.kernels.expert_product import (
@@ -22,6 +21,7 @@ from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
 from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
 from nmoe_core.engine.rope import rotate
+from nmoe_core.engine.weights import mxfp4
 
 pytestmark = pytest.mark.gpu
 HIDDEN, HEADS, KV_HEADS, DIM, TOP_K = 2880, 64, 8, 64, 4

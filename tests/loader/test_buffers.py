@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loader import DeterministicLoader, build_loader
-from loader.buffers import MAX_BUFFERS, HeldBuffers
+from loader.rows.buffers import MAX_BUFFERS, HeldBuffers
 
 
 def test_a_buffer_is_given_again_only_when_no_view_of_it_is_held():

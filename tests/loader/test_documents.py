@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from loader import DeterministicLoader, build_loader, resolve_plan, source_losses
-from loader.mixture import quotas
-from loader.phases import read_phases
-from loader.policies import POLICIES
-from loader.schedule import build_schedule
-from loader.text_files import expand_braces
+from loader.files.text_files import expand_braces
+from loader.order.policies import POLICIES
+from loader.plan.mixture import quotas
+from loader.plan.phases import read_phases
+from loader.plan.schedule import build_schedule
 
 WEIGHTS = {"web": 1.0, "code": 0.3, "books": 0.5}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loader import FormatError, IndexReader, load_manifest, open_shard
-from loader.format import read_npy_header, resolve_inside
+from loader.files.format import read_npy_header, resolve_inside
 
 MAGIC = b"\x93NUMPY"
 

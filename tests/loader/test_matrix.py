@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from loader import DeterministicLoader, LoaderPlan, PlanError, build_loader, resolve_plan
-from loader.mixture import quotas
-from loader.policies import POLICIES
+from loader.order.policies import POLICIES
+from loader.plan.mixture import quotas
 
 NAMES, TOKENS, WEIGHTS = ("web", "code", "math"), (4001, 1601, 801), (5.0, 2.0, 1.0)
 WINDOWS = (250, 100, 50)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import ConfigError, resolve_stages
-from loader.mixture import quotas, read_mixtures, temper, weights_fixed_point
+from loader.plan.mixture import quotas, read_mixtures, temper, weights_fixed_point
 
 MIXTURE = """
 [profiles]

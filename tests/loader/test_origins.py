@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-import loader.origins
+import loader.rows.origins
 from loader import DeterministicLoader, resolve_plan
-from loader.format import IndexReader, open_shard
-from loader.origins import origins, readings
-from loader.policies import POLICIES
-from loader.stream import Stream
+from loader.files.format import IndexReader, open_shard
+from loader.order.policies import POLICIES
+from loader.rows.origins import origins, readings
+from loader.rows.stream import Stream
 
 CASES = [
     case
@@ -66,7 +66,7 @@ def test_each_origin_is_the_whole_document_of_its_index(plan):
 
 
 def test_readings_of_a_document_are_all_sequences_that_name_it(plan, monkeypatch):
-    monkeypatch.setattr(loader.origins, "_SCAN", 50)  # several rounds
+    monkeypatch.setattr(loader.rows.origins, "_SCAN", 50)  # several rounds
     stream = Stream(plan, "train")
     expected: dict[tuple, list[int]] = {}
     for n in range(stream.num_sequences):

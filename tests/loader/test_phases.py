@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import ConfigError, PlanError, build_loader, load_plan, resolve_plan
-from loader.phases import read_phases
+from loader.plan.phases import read_phases
 
 
 @pytest.fixture

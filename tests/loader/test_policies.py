@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import PlanError
-from loader.least_consumed import LeastConsumed
-from loader.mixture import quotas, weights_fixed_point
-from loader.policies import POLICIES, Sequential, make_schedule, weight_unit
-from loader.shuffle import key_of
+from loader.order.least_consumed import LeastConsumed
+from loader.order.policies import POLICIES, Sequential, make_schedule, weight_unit
+from loader.order.shuffle import key_of
+from loader.plan.mixture import quotas, weights_fixed_point
 
 OLMO = [4510.0, 805.0, 409.0, 151.0, 2.51]
 RANDOM = ("block", "weighted_random", "epoch_weighted")
@@ -308,7 +308,7 @@ def least_consumed(weights, targets, seq_len, key, tokens=None) -> list[int]:
 
 
 def hashes0(counters):
-    from loader.shuffle import hashes
+    from loader.order.shuffle import hashes
 
     return hashes(0, counters)
 

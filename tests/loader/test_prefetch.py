@@ -7,7 +7,7 @@ import time
 import pytest
 
 from loader import build_loader
-from loader.prefetch import Prefetcher
+from loader.rows.prefetch import Prefetcher
 
 
 def test_items_come_in_order_and_no_more_than_depth_are_ahead():

@@ -8,7 +8,7 @@ import pytest
 
 from loader import FormatError, PlanError, build_loader, resolve_plan
 from loader.__main__ import main
-from loader.remote import fetch_plan, local_data
+from loader.plan.remote import fetch_plan, local_data
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from loader import PlanError, build_loader, resolve_plan
-from loader.mixture import quotas, weights_fixed_point
-from loader.plan import LoaderPlan, PlanSource, PlanStage
-from loader.policies import POLICIES, weight_unit
-from loader.schedule import build_schedule
+from loader.order.policies import POLICIES, weight_unit
+from loader.plan.file import LoaderPlan, PlanSource, PlanStage
+from loader.plan.mixture import quotas, weights_fixed_point
+from loader.plan.schedule import build_schedule
 
 
 def plan_of(weights, num_sequences, **fields) -> LoaderPlan:

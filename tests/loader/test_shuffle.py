@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader.shuffle import Permutation, hashes, key_of, mix64
+from loader.order.shuffle import Permutation, hashes, key_of, mix64
 
 
 @settings(max_examples=60)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loader import StateError, build_loader
-from loader.sealed import sealed
+from loader.files.sealed import sealed
 
 
 def open_loader(cfg, **kwargs):

@@ -15,7 +15,7 @@ import pytest
 
 from loader import NmoeError, PlanError, build_loader, resolve_plan
 from loader.__main__ import main
-from loader.remote import fetch_plan
+from loader.plan.remote import fetch_plan
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -218,7 +218,7 @@ def test_what_is_in_the_cache_is_not_asked_for_again(store, tmp_path, monkeypatc
     url = f"{root}/plans/plan.json"
     fetch_plan(url, tmp_path)
     asked = []
-    monkeypatch.setattr("loader.remote.copy", lambda url, _: asked.append(url))
+    monkeypatch.setattr("loader.plan.remote.copy", lambda url, _: asked.append(url))
     fetch_plan(url, tmp_path)
     assert asked == []
     next(tmp_path.glob("*/*/*/*/*.npy")).unlink()

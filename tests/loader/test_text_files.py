@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import loader.text_files
-import loader.tokenise
+import loader.files.text_files
+import loader.plan.text_sources
 from loader import ConfigError, PlanError, build_loader, resolve_plan
-from loader.text_files import TextSource, content_stamp, expand_braces
+from loader.files.text_files import TextSource, content_stamp, expand_braces
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -48,13 +48,13 @@ def test_changed_text_is_tokenised_anew_and_never_served_from_the_cache(cfg, tmp
 
 
 def test_text_that_changes_under_the_tokeniser_is_refused(cfg, tmp_path, monkeypatch):
-    real = loader.tokenise._write_split
+    real = loader.plan.text_sources._write_split
 
     def write_and_touch(*arguments):
         real(*arguments)
         os.utime(tmp_path / "t.jsonl", ns=(1, 1))
 
-    monkeypatch.setattr("loader.tokenise._write_split", write_and_touch)
+    monkeypatch.setattr("loader.plan.text_sources._write_split", write_and_touch)
     with pytest.raises(PlanError, match="changed while it was tokenised"):
         resolve_plan(cfg)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -94,7 +94,7 @@ def test_dataset_of_the_hub_is_stamped_by_its_commit(monkeypatch):
         return SimpleNamespace(sha=COMMIT)
 
     hub = SimpleNamespace(HfApi=type("HfApi", (), {"dataset_info": dataset_info}))
-    monkeypatch.setattr(loader.text_files, "import_extra", lambda *_: hub)
+    monkeypatch.setattr(loader.files.text_files, "import_extra", lambda *_: hub)
     expected = [["org/name", COMMIT]]
     assert content_stamp(TextSource(repo="org/name")) == expected
     assert content_stamp(TextSource(repo="org/name", revision="v1")) == expected

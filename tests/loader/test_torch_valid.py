@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-import loader.preflight
+import loader.plan.check
 from loader import StateError, build_loader
 
 pytest.importorskip("torch")
@@ -112,9 +112,9 @@ def test_lengths_are_the_batches_of_the_whole_stream_wherever_the_position_is(tw
 
 def test_a_state_after_every_batch_opens_the_data_once(two_stages, monkeypatch):
     data, opened = TokenDataset(two_stages.cfg), []
-    real = loader.preflight.open_data
+    real = loader.plan.check.open_data
     monkeypatch.setattr(
-        "loader.preflight.open_data",
+        "loader.plan.check.open_data",
         lambda plan, source: opened.append(source.name) or real(plan, source),
     )
     states = [data.state_dict() for _ in data]

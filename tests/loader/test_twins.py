@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import loader.arrangement
-from loader.policies import make_schedule
+import loader.order.arrangement
+from loader.order.policies import make_schedule
 
 LEAF = 16
 MASK = 2**64 - 1
@@ -121,7 +121,7 @@ rows_of_any = st.lists(
 
 @pytest.fixture
 def small_leaves(monkeypatch):
-    monkeypatch.setattr(loader.arrangement, "LEAF_SIZE", LEAF)
+    monkeypatch.setattr(loader.order.arrangement, "LEAF_SIZE", LEAF)
 
 
 @pytest.mark.parametrize("policy", ["block", "weighted_random", "epoch_weighted"])

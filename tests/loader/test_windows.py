@@ -15,9 +15,9 @@ from loader import (
     build_loader,
     load_manifest,
 )
-from loader.stream import Stream
-from loader.tokens import TokenFiles
-from loader.windows import WindowReader
+from loader.files.tokens import TokenFiles
+from loader.rows.stream import Stream
+from loader.rows.windows import WindowReader
 
 
 def all_rows(loader) -> np.ndarray:
@@ -32,7 +32,7 @@ def open_loader(cfg, *args, **kwargs):
 
 def test_open_files_stay_below_a_quarter_of_the_limit_and_are_closed(tree, monkeypatch):
     tree.add("web", 20_000, num_files=60)
-    monkeypatch.setattr("loader.tokens.max_mapped", lambda: 7)
+    monkeypatch.setattr("loader.files.tokens.max_mapped", lambda: 7)
     before = len(os.listdir("/proc/self/fd"))
     loader = open_loader({"data_path": tree.root / "web", "batch_size": 4, "seq_len": 16})
     most = max(len(os.listdir("/proc/self/fd")) - before for _ in loader)

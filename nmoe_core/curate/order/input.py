@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nmoe_core.errors import CurationError
+from nmoe_core.base.errors import CurationError
 
 _MAX_TOPICS = 2**20  # orders hold a few numbers for every topic up to the highest
 

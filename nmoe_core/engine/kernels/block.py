@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmoe_core.engine.attention import Context
-from nmoe_core.engine.cache import PagedCache
-from nmoe_core.engine.config import ModelConfig
 from nmoe_core.engine.experts import Experts, PackedExperts
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.step import Chunk
 from nmoe_core.engine.kernels.contexts import KernelContext, KernelDocuments, KernelStep
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, ExpertWeights, tile_experts
 from nmoe_core.engine.kernels.graphs import DecodeGraphs
@@ -25,7 +25,7 @@ from nmoe_core.engine.kernels.norm import add_rms_norm
 from nmoe_core.engine.model import Block, Transformer
 from nmoe_core.engine.packing import Packing
 from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.step import Chunk
+from nmoe_core.engine.weights.config import ModelConfig
 
 
 class KernelBlock(nn.Module):

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from nmoe_core.engine.attention import PackedDocuments
-from nmoe_core.engine.cache import PagedCache
-from nmoe_core.engine.config import ModelConfig
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.step import Chunk, StepBatch
 from nmoe_core.engine.kernels.decode_attention import decode_attention
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
 from nmoe_core.engine.packing import Packing
-from nmoe_core.engine.step import Chunk, StepBatch
 from nmoe_core.engine.transfers import on_device
+from nmoe_core.engine.weights.config import ModelConfig
 
 
 class KernelContext(Protocol):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nmoe_core.engine.config import GROUP_SIZE
-from nmoe_core.errors import CheckpointError
+from nmoe_core.base.errors import CheckpointError
+from nmoe_core.engine.weights.config import GROUP_SIZE
 
 TILE_K = 2 * GROUP_SIZE
 # 2^(s - 1), which undoes the bias of a code read as bfloat16 bits, must itself be a bfloat16.

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor, nn
 
-from nmoe_core.engine.cache import PagedCache
+from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.decode_attention import decode_attention
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import build_parser, main
 from nmoe_core.cli.beside_config import configured_run, require_no_ignored_flag
-from nmoe_core.config import Run
-from nmoe_core.errors import ConfigError
+from nmoe_core.config.run import Run
 
 
 def verbs(
@@ -108,8 +108,8 @@ def test_the_command_works_where_compute_says(
 ) -> None:
     from types import SimpleNamespace
 
-    from nmoe_core.stages import checks, curate
-    from nmoe_core.stages import shards as module
+    from nmoe_core.tasks import checks, curate
+    from nmoe_core.tasks import shards as module
 
     config.write_text(config.read_text() + "[prep]\nnum_shards = 2\n[compute]\nworkers = 3\n")
     asked: list[tuple[str, str, int]] = []
@@ -121,8 +121,8 @@ def test_the_command_works_where_compute_says(
 
     monkeypatch.setattr(module, "map_shards", mapped)
     source = SimpleNamespace(name="web")
-    monkeypatch.setattr("nmoe_core.mixture.run_sources", lambda run: [source])
-    monkeypatch.setattr("nmoe_core.cli.hydra.run_sources", lambda run: [source])
+    monkeypatch.setattr("nmoe_core.prep.mixture.run_sources", lambda run: [source])
+    monkeypatch.setattr("nmoe_core.cli.quality.grading.run_sources", lambda run: [source])
     monkeypatch.setattr(curate, "open_topics", lambda *a, **k: module.Output("", {}))
     monkeypatch.setattr(curate, "combine", lambda *a: module.Output("", {}))
     monkeypatch.setattr(checks, "check_curated", lambda *a: {})

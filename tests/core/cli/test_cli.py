@@ -182,7 +182,7 @@ try:
     main(["--help"])
 except SystemExit:
     pass
-import nmoe_core.prep.run, nmoe_core.mixture
+import nmoe_core.prep.run, nmoe_core.prep.mixture
 heavy = {"torch", "dagster", "sklearn", "datasets", "matplotlib", "pandas"} & set(sys.modules)
 sys.exit(f"imported {heavy}" if heavy else 0)
 """

@@ -248,7 +248,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     (prompts.parent / "out.jsonl.made_with.json").unlink()
     capsys.readouterr()
     with monkeypatch.context() as failure:
-        failure.setattr("nmoe_core.atomic._steps", Counter())
+        failure.setattr("nmoe_core.base.atomic._steps", Counter())
         failure.setenv("NMOE_FAILPOINT", failing)
         assert _refused(capsys, command).startswith("ERROR [E-IO]")
     assert whole.startswith(output.read_bytes())
@@ -314,7 +314,7 @@ def test_text_prompts_come_back_as_text(tmp_path: Path):
     rows = [{"id": str(i), "text": text} for i, text in enumerate(texts)]
     prompts = _write(tmp_path / "prompts.jsonl", rows)
     assert main(_command(prompts, checkpoint)) == 0
-    from nmoe_core.prep.tokenizer import load_tokenizer
+    from nmoe_core.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer()
     for record, text in zip(_records(tmp_path / "out.jsonl"), texts, strict=True):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nmoe_core.cli import main
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.hydra.slices import combine_slices, write_source_slices
+from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.slices import combine_slices, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
 
@@ -25,7 +25,7 @@ EOS = 511
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Shards, slices, labels that follow the first token, and a tiny backbone."""
-    from nmoe_core.atomic import write_json
+    from nmoe_core.base.atomic import write_json
     from nmoe_core.engine import make_tiny_checkpoint
 
     rng = np.random.default_rng(0)

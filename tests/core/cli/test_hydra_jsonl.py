@@ -11,9 +11,9 @@ import torch
 
 from nmoe_core.cli import main
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
-from nmoe_core.hydra.head_files import save_head
-from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.prep.text import normalize_text
+from nmoe_core.heads.files import save_head
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.text.normalise import normalize_text
 
 WORDS = "Use the default value because each example returns a long explanation of it (see note)."
 

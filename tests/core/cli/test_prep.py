@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader.format import load_manifest
+from loader.files.format import load_manifest
+from nmoe_core.base.errors import SourceError
 from nmoe_core.cli import main
-from nmoe_core.errors import SourceError
 from nmoe_core.shards.verify import ingest_ids
 
 ROWS = [{"key": f"k{i}", "text": f"row {i} " + "some words " * (i % 9 + 6)} for i in range(400)]

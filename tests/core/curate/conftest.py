@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader.format import MANIFEST_NAME
-from nmoe_core.atomic import write_json, write_jsonl
-from nmoe_core.curate.curated import CurateSettings, CurationReport, curate_shard
-from nmoe_core.curate.documents import shard_files, shard_manifest
-from nmoe_core.curate.embed import EmbeddingTable
-from nmoe_core.curate.topic_model import load_topic_model
-from nmoe_core.curate.topics import assign_topics, fit_topic_model
-from nmoe_core.docid import bucket_of
+from loader.files.format import MANIFEST_NAME
+from nmoe_core.base.atomic import write_json, write_jsonl
+from nmoe_core.base.docid import bucket_of
+from nmoe_core.curate.shards.curated import CurateSettings, CurationReport, curate_shard
+from nmoe_core.curate.topics.assign import assign_topics, fit_topic_model
+from nmoe_core.curate.topics.embed import EmbeddingTable
+from nmoe_core.curate.topics.model import load_topic_model
+from nmoe_core.shards.documents import shard_files, shard_manifest
 from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,

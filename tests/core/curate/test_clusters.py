@@ -7,8 +7,15 @@ import pytest
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 
-from nmoe_core.curate import topic_model
-from nmoe_core.curate.calibrate_k import (
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.diversity.compare import (
+    compare_embeddings,
+    linear_cka,
+    neighbour_overlap,
+    verdict,
+)
+from nmoe_core.curate.topics import model as topic_model
+from nmoe_core.curate.topics.calibrate_k import (
     KResult,
     calibrate_k,
     cosine_distances,
@@ -16,10 +23,8 @@ from nmoe_core.curate.calibrate_k import (
     rule_within_5pct,
     silhouette,
 )
-from nmoe_core.curate.clusters import fit_clusters, load_clusters, project, save_clusters
-from nmoe_core.curate.compare import compare_embeddings, linear_cka, neighbour_overlap, verdict
-from nmoe_core.curate.topic_model import fit_centroids, nearest_topics
-from nmoe_core.errors import CurationError
+from nmoe_core.curate.topics.clusters import fit_clusters, load_clusters, project, save_clusters
+from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
 
 
 def planted(num_rows: int, num_groups: int, width: int = 16, noise: float = 0.25, seed: int = 0):

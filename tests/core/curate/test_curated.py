@@ -7,16 +7,16 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from loader.format import MANIFEST_NAME, load_manifest
-from loader.sealed import sealed
-from nmoe_core.atomic import output_lock
-from nmoe_core.curate.combine import combine_curated
-from nmoe_core.curate.curated import CurateSettings
-from nmoe_core.curate.diversity import measure
-from nmoe_core.curate.documents import shard_manifest
-from nmoe_core.curate.lineage import read_lineage
-from nmoe_core.curate.verify import verify_curated_shard
-from nmoe_core.errors import CurationError, FormatError, LockedError
+from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import CurationError, FormatError, LockedError
+from nmoe_core.curate.diversity.measure import measure
+from nmoe_core.curate.shards.combine import combine_curated
+from nmoe_core.curate.shards.curated import CurateSettings
+from nmoe_core.curate.shards.lineage import read_lineage
+from nmoe_core.curate.shards.verify import verify_curated_shard
+from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.shards.verify import verify_manifest
 
@@ -255,7 +255,7 @@ def test_unknown_settings_are_refused(options):
 def test_a_failed_run_leaves_the_old_shard_and_the_next_one_cleans_up(graded, monkeypatch):
     graded.curate(0)
     before = graded.outputs(graded.curated)
-    monkeypatch.setattr("nmoe_core.atomic._steps", Counter())
+    monkeypatch.setattr("nmoe_core.base.atomic._steps", Counter())
     monkeypatch.setenv("NMOE_FAILPOINT", "write:20:ENOSPC")
     with pytest.raises(OSError, match="No space"):
         graded.curate(0, order="shuffle")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.curate import deep, deep_worker
-from nmoe_core.curate.deep import DeepSettings, embed_deep
-from nmoe_core.curate.deep_worker import DeepEmbedder
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.jsonl import deep, deep_worker
+from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
+from nmoe_core.curate.jsonl.deep_worker import DeepEmbedder
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
-from nmoe_core.errors import CurationError
 
 VOCAB = 201_088
 
@@ -42,7 +42,7 @@ def embed(directory: Path, checkpoint: Path, found: list[str], **options):
 
 def alone(checkpoint: Path, text: str, most: int = 10**6) -> np.ndarray:
     """One document, no padding, one call."""
-    from nmoe_core.prep.tokenizer import load_tokenizer
+    from nmoe_core.text.tokenizer import load_tokenizer
 
     model = Transformer.from_checkpoint(checkpoint)
     ids = load_tokenizer("o200k_harmony").encode_batch([text]).ids[:most].astype(np.int64)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.curate.diversity import (
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.diversity.measure import (
     ceilings,
     compare,
     compare_orders,
@@ -19,7 +20,6 @@ from nmoe_core.curate.diversity import (
     window_diversity,
     window_topics,
 )
-from nmoe_core.errors import CurationError
 
 documents = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=40)
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from nmoe_core.curate import embed
-from nmoe_core.curate.embed import EmbeddingTable, embed_documents
-from nmoe_core.curate.embedding_table import projection, read_table, table_digest
-from nmoe_core.errors import CheckpointError, CurationError
+from nmoe_core.base.errors import CheckpointError, CurationError
+from nmoe_core.curate.topics import embed
+from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
+from nmoe_core.curate.topics.embedding_table import projection, read_table, table_digest
 
 EOS = 49
 TABLE = np.random.default_rng(1).standard_normal((50, 7)).astype(np.float32)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.curate import record_embeddings
-from nmoe_core.curate.embed import EmbeddingTable
-from nmoe_core.curate.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl_input import scan_jsonl
-from nmoe_core.curate.record_embeddings import RecordEmbeddings, embed_records
-from nmoe_core.errors import CurationError, LockedError
+from nmoe_core.base.errors import CurationError, LockedError
+from nmoe_core.curate.jsonl import record_embeddings
+from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
+from nmoe_core.curate.jsonl.input import scan_jsonl
+from nmoe_core.curate.jsonl.record_embeddings import RecordEmbeddings, embed_records
+from nmoe_core.curate.topics.embed import EmbeddingTable
 
 TABLE = np.random.default_rng(0).standard_normal((256, 5)).astype(np.float32)
 

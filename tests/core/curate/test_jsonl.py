@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.curate.jsonl_input import scan_jsonl
-from nmoe_core.curate.jsonl_output import OutputPaths, write_records, write_set_aside
-from nmoe_core.curate.terms import typical_terms
-from nmoe_core.errors import CurationError
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.jsonl.input import scan_jsonl
+from nmoe_core.curate.jsonl.output import OutputPaths, write_records, write_set_aside
+from nmoe_core.curate.topics.terms import typical_terms
 
 RECORDS = st.dictionaries(st.sampled_from(["id", "x"]), st.integers() | st.text(), max_size=2)
 GOOD = st.builds(

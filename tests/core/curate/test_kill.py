@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 SCRIPT = """
 import sys
 from pathlib import Path
-from nmoe_core.curate.combine import combine_curated
-from nmoe_core.curate.curated import CurateSettings, curate_shard
+from nmoe_core.curate.shards.combine import combine_curated
+from nmoe_core.curate.shards.curated import CurateSettings, curate_shard
 root = Path(sys.argv[1])
 trees = [root / name for name in ("data", "curated", "quality", "topics")]
 for bucket in range(2):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.curate.diversity import measure, window_diversity
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.diversity.measure import measure, window_diversity
 from nmoe_core.curate.order import NEEDS, ORDERS, arrange, deal, resume
-from nmoe_core.errors import CurationError
 
 documents = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 500)), max_size=60)
 

@@ -5,9 +5,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from nmoe_core.config import CurationTable
-from nmoe_core.curate.planning import SHARD_ORDERS, CurateSettings, plan_order
-from nmoe_core.errors import CurationError
+from nmoe_core.base.errors import CurationError
+from nmoe_core.config.run import CurationTable
+from nmoe_core.curate.shards.planning import SHARD_ORDERS, CurateSettings, plan_order
 
 
 def test_the_configuration_names_every_order_that_shards_can_have():

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.config import Run
-from nmoe_core.mixture import run_sources
-from nmoe_core.stages import curate
-from nmoe_core.stages.plan_run import plan_run
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks import curate
+from nmoe_core.tasks.plan_run import plan_run
 from tests.core.curate.test_stages import configure as project
 
 Configure = Callable[..., Run]

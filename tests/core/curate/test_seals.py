@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.curate.combine import combine_curated
-from nmoe_core.errors import NmoeError
+from nmoe_core.base.errors import NmoeError
+from nmoe_core.curate.shards.combine import combine_curated
 
 TOPICS = "topics/web/shard_0000/summary.json"
 SHARD = "curated/web/train/shard_0000/curation.json"

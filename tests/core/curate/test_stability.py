@@ -7,14 +7,14 @@ import hashlib
 import numpy as np
 import pytest
 
-from loader.format import MANIFEST_NAME
-from nmoe_core.atomic import write_json
-from nmoe_core.curate.combine import combine_curated
-from nmoe_core.curate.documents import shard_manifest
-from nmoe_core.curate.lineage import read_lineage
-from nmoe_core.curate.verify import verify_curated_shard
-from nmoe_core.docid import bucket_of
-from nmoe_core.errors import CurationError
+from loader.files.format import MANIFEST_NAME
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.docid import bucket_of
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.shards.combine import combine_curated
+from nmoe_core.curate.shards.lineage import read_lineage
+from nmoe_core.curate.shards.verify import verify_curated_shard
+from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.shards.writer import ShardWriter

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from nmoe_core.base.errors import CurationError
 from nmoe_core.cli import main
-from nmoe_core.config import Run
-from nmoe_core.curate.embed import EmbeddingTable
-from nmoe_core.errors import CurationError
+from nmoe_core.config.run import Run
+from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.plots.png import MAX_PNG_BYTES
-from nmoe_core.stages import checks, curate, curate_pictures
+from nmoe_core.tasks import checks, curate, curate_pictures
 
 CONFIG = """
 root = "."
@@ -219,7 +219,7 @@ def test_a_run_without_grades_is_refused_before_anything_is_written(corpus):
 
 
 def test_scores_of_earlier_shards_are_read_once_a_process(graded_run, corpus, monkeypatch):
-    from nmoe_core.curate import consumed
+    from nmoe_core.curate.shards import consumed
 
     run = configure(corpus.root, 'order = "window_fill"')
     curate.open_topics(run, ["web"])

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.curate.documents import shard_manifest
-from nmoe_core.curate.embed import EmbeddingTable
-from nmoe_core.curate.inputs import load_topics
-from nmoe_core.curate.topic_model import (
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.shards.inputs import load_topics
+from nmoe_core.curate.topics.embed import EmbeddingTable
+from nmoe_core.curate.topics.model import (
     load_topic_model,
     nearest_topics,
     save_topic_model,
 )
-from nmoe_core.errors import CurationError
+from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import documents_digest
 
 
@@ -153,7 +153,7 @@ def test_a_killed_run_leaves_no_summary_for_labels_it_replaced(corpus, monkeypat
     corpus.assign(0)
     corpus.fit(num_topics=4)
     monkeypatch.setenv("NMOE_FAILPOINT", "rename:2:ENOSPC")
-    monkeypatch.setattr("nmoe_core.atomic._steps", __import__("collections").Counter())
+    monkeypatch.setattr("nmoe_core.base.atomic._steps", __import__("collections").Counter())
     with pytest.raises(OSError, match="No space"):
         corpus.assign(0)
     assert not (corpus.topics / "web" / "shard_0000" / "summary.json").exists()

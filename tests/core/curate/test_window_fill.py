@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.curate.diversity import ceilings, measure
+from nmoe_core.curate.diversity.measure import ceilings, measure
 from nmoe_core.curate.order import deal, golden, shuffle, stratified, window_fill
 from nmoe_core.curate.order.sequencing import cancel, level
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from nmoe_core.engine import BatchedGenerator, ModelConfig, Transformer, make_tiny_checkpoint
-from nmoe_core.engine.config import YarnScaling
-from nmoe_core.engine.layout import HUGGING_FACE, stored_tensors
+from nmoe_core.engine.weights.config import YarnScaling
+from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 
 # Read when transformers is first imported; local directories need no hub.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nmoe_core.engine import ModelConfig, Transformer
-from nmoe_core.engine.config import FULL, SLIDING
+from nmoe_core.engine.weights.config import FULL, SLIDING
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,9 +10,9 @@ import random
 import pytest
 import torch
 
+from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine import BatchedGenerator, Request, Sampling, Transformer
 from nmoe_core.engine.transfers import Arriving
-from nmoe_core.errors import CheckpointError
 
 
 def _generator(model: Transformer, is_ahead: bool, **options: int) -> BatchedGenerator:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nmoe_core.engine import ModelConfig
-from nmoe_core.engine.cache import PagedCache
-from nmoe_core.engine.prefixes import MIN_SHARED_TOKENS, PrefixTree
-from nmoe_core.engine.step import Chunk, StepBatch
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.prefixes import MIN_SHARED_TOKENS, PrefixTree
+from nmoe_core.engine.generation.step import Chunk, StepBatch
 
 PAGE = 4
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table, mxfp4
-from nmoe_core.engine.checkpoint import find_checkpoint
-from nmoe_core.errors import CheckpointError
+from nmoe_core.base.errors import CheckpointError
+from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table
+from nmoe_core.engine.weights import mxfp4
+from nmoe_core.engine.weights.checkpoint import find_checkpoint
 
 ORIGINAL_NAMES = {
     "input_layernorm.weight": "attn.norm.scale",

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from nmoe_core.engine.config import FULL, SLIDING, ModelConfig, YarnScaling, tap_layers
-from nmoe_core.errors import CheckpointError
+from nmoe_core.base.errors import CheckpointError
+from nmoe_core.engine.weights.config import FULL, SLIDING, ModelConfig, YarnScaling, tap_layers
 
 ORIGINAL_20B = {
     "num_hidden_layers": 24,
@@ -151,7 +151,7 @@ def test_heads_tap_three_quarters_and_the_end():
 
 
 def test_reading_a_config_loads_no_torch():
-    code = "import sys, nmoe_core.engine.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, nmoe_core.engine.weights.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.engine import Transformer
 from nmoe_core.engine.devices import ModelSource, Shard, map_devices
-from nmoe_core.errors import ConfigError, NmoeError
 
 WORK = """
 import torch

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.engine import ModelConfig, Transformer, attention, packing
 from nmoe_core.engine.attention import attend
-from nmoe_core.errors import ConfigError, TokenizerError
 
 # The same document in another batch; with MKL on x86 the difference was 0 wherever measured.
 SAME = 1e-5

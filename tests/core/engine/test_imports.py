@@ -39,7 +39,7 @@ sys.meta_path.insert(0, OnlyAllowed())
 
 import nmoe_core.engine as engine
 modules = {module.name for module in pkgutil.walk_packages(engine.__path__, "nmoe_core.engine.")}
-assert {"nmoe_core.engine.generator", "nmoe_core.engine.kernels.block"} <= modules
+assert {"nmoe_core.engine.generation.generator", "nmoe_core.engine.kernels.block"} <= modules
 has_triton = importlib.util.find_spec("triton") is not None
 for module in sorted(modules):
     if has_triton or ".kernels." not in module:

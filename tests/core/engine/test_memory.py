@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from nmoe_core.engine import ModelConfig
-from nmoe_core.engine.layout import HUGGING_FACE, stored_tensors
+from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 
 # Loads once so that every code path and library is warm, then again under the high-water mark.
 SCRIPT = """

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmoe_core.engine import ModelConfig, Transformer, mxfp4
-from nmoe_core.engine.checkpoint import open_checkpoint
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.engine import ModelConfig, Transformer
 from nmoe_core.engine.experts import PackedExperts
 from nmoe_core.engine.moe import RUN_ROWS, MixtureOfExperts
-from nmoe_core.errors import ConfigError
+from nmoe_core.engine.weights import mxfp4
+from nmoe_core.engine.weights.checkpoint import open_checkpoint
 
 
 @pytest.fixture

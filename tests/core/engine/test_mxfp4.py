@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.engine import mxfp4
+from nmoe_core.engine.weights import mxfp4
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import main
-from nmoe_core.config import BackboneTable, EngineOracleTable
+from nmoe_core.config.run import BackboneTable, EngineOracleTable
 from nmoe_core.engine import ModelConfig, Transformer, backend, memory
-from nmoe_core.engine.checkpoint import Checkpoint, open_checkpoint
 from nmoe_core.engine.devices import Shard
 from nmoe_core.engine.experts import PackedExperts
-from nmoe_core.errors import ConfigError
+from nmoe_core.engine.weights.checkpoint import Checkpoint, open_checkpoint
 
 GB = 10**9
 
@@ -125,8 +125,8 @@ def test_experts_stay_packed_on_a_gpu_and_are_decoded_on_a_cpu_unless_asked(
 def test_grading_loads_the_experts_in_the_form_that_its_run_asks_for(
     tiny_dir: Path, tmp_path: Path
 ) -> None:
-    from nmoe_core.config import Run
-    from nmoe_core.stages.hydra import load_backbone
+    from nmoe_core.config.run import Run
+    from nmoe_core.tasks.hydra import load_backbone
 
     text = f'root = "out"\n[backbone]\ncheckpoint = "{tiny_dir}"\nexperts = "packed"\n'
     (tmp_path / "run.toml").write_text(text)

@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmoe_core.engine import ModelConfig, Transformer, mxfp4
-from nmoe_core.engine.config import FULL, MXFP4, SLIDING, YarnScaling
-from nmoe_core.engine.layout import EXPERT_PARTS, HUGGING_FACE, ORIGINAL, part_shapes
+from nmoe_core.engine import ModelConfig, Transformer
+from nmoe_core.engine.weights import mxfp4
+from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
+from nmoe_core.engine.weights.layout import EXPERT_PARTS, HUGGING_FACE, ORIGINAL, part_shapes
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from nmoe_core.base.errors import CheckpointError, ConfigError, TokenizerError
 from nmoe_core.engine import (
     BatchedGenerator,
     Request,
     Transformer,
     make_tiny_checkpoint,
 )
-from nmoe_core.errors import CheckpointError, ConfigError, TokenizerError
 
 
 def test_the_documented_loop_of_add_step_update(prompt_of, greedy, tiny_model: Transformer):

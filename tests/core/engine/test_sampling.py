@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from nmoe_core.engine.sampling import (
+from nmoe_core.base.errors import CheckpointError, ConfigError
+from nmoe_core.engine.generation.sampling import (
     Sampling,
     checked,
     choose,
@@ -19,7 +20,6 @@ from nmoe_core.engine.sampling import (
     sample,
     uniform,
 )
-from nmoe_core.errors import CheckpointError, ConfigError
 
 
 def _twin(logits: list[float], temperature: float, top_p: float, top_k: int) -> np.ndarray:
@@ -134,7 +134,9 @@ def test_rows_have_the_same_set_together_as_alone():
 def test_only_kept_tokens_are_drawn_at_both_ends(monkeypatch: pytest.MonkeyPatch):
     logits = torch.tensor([-50.0, 1.0, 1.0, -50.0])
     for share, token in ((0.0, 1), (0.4999, 1), (0.5001, 2), (1.0, 2)):
-        monkeypatch.setattr("nmoe_core.engine.sampling.uniform", lambda *_, share=share: share)
+        monkeypatch.setattr(
+            "nmoe_core.engine.generation.sampling.uniform", lambda *_, share=share: share
+        )
         assert sample(logits, Sampling(1.0, top_k=2), 0) == token
 
 

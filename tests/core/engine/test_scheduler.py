@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
+from nmoe_core.base.errors import ConfigError, StateError
 from nmoe_core.engine import (
     BatchedGenerator,
     Request,
     Sampling,
     Transformer,
 )
-from nmoe_core.engine.prefixes import Node
-from nmoe_core.engine.sampling import sample
-from nmoe_core.errors import ConfigError, StateError
+from nmoe_core.engine.generation.prefixes import Node
+from nmoe_core.engine.generation.sampling import sample
 
 
 def test_few_pages_send_the_youngest_back_and_change_nothing(

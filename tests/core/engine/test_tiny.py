@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmoe_core.atomic import output_lock
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import CheckpointError, LockedError
 from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table
-from nmoe_core.engine.tiny import make_tiny_checkpoint
-from nmoe_core.errors import CheckpointError, LockedError
+from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
 SIZES = {"vocab_size": 300, "num_layers": 4, "sliding_window": 16}
 # Of the tensors that SIZES and seed 0 give, whatever the machine and the libraries' versions.
@@ -38,7 +38,7 @@ def test_the_weights_are_those_of_the_recipe(tiny_dir: Path):
 
 def test_another_process_with_more_threads_writes_the_same_bytes(tiny_dir: Path, tmp_path: Path):
     code = (
-        "import sys, torch; from nmoe_core.engine.tiny import make_tiny_checkpoint as make; "
+        "import sys, torch; from nmoe_core.engine import make_tiny_checkpoint as make; "
         f"torch.set_num_threads(3); make(sys.argv[1], **{SIZES!r})"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "3"}
@@ -64,7 +64,7 @@ def test_a_killed_run_leaves_no_checkpoint_and_the_next_completes_it(
 ):
     directory = make_tiny_checkpoint(tmp_path / "t", **SIZES, seed=1)
     code = (
-        "import sys; from nmoe_core.engine.tiny import make_tiny_checkpoint as make; "
+        "import sys; from nmoe_core.engine.weights.tiny import make_tiny_checkpoint as make; "
         f"make(sys.argv[1], **{SIZES!r})"
     )
     environment = os.environ | {"NMOE_FAILPOINT": f"rename:{call}:kill"}

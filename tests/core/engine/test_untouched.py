@@ -28,7 +28,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_checkpoint_is_hashed_once_for_any_number_of_shards(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmoe_core.stages.hydra import load_checkpoint
+    from nmoe_core.tasks.hydra import load_checkpoint
 
     hashed: list[Path] = []
     whole = digests.sha256_file
@@ -53,8 +53,8 @@ def test_weights_that_change_in_place_are_hashed_again(checkpoint: Path) -> None
 def test_the_embedding_table_is_read_once_for_any_number_of_shards(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmoe_core.curate.embed import EmbeddingTable
-    from nmoe_core.stages import curate
+    from nmoe_core.curate.topics.embed import EmbeddingTable
+    from nmoe_core.tasks import curate
 
     opened: list[Any] = []
     table = EmbeddingTable.open
@@ -64,7 +64,7 @@ def test_the_embedding_table_is_read_once_for_any_number_of_shards(
         return table(path)
 
     monkeypatch.setattr(EmbeddingTable, "open", counted)
-    monkeypatch.setattr("nmoe_core.curate.topic_model.load_topic_model", lambda path: None)
+    monkeypatch.setattr("nmoe_core.curate.topics.model.load_topic_model", lambda path: None)
     run: Any = SimpleNamespace(paths=SimpleNamespace(checkpoint=checkpoint, topics=checkpoint))
     for _ in range(8):
         assert curate.assign_shard_topics(run, "web", []) == {}

@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader.format import MANIFEST_NAME, load_manifest
-from loader.sealed import sealed
+from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.sealed import sealed
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.strict import validate
 from nmoe_core.cli import main
-from nmoe_core.curate.documents import ShardFile, open_entry
-from nmoe_core.errors import ConfigError, FormatError
 from nmoe_core.export import mds, megatron
 from nmoe_core.export.run import export
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.shards.documents import ShardFile, open_entry
 from nmoe_core.sources.spec import SourceSpec, open_source
-from nmoe_core.strict import validate
 
 Documents = list[tuple[str, list[int]]]
 

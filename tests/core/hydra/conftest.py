@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from loader.sealed import sealed
-from nmoe_core.atomic import write_json
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import write_json
+from nmoe_core.calibration.calibrate import CalibrationReport, calibrate
+from nmoe_core.config.rubric import Rubric
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
-from nmoe_core.hydra.calibrate import CalibrationReport, calibrate
-from nmoe_core.hydra.grade import Grader, GradeReport, grade_shard
-from nmoe_core.hydra.grade_inputs import DocIdInput
-from nmoe_core.hydra.head_files import save_head
-from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.hydra.oracle import OracleResult, Question
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.hydra.slices import combine_slices, read_slice, write_source_slices
+from nmoe_core.grading.grade import Grader, GradeReport, grade_shard
+from nmoe_core.grading.inputs import DocIdInput
+from nmoe_core.heads.files import save_head
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.calibration.calibrate import calibrate_predictions
 from nmoe_core.cli import main
-from nmoe_core.errors import CalibrationError
-from nmoe_core.hydra.calibrate import calibrate_predictions
-from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.labels.scores import DIMENSIONS
 
 SETTINGS = [
     # (documents in val, agreement of the probe, of the judge, target_keep, max_false_drop)
@@ -86,7 +86,7 @@ def test_every_bound_holds_on_fresh_documents_in_190_of_200_trials(
     setting: tuple[int, float, float, float, float],
 ) -> None:
     """200 calibrations a setting; what they say is compared with 50,000 fresh documents."""
-    from nmoe_core.hydra.thresholds import Targets, fit_thresholds, would_keep
+    from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
 
     count, probe_noise, judge_noise, target, most = setting
     noises = (probe_noise, judge_noise)
@@ -114,8 +114,8 @@ def test_a_calibration_of_an_older_version_that_breaks_its_bound_fails_the_check
 ) -> None:
     from types import SimpleNamespace
 
-    from nmoe_core.config import ChecksTable
-    from nmoe_core.stages.checks import LEVELS, check_calibration
+    from nmoe_core.config.run import ChecksTable
+    from nmoe_core.tasks.checks import LEVELS, check_calibration
 
     summary = {
         "tau_probe": 0.0,
@@ -143,7 +143,7 @@ def test_a_calibration_of_an_older_version_that_breaks_its_bound_fails_the_check
 
 
 def test_copies_of_one_text_prove_no_more_than_the_text_itself(tmp_path: Path) -> None:
-    from nmoe_core.hydra.thresholds import Targets, fit_thresholds
+    from nmoe_core.calibration.thresholds import Targets, fit_thresholds
 
     judge = np.concatenate([np.linspace(0.1, 0.2, 10).repeat(30), np.linspace(0.3, 0.9, 200)])
     keeps = judge > 0.6

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.errors import CalibrationError
-from nmoe_core.hydra.calibrate import calibrate_compat, calibrate_predictions
-from nmoe_core.hydra.calibration_file import load_calibration
-from nmoe_core.hydra.grade import Grader
-from nmoe_core.hydra.head_files import save_head
-from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
+from nmoe_core.calibration.files import load_calibration
+from nmoe_core.grading.grade import Grader
+from nmoe_core.heads.files import save_head
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.labels.scores import DIMENSIONS
 
 
 def summary_of(own: Any) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def test_the_share_kept_of_new_documents_is_in_the_interval_in_93_of_100_trials(
     kind: str, count: int
 ) -> None:
     """200 trials, each against 20,000 documents that were not there when it was fitted."""
-    from nmoe_core.hydra.calibration_measures import Aggregates, decisions
-    from nmoe_core.hydra.calibration_summary import keep_interval
-    from nmoe_core.hydra.thresholds import Targets, fit_thresholds, would_keep
+    from nmoe_core.calibration.measures import Aggregates, decisions
+    from nmoe_core.calibration.summary import keep_interval
+    from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
 
     population, population_grades = scored_val(10**6, 20_000, kind)
     known = _arrays(population, population_grades)
@@ -228,8 +228,8 @@ def test_a_share_to_drop_is_dropped_as_asked(tmp_path: Path, world: Any) -> None
 
 
 def test_documents_that_the_heads_were_trained_on_are_left_out(own: Any) -> None:
-    from nmoe_core.docid import DocumentReader
-    from nmoe_core.hydra.features import content_digests, read_documents
+    from nmoe_core.base.docid import DocumentReader
+    from nmoe_core.heads.features import content_digests, read_documents
 
     ids = [doc_id for doc_id, _ in own.rows[:30]]
     reader = DocumentReader(own.data)

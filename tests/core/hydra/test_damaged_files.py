@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from loader.sealed import sealed
+from loader.files.sealed import sealed
+from nmoe_core.base.errors import FormatError, HeadError, NmoeError
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
-from nmoe_core.engine.checkpoint import open_checkpoint
-from nmoe_core.errors import FormatError, HeadError, NmoeError
-from nmoe_core.hydra.convert import import_pickle
-from nmoe_core.hydra.head_files import JUDGE_NAME, PROBE_NAME, load_heads, read_header, save_head
-from nmoe_core.hydra.heads import JudgeArch, ProbeArch, build_head
-from nmoe_core.hydra.slices import read_slice
+from nmoe_core.engine.weights.checkpoint import open_checkpoint
+from nmoe_core.heads.convert import import_pickle
+from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, load_heads, read_header, save_head
+from nmoe_core.heads.models import JudgeArch, ProbeArch, build_head
+from nmoe_core.labels.slices import read_slice
 
 NUM_MUTATIONS = 300
 # Values that JSON can hold and no field here means.

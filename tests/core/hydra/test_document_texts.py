@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from nmoe_core.errors import LabelError, NmoeError, SourceError
-from nmoe_core.hydra import jsonl_texts
-from nmoe_core.hydra.document_texts import JsonlDocuments
-from nmoe_core.hydra.jsonl_texts import JsonlTexts
-from nmoe_core.hydra.label_records import read_records
-from nmoe_core.hydra.labels import label_shard
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.prep.text import normalize_text
-from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.base.errors import LabelError, NmoeError, SourceError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels import jsonl_texts
+from nmoe_core.labels.document_texts import JsonlDocuments
+from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.label import label_shard
+from nmoe_core.labels.records import read_records
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Record
+from nmoe_core.text.normalise import normalize_text
+from nmoe_core.text.tokenizer import load_tokenizer
 
 
 def test_json_lines_are_labelled_without_shards(

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from loader.format import load_manifest
-from nmoe_core.docid import DocumentReader
+from loader.files.format import load_manifest
+from nmoe_core.base.docid import DocumentReader
+from nmoe_core.base.errors import CalibrationError, HeadError, SourceError
+from nmoe_core.calibration.decide import decide
+from nmoe_core.calibration.files import Calibration
+from nmoe_core.calibration.graded import PARTIAL_NAME, PartialRows
+from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
-from nmoe_core.errors import CalibrationError, HeadError, SourceError
-from nmoe_core.hydra.calibration_file import Calibration
-from nmoe_core.hydra.decide import decide
-from nmoe_core.hydra.grade import Grader, grade_documents, grade_rows
-from nmoe_core.hydra.grade_file import PARTIAL_NAME, PartialRows
-from nmoe_core.hydra.grade_inputs import DocIdInput, GradeDocument, TextInput
-from nmoe_core.hydra.scores import UNIFORM_WEIGHTS, aggregate, as_vector
-from nmoe_core.hydra.scoring import HeadScores
-from nmoe_core.hydra.slices import documents_of
-from nmoe_core.hydra.thresholds import Thresholds
+from nmoe_core.grading.grade import Grader, grade_documents, grade_rows
+from nmoe_core.grading.inputs import DocIdInput, GradeDocument, TextInput
+from nmoe_core.heads.scoring import HeadScores
+from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
+from nmoe_core.labels.slices import documents_of
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_a_summary_does_not_outlive_the_rows_it_counted(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("nmoe_core.hydra.grade.write_summary", killed)
+        patched.setattr("nmoe_core.grading.grade.write_summary", killed)
         with pytest.raises(KeyboardInterrupt):
             own.grade()
     own.calibrate()
@@ -307,7 +307,7 @@ def test_a_grading_killed_after_any_buffer_ends_in_the_same_bytes_and_repeats_no
     own: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own.part_by_hand()
-    monkeypatch.setattr("nmoe_core.hydra.grade.BUFFER_BATCHES", 1)
+    monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
     whole = own.grade(max_batch=16)
     payload, summary = _files(whole)
     shutil.rmtree(whole.path.parent)
@@ -346,7 +346,7 @@ def _files(report: Any) -> tuple[bytes, bytes]:
 def test_rows_of_another_calibration_are_not_gone_on_from(
     own: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_core.hydra.grade.BUFFER_BATCHES", 1)
+    monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
     append = PartialRows.append
 
     def killed(self: PartialRows, rows: Any) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from loader.format import load_manifest
-from loader.sealed import sealed
-from nmoe_core.curate.inputs import load_quality
-from nmoe_core.errors import CalibrationError, FormatError, NmoeError
-from nmoe_core.hydra.calibrate import calibrate_compat
-from nmoe_core.hydra.calibration_file import load_calibration
-from nmoe_core.hydra.calibration_rows import rows_from_predictions
-from nmoe_core.hydra.grade_file import read_graded, read_grading_summary
-from nmoe_core.hydra.label_files import read_labels
-from nmoe_core.hydra.scores import DIMENSIONS, parse_scores
+from loader.files.format import load_manifest
+from loader.files.sealed import sealed
+from nmoe_core.base.errors import CalibrationError, FormatError, NmoeError
+from nmoe_core.calibration.calibrate import calibrate_compat
+from nmoe_core.calibration.files import load_calibration
+from nmoe_core.calibration.graded import read_graded, read_grading_summary
+from nmoe_core.calibration.rows import rows_from_predictions
+from nmoe_core.curate.shards.inputs import load_quality
+from nmoe_core.labels.files import read_labels
+from nmoe_core.labels.scores import DIMENSIONS, parse_scores
 
 VALID = {
     "weights": dict.fromkeys(DIMENSIONS, 1.0),
@@ -182,7 +182,7 @@ def test_three_hundred_damaged_partial_gradings_end_in_the_same_bytes(own: Any) 
 
 def _killed(own: Any, whole: Any) -> tuple[bytes, bytes]:
     """The partial files of a grading that was killed after its first buffer."""
-    from nmoe_core.hydra.grade import Grader
+    from nmoe_core.grading.grade import Grader
 
     directory = whole.path.parent
     buffers = Grader.buffers
@@ -195,7 +195,7 @@ def _killed(own: Any, whole: Any) -> tuple[bytes, bytes]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Grader, "buffers", stopped)
-        patched.setattr("nmoe_core.hydra.grade.Grader.buffer_size", 8)
+        patched.setattr("nmoe_core.grading.grade.Grader.buffer_size", 8)
         (directory / "summary.json").unlink()
         with pytest.raises(KeyboardInterrupt):
             own.grade()
@@ -206,7 +206,7 @@ def _killed(own: Any, whole: Any) -> tuple[bytes, bytes]:
 
 def _resume(directory: Path) -> None:
     """A resume takes over all rows or none; what is not as it was noted is cut off."""
-    from nmoe_core.hydra.grade_file import PartialRows, Tally
+    from nmoe_core.calibration.graded import PartialRows, Tally
 
     note = directory / ".quality_scores.partial.json"
     try:
@@ -220,7 +220,7 @@ def _resume(directory: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, 7, [1], [(1, 2)], "[]", b"{}", ("a",)])
 def test_what_is_no_set_of_scores_is_a_label_error(value: Any) -> None:
-    from nmoe_core.errors import LabelError
+    from nmoe_core.base.errors import LabelError
 
     with pytest.raises(LabelError) as refused:
         parse_scores(value)
@@ -231,8 +231,8 @@ def test_a_head_whose_header_or_weights_were_edited_is_refused(own: Any) -> None
     import torch
     from safetensors.torch import load_file, save_file
 
-    from nmoe_core.errors import HeadError
-    from nmoe_core.hydra.head_files import HEADER_KEY, PROBE_NAME, load_head, read_header
+    from nmoe_core.base.errors import HeadError
+    from nmoe_core.heads.files import HEADER_KEY, PROBE_NAME, load_head, read_header
 
     path = own.heads / PROBE_NAME
     header, tensors = read_header(path), load_file(str(path))

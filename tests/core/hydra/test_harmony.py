@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.errors import ConfigError
-from nmoe_core.hydra import harmony
-from nmoe_core.hydra.answers import read_scores
-from nmoe_core.hydra.harmony import CALL, END, RETURN, JudgePrompt, encoding, read_answer
-from nmoe_core.hydra.oracles.dialects import final_text
-from nmoe_core.hydra.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.oracles import harmony
+from nmoe_core.labels.oracles.answers import read_scores
+from nmoe_core.labels.oracles.dialects import final_text
+from nmoe_core.labels.oracles.harmony import CALL, END, RETURN, JudgePrompt, encoding, read_answer
+from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.labels.scores import DIMENSIONS
 
 RUBRIC = Path(__file__).parents[3] / "configs" / "rubrics" / "quality_v1.toml"
 SCORES = {name: i for i, name in enumerate(DIMENSIONS)}
@@ -285,7 +285,7 @@ def test_no_wrapping_of_an_object_in_reasoning_is_a_label(before: str, after: st
 
 def test_the_vocabulary_needs_no_network(tmp_path: Path) -> None:
     code = (
-        "from nmoe_core.hydra.harmony import encoding; "
+        "from nmoe_core.labels.oracles.harmony import encoding; "
         "print(encoding().encode('hello world', disallowed_special=()))"
     )
     keys = ("TIKTOKEN_CACHE_DIR", "TIKTOKEN_ENCODINGS_BASE")

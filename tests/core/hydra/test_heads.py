@@ -13,18 +13,18 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from nmoe_core.base.errors import HeadError
 from nmoe_core.engine import Transformer
-from nmoe_core.errors import HeadError
-from nmoe_core.hydra.convert import import_pickle
-from nmoe_core.hydra.features import (
+from nmoe_core.heads.convert import import_pickle
+from nmoe_core.heads.features import (
     batches,
     count_nonfinite,
     pooled,
     require_few_failed,
     tap_states,
 )
-from nmoe_core.hydra.head_files import load_head, load_heads, read_header, save_head
-from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch, _at_query
+from nmoe_core.heads.files import load_head, load_heads, read_header, save_head
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, _at_query
 
 LENGTHS = torch.tensor([7, 3, 1])
 
@@ -328,10 +328,12 @@ def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
 
 
 def test_slices_labels_and_thresholds_do_not_need_torch() -> None:
-    modules = "slices labels label_files heuristic rubric thresholds metrics decide"
+    labels = "slices label files agreement oracles.heuristic"
+    modules = [f"labels.{m}" for m in labels.split()]
+    modules += ["config.rubric", "calibration.thresholds", "calibration.decide"]
     code = (
         "import sys, importlib\n"
-        f"for m in {modules.split()}: importlib.import_module('nmoe_core.hydra.' + m)\n"
+        f"for m in {modules}: importlib.import_module('nmoe_core.' + m)\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmoe_core.hydra.heuristic import _DIMENSIONS, HeuristicOracle, grade
-from nmoe_core.hydra.metrics import spearman
-from nmoe_core.hydra.oracle import Question
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.hydra.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
+from nmoe_core.labels.agreement import spearman
+from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracles.heuristic import _DIMENSIONS, HeuristicOracle, grade
+from nmoe_core.labels.oracles.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
+from nmoe_core.labels.scores import DIMENSIONS
 
 MAX_CHARS = 4000
 KINDS = ("source", "docstring", "metadata")

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.atomic import output_lock
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import FormatError, LabelError, LockedError, NmoeError
 from nmoe_core.cli import main
-from nmoe_core.errors import FormatError, LabelError, LockedError, NmoeError
-from nmoe_core.hydra.document_texts import ShardDocuments
-from nmoe_core.hydra.label_files import merge_labels, read_labels
-from nmoe_core.hydra.label_noise import label_again, merge_noise, read_noise
-from nmoe_core.hydra.label_status import label_status
-from nmoe_core.hydra.labels import label_shard
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.slices import combine_slices, read_slice, write_source_slices
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.document_texts import ShardDocuments
+from nmoe_core.labels.files import merge_labels, read_labels
+from nmoe_core.labels.label import label_shard
+from nmoe_core.labels.noise import label_again, merge_noise, read_noise
+from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
+from nmoe_core.labels.status import label_status
 
 
 class Tree:
@@ -257,6 +257,6 @@ def test_slices_are_combined_by_one_process_at_a_time_and_leave_no_temporary_fil
     assert {name: (tree.slices / name).read_bytes() for name in names} == expected
     assert not list(tree.slices.glob("*.tmp.*"))
     manifest.unlink()
-    monkeypatch.setattr("nmoe_core.hydra.slices._MAX_WAIT_S", 0.0)
+    monkeypatch.setattr("nmoe_core.labels.slices._MAX_WAIT_S", 0.0)
     with output_lock(tree.slices / ".locks" / "combined"), pytest.raises(LockedError):
         combine_slices(tree.slices, ["web", "books"])

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.atomic import output_lock
-from nmoe_core.errors import FormatError, LabelError
-from nmoe_core.hydra.document_texts import ShardDocuments
-from nmoe_core.hydra.label_files import merge_labels, read_labels
-from nmoe_core.hydra.label_noise import agreement, label_again, merge_noise
-from nmoe_core.hydra.label_records import read_records
-from nmoe_core.hydra.label_status import label_status
-from nmoe_core.hydra.labels import LabelReport, label_shard
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.slices import read_slice
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import FormatError, LabelError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.document_texts import ShardDocuments
+from nmoe_core.labels.files import merge_labels, read_labels
+from nmoe_core.labels.label import LabelReport, label_shard
+from nmoe_core.labels.noise import agreement, label_again, merge_noise
+from nmoe_core.labels.records import read_records
+from nmoe_core.labels.slices import read_slice
+from nmoe_core.labels.status import label_status
 
 
 class Labelling:
@@ -418,7 +418,7 @@ def test_a_slice_that_names_a_document_twice_is_refused(labelling: Labelling) ->
 def test_progress_is_on_disk_while_labelling_and_gone_after_it(
     labelling: Labelling, world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_core.hydra.labels.PARTIAL_EVERY", 2)
+    monkeypatch.setattr("nmoe_core.labels.label.PARTIAL_EVERY", 2)
     partial = labelling.shard(0) / "summary.partial.json"
     seen: list[dict[str, Any]] = []
 

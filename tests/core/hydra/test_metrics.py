@@ -16,8 +16,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from nmoe_core.hydra.intervals import chance_of_at_most, upper_bound, wilson
-from nmoe_core.hydra.metrics import (
+from nmoe_core.labels.agreement import (
     agreement,
     auc,
     average_precision,
@@ -28,7 +27,8 @@ from nmoe_core.hydra.metrics import (
     spearman,
     within_groups,
 )
-from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.labels.intervals import chance_of_at_most, upper_bound, wilson
+from nmoe_core.labels.scores import DIMENSIONS
 
 TRIALS = settings(max_examples=60, derandomize=True)
 

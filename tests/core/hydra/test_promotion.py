@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.config import Run
-from nmoe_core.hydra.head_files import save_head
-from nmoe_core.hydra.heads import Probe, ProbeArch
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.stages.checks import check_head
+from nmoe_core.config.run import Run
+from nmoe_core.heads.files import save_head
+from nmoe_core.heads.models import Probe, ProbeArch
+from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.tasks.checks import check_head
 
 GOOD: dict[str, Any] = {
     "n": 150,

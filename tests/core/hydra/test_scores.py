@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from nmoe_core.errors import ConfigError, LabelError
-from nmoe_core.hydra.decide import decide
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS, aggregate, as_scores, parse_scores, stored
+from nmoe_core.base.errors import ConfigError, LabelError
+from nmoe_core.calibration.decide import decide
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_scores, parse_scores, stored
 
 GOOD = dict(zip(DIMENSIONS, (0, 1, 2, 3, 4)))
 

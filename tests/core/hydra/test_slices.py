@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loader.format import load_manifest
-from nmoe_core.atomic import write_json
-from nmoe_core.errors import FormatError
-from nmoe_core.hydra.slices import combine_slices, data_digest, read_slice, write_source_slices
+from loader.files.format import load_manifest
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.errors import FormatError
+from nmoe_core.labels.slices import combine_slices, data_digest, read_slice, write_source_slices
 from nmoe_core.shards.manifest import build_manifest
 from nmoe_core.shards.writer import ShardWriter
 

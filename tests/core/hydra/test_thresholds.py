@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.errors import CalibrationError
-from nmoe_core.hydra.calibration_file import load_calibration
-from nmoe_core.hydra.calibration_measures import keep_curve, reliability
-from nmoe_core.hydra.metrics import agreement, baselines, spearman, within_groups
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.hydra.thresholds import (
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.calibration.files import load_calibration
+from nmoe_core.calibration.measures import keep_curve, reliability
+from nmoe_core.calibration.thresholds import (
     Targets,
     fit_thresholds,
     fit_weights,
@@ -21,6 +19,8 @@ from nmoe_core.hydra.thresholds import (
     midpoint_above,
     would_keep,
 )
+from nmoe_core.labels.agreement import agreement, baselines, spearman, within_groups
+from nmoe_core.labels.scores import DIMENSIONS
 
 
 def scored(seed: int, count: int, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.docid import DocumentReader, parse_doc_id
+from nmoe_core.base.docid import DocumentReader, parse_doc_id
+from nmoe_core.base.errors import HeadError, LabelError
 from nmoe_core.engine import Transformer
-from nmoe_core.errors import HeadError, LabelError
-from nmoe_core.hydra.features import read_documents
-from nmoe_core.hydra.fit import Recipe, fit_judge, fit_probe, learning_rate, reproducible
-from nmoe_core.hydra.head_files import load_head, load_heads, read_header
-from nmoe_core.hydra.heads import JudgeArch, layer_norm
-from nmoe_core.hydra.scores import stored
-from nmoe_core.hydra.scoring import predict, score_documents
-from nmoe_core.hydra.slices import read_slice
-from nmoe_core.hydra.states import pooled_features
-from nmoe_core.hydra.train import train_judge, train_probe
-from nmoe_core.hydra.training_state import TrainingState
+from nmoe_core.heads.features import read_documents
+from nmoe_core.heads.files import load_head, load_heads, read_header
+from nmoe_core.heads.fit import Recipe, fit_judge, fit_probe, learning_rate, reproducible
+from nmoe_core.heads.models import JudgeArch, layer_norm
+from nmoe_core.heads.scoring import predict, score_documents
+from nmoe_core.heads.states import pooled_features
+from nmoe_core.heads.train import train_judge, train_probe
+from nmoe_core.heads.training_state import TrainingState
+from nmoe_core.labels.scores import stored
+from nmoe_core.labels.slices import read_slice
 
 
 @pytest.fixture(scope="module")

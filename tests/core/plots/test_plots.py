@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from nmoe_core.curate.calibrate_k import Calibration, KResult
-from nmoe_core.curate.compare import compare_embeddings
-from nmoe_core.curate.lineage import ArrangedDocuments
+from nmoe_core.curate.diversity.compare import compare_embeddings
+from nmoe_core.curate.shards.lineage import ArrangedDocuments
+from nmoe_core.curate.topics.calibrate_k import Calibration, KResult
 from nmoe_core.plots import (
     calibration_plot,
     cloud_plot,

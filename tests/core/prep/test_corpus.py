@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import tiktoken
 
-from nmoe_core.prep.tokenizer import Engine, load_tokenizer
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Record
+from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
 _NUM_FILES = 60
 

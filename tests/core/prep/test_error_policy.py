@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loader.format import load_manifest
-from nmoe_core.errors import SourceError
+from loader.files.format import load_manifest
+from nmoe_core.base.errors import SourceError
 from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.errors import FormatError
+from nmoe_core.base.errors import FormatError
 from nmoe_core.prep import journal as module
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
@@ -235,7 +235,7 @@ def test_an_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(
     before = json.loads((out / ".prep" / "journal.json").read_text())
     with monkeypatch.context() as patch:
         patch.setenv("NMOE_FAILPOINT", "sync:1:EIO")
-        patch.setattr("nmoe_core.atomic._steps", Counter())
+        patch.setattr("nmoe_core.base.atomic._steps", Counter())
         with pytest.raises(OSError, match="Input/output error"):
             prep_shards(source, Rows(), settings, out)
     assert json.loads((out / ".prep" / "journal.json").read_text()) == before

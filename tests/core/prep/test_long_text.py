@@ -12,8 +12,8 @@ import tiktoken_ext.openai_public
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.prep.long_text import safe_pieces
-from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.text.long_text import safe_pieces
+from nmoe_core.text.tokenizer import load_tokenizer
 
 _SOURCE = inspect.getsource(tiktoken_ext.openai_public)
 _ALPHABET = (
@@ -58,7 +58,7 @@ def test_a_long_text_has_the_first_ids_of_the_whole(
     tokenizer = load_tokenizer(engine=engine)
     text = "The shard's tokens, counted: 123 東京、大阪。 don't\n\n" * 400 + "x" * 5000
     whole = tokenizer.encode_batch([text]).ids
-    monkeypatch.setattr("nmoe_core.prep.tokenizer.safe_pieces", lambda text: safe_pieces(text, 100))
+    monkeypatch.setattr("nmoe_core.text.tokenizer.safe_pieces", lambda text: safe_pieces(text, 100))
     np.testing.assert_array_equal(tokenizer.encode_long(text, 10**9), whole)
     np.testing.assert_array_equal(tokenizer.encode_long(text, 777), whole[:777])
 

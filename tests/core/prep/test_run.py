@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import tiktoken
 
-from loader.format import load_manifest
-from nmoe_core.errors import FormatError, SourceError, TokenizerError
+from loader.files.format import load_manifest
+from nmoe_core.base.errors import FormatError, SourceError, TokenizerError
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
-from nmoe_core.prep.text import normalize_text
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import START, Rows
+from nmoe_core.text.normalise import normalize_text
 
 EOS = 199_999
 Digest = Callable[[Path], dict[str, str]]

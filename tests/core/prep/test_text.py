@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.prep.text import normalize_batch, normalize_text
+from nmoe_core.text.normalise import normalize_batch, normalize_text
 
 
 @settings(max_examples=200)
@@ -56,7 +56,7 @@ _NEAR = st.text(
     st.integers(1, 9),
 )
 def test_a_batch_is_normalised_as_its_texts_are_one_by_one(texts: list[str], size: int) -> None:
-    with patch("nmoe_core.prep.text._PIECE_BYTES", size):
+    with patch("nmoe_core.text.normalise._PIECE_BYTES", size):
         normal, encoded = normalize_batch(texts)
     assert normal == [normalize_text(text) for text in texts]
     assert encoded == [text.encode() for text in normal]

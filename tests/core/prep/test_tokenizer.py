@@ -16,12 +16,12 @@ import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nmoe_core.base.errors import TokenizerError
 from nmoe_core.cli import main
-from nmoe_core.errors import TokenizerError
-from nmoe_core.prep import tokenizer as module
-from nmoe_core.prep.text import normalize_batch
-from nmoe_core.prep.tokenizer import Engine, Tokenizer, load_tokenizer
-from nmoe_core.prep.vocabulary import O200K, ensure_vocabulary
+from nmoe_core.text import tokenizer as module
+from nmoe_core.text.normalise import normalize_batch
+from nmoe_core.text.tokenizer import Engine, Tokenizer, load_tokenizer
+from nmoe_core.text.vocabulary import O200K, ensure_vocabulary
 
 TEXTS = [
     "",

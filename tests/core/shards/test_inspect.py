@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loader.preflight import DEFAULT_VOCABULARY, read_data
+from loader.plan.check import DEFAULT_VOCABULARY, read_data
 from nmoe_core.shards.inspect import files_of_directory
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader.errors import FormatError as LoaderError
-from loader.format import IndexReader, load_manifest, open_shard
-from nmoe_core.errors import FormatError
+from loader.files.format import IndexReader, load_manifest, open_shard
+from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.shards.writer import ShardWriter

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader.format import load_manifest
-from nmoe_core.atomic import write_json
-from nmoe_core.errors import FormatError
+from loader.files.format import load_manifest
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.index import IndexWriter, regenerate_index
 from nmoe_core.shards.inspect import files_of_manifest, inspect_file
 from nmoe_core.shards.manifest import ShardFormat, combine_shards

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from loader.format import load_manifest
-from loader.sealed import sealed
+from loader.files.format import load_manifest
+from loader.files.sealed import sealed
 from nmoe_core.cli import main
 
 _NUM_FLIPS = 400

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.errors import FormatError
+from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.index import IndexWriter, index_header, index_rows, regenerate_index
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.shards.writer import ShardWriter, id_line, npy_header

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.arrow import ArrowSource
 from nmoe_core.sources.parquet import ParquetSource
 from nmoe_core.sources.records import BadRecord, Record

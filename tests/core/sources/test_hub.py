@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.hub import DatasetsOptions, DatasetsSource
 from nmoe_core.sources.records import BadRecord, Record
 

@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import START, BadRecord, OnError, Position, Record

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import zstandard
 
+from nmoe_core.base.errors import SourceError
+from nmoe_core.base.strict import validate
 from nmoe_core.cli import main
-from nmoe_core.errors import SourceError
 from nmoe_core.sources.spec import SourceSpec, open_reader
-from nmoe_core.strict import validate
 
 MIB = 2**20
 LIMIT_MB = 8

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
 from nmoe_core.sources.records import BadRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from nmoe_core.errors import ConfigError, SourceError
+from nmoe_core.base.errors import ConfigError, SourceError
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
 from nmoe_core.sources.records import BadRecord, Record, Rows, Source
 from nmoe_core.sources.spec import SourceSpec, open_source, parse_split

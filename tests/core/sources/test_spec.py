@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.errors import ConfigError
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.strict import validate
 from nmoe_core.sources.spec import SourceSpec
-from nmoe_core.strict import validate
 
 HUB = {"id": "web", "hf_dataset": "org/name"}
 JSONL = {"id": "web", "kind": "jsonl", "paths": ("a.jsonl",)}

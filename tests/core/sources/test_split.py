@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmoe_core.errors import ConfigError
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.sources.split import parse_split
 
 datasets = pytest.importorskip("datasets")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.errors import SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.parquet import ParquetSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Record, Source

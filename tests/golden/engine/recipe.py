@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmoe_core.engine import mxfp4
+from nmoe_core.engine.weights import mxfp4
 
 _COMMON = {
     "architectures": ["GptOssForCausalLM"],

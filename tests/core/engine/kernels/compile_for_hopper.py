@@ -22,7 +22,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from nmoe_core.engine import mxfp4
 from nmoe_core.engine.kernels.decode_attention import decode_attention
 from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, tile_experts
@@ -30,6 +29,7 @@ from nmoe_core.engine.kernels.mixture import FusedExperts
 from nmoe_core.engine.kernels.norm import add_rms_norm
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
+from nmoe_core.engine.weights import mxfp4
 
 HIDDEN, HEADS, KV_HEADS, DIM, EXPERTS = 2880, 64, 8, 64, 2
 

@@ -10,11 +10,11 @@ import torch
 
 from nmoe_core.engine import backend
 from nmoe_core.engine.devices import ModelSource, Shard
-from nmoe_core.engine.generator import BatchedGenerator
+from nmoe_core.engine.generation.generator import BatchedGenerator
 from nmoe_core.engine.kernels import decode_attention, mixture, prefill_attention
 from nmoe_core.engine.kernels.block import KernelTransformer, with_kernels
 from nmoe_core.engine.model import Transformer
-from nmoe_core.engine.tiny import make_tiny_checkpoint
+from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

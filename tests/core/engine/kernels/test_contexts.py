@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nmoe_core.engine.cache import PagedCache
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.step import Chunk, StepBatch
 from nmoe_core.engine.kernels import decode_attention, graphs, prefill_attention
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.graphs import DecodeGraphs, StaticStep
 from nmoe_core.engine.rope import rotate
-from nmoe_core.engine.step import Chunk, StepBatch
 
 HEADS, KV_HEADS, DIM, PAGE, WINDOW, MAX_LENGTH = 2, 1, 16, 4, 6, 48
 CONFIG = SimpleNamespace(

@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nmoe_core.engine.cache import PagedCache
-from nmoe_core.engine.checkpoint import FLOAT32_PARTS, LayerTensors
-from nmoe_core.engine.config import ModelConfig
 from nmoe_core.engine.experts import DecodedExperts
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.step import Chunk
 from nmoe_core.engine.kernels import combine
 from nmoe_core.engine.kernels.block import KernelBlock
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.graphs import DecodeGraphs
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
-from nmoe_core.engine.layout import part_shapes
 from nmoe_core.engine.model import Block
 from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.step import Chunk
 from nmoe_core.engine.transfers import Arriving
+from nmoe_core.engine.weights.checkpoint import FLOAT32_PARTS, LayerTensors
+from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.layout import part_shapes
 
 DEVICE = torch.device("cuda:3")
 

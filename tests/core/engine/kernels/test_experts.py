@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpretedFunction
 
-from nmoe_core.engine import mxfp4
+from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.kernels import expert_product, routing
 from nmoe_core.engine.kernels.combine import combine
 from nmoe_core.engine.kernels.expert_product import TileShape, swiglu_product, weighted_product
@@ -18,7 +18,7 @@ from nmoe_core.engine.kernels.expert_weights import (
 )
 from nmoe_core.engine.kernels.mixture import FusedExperts
 from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
-from nmoe_core.errors import CheckpointError
+from nmoe_core.engine.weights import mxfp4
 
 # Few, large programs: the interpreter pays for each.
 TILE = TileShape(rows=16, columns=64, num_warps=4, num_stages=2)

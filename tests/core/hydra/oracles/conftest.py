@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.config import HttpOracleTable
-from nmoe_core.hydra.oracles import flow
-from nmoe_core.hydra.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.run import HttpOracleTable
+from nmoe_core.labels.oracles import flow
+from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.labels.scores import DIMENSIONS
 
 MODEL = "judge-1"
 RUBRIC = Path(__file__).parents[4] / "configs" / "rubrics" / "quality_v1.toml"

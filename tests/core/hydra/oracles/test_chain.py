@@ -11,9 +11,9 @@ import torch
 
 from nmoe_core.cli import main
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
-from nmoe_core.hydra.head_files import save_head
-from nmoe_core.hydra.heads import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.hydra.oracles import engine
+from nmoe_core.heads.files import save_head
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.labels.oracles import engine
 
 REASONS = {"final_stop", "stop_outside_final", "length", "parser_error"}
 NUM_DOCUMENTS = 40

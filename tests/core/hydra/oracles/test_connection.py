@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.hydra.oracles.connection import (
+from nmoe_core.labels.oracles.connection import (
     Address,
     CannotConnectError,
     Connection,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nmoe_core.errors import LabelError
-from nmoe_core.hydra.harmony import STOP_IDS, JudgePrompt, encoding
-from nmoe_core.hydra.oracle import Question
-from nmoe_core.hydra.oracles.http import HttpOracle
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.base.errors import LabelError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracles.harmony import STOP_IDS, JudgePrompt, encoding
+from nmoe_core.labels.oracles.http import HttpOracle
+from nmoe_core.labels.scores import DIMENSIONS
 
 GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
 OTHER = json.dumps(dict.fromkeys(DIMENSIONS, 4))

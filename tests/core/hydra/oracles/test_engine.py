@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from nmoe_core.config import EngineOracleTable, OracleTable
+from nmoe_core.base.errors import CheckpointError, ConfigError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.run import EngineOracleTable, OracleTable
 from nmoe_core.engine import make_tiny_checkpoint
-from nmoe_core.errors import CheckpointError, ConfigError
-from nmoe_core.hydra.document_texts import JsonlDocuments
-from nmoe_core.hydra.harmony import RETURN, STOP_IDS, encoding
-from nmoe_core.hydra.jsonl_texts import JsonlTexts
-from nmoe_core.hydra.labels import label_shard
-from nmoe_core.hydra.oracle import OracleResult, Question
-from nmoe_core.hydra.oracles import engine, make_oracle
-from nmoe_core.hydra.oracles.engine import EngineOracle, model_name
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.labels.document_texts import JsonlDocuments
+from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.label import label_shard
+from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracles import engine, make_oracle
+from nmoe_core.labels.oracles.engine import EngineOracle, model_name
+from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS, encoding
+from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.text.tokenizer import load_tokenizer
 
 GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
 REASONS = {"final_stop", "stop_outside_final", "length", "parser_error"}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from nmoe_core.base.errors import LabelError
 from nmoe_core.cli import main
-from nmoe_core.errors import LabelError
-from nmoe_core.hydra.oracle import OracleResult, Question
-from nmoe_core.hydra.oracles.http import RAW_CHARS, HttpOracle
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracles.http import RAW_CHARS, HttpOracle
+from nmoe_core.labels.scores import DIMENSIONS
 
 GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
 KEY = "sk-s3cret/with+marks"
@@ -152,7 +152,7 @@ def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("JUDGE_KEY", KEY)
-    monkeypatch.setattr("nmoe_core.hydra.oracles.flow.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("nmoe_core.labels.oracles.flow.FIRST_PAUSE_S", 0.001)
     server.behave = lambda d, nth: talk.Reply(**echoes()[name](d))
     label(server, write_documents(tmp_path / "in.jsonl", 20), tmp_path / "out",
           "--api-key-env", "JUDGE_KEY")  # fmt: skip

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.config import OracleTable
-from nmoe_core.errors import ConfigError, LabelError
-from nmoe_core.hydra.document_texts import JsonlDocuments
-from nmoe_core.hydra.jsonl_texts import JsonlTexts
-from nmoe_core.hydra.labels import LabelReport, label_shard
-from nmoe_core.hydra.oracle import OracleResult, Question
-from nmoe_core.hydra.oracles import make_oracle
-from nmoe_core.hydra.oracles.flow import Flow
-from nmoe_core.hydra.oracles.http import HttpOracle
-from nmoe_core.hydra.oracles.replies import retry_after_s
-from nmoe_core.hydra.rubric import Rubric
-from nmoe_core.hydra.scores import DIMENSIONS
-from nmoe_core.prep.tokenizer import load_tokenizer
+from nmoe_core.base.errors import ConfigError, LabelError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.run import OracleTable
+from nmoe_core.labels.document_texts import JsonlDocuments
+from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.label import LabelReport, label_shard
+from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracles import make_oracle
+from nmoe_core.labels.oracles.flow import Flow
+from nmoe_core.labels.oracles.http import HttpOracle
+from nmoe_core.labels.oracles.replies import retry_after_s
+from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.text.tokenizer import load_tokenizer
 
 GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
 BAD = {

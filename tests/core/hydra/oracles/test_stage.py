@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.cli import main
-from nmoe_core.config import Run
+from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
-from nmoe_core.errors import ConfigError, LabelError
-from nmoe_core.hydra.oracles import engine
-from nmoe_core.hydra.slices import write_source_slices
-from nmoe_core.stages.hydra import label_slices
+from nmoe_core.labels.oracles import engine
+from nmoe_core.labels.slices import write_source_slices
+from nmoe_core.tasks.hydra import label_slices
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+"""Where documents lie in rows: spans from the `.idx` files, and what attention masks need.
+
+A document's end is known from its index, never guessed from token values. An index is checked
+against its file when it is first reached and mapped, not held, from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from loader.errors import FormatError
+from loader.files.format import INDEX_HEADER, IndexReader, Manifest, ShardEntry
+from loader.files.tokens import TokenFiles, max_mapped
+
+IGNORE_INDEX = -100
+Spans = Sequence[np.ndarray]
+
+
+class DocumentIndex:
+    """Document boundaries of all files of several sources.
+
+    Args:
+        manifests: One per source, as the `TokenFiles` beside it was made from.
+        files: Their tokens' axis.
+    """
+
+    def __init__(self, manifests: Sequence[Manifest], files: TokenFiles) -> None:
+        self._entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
+        self._starts = files.file_starts
+        self._ends: dict[int, np.ndarray] = {}
+        self._max_mapped = max_mapped()
+
+    def is_known(self) -> bool:
+        """Whether every file has an index; a directory without a manifest names none."""
+        return all(entry.index_path for _, entry in self._entries)
+
+    def ends(self, file: int) -> np.ndarray:
+        """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`.
+
+        Raises:
+            FormatError: The index is missing, malformed or of another file (E-INDEX-...).
+        """
+        found = self._ends.get(file)
+        if found is None:
+            if len(self._ends) >= self._max_mapped:
+                del self._ends[next(iter(self._ends))]
+            self._ends[file] = found = _map_ends(*self._entries[file])
+        return found
+
+    def documents(self, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+        """Documents in the `length` tokens from `position` on, whole: their file, their number in
+        it, and their start and end there."""
+        stop, file = position + length, int(np.searchsorted(self._starts, position, "right")) - 1
+        while (base := int(self._starts[file])) < stop:
+            ends = self.ends(file)
+            first = int(np.searchsorted(ends, np.uint64(max(0, position - base)), "right"))
+            for i in range(first, len(ends)):
+                start = int(ends[i - 1]) if i else 0
+                if base + start >= stop:
+                    break
+                yield file, i, start, int(ends[i])
+            file += 1
+
+    def spans(self, position: int, length: int) -> np.ndarray:
+        """Documents in the `length` tokens from `position` on: int64 `[num_documents, 2]`, counted
+        from `position`. The first and the last may be parts of documents."""
+        edges = [0]
+        stop, file = position + length, int(np.searchsorted(self._starts, position, "right")) - 1
+        while edges[-1] < length:
+            start = int(self._starts[file])
+            ends = self.ends(file)
+            first = int(np.searchsorted(ends, np.uint64(max(0, position - start)), "right"))
+            last = int(np.searchsorted(ends, np.uint64(stop - start), "left"))
+            edges += [int(end) + start - position for end in ends[first:last]]
+            # The document that goes on past the row; files end with a document.
+            if last < len(ends) and edges[-1] < length:
+                edges.append(length)
+            file += 1
+        return np.stack([edges[:-1], edges[1:]], axis=1)
+
+
+def cu_seqlens(spans: Spans, seq_len: int) -> np.ndarray:
+    """Cumulative document lengths over all rows laid end to end: int32 `[num_documents + 1]`.
+
+    What variable-length attention kernels take; its last value is `num_rows * seq_len`, since
+    padding at the end of a row counts as a document of its own.
+    """
+    edges = [np.append(row[:, 1] + i * seq_len, (i + 1) * seq_len) for i, row in enumerate(spans)]
+    return np.unique(np.concatenate([[0], *edges])).astype(np.int32)
+
+
+def position_ids(spans: Spans, seq_len: int) -> np.ndarray:
+    """Position of each token in its document, or in its part of it: int64 `[num_rows, seq_len]`.
+
+    Padding counts from 0 like a document.
+    """
+    edges = cu_seqlens(spans, seq_len).astype(np.int64)
+    starts = np.repeat(edges[:-1], np.diff(edges))
+    return (np.arange(len(starts)) - starts).reshape(len(spans), seq_len)
+
+
+def document_ids(spans: Spans, seq_len: int) -> np.ndarray:
+    """Number of each token's document in its row, -1 for padding: int64 `[num_rows, seq_len]`.
+
+    Two tokens of a row may attend to each other where the numbers are equal and not -1.
+    """
+    found = np.full((len(spans), seq_len), -1, np.int64)
+    for row, row_spans in zip(found, spans):
+        for i, (start, end) in enumerate(row_spans.tolist()):
+            row[start:end] = i
+    return found
+
+
+def _map_ends(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
+    if not entry.index_path:
+        raise FormatError(
+            "the file has no index, so where its documents end is not known",
+            where=manifest.shard_path(entry),
+            do="nmoe regenerate-index and a manifest make one",
+            code="E-INDEX-MISSING",
+        )
+    path = manifest.index_path(entry)
+    check_index(IndexReader(path), entry)
+    if not entry.num_documents:
+        return np.empty(0, "<u8")
+    return _mapped_body(path, entry.num_documents)[:, 1]
+
+
+def _mapped_body(path: Path, num_documents: int) -> np.ndarray:
+    return np.asarray(np.memmap(path, "<u8", "r", INDEX_HEADER.size, (num_documents, 2)))
+
+
+def check_index(index: IndexReader, entry: ShardEntry) -> None:
+    """Refuse an index that is not of its file. Raises FormatError (E-INDEX-FORMAT)."""
+    end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
+    if (index.num_docs, end) != (entry.num_documents, entry.num_tokens):
+        raise FormatError(
+            "index is not of this shard",
+            where=index.path,
+            found=f"{index.num_docs} documents, {end} tokens",
+            expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
+            do="nmoe regenerate-index rebuilds it from the shard",
+            code="E-INDEX-FORMAT",
+        )

@@ -1,0 +1,176 @@
+"""The token files of all sources as one axis of positions, mapped when they are reached.
+
+The files of a source lie end to end in manifest order, the sources after one another, so that one
+`searchsorted` places any number of rows. Every header is checked against its manifest when the
+axis is opened; a file that has changed by the time it is mapped is refused. A map costs a file
+descriptor: at most a quarter of the process's limit is used, the longest unused file going first.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from loader.errors import FormatError, PlanError
+from loader.files.format import Manifest, read_npy_header
+
+
+class _File(NamedTuple):
+    path: str
+    offset_bytes: int
+    num_tokens: int
+    size_bytes: int
+    modified_ns: int
+
+
+class TokenFiles:
+    """Files of several sources on one axis.
+
+    Args:
+        manifests: One per source.
+        wraps: Let a row that comes to the end of its source go on at the source's start.
+
+    Attributes:
+        file_starts: int64 `[num_files + 1]`, position of each file's first token, and the end.
+        source_starts: int64 `[num_sources + 1]`, the same of sources.
+
+    Raises:
+        FormatError: A file is missing, malformed or not as long as its manifest says.
+    """
+
+    def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:
+        self.wraps = wraps
+        self._files = [_checked(manifest, i) for manifest in manifests for i in _shards(manifest)]
+        self._mapped: dict[int, np.ndarray] = {}
+        self._max_mapped = max_mapped()
+        sizes = [file.num_tokens for file in self._files]
+        self.file_starts = np.array([0, *accumulate(sizes)], np.int64)
+        totals = [manifest.total_tokens for manifest in manifests]
+        self.source_starts = np.array([0, *accumulate(totals)], np.int64)
+
+    def tokens(self, file: int) -> np.ndarray:
+        """All tokens of file number `file`: uint32 `[num_tokens]`, mapped read-only.
+
+        Raises:
+            FormatError: The file is not the one that was checked (E-SHARD-CHANGED).
+        """
+        found = self._mapped.pop(file, None)
+        if found is None:
+            found = _map(self._files[file])
+            if len(self._mapped) >= self._max_mapped:
+                del self._mapped[next(iter(self._mapped))]
+        self._mapped[file] = found  # last in, so that the first is the longest unused
+        return found
+
+    def paths(self) -> list[Path]:
+        """The path of every file, by its number."""
+        return [Path(file.path) for file in self._files]
+
+    def copy(self, position: int, out: np.ndarray) -> None:
+        """Copy the `len(out)` tokens from `position` on, over file ends.
+
+        Raises:
+            PlanError: They go past the end of the position's source (E-PLAN-SHORT).
+        """
+        done = 0
+        for start, length in self.pieces(position, len(out)):
+            file = int(np.searchsorted(self.file_starts, start, "right")) - 1
+            stop = done + length
+            while done < stop:
+                offset = start - int(self.file_starts[file])
+                part = self.tokens(file)[offset : offset + stop - done]
+                out[done : done + len(part)] = part
+                done, start, file = done + len(part), start + len(part), file + 1
+
+    def pieces(self, position: int, length: int) -> list[tuple[int, int]]:
+        """Start and length of what a row is made of: one piece, or more where it wraps.
+
+        Raises:
+            PlanError: It goes past the end of the position's source (E-PLAN-SHORT).
+        """
+        source = int(np.searchsorted(self.source_starts, position, "right")) - 1
+        if not 0 <= source < len(self.source_starts) - 1:
+            raise past_end(position, length)
+        first, end = self.source_starts[source : source + 2].tolist()
+        found = []
+        while position + length > end:
+            if not self.wraps:
+                raise past_end(position, length)
+            found.append((position, end - position))
+            position, length = first, length - (end - position)
+        return [*found, (position, length)]
+
+    def close(self) -> None:
+        """Unmap all files; one that is read again is mapped again."""
+        self._mapped.clear()
+
+
+def max_mapped() -> int:
+    """How many files may be mapped: a quarter of the process's limit on open files, 16 to 4,096."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 4096 if soft == resource.RLIM_INFINITY else min(4096, max(16, soft // 4))
+
+
+def past_end(position: int, width: int) -> PlanError:
+    """A window that does not lie inside its source."""
+    return PlanError(
+        "read past the end of a source",
+        found=f"{width} tokens from position {position}",
+        code="E-PLAN-SHORT",
+    )
+
+
+def _shards(manifest: Manifest) -> range:
+    return range(len(manifest.shards))
+
+
+def _checked(manifest: Manifest, i: int) -> _File:
+    entry = manifest.shards[i]
+    path = manifest.path.parent / entry.path  # checked to be inside when the manifest was read
+    num_tokens, offset_bytes = read_npy_header(path)
+    if num_tokens != entry.num_tokens:
+        raise FormatError(
+            "shard is not as long as its manifest says",
+            where=path,
+            found=f"{num_tokens} tokens",
+            expected=entry.num_tokens,
+            do="run prep for this shard again, or restore the file",
+            code="E-SHARD-TRUNCATED",
+        )
+    status = os.stat(path)
+    return _File(str(path), offset_bytes, num_tokens, status.st_size, status.st_mtime_ns)
+
+
+def _map(file: _File) -> np.ndarray:
+    if not file.num_tokens:
+        return np.empty(0, np.uint32)
+    try:
+        with open(file.path, "rb", buffering=0) as opened:
+            status = os.fstat(opened.fileno())
+            found = (status.st_size, status.st_mtime_ns)
+            if found != (file.size_bytes, file.modified_ns):
+                raise _changed(file, f"{found[0]} bytes, modified at {found[1]} ns")
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise _changed(file, "no file") from None
+    # A plain array over the map: slicing np.memmap builds a subclass object each time, which costs
+    # as much as copying a window of 2,048 tokens.
+    return np.frombuffer(mapped, np.dtype("<u4"), file.num_tokens, file.offset_bytes)
+
+
+def _changed(file: _File, found: str) -> FormatError:
+    return FormatError(
+        "shard changed while it was in use",
+        where=file.path,
+        found=found,
+        expected=f"{file.size_bytes} bytes, modified at {file.modified_ns} ns",
+        do="restore the file, or start again from data that nobody writes to",
+        code="E-SHARD-CHANGED",
+    )

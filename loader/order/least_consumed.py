@@ -1,0 +1,144 @@
+"""Least-consumed interleave: always the source with the fewest tokens read for its weight.
+
+Every source has a clock, tokens / weight, that a sequence moves on by its tokens; the next sequence
+is of the source whose clock is lowest, equal clocks in the order of a hash of the source and of its
+draw. Clocks are integers, exact wherever the weights have a common multiple below 2^48 and else
+rounded at the 40th binary place. A source's readings form an arithmetic progression, so the state
+after n sequences is the clock up to which n readings lie: a binary search, O(sources x log n).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from loader.order.shuffle import hashes, key_of
+
+_CHUNK = 4096
+_FRACTION = 2**40
+_MAX_UNIT = 2**48
+
+
+def least_consumed_until_met(
+    weights: Sequence[int], quotas: Sequence[int], tokens: Sequence[int], seq_len: int, key: int
+) -> tuple[LeastConsumed, int]:
+    """The stream of some sources that have `tokens` each behind them, and after how many sequences
+    a source has first had its quota."""
+    stream = LeastConsumed(weights, tokens, seq_len, key)
+    return stream, stream.first_met(quotas)
+
+
+class LeastConsumed:
+    """An endless stream that keeps tokens / weight equal.
+
+    Args:
+        weights: Integer weights, each above 0.
+        tokens: Tokens that count as read of each source at the start.
+        seq_len: Tokens of a sequence.
+        key: Which ties go to whom.
+    """
+
+    def __init__(
+        self, weights: Sequence[int], tokens: Sequence[int], seq_len: int, key: int
+    ) -> None:
+        unit = _unit(weights, seq_len)
+        self._prices = [round_div(unit * seq_len, weight) for weight in weights]
+        self._clocks = [round_div(unit * count, weight) for count, weight in zip(tokens, weights)]
+        self._keys = np.array([key_of(key, i) for i in range(len(weights))], np.uint64)
+
+    def counts_before(self, n: int) -> np.ndarray:
+        """Sequences of each source among the first `n`: int64 `[num_sources]`."""
+        clock = self._clock_at(n)
+        counts = self._counts_below(clock)
+        for source in self._tied(clock, counts)[: n - sum(counts)]:
+            counts[source] += 1
+        return np.array(counts, np.int64)
+
+    def sources(self, start: int, stop: int) -> np.ndarray:
+        """Source of each sequence in `[start, stop)`: intp `[stop - start]`."""
+        parts = [np.empty(0, np.intp)]
+        for at in range(start, stop, _CHUNK):
+            parts.append(self._chunk(at, min(stop, at + _CHUNK)))
+        return np.concatenate(parts)
+
+    def first_met(self, quotas: Sequence[int]) -> int:
+        """Number of sequences after which a source has first had its quota (each above 0)."""
+        last = [
+            clock + (quota - 1) * price
+            for clock, price, quota in zip(self._clocks, self._prices, quotas)
+        ]
+        clock = min(last)
+        counts = self._counts_below(clock)
+        tied = self._tied(clock, counts)
+        return sum(counts) + 1 + min(i for i, source in enumerate(tied) if last[source] == clock)
+
+    def _counts_below(self, clock: int) -> list[int]:
+        """Readings of each source below a clock."""
+        return [max(0, -((own - clock) // price)) for own, price in zip(self._clocks, self._prices)]
+
+    def _clock_at(self, n: int) -> int:
+        """The clock at which sequence `n` is drawn."""
+        low = min(self._clocks)
+        high = min(own + n * price for own, price in zip(self._clocks, self._prices)) + 1
+        # The highest clock with at most n readings below it.
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(self._counts_below(middle)) <= n:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _tied(self, clock: int, counts: Sequence[int]) -> list[int]:
+        """Sources that are at this clock, in the order in which they are drawn."""
+        readings = zip(self._clocks, self._prices, counts)
+        tied = [i for i, (own, price, n) in enumerate(readings) if own + n * price == clock]
+        if len(tied) < 2:
+            return tied
+        order = _tie_hashes(self._keys[tied], np.array([counts[i] for i in tied], np.int64))
+        return [tied[i] for i in np.argsort(order, kind="stable")]
+
+    def _chunk(self, start: int, stop: int) -> np.ndarray:
+        first, last = self._clock_at(start), self._clock_at(stop) + 1
+        counts, ends = self._counts_below(first), self._counts_below(last)
+        active = [i for i, (a, b) in enumerate(zip(counts, ends)) if b > a]
+        lengths = np.array([ends[i] - counts[i] for i in active], np.int64)
+        columns = np.repeat(np.arange(len(active)), lengths)
+        offsets = np.arange(len(columns)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        # Within a chunk clocks lie close together; where light sources spread them further than 63
+        # bits, exact integers of Python take over.
+        kind = np.int64 if last - first < 2**62 else object
+        own = [self._clocks[i] + counts[i] * self._prices[i] - first for i in active]
+        price = [self._prices[i] if ends[i] - counts[i] > 1 else 0 for i in active]
+        clocks = np.array(own, kind)[columns] + np.array(price, kind)[columns] * offsets
+        drawn = np.array([counts[i] for i in active], np.int64)[columns] + offsets
+        ties = _tie_hashes(self._keys[np.array(active)[columns]], drawn)
+        if kind is object:
+            clocks = np.unique(clocks, return_inverse=True)[1]
+        order = np.lexsort((ties, clocks))[start - sum(counts) : stop - sum(counts)]
+        return np.array(active)[columns[order]]
+
+
+def round_div(numerator: int, denominator: int) -> int:
+    """The nearest integer to a fraction of non-negative integers; halves go up."""
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+def _unit(weights: Sequence[int], seq_len: int) -> int:
+    """What a token of a source of weight 1 moves its clock by, so that a sequence of the heaviest
+    source moves it by 2^40 to 2^48."""
+    heaviest = max(weights)
+    divisor = math.gcd(*weights)
+    common = 1
+    for weight in weights:
+        common = math.lcm(common, weight // divisor)
+        # Prices are unit x seq_len / weight, so this multiple makes all of them integers.
+        if common * divisor * seq_len > _MAX_UNIT * heaviest:
+            return -(-_FRACTION * heaviest // seq_len)
+    return common * divisor * max(1, -(-_FRACTION * heaviest // (common * divisor * seq_len)))
+
+
+def _tie_hashes(keys: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    return hashes(0, (keys + drawn.astype(np.uint64)).astype(np.int64))

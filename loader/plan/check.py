@@ -1,0 +1,256 @@
+"""Checks a plan before the first step: ranges, agreement of its sources, and enough data.
+
+Costs one read of each manifest; shard headers are checked when the stream is opened. Refuses what
+would otherwise surface in training: a changed or shorter manifest, another tokenizer, a source that
+would run dry. Directories without a manifest are read only where a plan names them as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loader.errors import PlanError
+from loader.files.format import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    load_manifest,
+    read_npy_header,
+    resolve_inside,
+)
+from loader.plan.ranges import plan_ranges, stage_ranges
+
+if TYPE_CHECKING:
+    from loader.plan.file import LoaderPlan, SourceData
+
+_FINGERPRINT = "tokenizer_fingerprint"
+
+
+class Vocabulary(NamedTuple):
+    """What makes token ids of two sources mean the same; None where it is not known yet."""
+
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    eos_token_id: int | None = None
+
+
+DEFAULT_VOCABULARY = Vocabulary("o200k_harmony", 201_088, 199_999)
+
+
+def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
+    """Whole windows of `seq_len + 1` tokens that start `stride` tokens apart."""
+    return max(0, (num_tokens - seq_len - 1) // stride + 1)
+
+
+def read_data(path: Path, vocabulary: Vocabulary) -> Manifest:
+    """The manifest at `path`, or one made from a directory's shards in sorted order.
+
+    Raises:
+        FormatError: The manifest is missing or not valid, or a shard's header is not.
+        PlanError: The directory holds no `.npy` file (E-PLAN-SOURCE).
+    """
+    return _scan(path, vocabulary) if path.is_dir() else load_manifest(path)
+
+
+def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
+    """The manifest of a plan's source, checked to be the one the plan was built from.
+
+    Raises:
+        PlanError: Its content or size differs (E-PLAN-DATA), or its tokenizer (E-PLAN-TOKENIZER).
+        FormatError: It is missing or not valid, or its path leaves the root (E-PATH-ESCAPE).
+    """
+    vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
+    manifest = read_data(resolve_inside(plan.base, source.manifest), vocabulary)
+    agreed_vocabulary([(source.name, manifest)], vocabulary)
+    for what, found, expected in (
+        ("content digest", manifest.content_digest(), source.content_hash),
+        ("number of tokens", manifest.total_tokens, source.num_tokens),
+    ):
+        if found != expected:
+            raise PlanError(
+                f"{what} of source {source.name!r} is not the plan's",
+                where=manifest.path,
+                found=found,
+                expected=expected,
+                do="build the plan again, or restore the data it was built from",
+                code="E-PLAN-DATA",
+            )
+    return manifest
+
+
+def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary) -> Vocabulary:
+    """The one vocabulary of all sources and of the values that are given.
+
+    Raises:
+        PlanError: A source differs (E-PLAN-TOKENIZER).
+    """
+    agreed: dict[str, object] = {k: v for k, v in given._asdict().items() if v is not None}
+    for name, manifest in sources:
+        for key in (*Vocabulary._fields, _FINGERPRINT):
+            own = manifest.extra.get(key) if key == _FINGERPRINT else getattr(manifest, key)
+            if own is None or agreed.setdefault(key, own) == own:
+                continue
+            raise PlanError(
+                f"{key} of source {name!r} differs",
+                where=manifest.path,
+                found=own,
+                expected=agreed[key],
+                do="prepare all sources with one tokenizer",
+                code="E-PLAN-TOKENIZER",
+            )
+    agreed.pop(_FINGERPRINT, None)
+    return Vocabulary(**agreed)  # pyright: ignore[reportArgumentType]
+
+
+def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
+    """Refuse a plan that no loader could run to its end.
+
+    Raises:
+        PlanError: A value is out of range (E-PLAN-FORMAT), or a source has fewer tokens than the
+            stages take of it though it may not wrap or end the run (E-PLAN-SHORT).
+    """
+    for found, expected, good in plan_ranges(plan):
+        if not good:
+            raise PlanError(
+                "plan is out of range",
+                where=where,
+                found=found,
+                expected=expected,
+                code="E-PLAN-FORMAT",
+            )
+    _check_stages(plan, where)
+    _check_phases(plan, where)
+    _check_need(plan)
+
+
+def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
+    """Refuse a run of more steps than the flow has.
+
+    Raises:
+        PlanError: It has fewer, and its sources may not wrap (E-PLAN-STEPS).
+    """
+    if num_steps * plan.batch_size <= plan.num_sequences or plan.wraps:
+        return
+    raise PlanError(
+        "the flow is shorter than the run",
+        where=where,
+        found=f"{plan.num_sequences // plan.batch_size} whole steps",
+        expected=f"steps = {num_steps}",
+        do="lower steps, or choose a flow with more tokens",
+        code="E-PLAN-STEPS",
+    )
+
+
+def _check_stages(plan: LoaderPlan, where: object) -> None:
+    known: dict[str, tuple[str, str, int]] = {}
+    for stage in plan.stages:
+        for found, expected, good in stage_ranges(stage, plan.policy):
+            if not good:
+                raise PlanError(
+                    f"stage {stage.name!r} is out of range",
+                    where=where,
+                    found=found,
+                    expected=expected,
+                    code="E-PLAN-FORMAT",
+                )
+        for source in stage.sources:
+            data = (source.manifest, source.content_hash, source.num_tokens)
+            if known.setdefault(source.name, data) != data:
+                raise PlanError(
+                    f"source {source.name!r} has other data in stage {stage.name!r}",
+                    where=where,
+                    found=data,
+                    expected=known[source.name],
+                    code="E-PLAN-FORMAT",
+                )
+
+
+def _check_phases(plan: LoaderPlan, where: object) -> None:
+    """A phase begins exactly at its step: what comes before fills whole steps."""
+    if plan.consumed:
+        return  # quotas are what another run left, and steps are counted from there
+    before = 0
+    for stage in plan.stages:
+        if stage.start_step and stage.start_step * plan.batch_size != before:
+            raise PlanError(
+                f"stage {stage.name!r} does not begin at its phase's step",
+                where=where,
+                found=f"start_step = {stage.start_step}",
+                expected=f"{before} sequences of {plan.batch_size} before it",
+                code="E-PLAN-FORMAT",
+            )
+        before += stage.num_sequences
+
+
+def _check_need(plan: LoaderPlan) -> None:
+    limit = plan.epoch_limit
+    if plan.packing != "concat" or (limit == 0 and plan.wraps_tokens):
+        for source in plan.sources:
+            if source.num_tokens < 1:
+                raise _short(source.name, plan.stages[0].name, 0, 1, limit)
+        return
+    taken = {c.source: c.sequences for c in plan.consumed}
+    for stage in plan.stages:
+        for source in stage.sources:
+            taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
+            if plan.on_exhaust == "first_exhausted":
+                taken[source.name] = min(1, taken[source.name])  # the run ends with its data
+            need = _need(plan, taken[source.name], source.num_tokens)
+            have = source.num_tokens * max(1, limit)
+            if taken[source.name] and need > have:
+                raise _short(source.name, stage.name, have, need, limit)
+
+
+def _need(plan: LoaderPlan, taken: int, num_tokens: int) -> int:
+    """Tokens without which `taken` windows of a source cannot be read."""
+    if plan.wraps and not plan.wraps_tokens:
+        capacity = num_windows(num_tokens, plan.seq_len, plan.stride)
+        passes = -(-taken // capacity) if capacity else 1
+        # Whole windows come again, so what counts is how many a pass has.
+        return max(plan.seq_len + 1, (passes if plan.epoch_limit else 1) * num_tokens)
+    return (taken - 1) * plan.stride + plan.seq_len + 1
+
+
+def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanError:
+    times = f" in max_epochs = {limit}" if limit > 1 else ""
+    return PlanError(
+        f"source {source!r} is too short for stage {stage!r}",
+        found=f"{have} tokens{times}",
+        expected=f"at least {need} by the end of the stage",
+        do='prepare more of it, lower the budget, or set on_exhaust = "wrap" to repeat it',
+        code="E-PLAN-SHORT",
+    )
+
+
+def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
+    paths = sorted(
+        path
+        for path in directory.rglob("*.npy")
+        # What is hidden may be half made.
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    )
+    if not paths:
+        raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
+    entries = []
+    for path in paths:
+        relative = path.relative_to(directory).as_posix()
+        num_tokens, _ = read_npy_header(resolve_inside(directory, relative))
+        entries.append(ShardEntry(relative, "", num_tokens, 0, ""))
+    known = [own if own is not None else d for own, d in zip(vocabulary, DEFAULT_VOCABULARY)]
+    tokenizer, vocab_size, eos_token_id = known
+    return Manifest(
+        path=directory / MANIFEST_NAME,
+        dataset=directory.name,
+        version="",
+        tokenizer=str(tokenizer),
+        vocab_size=int(vocab_size or 0),
+        eos_token_id=int(eos_token_id or 0),
+        dtype="uint32",
+        total_tokens=sum(entry.num_tokens for entry in entries),
+        total_documents=0,
+        num_shards=len(entries),
+        shards=tuple(entries),
+    )

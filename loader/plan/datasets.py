@@ -1,0 +1,300 @@
+"""Sources that a run's settings list themselves, and the plan they make.
+
+Two layouts are read: `datasets`, a list of tables with `weight` and `path` or `hf_name` (the mixing
+document's), and `configs` with `weights`, two mappings by name (levanter's). `path` is a directory
+of shards; a hub name, a list of files to tokenise, is turned into one in `cache_dir`. Refuses names
+that are not known or appear twice and sources that name no data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.errors import ConfigError, PlanError
+from loader.files.addresses import address, is_url
+from loader.files.format import MANIFEST_NAME
+from loader.files.text_files import TextSource
+from loader.plan import check as preflight
+from loader.plan import settings
+from loader.plan.build import PlanSettings, build_plan
+from loader.plan.file import LoaderPlan
+from loader.plan.mixture import Stage, StageSource, temper
+from loader.plan.phases import Phase
+from loader.plan.remote import local_data
+from loader.plan.text_sources import tokenised
+
+_TABLE_KEYS = ("path", "hf_name", "hf_config", "hf_revision", "split", "text_key", "weight", "name")
+_CONFIG_KEYS = (
+    "path",
+    "id",
+    "name",
+    "revision",
+    "split",
+    "text_key",
+    "train_urls",
+    "validation_urls",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSource:
+    """A source of a run: its weight, and where its tokens (a directory or its URL) or its text
+    are."""
+
+    name: str
+    weight: float
+    data: Path | str | TextSource
+
+    @property
+    def spec(self) -> str:
+        """Where the data came from; blank where that is a directory of shards."""
+        return self.data.spec if isinstance(self.data, TextSource) else ""
+
+
+def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSource, ...]:
+    """The sources of `[[data.datasets]]`. A blank name is the path's or the hub's.
+
+    Raises:
+        ConfigError: No source, an unknown key, neither path nor hub name, a weight that is no
+            number of at least 0, no weight above 0, or a name twice.
+    """
+    if not isinstance(rows, list | tuple) or not rows:
+        raise ConfigError("no datasets", where=where, expected="a list of tables")
+    sources = []
+    for i, row in enumerate(rows):
+        place = f"{where}[{i}]"
+        table = settings.table(row, place)
+        settings.refuse_unknown(table, _TABLE_KEYS, place)
+        given = {key: value for key, value in table.items() if value not in (None, "")}
+        named = [key for key in ("path", "hf_name") if key in given]
+        if len(named) != 1:
+            raise ConfigError(
+                "a dataset needs either path or hf_name",
+                where=place,
+                found=" and ".join(named) or f"keys {', '.join(sorted(given)) or '(none)'}",
+            )
+        origin = str(given[named[0]])
+        if named == ["path"]:
+            data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
+        else:
+            data = _hub(given, ("hf_name", "hf_config", "hf_revision"), place)
+        weight = settings.number(given.get("weight", 1.0), f"{place}: weight")
+        name = settings.text(given.get("name", _name_of(origin)), f"{place}: name")
+        sources.append(ListedSource(name, float(weight), data))
+    _refuse_twins(sources, where)
+    if not any(source.weight for source in sources):
+        raise ConfigError("all weights are zero", where=where, expected="one above 0")
+    return tuple(sources)
+
+
+def read_mappings(
+    configs: Any, weights: Any, where: str, base: Path = Path()
+) -> tuple[ListedSource, ...]:
+    """The sources of `configs` and `weights`, which name the same sources.
+
+    Raises:
+        ConfigError: A name is in one mapping alone, a key is unknown, a source names no data or two
+            kinds of it, or no weight is above 0.
+    """
+    configs = settings.table(configs, f"{where}: configs")
+    weights = settings.table(weights, f"{where}: weights")
+    for name in weights:
+        if name not in configs:
+            raise settings.unknown_name("source", name, configs, f"{where}: weights")
+    sources = []
+    for name, value in configs.items():
+        place = f"{where}: configs.{name}"
+        if name not in weights:
+            raise ConfigError("source has no weight", where=place, do=f"set weights.{name}")
+        table = settings.table(value, place)
+        settings.refuse_unknown(table, _CONFIG_KEYS, place)
+        given = {key: value for key, value in table.items() if value not in (None, "", [], ())}
+        kinds = [key for key in ("path", "id", "train_urls") if key in given]
+        if len(kinds) != 1:
+            raise ConfigError(
+                "a source needs one of path, id and train_urls",
+                where=place,
+                found=" and ".join(kinds) or f"keys {', '.join(sorted(given)) or '(none)'}",
+            )
+        if kinds == ["path"]:
+            data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
+        elif kinds == ["id"]:
+            data = _hub(given, ("id", "name", "revision"), place)
+        else:
+            urls = [_urls(given.get(key, []), f"{place}: {key}", base) for key in _CONFIG_KEYS[-2:]]
+            data = TextSource(urls=urls[0], valid_urls=urls[1], text_key=_text_key(given, place))
+        weight = settings.number(weights[name], f"{where}: weights.{name}")
+        sources.append(ListedSource(name, float(weight), data))
+    if not any(source.weight for source in sources):
+        raise ConfigError(
+            "all weights are zero", where=f"{where}: weights", found=dict(weights) or "no source"
+        )
+    return tuple(sources)
+
+
+def datasets_plan(
+    sources: Sequence[ListedSource],
+    chosen: PlanSettings,
+    *,
+    plan_id: str,
+    num_steps: int = 0,
+    temperature: float = 1.0,
+    phases: Sequence[Phase] = (),
+    tokenizer_path: str | None = None,
+    cache_dir: Path | None = None,
+    allow_unmanifested: bool = False,
+) -> LoaderPlan:
+    """The plan of a run over listed sources: `num_steps` steps by weight, or, with 0, every source
+    to its end. Text is tokenised first.
+
+    Raises:
+        ConfigError, PlanError, FormatError: As `build_plan`; a source has no data (E-PLAN-SOURCE),
+            or has weight 0 and is never used.
+    """
+    _refuse_unused(sources, phases, plan_id, cache_dir)
+    directories = {
+        source.name: tokenised(source.data, source.name, tokenizer_path, chosen, cache_dir)
+        if isinstance(source.data, TextSource)
+        else local_data(source.data, cache_dir)
+        for source in sources
+    }
+    splits = {name: split_dirs(directory) for name, directory in directories.items()}
+    manifests = {name: locate(train, allow_unmanifested) for name, (train, _) in splits.items()}
+    weights = [source.weight for source in sources]
+    rows = zip(sources, temper(weights, temperature), weights)
+    stage = Stage(
+        "train",
+        "datasets",
+        num_steps * chosen.batch_size * chosen.seq_len,
+        tuple(StageSource(source.name, tempered, listed) for source, tempered, listed in rows),
+        temperature,
+    )
+    valid = valid_manifests({name: valid for name, (_, valid) in splits.items() if valid})
+    places = [os.path.abspath(path.parent) for path in (*manifests.values(), *valid.values())]
+    root = Path(os.path.commonpath(places))
+    return build_plan(
+        [stage],
+        manifests,
+        chosen,
+        root=root,
+        plan_id=plan_id,
+        valid=valid,
+        phases=phases,
+        specs={source.name: source.spec for source in sources},
+    )
+
+
+def _refuse_unused(
+    sources: Sequence[ListedSource], phases: Sequence[Phase], where: str, cache_dir: Path | None
+) -> None:
+    weighed = {name for phase in phases for name, weight in phase.weights.items() if weight}
+    for source in sources:
+        if source.weight or source.name in weighed:
+            continue
+        if isinstance(source.data, TextSource):
+            has_valid = bool(source.data.valid_urls)
+        else:
+            valid = split_dirs(local_data(source.data, cache_dir))[1]
+            has_valid = valid is not None and (valid / MANIFEST_NAME).exists()
+        if not has_valid:
+            raise ConfigError(
+                f"source {source.name!r} is never used",
+                where=where,
+                found="weight 0, no phase that weighs it and no valid split",
+                do="give it a weight, in the run or in a phase, or leave it out",
+            )
+
+
+def split_dirs(directory: Path) -> tuple[Path, Path | None]:
+    """Where the train and valid shards of a source are, given its directory, that of its train
+    split, or that split's manifest."""
+    if directory.name == MANIFEST_NAME:
+        directory = directory.parent
+    if not (directory / MANIFEST_NAME).exists() and (directory / "train").is_dir():
+        return directory / "train", directory / "valid"
+    return directory, None
+
+
+def valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
+    """Those sources that have a valid split; unlike train, it is nobody's duty to have one."""
+    manifests = {name: directory / MANIFEST_NAME for name, directory in directories.items()}
+    return {name: path for name, path in manifests.items() if path.exists()}
+
+
+def locate(directory: Path, allow_unmanifested: bool) -> Path:
+    """The directory's manifest; the directory itself where that is allowed.
+
+    Raises:
+        PlanError: There is none (E-PLAN-SOURCE, E-PLAN-UNMANIFESTED).
+    """
+    if (directory / MANIFEST_NAME).exists():
+        return directory / MANIFEST_NAME
+    if not directory.is_dir():
+        raise PlanError(
+            "source has no data",
+            where=directory,
+            expected="a directory with manifest.json",
+            do="run prep for this source",
+            code="E-PLAN-SOURCE",
+        )
+    if allow_unmanifested:
+        return directory
+    raise PlanError(
+        "directory has no manifest.json",
+        where=directory,
+        do="finish prep, or set allow_unmanifested = true to read its files in sorted order",
+        code="E-PLAN-UNMANIFESTED",
+    )
+
+
+def single_name(directory: Path, train: Path, chosen: PlanSettings) -> str:
+    """What a single source is called: its manifest's dataset, else its directory."""
+    given = preflight.Vocabulary(chosen.tokenizer, chosen.vocab_size, chosen.eos_token_id)
+    return preflight.read_data(train, given).dataset or directory.name
+
+
+def _hub(given: Mapping[str, Any], keys: tuple[str, str, str], where: str) -> TextSource:
+    repo, config, revision = (
+        settings.text(given[key], f"{where}: {key}") if key in given else "" for key in keys
+    )
+    return TextSource(
+        repo=repo,
+        config=config,
+        revision=revision,
+        split=settings.text(given.get("split", "train"), f"{where}: split"),
+        text_key=_text_key(given, where),
+    )
+
+
+def _text_key(given: Mapping[str, Any], where: str) -> str:
+    return settings.text(given.get("text_key", "text"), f"{where}: text_key")
+
+
+def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError("not a list", where=where, found=repr(value))
+    urls = [settings.text(url, where) for url in value]
+    return tuple(url if is_url(url) else str(base / url) for url in urls)
+
+
+def _place(value: Any, base: Path, where: str) -> Path | str:
+    """A directory of shards: a path, or a URL as it is."""
+    text = settings.text(address(value) if isinstance(value, Path) else value, where)
+    return address(text) if is_url(text) else base / text
+
+
+def _name_of(origin: str) -> str:
+    return Path(origin.removesuffix(f"/{MANIFEST_NAME}")).name or origin
+
+
+def _refuse_twins(sources: Sequence[ListedSource], where: str) -> None:
+    names = [source.name for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                "a name appears twice", where=where, found=repr(name), do="set name on one of them"
+            )

@@ -1,0 +1,165 @@
+"""Phases: from a step on, other weights and another scale of the learning rate.
+
+A phase begins with the first sequence of its step, exactly, and holds until the next one. A source
+it does not list keeps its original weight, or has none with `inherit = "zero"`. `anneal_start_step`
+with `anneal_weights` is short for a single phase. Phases become stages of the plan, so the stream
+stays a function of the position and resuming needs nothing else. Table layout: KempnerForge's
+`[[data.phases]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loader.errors import ConfigError
+from loader.plan import settings
+from loader.plan.mixture import Stage, StageSource, temper
+
+INHERIT = ("original", "zero")
+_KEYS = ("start_step", "dataset_weights", "lr_scale", "inherit")
+SUGAR_KEYS = ("anneal_start_step", "anneal_weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Weights and learning-rate scale from a step on. weights: of the sources it lists, before
+    temperature. inherit: what the others have, `original` or `zero`."""
+
+    start_step: int
+    weights: Mapping[str, float]
+    lr_scale: float = 1.0
+    inherit: str = "original"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a stage between two phase starts."""
+
+    stage: Stage
+    num_sequences: int
+    start_step: int
+    lr_scale: float
+
+
+def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
+    """The phases of a run's settings: `phases`, or the two `anneal_` keys.
+
+    Raises:
+        ConfigError: Both forms are given, one `anneal_` key is alone, start steps do not rise, a
+            learning-rate scale is not above 0, or a weight is not a number of at least 0.
+    """
+    sugar = [key for key in SUGAR_KEYS if key in config]
+    if sugar and config.get("phases"):
+        raise ConfigError(
+            "both phases and the short form of one",
+            where=where,
+            found=f"phases and {sugar[0]} = {config[sugar[0]]!r}",
+            do="write the annealing as the last phase",
+        )
+    if len(sugar) == 1:
+        missing = next(key for key in SUGAR_KEYS if key not in config)
+        found = f"{sugar[0]} = {config[sugar[0]]!r}"
+        raise ConfigError(f"{missing} is missing", where=where, found=found)
+    if sugar:
+        start_step, weights = (config[key] for key in SUGAR_KEYS)
+        rows: Any = [{"start_step": start_step, "dataset_weights": weights}]
+        places = [where]
+    else:
+        rows = config.get("phases", [])
+        if not isinstance(rows, list | tuple):
+            raise ConfigError(
+                "not a list of tables", where=f"{where}: phases", found=type(rows).__name__
+            )
+        places = [f"{where}: phases[{i}]" for i in range(len(rows))]
+    phases = tuple(_read_phase(row, place) for row, place in zip(rows, places))
+    for earlier, later, place in zip(phases, phases[1:], places[1:]):
+        if later.start_step <= earlier.start_step:
+            raise ConfigError(
+                "phases are not in order",
+                where=f"{place}: start_step",
+                found=later.start_step,
+                expected=f"above {earlier.start_step}, where the phase before it starts",
+            )
+    return phases
+
+
+def check_names(phases: Sequence[Phase], names: Collection[str], where: object) -> None:
+    """Refuse a phase that weighs a source the run does not have. Raises ConfigError."""
+    for phase in phases:
+        for name in phase.weights:
+            if name not in names:
+                place = f"{where}: phase of step {phase.start_step}"
+                raise settings.unknown_name("source", name, names, place)
+
+
+def cut_stage(
+    stage: Stage, first: int, num_sequences: int, phases: Sequence[Phase], batch_size: int
+) -> list[Segment]:
+    """The parts of a stage, sequences `[first, first + num_sequences)` of the run.
+
+    Raises:
+        ConfigError: A phase leaves the stage without any weight.
+    """
+    stop = first + num_sequences
+    begins = [phase.start_step * batch_size for phase in phases]
+    current = [phase for phase, begin in zip(phases, begins) if begin <= first]
+    later = [(phase, begin) for phase, begin in zip(phases, begins) if first < begin < stop]
+    edges = [first, *(begin for _, begin in later), stop]
+    parts: list[Phase | None] = [current[-1] if current else None, *(phase for phase, _ in later)]
+    segments = []
+    for phase, start, end in zip(parts, edges, edges[1:]):
+        starts_here = phase is not None and phase.start_step * batch_size == start and start > 0
+        segments.append(
+            Segment(
+                stage if phase is None else _weighed(stage, phase, starts_here and start > first),
+                end - start,
+                phase.start_step if phase is not None and starts_here else 0,
+                1.0 if phase is None else phase.lr_scale,
+            )
+        )
+    return segments
+
+
+def _weighed(stage: Stage, phase: Phase, is_later_part: bool) -> Stage:
+    listed = [
+        phase.weights.get(source.name, source.untempered if phase.inherit == "original" else 0.0)
+        for source in stage.sources
+    ]
+    if not any(listed):
+        raise ConfigError(
+            "a phase leaves a stage without any weight",
+            where=f"phase of step {phase.start_step}",
+            found=f"stage {stage.name!r}",
+            expected="a weight above 0 for one of its sources",
+        )
+    weights = temper(listed, stage.temperature)
+    sources = tuple(
+        StageSource(source.name, weight, before)
+        for source, weight, before in zip(stage.sources, weights, listed)
+    )
+    name = f"{stage.name}@{phase.start_step}" if is_later_part else stage.name
+    return Stage(name, stage.mixture, stage.num_tokens, sources, stage.temperature)
+
+
+def _read_phase(value: Any, where: str) -> Phase:
+    table = settings.table(value, where)
+    settings.refuse_unknown(table, _KEYS, where)
+    for key in ("start_step", "dataset_weights"):
+        if key not in table:
+            raise ConfigError(f"{key} is missing", where=where)
+    inherit = table.get("inherit", "original")
+    if inherit not in INHERIT:
+        raise settings.unknown_name("inherit", str(inherit), INHERIT, where)
+    weights = settings.table(table["dataset_weights"], f"{where}: dataset_weights")
+    lr_scale = settings.number(table.get("lr_scale", 1.0), f"{where}: lr_scale", positive=True)
+    return Phase(
+        start_step=int(settings.number(table["start_step"], f"{where}: start_step", whole=True)),
+        weights={
+            str(name): settings.number(weight, f"{where}: dataset_weights.{name}")
+            for name, weight in weights.items()
+        },
+        lr_scale=float(lr_scale),
+        inherit=inherit,
+    )

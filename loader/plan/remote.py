@@ -1,0 +1,300 @@
+"""Plans and shards behind a URL: copied once to a local cache, checked, then read as any other.
+
+Everything the plan names is there and right before step 0: each manifest must be committed and be
+the one the plan was built from, each shard must have the size and SHA-256 of its manifest. A file
+that is missing, cut, replaced or not committed is refused by its URL. Files come in parallel, each
+written beside its place and renamed into it, so that a killed copy is taken up again; what has been
+checked is not asked for again while its size and time stand. A store that does not answer is not
+needed where the cache holds everything; a warning says so. Needs fsspec (the extra `remote`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loader.errors import ConfigError, FormatError, PlanError
+from loader.files.addresses import address, is_url, join, parent
+from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
+from loader.files.integrity import check_digest
+from loader.files.local_path import local_path
+from loader.files.store import STORE_CODE, copy, read_bytes
+from loader.plan.file import PLAN_FORMAT
+
+WORKERS = 8
+_MAX_HEADER_BYTES = 4200
+SPLITS = ("train", "valid")
+LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are mapped"
+
+
+def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
+    """Copy a plan and all data it names; returns the local plan.
+
+    Args:
+        url: A plan's JSON file, in any form that fsspec opens.
+        cache_dir: Directory that keeps copies; one directory in it for each root of data.
+
+    Raises:
+        ConfigError: fsspec is not installed, or there is no cache_dir.
+        PlanError: Not a plan (E-PLAN-FORMAT), its data are not those it was built from
+            (E-PLAN-DATA), or the store does not answer and the cache lacks something (E-STORE).
+        FormatError: A file is missing, cut or replaced; its URL is named.
+    """
+    cache, url = _cache(cache_dir), address(url)
+    last = cache / f"{_digest(url)}.json"
+    content = _read_plan(url, last)
+    value = _parse_plan(content, url)
+    root = join(parent(url), value["root"])
+    mirror = _mirror(cache, root)
+    with _locked(mirror):
+        for row in _rows(value, url):
+            manifest = _fetch_manifest(root, mirror, row["manifest"], row["content_hash"])
+            if manifest.content_digest() != row["content_hash"]:
+                raise PlanError(
+                    f"content digest of source {row['name']!r} is not the plan's",
+                    where=join(root, row["manifest"]),
+                    found=manifest.content_digest(),
+                    expected=row["content_hash"],
+                    do="build the plan again, or restore the data it was built from",
+                    code="E-PLAN-DATA",
+                )
+            _fetch_shards(parent(join(root, row["manifest"])), manifest)
+        local = mirror / f"plan-{_digest(url)}.json"
+        _write(local, json.dumps(value | {"root": "."}, ensure_ascii=False).encode())
+        _write(last, content)
+    return local
+
+
+def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
+    """A directory of shards on this machine: itself, or a checked copy of a URL's, with its
+    `train` and `valid` splits where it has them.
+
+    Raises:
+        As `fetch_plan`.
+    """
+    if not is_url(where):
+        return Path(where)
+    url = address(where).rstrip("/").removesuffix(f"/{MANIFEST_NAME}")
+    mirror = _mirror(_cache(cache_dir), url)
+    last = mirror / "directories.json"
+    with _locked(mirror):
+        try:
+            names = _fetch_manifests(url, mirror)
+        except PlanError as error:
+            if error.code != STORE_CODE or not last.exists():
+                raise
+            _warn(error)
+            names = json.loads(last.read_bytes())
+        for name in names:
+            _fetch_shards(join(url, name), load_manifest(mirror / name / MANIFEST_NAME))
+        _write(last, json.dumps(names).encode())
+    return mirror
+
+
+def _fetch_manifests(url: str, mirror: Path) -> list[str]:
+    """Copy the manifest of a directory, or those of its splits; returns the directories of both."""
+    if _has_manifest(url, mirror):
+        return ["."]
+    names = [name for name in SPLITS if _has_manifest(join(url, name), mirror / name)]
+    if "train" not in names:
+        raise _uncommitted(url)
+    return names
+
+
+def _has_manifest(url: str, mirror: Path) -> bool:
+    try:
+        _fetch_manifest(url, mirror, MANIFEST_NAME)
+    except FormatError as error:
+        if error.code != "E-MANIFEST-MISSING":
+            raise
+        return False
+    return True
+
+
+def _read_plan(url: str, last: Path) -> bytes:
+    """The plan's text; that of the last whole copy where the store does not answer."""
+    try:
+        content = read_bytes(url)
+    except PlanError as error:
+        if error.code != STORE_CODE or not last.exists():
+            raise
+        _warn(error)
+        return last.read_bytes()
+    if content is None:
+        raise PlanError("there is no such plan", where=url, code="E-PLAN-MISSING")
+    return content
+
+
+def _parse_plan(content: bytes, url: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise _not_a_plan(url, str(error)) from None
+    if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
+        raise _not_a_plan(url, repr(value.get("format") if isinstance(value, dict) else value)[:80])
+    root = value.get("root")
+    if not isinstance(root, str) or root.startswith("/") or is_url(root):
+        raise _not_a_plan(url, f"root {root!r}", "a relative path")
+    return value
+
+
+def _rows(value: dict[str, Any], url: str) -> list[dict[str, str]]:
+    """Each source's name, manifest and content digest, once for each manifest."""
+    keys = ("name", "manifest", "content_hash")
+    try:
+        rows = [row for stage in value["stages"] for row in stage["sources"]]
+        own = [{key: row[key] for key in keys} for row in [*rows, *value.get("valid", [])]]
+    except KeyError as error:
+        raise _not_a_plan(url, f"no {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise _not_a_plan(url, str(error)) from None
+    for row in own:
+        if not all(isinstance(text, str) for text in row.values()):
+            raise _not_a_plan(url, f"{row}"[:120])
+    return list({row["manifest"]: row for row in own}.values())
+
+
+def _not_a_plan(url: str, found: str, expected: str | None = None) -> PlanError:
+    return PlanError(
+        "not a loader plan", where=url, found=found, expected=expected, code="E-PLAN-FORMAT"
+    )
+
+
+def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None = None) -> Manifest:
+    """A manifest of the store; the copy where that has the digest already."""
+    url, local = join(root, relative), resolve_inside(mirror, relative)
+    if digest is not None and local.exists():
+        try:
+            manifest = load_manifest(local)
+            if manifest.content_digest() == digest:
+                return manifest
+        except FormatError:
+            pass  # a damaged copy is made again
+    part = _part(local)
+    if not copy(url, part):
+        raise _uncommitted(url)
+    os.replace(part, local)
+    return load_manifest(local)
+
+
+def _uncommitted(url: str) -> FormatError:
+    return FormatError(
+        "data is not committed: there is no manifest",
+        where=url,
+        do="let prep finish, or upload the manifest last",
+        code="E-MANIFEST-MISSING",
+    )
+
+
+def _fetch_shards(directory: str, manifest: Manifest) -> None:
+    fetch = partial(_fetch_shard, directory, manifest)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for _ in pool.map(fetch, manifest.shards):
+            pass
+
+
+def _fetch_shard(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
+    least = 4 * entry.num_tokens
+    sizes = range(least, least + _MAX_HEADER_BYTES)
+    path = manifest.shard_path(entry)
+    _fetch_file(join(directory, entry.path), path, sizes, entry.checksum, "E-SHARD")
+    if entry.index_path:
+        size = 32 + 16 * entry.num_documents
+        recorded = str(entry.extra.get("index_checksum") or "")
+        url, path = join(directory, entry.index_path), manifest.index_path(entry)
+        _fetch_file(url, path, range(size, size + 1), recorded, "E-INDEX")
+
+
+def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -> None:
+    if _is_checked(local, checksum, sizes):
+        return
+    part = _part(local)
+    if not copy(url, part):
+        raise FormatError("file is missing", where=url, code=f"{code}-MISSING")
+    try:
+        size = part.stat().st_size
+        if size not in sizes:
+            raise FormatError(
+                "file is not as long as its manifest says",
+                where=url,
+                found=f"{size} bytes",
+                expected=f"{sizes[0]} bytes" + (" and a header" if len(sizes) > 1 else ""),
+                do="run prep for this shard again, or restore the file",
+                code=f"{code}-TRUNCATED",
+            )
+        if checksum:
+            check_digest(part, checksum, f"{code}-CHECKSUM", url)
+    except FormatError:
+        part.unlink()
+        raise
+    os.replace(part, local)
+    _write(_mark(local), json.dumps(_stamp(local, checksum)).encode())
+
+
+def _is_checked(local: Path, checksum: str, sizes: range) -> bool:
+    """Whether the local copy was checked and is as it was then."""
+    try:
+        if local.stat().st_size not in sizes:
+            return False
+        return json.loads(_mark(local).read_bytes()) == _stamp(local, checksum)
+    except (OSError, ValueError):
+        return False
+
+
+def _stamp(local: Path, checksum: str) -> dict[str, Any]:
+    status = local.stat()
+    size, modified_ns = status.st_size, status.st_mtime_ns
+    return {"checksum": checksum, "size_bytes": size, "modified_ns": modified_ns}
+
+
+def _mark(local: Path) -> Path:
+    return local.with_name(local.name + ".checked")
+
+
+def _part(local: Path) -> Path:
+    return local.with_name(local.name + ".part")
+
+
+def _cache(cache_dir: str | Path | None) -> Path:
+    if cache_dir is None:
+        raise ConfigError(
+            "a URL is read through a cache", where="cache_dir", found=None, do="set cache_dir"
+        )
+    return Path(os.path.abspath(local_path(cache_dir, "cache_dir", LOCAL_CACHE)))
+
+
+def _mirror(cache: Path, root: str) -> Path:
+    mirror = cache / _digest(root)
+    mirror.mkdir(parents=True, exist_ok=True)
+    return mirror
+
+
+def _digest(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+def _warn(error: PlanError) -> None:
+    warnings.warn(f"the copy in the cache is read: {error}", stacklevel=2)
+
+
+@contextmanager
+def _locked(mirror: Path) -> Iterator[None]:
+    """One process of a machine copies; the others find its copies."""
+    with open(mirror / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = _part(path)
+    part.write_bytes(content)
+    os.replace(part, path)

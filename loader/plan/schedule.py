@@ -1,0 +1,251 @@
+"""The order of a plan's sequences: which source, and which window of it, as a pure function.
+
+A plan's stages follow each other in the stream, each with the schedule its policy makes of weights
+and quotas; a source goes on from stage to stage. Any position is found without replay and nothing
+grows with the length of the run. Refuses quotas that a source's windows cannot serve.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from loader.errors import PlanError
+from loader.order.policies import Schedule, Sequential, make_schedule
+from loader.order.shuffle import Permutation, key_of
+from loader.plan.file import LoaderPlan, SourceData
+
+_ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stage in the stream: sequences `[start, stop)`.
+
+    columns: int64 [stage sources], their index in the stream. base: int64 [num_sources], windows
+    that earlier stages took.
+    """
+
+    start: int
+    stop: int
+    schedule: Schedule
+    columns: np.ndarray
+    base: np.ndarray
+    lr_scale: float
+
+    def counts_before(self, n: int) -> np.ndarray:
+        counts = self.base.copy()
+        counts[self.columns] += self.schedule.counts_before(n)
+        return counts
+
+
+class PlanSchedule:
+    """All sequences of one split of a plan. Made by `build_schedule`.
+
+    Attributes:
+        passed: int64 [num_sources], windows of each that were read before the plan began.
+    """
+
+    def __init__(
+        self,
+        plan: LoaderPlan,
+        sources: Sequence[SourceData],
+        capacities: Sequence[int],
+        parts: list[_Part],
+        *,
+        is_train: bool,
+    ) -> None:
+        self._parts = parts
+        self._capacities = np.array(capacities, np.int64)
+        self._shuffles = plan.shuffles and is_train
+        self._wraps = plan.wraps and not plan.wraps_tokens and is_train
+        by_window = plan.packing != "concat" or self._shuffles
+        tokens = np.array([source.num_tokens for source in sources], np.int64)
+        self._epochs = 1 / np.maximum(1, self._capacities) if by_window else plan.stride / tokens
+        # By name: an order does not change when other sources come or go.
+        self._keys = [
+            key_of(plan.seed, _EPOCH, zlib.crc32(source.name.encode())) for source in sources
+        ]
+        self.passed = _passed_of(plan, sources) if is_train else np.zeros(len(sources), np.int64)
+        self.num_sources = len(sources)
+        self.num_sequences = parts[-1].stop
+
+    def locate(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and window of each sequence of `[start, stop)`: int64 `[stop - start]` each.
+
+        A source is its column in the plan's order. A window is below the source's capacity, but
+        where `plan.wraps_tokens`: there windows count on without end and the reader takes token
+        positions modulo the source's tokens. Raises IndexError outside the stream.
+        """
+        if not 0 <= start <= stop <= self.num_sequences:
+            raise IndexError(f"sequences {start} to {stop} of {self.num_sequences}")
+        sources = np.empty(stop - start, np.int64)
+        windows = np.empty(stop - start, np.int64)
+        at = start
+        while at < stop:
+            part = self._part_of(at)
+            end = min(stop, part.stop)
+            here = slice(at - start, end - start)
+            sources[here] = part.columns[part.schedule.sources(at - part.start, end - part.start)]
+            before = part.counts_before(at - part.start) + self.passed
+            windows[here] = _occurrences(sources[here], before)
+            at = end
+        self._reorder(sources, windows)
+        return sources, windows
+
+    def windows_of(self, source: int, start: int, stop: int) -> np.ndarray:
+        """Windows of a source at places `[start, stop)` of the order in which it is read, the ones
+        that were passed over included: int64 `[stop - start]`."""
+        windows = np.arange(start, stop)
+        self._reorder(np.full(stop - start, source), windows)
+        return windows
+
+    def counts_before(self, n: int) -> np.ndarray:
+        """Sequences of each source among the first `n`: int64 `[num_sources]`."""
+        part = self._part_of(max(0, n - 1))
+        return part.counts_before(n - part.start)
+
+    def epochs_before(self, n: int) -> np.ndarray:
+        """Passes over each source that the first `n` sequences made: float64 `[num_sources]`."""
+        return self.counts_before(n) * self._epochs
+
+    def lr_scale(self, n: int) -> float:
+        """The learning rate's factor at sequence `n`; past the end, that of the last one."""
+        return self._part_of(min(n, self.num_sequences - 1)).lr_scale
+
+    def _part_of(self, n: int) -> _Part:
+        return self._parts[bisect_right(self._parts, n, key=lambda part: part.start) - 1]
+
+    def _reorder(self, sources: np.ndarray, windows: np.ndarray) -> None:
+        """Replace each window, counted without end, by the one that its epoch has in its place."""
+        if not self._shuffles:
+            if self._wraps:
+                windows %= self._capacities[sources]
+            return
+        epochs, places = np.divmod(windows, self._capacities[sources])
+        for source in np.flatnonzero(np.bincount(sources)):
+            rows = np.flatnonzero(sources == source)
+            # Rows of a source rise, so an epoch is a run.
+            first, last = int(epochs[rows[0]]), int(epochs[rows[-1]])
+            cuts = np.searchsorted(epochs[rows], np.arange(first, last + 2))
+            for epoch, a, b in zip(range(first, last + 1), cuts, cuts[1:]):
+                key = key_of(self._keys[source], epoch)
+                order = _permutation(int(self._capacities[source]), key)
+                windows[rows[a:b]] = order(places[rows[a:b]])
+
+
+def build_schedule(plan: LoaderPlan, split: str, capacities: Sequence[int]) -> PlanSchedule:
+    """The order of a split: `train` mixes by stages, `valid` reads each source once, in order.
+
+    Args:
+        capacities: Windows that each source holds, in the order of the plan's sources.
+
+    Raises:
+        PlanError: A source holds no window, or fewer than the plan takes of it (E-PLAN-SHORT).
+    """
+    is_train = split == "train"
+    sources = plan.sources if is_train else plan.valid
+    if is_train:
+        if not plan.wraps_tokens:
+            _check_capacities(plan, capacities)
+        parts = _train_parts(plan, capacities)
+    else:
+        parts = [_valid_part(plan, capacities)]
+    return PlanSchedule(plan, sources, capacities, parts, is_train=is_train)
+
+
+def _train_parts(plan: LoaderPlan, capacities: Sequence[int]) -> list[_Part]:
+    index = {source.name: i for i, source in enumerate(plan.sources)}
+    # Each continuation has orders of its own: the same start again and again would favour the same
+    # sources.
+    read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
+    limits = np.array(plan.limits(capacities), np.int64) - _passed_of(plan, plan.sources)
+    parts: list[_Part] = []
+    start, base = 0, np.zeros(len(index), np.int64)
+    for number, stage in enumerate(plan.stages):
+        columns = [index[source.name] for source in stage.sources]
+        schedule = make_schedule(
+            plan.policy,
+            [source.weight for source in stage.sources],
+            [source.quota_sequences for source in stage.sources],
+            key=key_of(plan.seed, _ORDER, number, *read),
+            seq_len=plan.seq_len,
+            pass_sequences=sum(capacities[column] for column in columns),
+        )
+        stop = start + schedule.num_sequences
+        part = _Part(start, stop, schedule, np.array(columns, np.int64), base, stage.lr_scale)
+        # What a whole stage takes is known: asking its schedule would open every stretch of it.
+        base = base.copy()
+        base[columns] += [source.quota_sequences for source in stage.sources]
+        if plan.on_exhaust == "first_exhausted" and (base >= limits)[columns].any():
+            return [*parts, _until_exhausted(part, limits)]
+        parts.append(part)
+        start = stop
+    return parts
+
+
+def _until_exhausted(part: _Part, limits: np.ndarray) -> _Part:
+    """A part up to the sequence that takes the last window of a source: int64 [num_sources]."""
+    lengths = range(part.stop - part.start + 1)
+    limits = limits[part.columns]
+    length = bisect_left(
+        lengths, True, key=lambda n: bool((part.counts_before(n)[part.columns] >= limits).any())
+    )
+    return replace(part, stop=part.start + length)
+
+
+def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> _Part:
+    for source, capacity in zip(plan.valid, capacities):
+        if capacity < 1:
+            raise PlanError(
+                f"valid source {source.name!r} is too short for one sequence",
+                found=f"{source.num_tokens} tokens",
+                expected=f"at least {plan.seq_len + 1}",
+                code="E-PLAN-SHORT",
+            )
+    schedule = Sequential(capacities)
+    base = np.zeros(len(capacities), np.int64)
+    return _Part(0, schedule.num_sequences, schedule, np.arange(len(capacities)), base, 1.0)
+
+
+def _passed_of(plan: LoaderPlan, sources: Sequence[SourceData]) -> np.ndarray:
+    """Windows of each source to pass over: int64 `[num_sources]`."""
+    passed = {consumed.source: consumed.sequences for consumed in plan.consumed}
+    return np.array([passed.get(source.name, 0) for source in sources], np.int64)
+
+
+def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
+    taken = {c.source: c.sequences for c in plan.consumed}
+    for stage in plan.stages:
+        for source in stage.sources:
+            taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
+    limit = 0 if plan.on_exhaust == "first_exhausted" else plan.epoch_limit
+    for source, capacity in zip(plan.sources, capacities):
+        need = taken[source.name]
+        if need and (capacity < 1 or (limit and need > limit * capacity)):
+            raise PlanError(
+                f"source {source.name!r} is too short",
+                found=f"{capacity} windows" + (f" in each of {limit} epochs" if limit > 1 else ""),
+                expected=f"at least {need if limit else 1}",
+                do='prepare more of it, take less of it, or set on_exhaust = "wrap" to repeat it',
+                code="E-PLAN-SHORT",
+            )
+
+
+@lru_cache(maxsize=1024)
+def _permutation(size: int, key: int) -> Permutation:
+    return Permutation(size, key)
+
+
+def _occurrences(sources: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Window of each row: how often its source came before, `before` these rows included."""
+    windows = np.empty(len(sources), np.int64)
+    for source in np.flatnonzero(np.bincount(sources)):
+        rows = np.flatnonzero(sources == source)
+        windows[rows] = before[source] + np.arange(len(rows))
+    return windows

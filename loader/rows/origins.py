@@ -1,0 +1,83 @@
+"""From a sequence of the stream back to the documents it is made of, and from a document forward.
+
+The same positions that rows are copied from, joined with the index files: no token is looked at and
+nothing is replayed. `origins` answers what step n was made of; `readings` which sequences hold a
+document. Both are pure functions of the plan, as the stream is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from loader.rows.stream import Stream
+
+_SCAN = 1 << 20  # sequences located at once
+
+
+class Origin(NamedTuple):
+    """A document, or a part of one, in the inputs of a row.
+
+    path: the token file. document: number of the document in that file. start, end: its tokens
+    there, end exclusive and past the EOS. first, stop: those of them that are in the row.
+    row_start: place of the first of these in the row.
+    """
+
+    path: Path
+    document: int
+    start: int
+    end: int
+    first: int
+    stop: int
+    row_start: int
+
+
+class RowOrigins(NamedTuple):
+    """What a sequence of the stream was made of."""
+
+    sequence: int
+    source: str
+    window: int
+    documents: list[Origin]
+
+
+def origins(stream: Stream, n: int) -> RowOrigins:
+    """The documents of global sequence `n`, in the order of its tokens.
+
+    Raises:
+        IndexError: The stream has no such sequence.
+        FormatError: An index is missing or not of its file (E-INDEX-...).
+    """
+    sources, windows = stream.locate(n, n + 1)
+    source, window = int(sources[0]), int(windows[0])
+    found, row_start, paths = [], 0, stream.files.paths()
+    for position, length in stream.pieces(source, window):
+        for file, document, start, end in stream.index.documents(position, length):
+            base = int(stream.files.file_starts[file])
+            first, stop = max(start, position - base), min(end, position + length - base)
+            path = paths[file]
+            found.append(Origin(path, document, start, end, first, stop, row_start))
+            row_start += stop - first
+    return RowOrigins(n, stream.source_names[source], window, found)
+
+
+def readings(stream: Stream, source: str, path: Path, start: int, end: int) -> Iterator[int]:
+    """Global sequences whose inputs hold any of the tokens `[start, end)` of a file, ascending.
+
+    Looks at the place of every sequence, some 10 million a second, since any policy may come back
+    to a document at any time.
+
+    Raises:
+        ValueError: The stream does not read this file of this source.
+    """
+    column = stream.source_names.index(source)
+    file = stream.files.paths().index(path)
+    base = int(stream.files.file_starts[file])
+    holds = stream.holders(column, base + start, base + end)
+    for n in range(0, stream.num_sequences, _SCAN):
+        sources, windows = stream.locate(n, min(n + _SCAN, stream.num_sequences))
+        of_source = np.flatnonzero(sources == column)
+        yield from (n + of_source[holds(windows[of_source])]).tolist()

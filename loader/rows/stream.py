@@ -1,0 +1,188 @@
+"""The global stream: sequence number -> (source, window) -> tokens, without replay.
+
+Order comes from `loader.plan.schedule`, tokens from `loader.rows.windows` (concatenate and cut) or
+`loader.rows.packed` (best fit). Some batches are located and planned at once, which spreads the
+fixed cost of numpy calls; only this rank's rows are copied. Every header is checked against its
+manifest when the stream is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from loader.errors import PlanError
+from loader.files.spans import DocumentIndex
+from loader.files.tokens import TokenFiles
+from loader.plan import check as preflight
+from loader.plan.file import LoaderPlan
+from loader.plan.schedule import build_schedule
+from loader.rows.packed import PackedReader, require_index
+from loader.rows.token_counts import TokenCounts
+from loader.rows.windows import CopyPlan, WindowReader
+
+Split = Literal["train", "valid"]
+# Sequences, and batches, that are located at once.
+_LOOKAHEAD, _LOOKAHEAD_BATCHES = 4096, 64
+
+
+@dataclass(frozen=True, slots=True)
+class RankRows:
+    """Which rows of a batch are read: rows `[first, last)` of its `size`."""
+
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Batches located from sequence `start` on. sources, windows: int64 [num_batches, rows]."""
+
+    start: int
+    rows: RankRows
+    sources: np.ndarray
+    windows: np.ndarray
+    copies: CopyPlan | None
+
+
+class Stream:
+    """All sequences of one split of a plan.
+
+    Args:
+        plan: The plan; its data are checked against it here.
+        split: `train` mixes by the plan's stages; `valid` reads each valid source once, in order.
+
+    Raises:
+        PlanError: The split has no source (E-PLAN-VALID), one is too short for a window
+            (E-PLAN-SHORT), or its data are not the plan's.
+        FormatError: A manifest or shard is missing, malformed or of another size.
+    """
+
+    def __init__(self, plan: LoaderPlan, split: Split) -> None:
+        data = plan.sources if split == "train" else plan.valid
+        if not data:
+            raise PlanError(
+                "the plan has no valid split",
+                where=plan.plan_id,
+                do="prepare valid data for its sources and build the plan again",
+                code="E-PLAN-VALID",
+            )
+        manifests = [preflight.open_data(plan, source) for source in data]
+        self.source_names = tuple(source.name for source in data)
+        self.is_packed = plan.packing == "best_fit"
+        self.files = TokenFiles(manifests, plan.wraps_tokens and split == "train")
+        self.index = DocumentIndex(manifests, self.files)
+        self._seq_len = plan.seq_len
+        self._windows: WindowReader | PackedReader
+        if self.is_packed:
+            require_index(self.index, manifests)
+            pad = plan.eos_token_id
+            self._windows = PackedReader(manifests, self.files, self.index, plan.seq_len, pad)
+        else:
+            self._windows = WindowReader(self.files, plan.seq_len, plan.stride)
+        self.capacities = self._windows.capacities
+        self._schedule = build_schedule(plan, split, self.capacities)
+        self.num_sequences = self._schedule.num_sequences
+        self._tokens = None
+        if isinstance(self._windows, PackedReader):
+            order, passed = self._schedule.windows_of, self._schedule.passed.tolist()
+            self._tokens = TokenCounts(self._windows.row_tokens, order, passed)
+        nothing = np.empty((0, 0), np.int64)
+        self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
+
+    def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
+        """Shape of what `read` fills: `[2, num_rows, seq_len]`, inputs and targets, or, where that
+        is not asked for and rows are not packed, `[num_rows, seq_len + 1]`, where they overlap."""
+        if self.is_packed or contiguous:
+            return (2, num_rows, self._seq_len)
+        return (num_rows, self._seq_len + 1)
+
+    def read(self, n: int, rows: RankRows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copy rows of the batch that starts at sequence `n` to `out`, of either `shape`.
+
+        Returns:
+            Source and window of each row: int64 `[last - first]`.
+        """
+        ahead = self._ahead
+        batch, inside = divmod(n - ahead.start, rows.size)
+        if (
+            (rows is not ahead.rows and rows != ahead.rows)
+            or inside
+            or not 0 <= batch < len(ahead.sources)
+        ):
+            self._ahead = ahead = self._locate(n, rows)
+            batch = 0
+        sources, windows = ahead.sources[batch], ahead.windows[batch]
+        if isinstance(self._windows, PackedReader):
+            self._windows.read(sources, windows, out[0], out[1])
+        elif ahead.copies is not None:
+            self._windows.read(ahead.copies, batch, out)
+        return sources, windows
+
+    def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
+        """Documents of each row: int64 `[num_documents, 2]`; None where a file has no index."""
+        if isinstance(self._windows, PackedReader):
+            return self._windows.spans(sources, windows)
+        if not self.index.is_known():
+            return None
+        return self._windows.spans(self.index, sources, windows)
+
+    def locate(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and window of each sequence of `[start, stop)`: int64 `[stop - start]` each.
+
+        Raises:
+            IndexError: Outside the stream.
+        """
+        return self._schedule.locate(start, stop)
+
+    def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
+        """Position and length of the runs of tokens that a row's inputs are made of."""
+        return self._windows.pieces(source, window)
+
+    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+        """A test of a source's windows, int64 `[n]` to bool `[n]`: whether their inputs hold any of
+        the tokens of the axis from `position` to `stop`."""
+        return self._windows.holders(source, position, stop)
+
+    def counts_before(self, n: int) -> np.ndarray:
+        """Sequences of each source among the first `n`: int64 `[num_sources]`."""
+        return self._schedule.counts_before(n)
+
+    def tokens_before(self, n: int) -> list[int]:
+        """Tokens of each source in the first `n` sequences; padding of packed rows is none."""
+        counts = self.counts_before(n).tolist()
+        if self._tokens is None:
+            return [count * self._seq_len for count in counts]
+        return self._tokens.before(counts)
+
+    def epochs_before(self, n: int) -> np.ndarray:
+        """Passes over each source that the first `n` sequences made: float64 `[num_sources]`."""
+        return self._schedule.epochs_before(n)
+
+    def lr_scale(self, n: int) -> float:
+        """The learning rate's factor at sequence `n`."""
+        return self._schedule.lr_scale(n)
+
+    def close(self) -> None:
+        """Unmap all files."""
+        self.files.close()
+
+    def _locate(self, start: int, rows: RankRows) -> _Ahead:
+        left = (self.num_sequences - start) // rows.size
+        batches = max(1, min(_LOOKAHEAD_BATCHES, _LOOKAHEAD // rows.size, left))
+        if batches == 1:
+            located = self._schedule.locate(start + rows.first, start + rows.last)
+            sources, windows = (part[np.newaxis] for part in located)
+        else:
+            located = self._schedule.locate(start, start + batches * rows.size)
+            sources, windows = (
+                part.reshape(batches, rows.size)[:, rows.first : rows.last] for part in located
+            )
+        copies = None
+        if isinstance(self._windows, WindowReader):
+            copies = self._windows.plan(sources, windows)
+        return _Ahead(start, rows, sources, windows, copies)

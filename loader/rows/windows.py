@@ -1,0 +1,149 @@
+"""Concatenate and cut: windows of `seq_len + 1` tokens, copied in runs.
+
+Window w of a source is the tokens from `w * stride` on. The rows of a batch that continue one
+another in one file are one run and cost one strided copy that widens on the way; a row alone costs
+one copy, as does a row over a file end. Copies are planned for many batches at once. No token is
+looked at: where documents end is in the index (see `loader.files.spans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from loader.files.spans import DocumentIndex
+from loader.files.tokens import TokenFiles, past_end
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Copies of several batches, sorted by batch.
+
+    rows: intp [num_rows], row in its batch of each copied window. first: where each copy's rows
+    start in `rows`, and their end. files, offsets: file and token offset in it, or -1 and position
+    for a row over a file end. batches: where each batch's copies start, and their end.
+    """
+
+    rows: np.ndarray
+    first: list[int]
+    files: list[int]
+    offsets: list[int]
+    batches: list[int]
+
+
+class WindowReader:
+    """Rows of a concatenate-and-cut stream.
+
+    Args:
+        files: The tokens.
+        seq_len: Tokens of a row's inputs; a row is one longer.
+        stride: Tokens between the starts of consecutive windows.
+    """
+
+    def __init__(self, files: TokenFiles, seq_len: int, stride: int) -> None:
+        self._files, self._width, self._stride = files, seq_len + 1, stride
+        sizes = np.diff(files.source_starts)
+        self.capacities: list[int] = np.maximum(0, (sizes - seq_len - 1) // stride + 1).tolist()
+
+    def positions(self, sources: np.ndarray, windows: np.ndarray) -> np.ndarray:
+        """Position of each window's first token: int64, shaped as both arguments."""
+        first, offsets = self._files.source_starts[sources], windows * self._stride
+        if self._files.wraps:
+            offsets %= self._files.source_starts[sources + 1] - first
+        return first + offsets
+
+    def plan(self, sources: np.ndarray, windows: np.ndarray) -> CopyPlan:
+        """Plan the copies of several batches.
+
+        Args:
+            sources, windows: int64 `[num_batches, num_rows]`, what each row is.
+
+        Raises:
+            PlanError: A window lies past the end of its source (E-PLAN-SHORT).
+        """
+        num_batches, num_rows = sources.shape
+        starts, width = self._files.file_starts, self._width
+        positions = self.positions(sources, windows).ravel()
+        if not self._files.wraps:
+            over = positions + width > self._files.source_starts[sources.ravel() + 1]
+            if over.any():
+                raise past_end(int(positions[np.argmax(over)]), width)
+        files = np.searchsorted(starts, positions, "right") - 1
+        is_whole = positions + width <= starts[files + 1]
+        num_keys = len(starts) + len(positions)
+        keys = np.where(is_whole, files, len(starts) + np.arange(len(positions)))
+        keys += np.repeat(np.arange(num_batches), num_rows) * num_keys
+        order = np.argsort(keys, kind="stable")
+        keys, positions = keys[order], positions[order]
+        starts_run = np.ones(len(keys), np.bool_)
+        starts_run[1:] = (keys[1:] != keys[:-1]) | (np.diff(positions) != self._stride)
+        first = np.flatnonzero(starts_run)
+        whole, run_files = is_whole[order[first]], files[order[first]]
+        return CopyPlan(
+            rows=order % max(1, num_rows),
+            first=[*first.tolist(), len(keys)],
+            files=np.where(whole, run_files, -1).tolist(),
+            offsets=(positions[first] - np.where(whole, starts[run_files], 0)).tolist(),
+            batches=np.searchsorted(first, np.arange(num_batches + 1) * num_rows).tolist(),
+        )
+
+    def spans(
+        self, index: DocumentIndex, sources: np.ndarray, windows: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """Documents in the inputs of each row: int64 `[num_documents, 2]`; see `DocumentIndex`."""
+        found = []
+        for position in self.positions(sources, windows).tolist():
+            at, parts = 0, []
+            for start, length in self._files.pieces(position, self._width - 1):
+                parts.append(index.spans(start, length) + at)
+                at += length
+            found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return tuple(found)
+
+    def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
+        """Position and length of each run of tokens in the inputs of a row: one, or more where the
+        row wraps."""
+        position = int(self.positions(np.array([source]), np.array([window]))[0])
+        return self._files.pieces(position, self._width - 1)
+
+    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+        """See `loader.rows.stream.Stream.holders`."""
+        first, end = self._files.source_starts[source : source + 2].tolist()
+
+        def hold(windows: np.ndarray) -> np.ndarray:
+            starts = self.positions(np.full(len(windows), source), windows)
+            ends = starts + self._width - 1
+            is_held = (starts < stop) & (position < ends)
+            # What a row that wraps takes from the source's start on, once or more often.
+            beyond = ends - end
+            return is_held | (beyond > position - first)
+
+        return hold
+
+    def read(self, plan: CopyPlan, batch: int, out: np.ndarray) -> None:
+        """Copy the rows of a planned batch.
+
+        Args:
+            plan, batch: What is copied.
+            out: `[num_rows, seq_len + 1]`, or `[2, num_rows, seq_len]`, inputs and targets; any
+                integer type that holds the vocabulary.
+        """
+        parts = [(out, 0)] if out.ndim == 2 else [(out[0], 0), (out[1], 1)]
+        width, first, rows = out.shape[-1], plan.first, plan.rows
+        for i in range(plan.batches[batch], plan.batches[batch + 1]):
+            own, file, offset = rows[first[i] : first[i + 1]], plan.files[i], plan.offsets[i]
+            if file < 0:
+                row = np.empty(self._width, out.dtype)
+                self._files.copy(offset, row)
+                for part, shift in parts:
+                    part[own[0]] = row[shift : shift + width]
+                continue
+            tokens = self._files.tokens(file)
+            for part, shift in parts:
+                if len(own) == 1:
+                    part[own[0]] = tokens[offset + shift : offset + shift + width]
+                else:
+                    shape, strides = (len(own), width), (4 * self._stride, 4)
+                    part[own] = np.ndarray(shape, "<u4", tokens, 4 * (offset + shift), strides)

@@ -1,0 +1,72 @@
+"""Strict configuration tables: unknown keys, wrong types and missing fields are one clear error."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.redact import without_user_info
+
+
+class StrictModel(BaseModel):
+    """A frozen table that refuses unknown keys, values of another type, and infinities."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Model = TypeVar("Model", bound=StrictModel)
+
+
+def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
+    """Check a table against its model.
+
+    Raises:
+        ConfigError: Names the first offending key, its value, and for an unknown key the nearest
+            known one (E-CONFIG-KEY for unknown keys, E-CONFIG otherwise).
+    """
+    try:
+        return model.model_validate(_with_tuples(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = sorted(_known_keys(model, first["loc"][:-1]))
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        raise ConfigError(
+            f"unknown key {key!r}", where=where, do=hint, code="E-CONFIG-KEY"
+        ) from None
+    found = None if first["type"] == "missing" else without_user_info(repr(first["input"]))[:120]
+    message = first["msg"].removeprefix("Value error, ")
+    what = f"{key}: {message}" if key else message
+    cause = first.get("ctx", {}).get("error")
+    code = cause.code if isinstance(cause, ConfigError) else None
+    raise ConfigError(what, where=where, found=found if key else None, code=code) from None
+
+
+def _with_tuples(value: Any) -> Any:
+    """Lists of TOML as tuples, which frozen tables hold."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
+    """Keys of the model that the path `loc` leads to, through nested models and lists of them."""
+    for part in loc:
+        info = model.model_fields.get(str(part))
+        if info is not None:
+            model = _nested(info.annotation) or model
+    return set(model.model_fields)
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        if found := _nested(argument):
+            return found
+    return None

@@ -1,0 +1,1 @@
+"""Thresholds fitted on the scores of the deployed heads, with certified bounds."""

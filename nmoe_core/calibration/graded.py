@@ -1,0 +1,223 @@
+"""The files of a grading: rows that grow while it runs, and the counts of its summary.
+
+A partial file holds rows as they are computed, beside a note of what they are made from, how many
+bytes they are and their SHA-256. After a kill, the noted bytes are kept, whole buffers of documents
+that were batched together, and the rest is cut off. The file becomes `quality_scores.jsonl` by a
+rename, after which the summary is written, which names the rows' SHA-256 and seals itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.files.format import read_json_object
+from loader.files.sealed import check_seal, sealed
+from nmoe_core.base.atomic import failpoint, fsync_dir, write_json
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file
+from nmoe_core.calibration.decide import DECISIONS
+from nmoe_core.labels.intervals import upper_bound
+
+SCORES_NAME = "quality_scores.jsonl"
+SUMMARY_NAME = "summary.json"
+SUMMARY_FORMAT = "grade-summary/2"
+PARTIAL_NAME = ".quality_scores.partial.jsonl"
+NOTE_NAME = ".quality_scores.partial.json"
+Row = dict[str, Any]
+Progress = Callable[[int, int | None], None]
+_DO = "it was edited or damaged: grade again, which writes it anew, or restore it"
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A committed grading: its rows' file, their SHA-256, and its summary."""
+
+    path: Path
+    checksum: str
+    summary: dict[str, Any]
+
+
+def read_grading_summary(directory: Path) -> dict[str, Any]:
+    """The summary of a grading.
+
+    Raises:
+        FormatError: Missing (E-MANIFEST-MISSING) or not JSON; edited or damaged (E-GRADE-CHANGED).
+    """
+    path = directory / SUMMARY_NAME
+    summary = read_json_object(path)
+    is_required = "format" in summary
+    check_seal(summary, path, required=is_required, code="E-GRADE-CHANGED", do=_DO)
+    return summary
+
+
+def read_graded(directory: Path) -> Graded:
+    """The grading of a directory, its rows compared with the SHA-256 that the summary names.
+
+    Summaries of older versions name none; the rows are then believed.
+
+    Raises:
+        FormatError: As `read_grading_summary`; the rows are missing or not those that were
+            committed (E-GRADE-CHANGED).
+    """
+    summary, path = read_grading_summary(directory), directory / SCORES_NAME
+    found = sha256_file(path) if path.is_file() else "no file"
+    expected = summary.get("scores_sha256", found)
+    if found != expected or not path.is_file():
+        raise FormatError(
+            "quality scores are not those that were graded",
+            where=path,
+            found=found,
+            expected=expected,
+            do=_DO,
+            code="E-GRADE-CHANGED",
+        )
+    return Graded(path, found, summary)
+
+
+def write_summary(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Commit the summary with the hash of its content; return what was written."""
+    value = sealed({"format": SUMMARY_FORMAT, **facts})
+    write_json(directory / SUMMARY_NAME, value)
+    return value
+
+
+class PartialRows:
+    """Rows of an unfinished grading.
+
+    The note beside them says how many bytes were appended and their SHA-256: what is behind them is
+    a torn append and is cut off, and rows that were damaged meanwhile are graded again.
+
+    Args:
+        out_dir: Directory of the output; the caller holds its lock.
+        fingerprints: What the rows are made from; rows made from anything else are cut off.
+    """
+
+    def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:
+        self._out_dir, self._fingerprints = out_dir, fingerprints
+        self._path, self._note = out_dir / PARTIAL_NAME, out_dir / NOTE_NAME
+        self._hash, self._size = hashlib.sha256(), 0
+
+    def resume(self, tally: Tally) -> int:
+        """Cut the file to the rows that are known to be whole, and count those into `tally`.
+
+        Returns:
+            How many rows there are.
+        """
+        self._path.touch()
+        note = self._read_note()
+        os.truncate(self._path, note.get("bytes", 0))
+        self._hash, self._size, num_rows = hashlib.sha256(), 0, 0
+        if sha256_file(self._path) == note.get("sha256"):
+            with open(self._path, "rb") as file:
+                for line in file:
+                    tally.add([json.loads(line)])
+                    self._hash.update(line)
+                    self._size += len(line)
+                    num_rows += 1
+        os.truncate(self._path, self._size)
+        self._write_note()
+        return num_rows
+
+    def _read_note(self) -> dict[str, Any]:
+        """The note, empty where it is damaged or not of this grading."""
+        if not is_current(self._note, self._fingerprints):
+            return {}
+        try:
+            note = read_json_object(self._note)
+        except FormatError:
+            return {}
+        size = note.get("bytes")
+        is_size = isinstance(size, int) and 0 <= size <= self._path.stat().st_size
+        return note if is_size else {}
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add the rows of a buffer and make them durable."""
+        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        payload = "".join(lines).encode()
+        with open(self._path, "ab") as file:
+            file.write(payload)
+            failpoint("write")
+            file.flush()
+            failpoint("fsync")
+            os.fsync(file.fileno())
+        self._hash.update(payload)
+        self._size += len(payload)
+        self._write_note()
+
+    def _write_note(self) -> None:
+        made = {"bytes": self._size, "sha256": self._hash.hexdigest()}
+        write_json(self._note, {"fingerprints": self._fingerprints, **made})
+
+    def commit(self) -> str:
+        """Put the rows in the place of `quality_scores.jsonl`; return their SHA-256."""
+        # Gone before its scores are replaced: a summary never speaks of another run's rows.
+        (self._out_dir / SUMMARY_NAME).unlink(missing_ok=True)
+        failpoint("rename")
+        os.replace(self._path, self._out_dir / SCORES_NAME)
+        fsync_dir(self._out_dir)
+        self._note.unlink(missing_ok=True)
+        return self._hash.hexdigest()
+
+
+class Tally:
+    """Counts over the rows of a grading.
+
+    Args:
+        tau_probe: The probe's threshold.
+        tau_keep: Given where nothing leaves early: then it is counted which documents would have
+            left although the judge keeps them.
+    """
+
+    def __init__(self, tau_probe: float, tau_keep: float | None) -> None:
+        self._tau_probe, self._tau_keep = tau_probe, tau_keep
+        self._decisions: dict[str, Counter[str]] = {}
+        self._num_exits = self._would_exit = self._false_drops = 0
+        self.failed: dict[str, str] = {}
+
+    @property
+    def total(self) -> int:
+        """Rows so far."""
+        return sum(counts.total() for counts in self._decisions.values())
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Count some rows."""
+        for row in rows:
+            self._decisions.setdefault(row["source"], Counter())[row["decision"]] += 1
+            self._num_exits += row["early_exit"]
+            if "failed" in row:
+                self.failed[row["doc_id"]] = row["failed"]
+            elif self._tau_keep is not None and row["q_probe"] < self._tau_probe:
+                self._would_exit += 1
+                self._false_drops += row["aggregated"] >= self._tau_keep
+
+    def facts(self) -> dict[str, Any]:
+        """The counts as `summary.json` holds them."""
+        total = sum(self._decisions.values(), Counter[str]())
+        facts: dict[str, Any] = {
+            "total": self.total,
+            **_by_decision(total),
+            "per_source": {s: _by_decision(c) for s, c in sorted(self._decisions.items())},
+            "early_exits": self._num_exits,
+            "failed": len(self.failed),
+        }
+        if self._tau_keep is not None:
+            rate = self._false_drops / self._would_exit if self._would_exit else None
+            facts["probe_gate"] = {
+                "would_exit": self._would_exit,
+                "judge_keeps": self._false_drops,
+                "false_drop_rate": rate,
+                "false_drop_rate_upper95": upper_bound(self._false_drops, self._would_exit),
+            }
+        return facts
+
+
+def _by_decision(decisions: Counter[str]) -> dict[str, int]:
+    drop, band, keep = (decisions[decision] for decision in DECISIONS)
+    return {"kept": keep, "dropped": drop, "band": band}

@@ -1,0 +1,190 @@
+"""What calibration measures of fitted thresholds and of the heads, on documents held out.
+
+Every function takes rows that no head was trained on, each content once; rates come with 95 %
+intervals or upper bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.calibration.rows import CalibrationRows
+from nmoe_core.calibration.thresholds import Thresholds, midpoint_above
+from nmoe_core.labels.agreement import (
+    agreement,
+    auc,
+    average_precision,
+    baselines,
+    calibration_error,
+    isotonic,
+    quadratic_kappa,
+    regression_line,
+    spearman,
+    spearman_interval,
+)
+from nmoe_core.labels.intervals import Interval, bootstrap, upper_bound, wilson
+from nmoe_core.labels.scores import DECIMALS, aggregate
+
+NUM_BINS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregates:
+    """Aggregated scores `[N]` in 0..1."""
+
+    probe: np.ndarray | None
+    judge: np.ndarray
+    oracle: np.ndarray
+
+    @classmethod
+    def of(cls, rows: CalibrationRows, weights: Mapping[str, float]) -> Aggregates:
+        probe = None if rows.probe is None else aggregate(rows.probe, weights)
+        return cls(probe, aggregate(rows.judge, weights), aggregate(rows.oracle, weights))
+
+    def exits(self, taus: Thresholds) -> np.ndarray:
+        """Which documents leave at the probe."""
+        if self.probe is None:
+            return np.zeros(len(self.judge), np.bool_)
+        return self.probe < taus.tau_probe
+
+    def deployed(self, taus: Thresholds) -> np.ndarray:
+        """The judge's score, -1 for those that left before it."""
+        return np.where(self.exits(taus), -1.0, self.judge)
+
+
+def decisions(scores: Aggregates, taus: Thresholds) -> np.ndarray:
+    """Places in `DECISIONS`: 0 drop, 1 band, 2 keep: int64 `[N]`."""
+    deployed = scores.deployed(taus)
+    # A threshold of 0 keeps every document that is judged; one that left is dropped always.
+    stays = deployed >= 0
+    is_keep = stays & (deployed >= taus.tau_keep)
+    is_drop = ~stays | (deployed < taus.tau_drop)
+    return np.where(is_keep, 2, np.where(is_drop, 0, 1))
+
+
+def errors(
+    scores: Aggregates, taus: Thresholds, decided: np.ndarray, oracle_keeps: np.ndarray
+) -> dict[str, Any]:
+    """False drops with their upper bounds, and how much of what is wanted is kept."""
+    exits, keeps, drops = scores.exits(taus), decided == 2, decided == 0
+    judge_keeps = scores.judge >= taus.tau_keep
+    return {
+        "num_dropped": int(drops.sum()),
+        "num_false_drops": int((drops & oracle_keeps).sum()),
+        **_rate("false_drop_rate", oracle_keeps, drops),
+        **_rate("probe_false_drop_rate", oracle_keeps, exits),
+        **_rate("probe_judge_conflict_rate", judge_keeps, exits),
+        **_rate("probe_lost_keep_rate", judge_keeps & exits, np.ones_like(exits)),
+        "precision_keep": _share(oracle_keeps, keeps),
+        "precision_keep_ci95": _share_interval(oracle_keeps, keeps),
+        "recall_keep": _share(keeps, oracle_keeps),
+        "recall_keep_ci95": _share_interval(keeps, oracle_keeps),
+        "oracle_keep": rounded(oracle_keeps.mean()),
+    }
+
+
+def _rate(name: str, errors: np.ndarray, among: np.ndarray) -> dict[str, Any]:
+    """The rate, and the bound that it stays under with a confidence of 95 %."""
+    bound = upper_bound(int(errors[among].sum()), int(among.sum())) if among.any() else None
+    return {name: _share(errors, among), f"{name}_upper95": rounded(bound)}
+
+
+def decision_agreement(
+    scores: Aggregates,
+    decided: np.ndarray,
+    oracle_keeps: np.ndarray,
+    fit_oracle: np.ndarray,
+    taus: Thresholds,
+) -> dict[str, Any]:
+    """Decisions against those that the oracle's own scores give at the same shares."""
+    drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))
+    by_oracle = np.where(oracle_keeps, 2, np.where(scores.oracle < drop_below, 0, 1))
+    matrix = np.zeros((3, 3), int)
+    np.add.at(matrix, (by_oracle, decided), 1)
+    deployed = scores.deployed(taus)
+    return {
+        "auc_keep": rounded(auc(deployed, oracle_keeps)),
+        "auc_keep_ci95": bootstrap(lambda i: auc(deployed[i], oracle_keeps[i]), len(decided)),
+        "average_precision_keep": rounded(average_precision(deployed, oracle_keeps)),
+        "decisions_oracle_by_grading": matrix.tolist(),
+        "decision_kappa": rounded(quadratic_kappa(by_oracle, decided, 3)),
+    }
+
+
+def score_reliability(
+    fit: Aggregates, report: Aggregates, fit_keeps: np.ndarray, oracle_keeps: np.ndarray
+) -> dict[str, Any]:
+    """How far the judge's score may be read as the oracle's, and as a chance to be kept."""
+    points, chances = isotonic(fit.judge, fit_keeps.astype(float))
+    chance = np.interp(report.judge, points, chances)
+    line = regression_line(report.judge, report.oracle)
+    return {
+        "ece_keep": rounded(calibration_error(chance, oracle_keeps.astype(float))),
+        "reliability_line": line and [rounded(value) for value in line],
+        "reliability": reliability(report.judge, report.oracle, oracle_keeps),
+    }
+
+
+def head_agreement(
+    fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float]
+) -> dict[str, Any]:
+    """Agreement of each head with the oracle on the second rows, and of heads with each other."""
+    sources = report.sources
+    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, weights)}
+    if report.probe is not None:
+        found["probe"] = agreement(report.probe, report.oracle, sources, weights)
+        a, b = aggregate(report.probe, weights), aggregate(report.judge, weights)
+        found["probe_with_judge"] = {
+            "spearman": rounded(spearman(a, b)),
+            "spearman_ci95": spearman_interval(a, b),
+        }
+    found["baselines"] = baselines(
+        (fit.oracle, fit.sources, fit.lengths),
+        (report.oracle, report.sources, report.lengths),
+        weights,
+    )
+    return found
+
+
+def reliability(
+    judge: np.ndarray, oracle: np.ndarray, oracle_keeps: np.ndarray
+) -> list[dict[str, Any]]:
+    """Ten bins of equal count by judge score: their count, means, and the oracle's keep rate."""
+    order = np.argsort(judge, kind="stable")
+    return [
+        {
+            "count": len(rows),
+            "judge_mean": rounded(judge[rows].mean()),
+            "oracle_mean": rounded(oracle[rows].mean()),
+            "oracle_keep_rate": rounded(oracle_keeps[rows].mean()),
+        }
+        for rows in np.array_split(order, min(NUM_BINS, len(order)))
+    ]
+
+
+def keep_curve(scores: np.ndarray) -> list[list[float]]:
+    """Points (share to keep, threshold that keeps it) at 1 % to 99 %."""
+    descending = np.sort(scores)[::-1]
+    counts = [max(1, round(percent * len(scores) / 100)) for percent in range(1, 100)]
+    taus = [midpoint_above(descending, count) for count in counts]
+    return [[percent / 100, tau] for percent, tau in zip(range(1, 100), taus)]
+
+
+def _share(of: np.ndarray, among: np.ndarray) -> float | None:
+    return rounded(of[among].mean()) if among.any() else None
+
+
+def _share_interval(of: np.ndarray, among: np.ndarray) -> list[float | None] | None:
+    return interval_of(wilson(int(of[among].sum()), int(among.sum()))) if among.any() else None
+
+
+def interval_of(value: Interval) -> list[float | None]:
+    return [rounded(bound) for bound in value]
+
+
+def rounded(value: float | np.floating[Any] | None) -> float | None:
+    return None if value is None else round(float(value), DECIMALS)

@@ -1,0 +1,224 @@
+"""Fits weights and thresholds on one half of val and measures everything on the other.
+
+Keep shares are unweighted shares of all documents under grading with triage, those included that
+the heads were trained on and those whose text comes again, since the corpus has them too: one that
+leaves at the probe is not kept. Every figure of quality leaves those out. Documents of equal scores
+get equal decisions, so on tied scores the nearest share that a threshold can give is fitted, and
+the interval says what it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.calibration.decide import DECISIONS
+from nmoe_core.calibration.measures import (
+    Aggregates,
+    decision_agreement,
+    decisions,
+    errors,
+    head_agreement,
+    interval_of,
+    keep_curve,
+    rounded,
+    score_reliability,
+)
+from nmoe_core.calibration.rows import CalibrationRows
+from nmoe_core.calibration.thresholds import (
+    Certificate,
+    Targets,
+    Thresholds,
+    fit_thresholds,
+    fit_weights,
+    would_keep,
+)
+from nmoe_core.labels.agreement import auc
+from nmoe_core.labels.intervals import Z975, Interval, wilson
+from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS
+
+MIN_TEST_DOCUMENTS = 3
+
+
+def summarise(
+    fit: CalibrationRows,
+    report: CalibrationRows,
+    targets: Targets,
+    test: CalibrationRows | None = None,
+) -> dict[str, Any]:
+    """Fit on one half of val, measure on the other, and on test documents where there are some.
+
+    Args:
+        fit: The rows thresholds and weights come from.
+        report: The rows every metric comes from.
+        targets: What thresholds are to achieve.
+        test: Rows that nothing is fitted on or chosen by.
+
+    Returns:
+        Fields of `calibration_summary.json`.
+
+    Raises:
+        CalibrationError: Probe, judge or oracle scores of the fit half are all alike
+            (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound (E-CALIBRATION-BOUND).
+    """
+    proof, shown = fit.held_out(), report.held_out()
+    weights, weights_source = _weights(proof)
+    fitted, a = Aggregates.of(fit, weights), Aggregates.of(proof, weights)
+    for name, scores in (("probe", a.probe), ("judge", a.judge), ("oracle", a.oracle)):
+        if scores is not None:
+            _require_spread(name, scores)
+    oracle_tau = would_keep(fitted.oracle, targets.target_keep)
+    taus = fit_thresholds(
+        *(fitted.probe, fitted.judge, fitted.oracle >= oracle_tau, targets, fit.is_held_out)
+    )
+    b = Aggregates.of(shown, weights)
+    decided, oracle_keeps = decisions(b, taus), b.oracle >= oracle_tau
+    return {
+        "weights": weights,
+        "weights_source": weights_source,
+        "tau_drop": taus.tau_drop,
+        "tau_keep": taus.tau_keep,
+        "tau_probe": taus.tau_probe,
+        "oracle_tau_keep": oracle_tau,
+        "count": len(proof.keys) + len(shown.keys),
+        "count_fit": len(proof.keys),
+        "count_report": len(shown.keys),
+        "target_keep": targets.target_keep,
+        "target_drop": targets.target_drop,
+        "max_false_drop": targets.max_false_drop,
+        **_certified(a, taus, a.oracle >= oracle_tau, targets),
+        **_shares(fit, report, weights, taus),
+        **errors(b, taus, decided, oracle_keeps),
+        **decision_agreement(b, decided, oracle_keeps, a.oracle, taus),
+        **score_reliability(a, b, a.oracle >= oracle_tau, oracle_keeps),
+        "heads": head_agreement(proof, shown, weights),
+        "keep_curve": keep_curve(b.deployed(taus)),
+        **_untouched(proof, test, weights, taus, oracle_tau),
+    }
+
+
+def _weights(rows: CalibrationRows) -> tuple[dict[str, float], str]:
+    if rows.targets is None:
+        return UNIFORM_WEIGHTS, "uniform: labels carry no independent target"
+    return fit_weights(rows.oracle, rows.targets), "least squares on the labels' target"
+
+
+def _require_spread(name: str, scores: np.ndarray) -> None:
+    if np.ptp(scores) < 10**-DECIMALS:
+        raise CalibrationError(
+            f"{name} scores are all alike, so no threshold parts them",
+            found=f"{scores[0]} for {len(scores)} documents",
+            do="train the heads longer, or check the oracle",
+            code="E-CALIBRATION-CONSTANT",
+        )
+
+
+def _certified(
+    scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray, targets: Targets
+) -> dict[str, Any]:
+    """What the fitted documents prove of the drops, for readers and for the check that blocks."""
+    is_dropped = decisions(scores, taus) == 0
+    found = Certificate.of(is_dropped, oracle_keeps)
+    if found.num_below:
+        said = f"at most {found.upper95:.4f} of the dropped are ones that the oracle keeps, with "
+        said += f"95 % confidence: {found.num_wrong} of {found.num_below} labels below"
+    else:
+        said = f"nothing is dropped: {len(is_dropped)} labels prove no threshold to have at most "
+        said += f"{targets.max_false_drop:.4f} false drops, so what is not kept is in the band"
+    return {
+        "dropping": said,
+        "certificate": {
+            "dropped": found.num_below,
+            "false_drops": found.num_wrong,
+            "false_drop_rate_upper95": rounded(found.upper95),
+        },
+    }
+
+
+def _shares(
+    fit: CalibrationRows,
+    report: CalibrationRows,
+    weights: Mapping[str, float],
+    taus: Thresholds,
+) -> dict[str, Any]:
+    """Shares of the report half's documents by decision, with 95 % intervals of what a new document
+    gets."""
+    scores = Aggregates.of(report, weights)
+    decided = decisions(scores, taus)
+    fit_keep = decisions(Aggregates.of(fit, weights), taus) == 2
+    found: dict[str, Any] = {
+        "documents_fit": len(fit.keys),
+        "documents_report": len(report.keys),
+        "achieved_keep_fit": rounded(fit_keep.mean()),
+    }
+    for place, name in enumerate(DECISIONS):
+        hits = decided == place
+        interval = wilson(*_independent(hits, report.keys))
+        if name == "keep":
+            interval = keep_interval(fit_keep, hits, (fit.keys, report.keys))
+        found[f"achieved_{name}"] = rounded(hits.mean())
+        found[f"achieved_{name}_ci95"] = interval_of(interval)
+    return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
+
+
+def keep_interval(
+    fit_keep: np.ndarray,
+    report_keep: np.ndarray,
+    keys: tuple[list[str], list[str]] | None = None,
+) -> Interval:
+    """95 % interval of the share of new documents that the fitted thresholds keep.
+
+    Both halves tell of it: the report half by counting, and the fit half because a threshold at an
+    order statistic keeps a share of known law, Beta(k, n - k + 1), whatever the scores' own law is.
+    The interval is of both counts together, at 97.5 %: it is to hold the share of new documents and
+    the report half's own at once, and each may fail half the time (Bonferroni).
+
+    Args:
+        fit_keep: Which documents of the fit half are kept: bool `[N]`.
+        report_keep: The same of the report half.
+        keys: Contents of both halves' documents; all differ when left out.
+    """
+    hits = np.concatenate([fit_keep, report_keep])
+    if keys is None:
+        return wilson(int(hits.sum()), len(hits), Z975)
+    return wilson(*_independent(hits, [*keys[0], *keys[1]]), Z975)
+
+
+def _independent(hits: np.ndarray, keys: list[str]) -> tuple[float, float]:
+    """(hits, documents), both reduced where contents repeat: copies are decided alike.
+
+    Copies tell as much as their number of equally many contents would (Kish 1965).
+    """
+    copies = np.array(list(Counter(keys).values()), float)
+    count = float(copies.sum() ** 2 / (copies**2).sum())
+    return float(hits.mean()) * count, count
+
+
+def _untouched(
+    fit: CalibrationRows,
+    test: CalibrationRows | None,
+    weights: Mapping[str, float],
+    taus: Thresholds,
+    oracle_tau: float,
+) -> dict[str, Any]:
+    """Figures of the test slice, by which nothing was fitted or chosen, where it has labels."""
+    if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
+        return {"untouched": "no figure: the test slice has no labels", "test": None}
+    shown = test.held_out()
+    scores = Aggregates.of(shown, weights)
+    decided, oracle_keeps = decisions(scores, taus), scores.oracle >= oracle_tau
+    of_all = decisions(Aggregates.of(test, weights), taus)
+    figures = {
+        "count": len(shown.keys),
+        "documents": len(test.keys),
+        "left_out": test.left_out,
+        **{f"achieved_{name}": rounded((of_all == i).mean()) for i, name in enumerate(DECISIONS)},
+        **errors(scores, taus, decided, oracle_keeps),
+        "auc_keep": rounded(auc(scores.deployed(taus), oracle_keeps)),
+        "heads": head_agreement(fit, shown, weights),
+    }
+    return {"untouched": f"{len(shown.keys)} documents of the test slice", "test": figures}

@@ -1,0 +1,270 @@
+"""Thresholds from the heads' own scores, and the aggregation weights.
+
+Thresholds are fitted on the scores that the deployed path gives, never on the oracle's: a head's
+scores shrink towards their mean, so a cut through the oracle's would keep another share than asked
+for (docs/calibration.md). Each lies midway between two scores seen, so the last digits of a score
+do not move a document across it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.labels.intervals import chance_of_at_most, upper_bound
+from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE
+
+DELTA = 0.05
+STARTS = (1.0, 1.6, 2.6, 5.0)
+# Largest share of all documents that the early exit may take from what the judge keeps.
+MAX_LOST_KEEP = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What thresholds are to achieve.
+
+    Attributes:
+        target_keep: Share of documents to keep, in (0, 1).
+        max_false_drop: Bound on the share, among dropped documents, of those in the oracle's own
+            top `target_keep`; in [0, 1). It holds with a confidence of 95 %.
+        target_drop: Share of documents to drop, in [0, 1 - target_keep]; None drops as many as
+            `max_false_drop` allows.
+    """
+
+    target_keep: float = 0.5
+    max_false_drop: float = 0.02
+    target_drop: float | None = None
+
+    def check(self) -> None:
+        """Refuse targets out of range.
+
+        Raises:
+            CalibrationError: E-CALIBRATION-TARGET.
+        """
+        drop = self.target_drop
+        is_possible = drop is None or 0 <= drop <= 1 - self.target_keep + 1e-9
+        if not (0 < self.target_keep < 1 and 0 <= self.max_false_drop < 1 and is_possible):
+            raise CalibrationError(
+                "a target is out of range",
+                found=f"target_keep {self.target_keep}, max_false_drop {self.max_false_drop}, "
+                f"target_drop {drop}",
+                expected="target_keep in (0, 1), max_false_drop in [0, 1), "
+                "target_drop in [0, 1 - target_keep]",
+                code="E-CALIBRATION-TARGET",
+            )
+
+    def as_list(self) -> list[float | None]:
+        """The three values, for fingerprints."""
+        return [self.target_keep, self.max_false_drop, self.target_drop]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Scores in 0..1 that part documents; `tau_drop <= tau_keep` and `tau_probe <= tau_keep`.
+
+    A document leaves at the probe when its probe score is below `tau_probe`; of the others, it is
+    kept from `tau_keep` on and dropped below `tau_drop`, both on the judge's score.
+    """
+
+    tau_probe: float
+    tau_drop: float
+    tau_keep: float
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What the fitted documents prove of a threshold: `num_wrong` of `num_below` are wrong."""
+
+    num_below: int
+    num_wrong: int
+
+    @classmethod
+    def of(cls, is_below: np.ndarray, is_wrong: np.ndarray) -> Certificate:
+        """From bool `[N]` arrays."""
+        return cls(int(is_below.sum()), int((is_below & is_wrong).sum()))
+
+    @property
+    def upper95(self) -> float:
+        """The share of wrong ones stays under this with a confidence of 95 %; 0 of no document."""
+        return upper_bound(self.num_wrong, self.num_below, DELTA) if self.num_below else 0.0
+
+
+def fit_thresholds(
+    probe: np.ndarray | None,
+    judge: np.ndarray,
+    oracle_keeps: np.ndarray,
+    targets: Targets,
+    is_proof: np.ndarray | None = None,
+) -> Thresholds:
+    """Fit the three thresholds on documents that both heads scored.
+
+    Args:
+        probe: Aggregated probe scores `[N]`; without them nothing leaves early.
+        judge: Aggregated judge scores `[N]`.
+        oracle_keeps: Whether the oracle would keep the document: bool `[N]`.
+        targets: `target_keep` is the share of all `N` that grading keeps, early exits counted as
+            not kept. `max_false_drop` bounds the share of documents that the oracle would keep
+            among those that leave at the probe, and among all that are dropped. `target_drop` is
+            the share to drop, early exits included.
+        is_proof: Documents that bounds are proved on, bool `[N]`: no head was trained on them,
+            and no two have the same content. All when left out.
+
+    Raises:
+        CalibrationError: The share to drop breaks the bound (E-CALIBRATION-BOUND).
+    """
+    proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
+    most, drop = targets.max_false_drop, targets.target_drop
+    num_keep = max(1, round(targets.target_keep * len(judge)))
+    least_keep, tau_probe = _least_tau_keep(judge, num_keep), 0.0
+    if probe is not None:
+        # What the judge keeps hardly leaves at the probe, nor more than is to be dropped.
+        ceiling = least_keep
+        if drop is not None:
+            place = min(int(drop * len(probe)), len(probe) - 1)
+            ceiling = min(ceiling, float(np.sort(probe)[place]))
+        judge_keeps = judge[proof] >= least_keep
+        tau_probe = largest_certified(probe[proof], oracle_keeps[proof], most, ceiling, judge_keeps)
+    # A document that left has no judge score; it ranks below all that stay.
+    deployed = judge if probe is None else np.where(probe < tau_probe, -1.0, judge)
+    descending = np.sort(deployed)[::-1]
+    tau_keep = max(midpoint_above(descending, num_keep), least_keep)
+    if drop is None:
+        tau_drop = largest_certified(deployed[proof], oracle_keeps[proof], most, tau_keep)
+    else:
+        num_stay = len(judge) - round(drop * len(judge))
+        tau_drop = min(midpoint_above(descending, num_stay), tau_keep)
+        _require_bound(Certificate.of((deployed < tau_drop) & proof, oracle_keeps), targets, proof)
+    return Thresholds(tau_probe, tau_drop, tau_keep)
+
+
+def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:
+    """A score that the threshold of keeping cannot be below, whatever leaves at the probe.
+
+    At most `MAX_LOST_KEEP` of all documents leave although the judge keeps them, so so many more
+    than `num_keep` reach it. That makes it a fixed rank of the judge's scores, and what is counted
+    above it a binomial count.
+    """
+    descending = np.sort(judge)[::-1]
+    cut = descending[min(num_keep + math.ceil(MAX_LOST_KEEP * len(judge)), len(judge)) - 1]
+    lower = descending[descending < cut]
+    return _between(float(lower[0]), float(cut)) if len(lower) else 0.0
+
+
+def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> None:
+    if found.upper95 <= targets.max_false_drop:
+        return
+    share = found.num_wrong / found.num_below
+    raise CalibrationError(
+        "dropping as many documents as target_drop asks for breaks max_false_drop",
+        found=f"{share:.3f} of {found.num_below} dropped documents are ones that the oracle keeps, "
+        f"at most {found.upper95:.3f} with 95 % confidence, of {int(proof.sum())} labels to fit on",
+        expected=f"at most {targets.max_false_drop:.3f} at target_drop {targets.target_drop}",
+        do="leave target_drop out: then as many are dropped as the labels prove safe; or raise "
+        "max_false_drop; or label more documents",
+        code="E-CALIBRATION-BOUND",
+    )
+
+
+def midpoint_above(descending: np.ndarray, num_above: int) -> float:
+    """A threshold that `num_above` of the scores reach: midway to the next lower score.
+
+    It is 0.0 when all reach it. Scores tied at the cut all reach it or, where that is nearer to
+    `num_above`, none does.
+    """
+    if num_above >= len(descending):
+        return 0.0
+    cut = descending[num_above - 1]
+    first = int(np.searchsorted(-descending, -cut, side="left"))
+    last = int(np.searchsorted(-descending, -cut, side="right"))
+    nearest = first if first > 0 and num_above - first < last - num_above else last
+    if nearest >= len(descending):
+        return 0.0
+    return _between(float(descending[nearest]), float(descending[nearest - 1]))
+
+
+def largest_certified(
+    scores: np.ndarray,
+    oracle_keeps: np.ndarray,
+    max_false_drop: float,
+    ceiling: float,
+    judge_keeps: np.ndarray | None = None,
+) -> float:
+    """The largest threshold up to `ceiling` below which few documents are worth keeping.
+
+    With a confidence of 95 %, at most `max_false_drop` of the documents below it are ones that the
+    oracle keeps; with the same confidence, those below it that `judge_keeps` (bool `[N]`) names are
+    at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a hundredth
+    of the documents apart, from four starts, each at a quarter of the error; a start's first
+    failure of either bound ends it. That is fixed-sequence testing, so no correction for the number
+    of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has just
+    enough documents to pass without an error. 0.0, which drops nothing, when no threshold passes.
+    """
+    if max_false_drop <= 0:
+        return 0.0
+    order, num_scores = np.argsort(scores, kind="stable"), len(scores)
+    ranked, false_drops = scores[order], np.cumsum(oracle_keeps[order])
+    lost = np.zeros(num_scores, int) if judge_keeps is None else np.cumsum(judge_keeps[order])
+    delta, best = DELTA / len(STARTS), 0.0
+    fewest = math.log(delta) / math.log1p(-max_false_drop)
+    for start in STARTS:
+        for place in range(math.ceil(start * fewest), num_scores, max(1, num_scores // 100)):
+            count = int(np.searchsorted(ranked, ranked[place], side="left"))
+            if count == 0:
+                continue
+            tau = _between(float(ranked[count - 1]), float(ranked[count]))
+            chance = chance_of_at_most(int(false_drops[count - 1]), count, max_false_drop)
+            if judge_keeps is not None:
+                num_lost = int(lost[count - 1])
+                chance = max(chance, chance_of_at_most(num_lost, num_scores, MAX_LOST_KEEP))
+            if tau > ceiling or chance > delta:
+                break
+            best = max(best, tau)
+    return best
+
+
+def _between(low: float, high: float) -> float:
+    """Midway between two scores, above `low` and at most `high`, with the decimals of scores."""
+    middle = round((max(0.0, low) + high) / 2, DECIMALS)
+    return middle if low < middle <= high else high
+
+
+def would_keep(oracle: np.ndarray, target_keep: float) -> float:
+    """The oracle's own threshold: its (1 - target_keep) quantile, a value that it gave."""
+    return float(np.quantile(oracle, 1 - target_keep, method="higher"))
+
+
+def fit_weights(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Weights, none negative, that sum to 1 and best explain `targets` by least squares.
+
+    Exact: a solution is the plain one on the dimensions it does not set to zero, and there are only
+    31 sets of those. Only a target independent of the scores says anything: against their own mean
+    the answer is uniform by construction.
+
+    Args:
+        scores: The oracle's grades `[N, 5]`.
+        targets: Independent quality in 0..1: `[N]`.
+    """
+    x, y = scores.astype(np.float64) / MAX_GRADE, targets
+    best, best_error = np.full(len(DIMENSIONS), 1 / len(DIMENSIONS)), math.inf
+    for size in range(1, len(DIMENSIONS) + 1):
+        for chosen in itertools.combinations(range(len(DIMENSIONS)), size):
+            weights = _weights_on(x, y, list(chosen))
+            error = float(((x @ weights - y) ** 2).sum())
+            if weights.min() >= 0 and error < best_error - 1e-12:
+                best, best_error = weights, error
+    return {name: round(float(w), DECIMALS) for name, w in zip(DIMENSIONS, best)}
+
+
+def _weights_on(x: np.ndarray, y: np.ndarray, chosen: list[int]) -> np.ndarray:
+    """Least squares with sum 1 on some columns: the last one stands for the rest of the sum."""
+    weights = np.zeros(x.shape[1])
+    last = x[:, chosen[-1]]
+    free = np.linalg.lstsq(x[:, chosen[:-1]] - last[:, None], y - last, rcond=None)[0]
+    weights[chosen[:-1]] = free
+    weights[chosen[-1]] = 1 - free.sum()
+    return weights

@@ -1,0 +1,1 @@
+"""`nmoe hydra` and `nmoe train`: labels, heads, calibration and grades."""

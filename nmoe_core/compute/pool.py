@@ -1,0 +1,181 @@
+"""Processes of this machine that run a function over many items, results in order.
+
+A process of one thread forks its workers, which share what it has loaded; one with more threads
+(Dagster, torch) starts them clean, since a fork would copy locks that no thread frees. Workers
+never outlive a pool: when it is left by an error or an interrupt, they are told to stop, clean up
+after themselves, and are killed if they do not. What they log is handled here (`compute.logs`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.process
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from nmoe_core.base.errors import NmoeError
+from nmoe_core.compute import logs as worker_logs
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Results that wait for an earlier one are memory: beyond this many, more workers do not add any.
+MAX_WAITING = 16
+GRACE_SECONDS = 5.0
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+class Pool(ABC):
+    """Runs maps one after the other; made by `open_pool`."""
+
+    @abstractmethod
+    def map(
+        self, fn: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        """Yield `fn(item)` for every item, in order; raises as `map_shards` does."""
+
+
+@contextmanager
+def open_process_pool(
+    workers: int, initializer: Callable[..., None] | None, initargs: tuple
+) -> Iterator[Pool]:
+    """Workers that are started at once: files and locks that are opened later are not theirs."""
+    context = _context()
+    pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
+    reader, writer = pipe
+    logs = worker_logs.package_level()
+    start = (os.getpid(), writer, logs, initializer, initargs)
+    with ProcessPoolExecutor(workers, context, _start_worker, start) as executor:
+        with warnings.catch_warnings():
+            # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
+            warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            for _ in range(workers):
+                executor.submit(_no_work)
+        with worker_logs.relayed(reader, writer):  # its thread starts after the forks
+            try:
+                yield _ProcessPool(executor, workers)
+            except BaseException:
+                _stop(executor)
+                raise
+            finally:
+                executor.shutdown(wait=True, cancel_futures=True)
+
+
+class InlinePool(Pool):
+    def map(
+        self, fn: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        yield from map(fn, items)
+
+
+class _ProcessPool(Pool):
+    def __init__(self, executor: ProcessPoolExecutor, workers: int) -> None:
+        self._executor = executor
+        self._workers = workers
+
+    def map(
+        self, fn: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        most = self._workers + min(self._workers, MAX_WAITING)
+        run: Callable[[Item], Result] = partial(_run, fn)
+        pending: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                pending.append(self._executor.submit(run, item))
+                if len(pending) >= most:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool as error:
+            raise NmoeError(
+                "a worker process was lost",
+                where=f"{self._workers} workers",
+                do="it may have run out of memory: use fewer workers and run again",
+                code="E-WORKER-LOST",
+            ) from error
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    is_single = threading.active_count() == 1 and "torch" not in sys.modules
+    return multiprocessing.get_context("fork" if is_single and sys.platform == "linux" else "spawn")
+
+
+def _stop(executor: ProcessPoolExecutor) -> None:
+    """Have the workers remove what they were writing, and end; kill those that do not."""
+    workers: list[multiprocessing.process.BaseProcess] = list((executor._processes or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        worker.kill()
+
+
+class _Terminated(BaseException):
+    """This worker was told to stop in the middle of an item."""
+
+
+_is_busy = False
+
+
+def _run(fn: Callable[[Item], Result], item: Item) -> Result:
+    global _is_busy
+    try:
+        _is_busy = True
+        return fn(item)
+    except _Terminated:  # by here `fn` has cleaned up
+        os._exit(_EXIT_TERMINATED)
+    finally:
+        _is_busy = False
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the cleaning up
+    if _is_busy:
+        raise _Terminated
+    os._exit(_EXIT_TERMINATED)
+
+
+def _no_work() -> None:
+    """Makes the executor start a process."""
+
+
+def _start_worker(
+    parent: int,
+    writer: Connection,
+    log_level: int,
+    initializer: Callable[..., None] | None,
+    initargs: tuple,
+) -> None:
+    """Tie a worker's life to its parent's, then run the caller's own initializer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.set_wakeup_fd(-1)  # a forked worker's signals are not its parent's
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        libc: Any = ctypes.CDLL(None)
+        libc.prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+    worker_logs.send_to(worker_logs.PipeHandler(writer), log_level)
+    if initializer is not None:
+        initializer(*initargs)

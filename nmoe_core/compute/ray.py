@@ -1,0 +1,220 @@
+"""`map_shards` on Ray: items as tasks of a cluster, results in the order of the items.
+
+Ray starts an item again, on another worker or node, when the one that ran it was lost, and makes a
+result again that was lost with its node. GPUs are resources: Ray shows a task only those it holds.
+As many items are in flight as the cluster has room for now, and some more, so nodes may come
+and go. Nothing here is Ray's own state: outputs are files, committed atomically.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.settings import RayOptions
+from nmoe_core.compute import logs as worker_logs
+from nmoe_core.compute.pool import GRACE_SECONDS, MAX_WAITING, Item, Pool, Result
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+_CONNECT_SECONDS = 10.0
+_COUNT_EVERY_SECONDS = 1.0
+
+
+@contextmanager
+def open_ray_pool(
+    options: RayOptions, initializer: Callable[..., None] | None = None, initargs: tuple = ()
+) -> Iterator[Pool]:
+    """A pool on Ray; a connection that is there already is used, and left as it is.
+
+    Raises:
+        ConfigError: Ray is not installed, cannot be reached, or has no such resources
+            (E-CONFIG-RAY).
+    """
+    ray = _import_ray()
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        _connect(ray, options)
+    try:
+        yield _RayPool(ray, options, _Start(initializer, initargs, worker_logs.package_level()))
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a worker does before its first item of a pool."""
+
+    initializer: Callable[..., None] | None
+    initargs: tuple
+    log_level: int
+    pool: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What came of an item, with what was logged meanwhile."""
+
+    result: Any
+    error: Exception | None
+    records: list[dict[str, Any]]
+
+
+class _RayPool(Pool):
+    def __init__(self, ray: Any, options: RayOptions, start: _Start) -> None:
+        self._ray = ray
+        self._options = options
+        self._start = ray.put(start)
+        self._task = ray.remote(_run).options(
+            num_cpus=options.cpus_per_task,
+            num_gpus=options.gpus_per_task,
+            max_retries=options.max_retries,
+            name="nmoe",
+        )
+        self._most, self._counted_at = 0, 0.0
+        if not self._room():
+            have = ray.cluster_resources()
+            raise ConfigError(
+                "no node of the cluster has what one item holds",
+                where="[compute.ray]",
+                found=f"{have.get('CPU', 0):g} CPUs, {have.get('GPU', 0):g} GPUs in all",
+                expected=f"cpus_per_task {options.cpus_per_task:g}, "
+                f"gpus_per_task {options.gpus_per_task:g}",
+                do="add such a node, or ask for less",
+                code="E-CONFIG-RAY",
+            )
+
+    def map(
+        self, fn: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        function = self._ray.put(fn)
+        pending: deque[Any] = deque()
+        try:
+            for item in items:
+                pending.append(self._task.remote(self._start, function, item))
+                if len(pending) >= self._most_in_flight():
+                    yield self._result(pending.popleft())
+            while pending:
+                yield self._result(pending.popleft())
+        finally:
+            self._cancel(list(pending))
+
+    def _result(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            answer: _Answer = self._ray.get(reference)
+        except errors.RayTaskError as error:  # not of `fn`: its result cannot be pickled
+            raise error.as_instanceof_cause() from None
+        except errors.RayError as error:
+            raise NmoeError(
+                "a worker was lost",
+                where="Ray",
+                found=f"{type(error).__name__}, {self._options.max_retries} retries",
+                do="it may have run out of memory: raise cpus_per_task, and run again",
+                code="E-WORKER-LOST",
+            ) from error
+        for fields in answer.records:
+            worker_logs.handle(fields)
+        if answer.error is not None:
+            raise answer.error
+        return answer.result
+
+    def _cancel(self, references: list[Any]) -> None:
+        """Interrupt what runs, so that it cleans up; kill what does not end."""
+        if not references or not self._ray.is_initialized():
+            return
+        for reference in references:
+            self._ray.cancel(reference)
+        _, running = self._ray.wait(
+            references, num_returns=len(references), timeout=GRACE_SECONDS, fetch_local=False
+        )
+        for reference in running:
+            self._ray.cancel(reference, force=True)
+
+    def _most_in_flight(self) -> int:
+        now = time.monotonic()
+        if now - self._counted_at > _COUNT_EVERY_SECONDS:
+            room = max(1, self._room())  # none at all waits for a node to come back
+            self._most, self._counted_at = room + min(room, MAX_WAITING), now
+        return self._most
+
+    def _room(self) -> int:
+        """How many items the cluster has room for."""
+        asked = {"CPU": self._options.cpus_per_task, "GPU": self._options.gpus_per_task}
+        asked = {name: amount for name, amount in asked.items() if amount}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return sum(
+            int(min(node.get(name, 0.0) / amount for name, amount in asked.items()))
+            for node in nodes
+        )
+
+
+_kept = worker_logs.KeepingHandler()
+_pool_started = ""
+
+
+def _run(start: _Start, fn: Callable[[Any], Any], item: Any) -> _Answer:
+    """Run one item in a worker of the cluster."""
+    global _pool_started
+    try:
+        if _pool_started != start.pool:
+            worker_logs.send_to(_kept, start.log_level)
+            if start.initializer is not None:
+                start.initializer(*start.initargs)
+            _pool_started = start.pool
+        return _Answer(fn(item), None, _kept.take())
+    except Exception as error:  # noqa: BLE001 - raised again where the result is asked for
+        return _Answer(None, error, _kept.take())
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "Ray is not installed",
+            where='[compute] backend = "ray"',
+            do="pip install 'nmoe-data[ray]'",
+            code="E-CONFIG-RAY",
+        ) from None
+
+
+def _connect(ray: Any, options: RayOptions) -> None:
+    address = options.address or os.environ.get(ADDRESS_VARIABLE) or None
+    is_main = threading.current_thread() is threading.main_thread()
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        _require_listener(address)
+        ray.init(address=address, include_dashboard=False, logging_level=logging.WARNING)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            "Ray cannot be reached",
+            where=f"address {address or '(none: a Ray of this machine)'}",
+            found=" ".join(str(error).split())[:300],
+            do=f"start a cluster (ray start --head), set {ADDRESS_VARIABLE} or [compute.ray] "
+            "address, and use the same Python and Ray everywhere",
+            code="E-CONFIG-RAY",
+        ) from error
+    finally:
+        if is_main:  # Ray puts its own in place, which would end a run without its clean-up
+            signal.signal(signal.SIGTERM, on_terminate)
+
+
+def _require_listener(address: str | None) -> None:
+    """Raise OSError where nobody listens: Ray itself would try for five minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

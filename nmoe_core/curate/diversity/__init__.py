@@ -1,0 +1,1 @@
+"""How diverse the windows of an order are."""

@@ -1,0 +1,172 @@
+"""Whether two embeddings of the same records see different structure.
+
+Both are clustered with one k and seed. Adjusted Rand index and normalised mutual information
+compare the labels; linear CKA (Kornblith et al. 2019) and the overlap of nearest neighbours compare
+the spaces without clusters, whatever their widths. Costs two fits and one product of samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.topics.clusters import fit_pca, project
+from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
+
+Verdict = Literal["redundant", "moderate", "different"]
+SAMPLE_ROWS = 5_000
+NEIGHBOURS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Agreement of two embeddings of N records, `num_records` of them with a text in both.
+
+    `ari` above 0.7 is called redundant, below 0.3 different. `cka` and `neighbour_overlap` are on
+    a sample; the overlap of unrelated spaces is about `NEIGHBOURS` over the sample's size.
+    """
+
+    num_records: int
+    num_clusters: int
+    ari: float
+    nmi: float
+    cka: float
+    neighbour_overlap: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSpaces:
+    """The comparison with its inputs: projected unit rows and labels of both, `[N, ...]`."""
+
+    comparison: Comparison
+    shallow: np.ndarray
+    deep: np.ndarray
+    shallow_labels: np.ndarray
+    deep_labels: np.ndarray
+
+
+def compare_embeddings(
+    shallow: np.ndarray,
+    deep: np.ndarray,
+    num_clusters: int,
+    seed: int,
+    *,
+    pca_shallow: int = 0,
+    pca_deep: int = 0,
+) -> ComparedSpaces:
+    """Compare row by row; rows that are zero or NaN in either are left out.
+
+    Args:
+        shallow: float `[N, W1]`.
+        deep: float `[N, W2]`, of the same records.
+        num_clusters: k of both.
+        seed: Of both fits and the sample.
+        pca_shallow: Principal components of the first, 0 for none.
+        pca_deep: Principal components of the second, 0 for none.
+
+    Raises:
+        CurationError: Different numbers of rows (E-CURATION-EMBEDDING), or fewer usable rows than
+            clusters (E-CURATION-TOPICS).
+    """
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    if shallow.ndim != 2 or deep.ndim != 2 or len(shallow) != len(deep):
+        raise CurationError(
+            "embeddings are not of the same records",
+            found=f"shapes {shallow.shape} and {deep.shape}",
+            expected="[N, ...] twice",
+            code="E-CURATION-EMBEDDING",
+        )
+    usable = _has_value(shallow) & _has_value(deep)
+    if usable.sum() <= num_clusters:
+        raise CurationError(
+            "fewer embedded records than clusters",
+            found=int(usable.sum()),
+            expected=f"more than {num_clusters}",
+            code="E-CURATION-TOPICS",
+        )
+    first, labels = _clustered(shallow[usable], num_clusters, seed, pca_shallow)
+    second, deep_labels = _clustered(deep[usable], num_clusters, seed, pca_deep)
+    ari = float(adjusted_rand_score(labels, deep_labels))
+    chosen = np.random.RandomState(seed).permutation(len(first))[:SAMPLE_ROWS]
+    comparison = Comparison(
+        num_records=len(first),
+        num_clusters=num_clusters,
+        ari=ari,
+        nmi=float(normalized_mutual_info_score(labels, deep_labels)),
+        cka=linear_cka(first[chosen], second[chosen]),
+        neighbour_overlap=neighbour_overlap(first[chosen], second[chosen]),
+        verdict=verdict(ari),
+    )
+    return ComparedSpaces(comparison, first, second, labels, deep_labels)
+
+
+def open_embeddings(path: Path) -> np.ndarray:
+    """Mapped embeddings of a file, float `[N, W]`.
+
+    Raises:
+        CurationError: It is no such array (E-CURATION-EMBEDDING).
+    """
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = f"{rows.dtype} {rows.shape}"
+    except (ValueError, EOFError, FileNotFoundError) as error:
+        rows, found = np.empty(0), str(error)
+    if rows.ndim != 2 or rows.dtype.kind != "f":
+        raise CurationError(
+            "no embeddings",
+            where=path,
+            found=found,
+            expected="a .npy file of floats [N, width]",
+            code="E-CURATION-EMBEDDING",
+        )
+    return rows
+
+
+def verdict(ari: float) -> Verdict:
+    """The published bands."""
+    return "redundant" if ari > 0.7 else "moderate" if ari >= 0.3 else "different"
+
+
+def linear_cka(first: np.ndarray, second: np.ndarray) -> float:
+    """Linear centred kernel alignment, 0 to 1: 1 for spaces equal up to rotation and scale."""
+    x = first.astype(np.float64) - first.mean(axis=0, dtype=np.float64)
+    y = second.astype(np.float64) - second.mean(axis=0, dtype=np.float64)
+    scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
+    return float(np.linalg.norm(x.T @ y) ** 2 / scale) if scale else 0.0
+
+
+def neighbour_overlap(first: np.ndarray, second: np.ndarray, count: int = NEIGHBOURS) -> float:
+    """Mean share of the `count` nearest neighbours that both spaces agree on."""
+    count = min(count, len(first) - 1)
+    if count < 1:
+        return 1.0
+    ours, theirs = _neighbours(first, count), _neighbours(second, count)
+    shared = [len(np.intersect1d(a, b, assume_unique=True)) for a, b in zip(ours, theirs)]
+    return float(np.mean(shared) / count)
+
+
+def _neighbours(rows: np.ndarray, count: int) -> np.ndarray:
+    cosines = rows @ rows.T
+    np.fill_diagonal(cosines, -np.inf)
+    return np.argpartition(-cosines, count - 1, axis=1)[:, :count]
+
+
+def _clustered(
+    rows: np.ndarray, num_clusters: int, seed: int, pca: int
+) -> tuple[np.ndarray, np.ndarray]:
+    mean, axes, _ = fit_pca(project(rows, *_NO_PCA), pca, seed)
+    rows = project(project(rows, *_NO_PCA), mean, axes)
+    return rows, nearest_topics(rows, fit_centroids(rows, num_clusters, seed))
+
+
+def _has_value(rows: np.ndarray) -> np.ndarray:
+    return np.logical_and(np.isfinite(rows).all(axis=1), rows.any(axis=1))
+
+
+_NO_PCA = (np.empty(0, np.float32), np.empty((0, 0), np.float32))

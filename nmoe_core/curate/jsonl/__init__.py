@@ -1,0 +1,1 @@
+"""`nmoe curate` on JSONL files."""

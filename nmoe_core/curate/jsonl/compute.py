@@ -1,0 +1,276 @@
+"""Order the records of a JSONL file so that training windows hold as many topics as they can.
+
+Scan and check, embed what is new, assign to frozen clusters, order, measure. Nothing here writes
+but the embedding cache. Costs one pass to scan and one to embed new texts; memory is the
+embeddings and 48 bytes a record. Refuses before any work what can be seen then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from nmoe_core.base.errors import CurationError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.curate.diversity import measure as diversity
+from nmoe_core.curate.diversity.compare import open_embeddings
+from nmoe_core.curate.jsonl.input import JsonlInput, OnError, scan_jsonl
+from nmoe_core.curate.jsonl.output import OutputPaths
+from nmoe_core.curate.jsonl.record_embeddings import Progress, embed_records
+from nmoe_core.curate.order import NEEDS, ORDERS, arrange
+from nmoe_core.curate.shards.planning import AUTO, CurateSettings, plan_order
+from nmoe_core.curate.topics.clusters import Clusters, Drift, fit_clusters, load_clusters
+from nmoe_core.curate.topics.embed import DEFAULT_WIDTH, EmbeddingTable
+from nmoe_core.curate.topics.embedding_table import table_shape
+from nmoe_core.curate.topics.model_tokenizer import TextTokenizer, open_tokenizer
+from nmoe_core.curate.topics.terms import sample_records, typical_terms
+
+DEFAULT_NUM_CLUSTERS = 30
+DEFAULT_SEQ_LEN = 131_072
+DEFAULT_SEED = 42
+LOADED = "loaded"
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """No progress wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonlSettings:
+    """What decides the order; the names are those of the command's flags."""
+
+    n_clusters: int = DEFAULT_NUM_CLUSTERS
+    seq_len: int = DEFAULT_SEQ_LEN
+    text_field: str = "text"
+    order: str = "golden"
+    loader: Literal["concat", "flush"] = "concat"
+    seed: int = DEFAULT_SEED
+    pca_components: int = 0
+    max_width: int = DEFAULT_WIDTH
+    tokenizer: str | None = None
+    on_error: OnError = "fail"
+    refit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A scanned input with its embeddings.
+
+    Attributes:
+        records: The input.
+        tokens: int64 `[N]`, without EOS.
+        rows: float32 `[N, W]`, zero for texts without a token.
+        method: What the rows are.
+        identity: Digest of what they were made by.
+        num_computed: Texts embedded by this run.
+        num_nan: Loaded rows that were not finite and count as zero.
+    """
+
+    records: JsonlInput
+    tokens: np.ndarray
+    rows: np.ndarray
+    method: str
+    identity: str
+    num_computed: int
+    num_nan: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens a record takes in training: its text and one EOS, int64 `[N]`."""
+        return self.tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Curated:
+    """A curated input, before anything of it is written.
+
+    Attributes:
+        embedded: The input.
+        clusters: Frozen clusters, and `drift` since their fit.
+        is_refitted: Whether this run fitted them.
+        rows: float32 `[N, D]`, in the space of the clusters.
+        labels: uint16 `[N]`.
+        order: int64 `[N]`: the record at each position.
+        order_name: The order taken, where `auto` chose it too.
+        metrics: Of the order, the original and a shuffle, by both fillings of windows.
+        terms: Typical words of each cluster.
+    """
+
+    embedded: Embedded
+    clusters: Clusters
+    drift: Drift
+    is_refitted: bool
+    rows: np.ndarray
+    labels: np.ndarray
+    order: np.ndarray
+    order_name: str
+    metrics: dict[str, Any]
+    terms: list[list[str]]
+
+
+def open_jsonl(
+    paths: OutputPaths, model_dir: Path, settings: JsonlSettings, load_embeddings: Path | None
+) -> tuple[JsonlInput, TextTokenizer]:
+    """Check everything that can be checked before work: settings, checkpoint, each line.
+
+    Raises:
+        CurationError: The input cannot be used (E-CURATION-INPUT, E-CURATION-LINE), nor the
+            checkpoint or the loaded embeddings (E-CURATION-EMBEDDING), nor the order
+            (E-CURATION-ORDER).
+        TokenizerError, CheckpointError: The checkpoint's tokenizer or files cannot be used.
+    """
+    paths.check()
+    if settings.order not in (AUTO, *ORDERS) or settings.seq_len < 1:
+        raise CurationError(
+            "no such order",
+            found=f"order {settings.order}, seq_len {settings.seq_len}",
+            expected=f"{AUTO}, or one of {', '.join(ORDERS)}, and at least one token",
+            code="E-CURATION-ORDER",
+        )
+    num_rows, _ = table_shape(model_dir)
+    tokenizer = open_tokenizer(model_dir, num_rows, settings.tokenizer)
+    records = scan_jsonl(paths.input, settings.text_field, settings.on_error)
+    if load_embeddings is not None:
+        open_rows(load_embeddings, len(records))
+    return records, tokenizer
+
+
+def embed_jsonl(
+    paths: OutputPaths,
+    model_dir: Path,
+    settings: JsonlSettings,
+    opened: tuple[JsonlInput, TextTokenizer],
+    *,
+    load_embeddings: Path | None = None,
+    is_kept: bool = True,
+    progress: Progress = silent,
+) -> Embedded:
+    """Embed the texts of an opened input that the cache does not hold, or load all embeddings.
+
+    Args:
+        paths: Name the cache.
+        model_dir: Checkpoint of the embedding table.
+        settings: Width of the embeddings.
+        opened: As `open_jsonl` returned it.
+        load_embeddings: A `.npy` file that stands in for shallow embeddings.
+        is_kept: False leaves the cache as it is.
+        progress: Called with what is done, texts done and texts to do.
+
+    Raises:
+        CurationError: A token has no row, or a row is not finite (E-CURATION-EMBEDDING).
+    """
+    records, tokenizer = opened
+    table = EmbeddingTable.open(model_dir, settings.max_width) if not load_embeddings else None
+    found = embed_records(
+        records, table, tokenizer, paths.cache, is_kept=is_kept, progress=progress
+    )
+    if load_embeddings is None:
+        assert table is not None
+        identity = sha256_json([table.backbone, tokenizer.fingerprint])
+        return Embedded(
+            records, found.tokens, found.rows, table.method, identity, found.num_computed, 0
+        )
+    rows = np.array(open_rows(load_embeddings, len(records)), np.float32)
+    is_bad = ~np.isfinite(rows).all(axis=1)
+    rows[is_bad] = 0
+    identity = f"width {rows.shape[1]}"
+    return Embedded(records, found.tokens, rows, LOADED, identity, 0, int(is_bad.sum()))
+
+
+def open_rows(path: Path, num_records: int) -> np.ndarray:
+    """Mapped embeddings of a file, float `[N, W]`.
+
+    Raises:
+        CurationError: It is no such array, or has not a row for each record
+            (E-CURATION-EMBEDDING).
+    """
+    rows = open_embeddings(path)
+    if len(rows) != num_records:
+        raise CurationError(
+            "embeddings are not those of the input",
+            where=path,
+            found=f"{len(rows)} rows",
+            expected=f"{num_records}, a row for each record",
+            do="embed this input again with `nmoe curate embed`",
+            code="E-CURATION-EMBEDDING",
+        )
+    return rows
+
+
+def curate_jsonl(paths: OutputPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
+    """Cluster, order and measure; writes nothing.
+
+    Raises:
+        CurationError: No such order, or one that needs what is not there (E-CURATION-ORDER);
+            fewer records than clusters (E-CURATION-TOPICS).
+    """
+    clusters, is_refitted = _clusters(paths.beside("_clusters.safetensors"), embedded, settings)
+    rows = clusters.project(embedded.rows)
+    labels, distance = clusters.assign(rows)
+    drift = clusters.drift(labels, distance)
+    if drift.is_large:
+        clusters, is_refitted = _fit(embedded, settings, clusters.header["version"] + 1), True
+        rows = clusters.project(embedded.rows)
+        labels, _ = clusters.assign(rows)
+    name, order = _ordered(settings, labels, embedded.lengths, rows)
+    metrics = diversity.compare({name: order}, labels, embedded.lengths, settings.seq_len)
+    sample = sample_records(len(labels))
+    terms = typical_terms(embedded.records.texts(sample), labels[sample], settings.n_clusters)
+    return Curated(
+        embedded, clusters, drift, is_refitted, rows, labels, order, name, metrics, terms
+    )
+
+
+def _clusters(path: Path, embedded: Embedded, settings: JsonlSettings) -> tuple[Clusters, bool]:
+    """Clusters of an earlier run with the same settings, else new ones."""
+    if settings.refit or not path.exists():
+        return _fit(embedded, settings, 1), True
+    clusters = load_clusters(path)
+    if clusters.header["settings"] != _cluster_settings(embedded, settings):
+        return _fit(embedded, settings, clusters.header["version"] + 1), True
+    return clusters, False
+
+
+def _fit(embedded: Embedded, settings: JsonlSettings, version: int) -> Clusters:
+    return fit_clusters(
+        embedded.rows,
+        settings.n_clusters,
+        settings.seed,
+        pca_components=settings.pca_components,
+        settings=_cluster_settings(embedded, settings),
+        version=version,
+    )
+
+
+def _cluster_settings(embedded: Embedded, settings: JsonlSettings) -> dict[str, Any]:
+    return {
+        "method": embedded.method,
+        "identity": embedded.identity,
+        "n_clusters": settings.n_clusters,
+        "pca_components": settings.pca_components,
+        "seed": settings.seed,
+    }
+
+
+def _ordered(
+    settings: JsonlSettings, labels: np.ndarray, lengths: np.ndarray, rows: np.ndarray
+) -> tuple[str, np.ndarray]:
+    """The order taken, by name, and its permutation."""
+    if settings.order == AUTO:
+        asked = CurateSettings(
+            order=AUTO, seed=settings.seed, seq_len=settings.seq_len, loader=settings.loader
+        )
+        return plan_order(asked, labels.astype(np.int64), lengths, (), 0)
+    options = _options(settings, rows)
+    return settings.order, arrange(settings.order, labels, lengths, **options)
+
+
+def _options(settings: JsonlSettings, rows: np.ndarray) -> dict[str, Any]:
+    have = {"seq_len": settings.seq_len, "embeddings": rows}
+    options = {name: have[name] for name in NEEDS.get(settings.order, ())}
+    if settings.order == "window_fill":
+        options["loader"] = settings.loader
+    return options | {"seed": settings.seed}

@@ -1,0 +1,126 @@
+"""An append-only store of document embeddings, keyed by what was embedded and by which model.
+
+`keys.bin` holds a SHA-256 and a token count for each row of `rows.f32`; `cache.json` says how many
+are committed. Rows are written and fsynced before `cache.json` counts them: what a killed writer
+left past the count is cut off by the next one. A width of 0 stores
+token counts alone. Looking keys up costs one sort of the store's.
+A store of another model or width is refused; it is never mixed or overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from loader.files.format import read_json_object
+from nmoe_core.base.atomic import output_lock, write_json
+from nmoe_core.base.errors import CurationError
+
+CACHE_FORMAT = "embedding-cache/1"
+HEADER_NAME, KEYS_NAME, ROWS_NAME = "cache.json", "keys.bin", "rows.f32"
+KEY = np.dtype([("sha256", "S32"), ("tokens", "<i8")])
+
+
+class EmbeddingCache:
+    """A store opened for reading; `writer()` locks it for appending.
+
+    Args:
+        directory: Of the store; one that is not there is empty.
+        model: Digest of everything a row depends on beside its key.
+        width: Columns of a row.
+
+    Raises:
+        CurationError: The store belongs to another model or width, or is damaged
+            (E-CURATION-CACHE).
+    """
+
+    def __init__(self, directory: Path, model: str, width: int) -> None:
+        self.directory, self.model, self.width = directory, model, width
+        self._load()
+
+    @contextmanager
+    def writer(self) -> Iterator[EmbeddingCache]:
+        """Hold the store for this process, cutting off what a killed writer left.
+
+        Raises:
+            LockedError: Another process holds it (E-LOCKED).
+        """
+        with output_lock(self.directory):
+            self._load()
+            for name, size in ((KEYS_NAME, KEY.itemsize), (ROWS_NAME, 4 * self.width)):
+                with open(self.directory / name, "ab") as file:
+                    file.truncate(self.num_rows * size)
+            yield self
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Row of each key, -1 where there is none: int64 `[N]`.
+
+        Args:
+            keys: `S32 [N]`, SHA-256 digests.
+        """
+        if not self.num_rows or not len(keys):
+            return np.full(len(keys), -1, np.int64)
+        stored = self._keys["sha256"]
+        order = np.argsort(stored, kind="stable")
+        at = np.searchsorted(stored, keys, sorter=order)
+        rows = order[np.minimum(at, self.num_rows - 1)]
+        return np.where(stored[rows] == keys, rows, -1)
+
+    def tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Token counts of rows: int64 `[N]`."""
+        return self._keys["tokens"][rows]
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Embeddings of rows: float32 `[N, width]`."""
+        if not len(rows) or not self.width:
+            return np.empty((len(rows), self.width), np.float32)
+        shape = (self.num_rows, self.width)
+        return np.memmap(self.directory / ROWS_NAME, np.float32, "r", shape=shape)[rows]
+
+    def append(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
+        """Commit rows; call inside `writer()`. Keys must be new and distinct."""
+        records = np.empty(len(keys), KEY)
+        records["sha256"], records["tokens"] = keys, tokens
+        for name, array in ((ROWS_NAME, embeddings.astype(np.float32)), (KEYS_NAME, records)):
+            with open(self.directory / name, "ab") as file:
+                file.write(np.ascontiguousarray(array).tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+        self._keys = np.concatenate([self._keys, records])
+        write_json(self.directory / HEADER_NAME, self._header() | {"num_rows": self.num_rows})
+
+    @property
+    def num_rows(self) -> int:
+        """Committed rows."""
+        return len(self._keys)
+
+    def _header(self) -> dict[str, object]:
+        return {"format": CACHE_FORMAT, "model": self.model, "width": self.width}
+
+    def _load(self) -> None:
+        path = self.directory / HEADER_NAME
+        self._keys = np.empty(0, KEY)
+        if not path.exists():
+            return
+        found = read_json_object(path)
+        num_rows = found.pop("num_rows")
+        if found != self._header():
+            raise self._refuse("belongs to another model", found, self._header())
+        self._keys = np.fromfile(self.directory / KEYS_NAME, KEY, num_rows)
+        size_bytes = (self.directory / ROWS_NAME).stat().st_size
+        if len(self._keys) < num_rows or size_bytes < num_rows * 4 * self.width:
+            raise self._refuse("has lost rows", f"{len(self._keys)} keys", f"{num_rows} and rows")
+
+    def _refuse(self, what: str, found: object, expected: object) -> CurationError:
+        return CurationError(
+            f"embedding cache {what}",
+            where=self.directory,
+            found=found,
+            expected=expected,
+            do="delete the directory, or name another one",
+            code="E-CURATION-CACHE",
+        )

@@ -1,0 +1,165 @@
+"""The records of a JSONL file: where each line lies, and the digest of its text.
+
+One pass reads, parses and hashes; memory is 48 bytes a record, not the text. Blank lines are no
+records and are counted. A line that is no JSON object with a text is refused with its number before
+anything is written, or set aside on request: it is never dropped. An empty text is a record like
+any other. Lines are handed on as they are, byte for byte, without their line end.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+
+from nmoe_core.base.errors import CurationError
+
+OnError = Literal["fail", "set-aside"]
+_NAMED_LINES = 5
+
+
+@dataclass(slots=True)
+class JsonlInput:
+    """A scanned file.
+
+    Attributes:
+        path: The file.
+        text_field: Field of the text.
+        sha256: Digest of the file's bytes.
+        spans: int64 `[N, 2]`: first byte of each record and the one after its last.
+        keys: `S32 [N]`: SHA-256 of each text.
+        num_blank: Lines of white space.
+        num_empty: Records whose text is empty.
+        rejected: Byte spans of lines that are no records.
+    """
+
+    path: Path
+    text_field: str
+    sha256: str = ""
+    spans: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    keys: np.ndarray = field(default_factory=lambda: np.empty(0, "S32"))
+    num_blank: int = 0
+    num_empty: int = 0
+    rejected: list[tuple[int, int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def texts(self, records: np.ndarray) -> Iterator[str]:
+        """Texts of records, in the order asked for; lone surrogates become U+FFFD."""
+        for line in self.lines(self.spans[records]):
+            text = _text(line, self.text_field)
+            yield text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+    def lines(self, spans: np.ndarray | list[tuple[int, int]]) -> Iterator[bytes]:
+        """Bytes of spans, without line ends."""
+        with (
+            open(self.path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view,
+        ):
+            for start, end in np.asarray(spans, np.int64).reshape(-1, 2).tolist():
+                yield view[start:end]
+
+    def lengths(self) -> np.ndarray:
+        """Bytes of each record's line: int64 `[N]`."""
+        return self.spans[:, 1] - self.spans[:, 0]
+
+
+def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail") -> JsonlInput:
+    """Find the records of a file.
+
+    Args:
+        path: Plain JSONL, UTF-8; the last line may lack its line end.
+        text_field: Field that holds the text.
+        on_error: `fail` refuses the file for its first bad lines; `set-aside` lists them.
+
+    Raises:
+        CurationError: The file is missing, compressed or holds no record (E-CURATION-INPUT); a
+            line is no record and `on_error` is `fail` (E-CURATION-LINE).
+    """
+    if path.suffix in (".gz", ".zst") or not path.is_file():
+        raise _refuse(
+            "cannot be read", path, "no plain file", "decompress it first, or mend --input"
+        )
+    found = JsonlInput(path, text_field)
+    digest = hashlib.sha256()
+    spans: list[tuple[int, int]] = []
+    keys: list[bytes] = []
+    bad: list[str] = []
+    for number, start, line in _lines(path, digest):
+        span = (start, start + len(line))
+        if not line.strip():
+            found.num_blank += 1
+            continue
+        try:
+            text = _text(line, text_field)
+        except ValueError as error:
+            bad.append(f"line {number}: {error}")
+            found.rejected.append(span)
+            continue
+        spans.append(span)
+        keys.append(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        found.num_empty += not text
+    if bad and on_error == "fail":
+        raise _bad_lines(path, bad)
+    if not spans:
+        raise _refuse("holds no record", path, f"{found.num_blank} blank lines", "mend --input")
+    found.spans = np.array(spans, np.int64)
+    found.keys = np.array(keys, "S32")
+    found.sha256 = digest.hexdigest()
+    return found
+
+
+def _lines(path: Path, digest: Any) -> Iterator[tuple[int, int, bytes]]:
+    """Number from 1, first byte, and bytes of each line; without line end and byte order mark."""
+    offset = 0
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            digest.update(raw)
+            mark = len(codecs.BOM_UTF8) if number == 1 and raw.startswith(codecs.BOM_UTF8) else 0
+            yield number, offset + mark, raw[mark:].removesuffix(b"\n")
+            offset += len(raw)
+
+
+def _text(line: bytes, text_field: str) -> str:
+    """The text of a line; ValueError says what is wrong with it."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        # orjson refuses lone surrogate escapes, which are JSON.
+        try:
+            value = json.loads(line)
+        except RecursionError:
+            raise ValueError("JSON is nested too deep") from None
+        except ValueError as error:
+            raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object but {type(value).__name__}")
+    if not isinstance(value.get(text_field), str):
+        kind = type(value[text_field]).__name__ if text_field in value else "missing"
+        raise ValueError(f"field {text_field!r} is {kind}, not a string")
+    return value[text_field]
+
+
+def _bad_lines(path: Path, bad: list[str]) -> CurationError:
+    more = f"; and {len(bad) - _NAMED_LINES} more" * (len(bad) > _NAMED_LINES)
+    return CurationError(
+        f"{len(bad)} lines are no records",
+        where=path,
+        found="; ".join(bad[:_NAMED_LINES]) + more,
+        expected="a JSON object with a text on each line",
+        do="mend them, name --text-field, or pass --on-error set-aside",
+        code="E-CURATION-LINE",
+    )
+
+
+def _refuse(what: str, path: Path, found: str, do: str) -> CurationError:
+    return CurationError(f"input {what}", where=path, found=found, do=do, code="E-CURATION-INPUT")

@@ -1,0 +1,146 @@
+"""The files of a curated JSONL file: their names, their lock, and how each is committed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+
+from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock
+from nmoe_core.base.errors import CurationError
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.curate.jsonl.input import JsonlInput
+
+ORDERING_NAME, CLOUD_NAME = "ordering_comparison.png", "cluster_cloud.png"
+SHARES_NAME, HEAD_TAIL_NAME = "cluster_shares.png", "head_tail.png"
+CALIBRATION_NAME = "k_calibration.png"
+PICTURE_NAMES = (ORDERING_NAME, CLOUD_NAME, SHARES_NAME, HEAD_TAIL_NAME, CALIBRATION_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPaths:
+    """Where everything lies, from the names of input and output; `counts` overrides one of them."""
+
+    input: Path
+    output: Path
+    counts: Path | None = None
+
+    def beside(self, ending: str) -> Path:
+        """`{output without .jsonl}{ending}`."""
+        return self.output.with_name(self.output.name.removesuffix(".jsonl") + ending)
+
+    @property
+    def token_counts(self) -> Path:
+        """`{input without .jsonl}_token_counts.npy`, unless another file was named."""
+        if self.counts is not None:
+            return self.counts
+        return self.input.with_name(self.input.name.removesuffix(".jsonl") + "_token_counts.npy")
+
+    def require_counts(self) -> None:
+        """Refuse token counts that cannot be written, before anything is computed.
+
+        Raises:
+            CurationError: E-CURATION-INPUT.
+        """
+        try:
+            with TemporaryFile(dir=self.token_counts.parent):
+                return
+        except OSError as error:
+            raise CurationError(
+                "token counts cannot be written beside the input",
+                where=self.token_counts.parent,
+                found=error.strerror,
+                expected="a directory that files can be made in",
+                do="name another file with --token-counts",
+                code="E-CURATION-INPUT",
+            ) from None
+
+    @property
+    def cache(self) -> Path:
+        """Directory of the embedding caches, and of the lock of the output."""
+        return self.beside("_cache")
+
+    def check(self) -> None:
+        """Refuse an output that is the input.
+
+        Raises:
+            CurationError: E-CURATION-INPUT.
+        """
+        if self.output.resolve() == self.input.resolve():
+            raise CurationError(
+                "the output is the input",
+                where=self.output,
+                do="name another --output: the input is kept as it is",
+                code="E-CURATION-INPUT",
+            )
+
+
+@contextmanager
+def lock_outputs(paths: OutputPaths) -> Iterator[None]:
+    """Hold the output for this process; clear what a killed writer left of its files.
+
+    Raises:
+        LockedError: Another process is curating the same output (E-LOCKED).
+    """
+    with output_lock(paths.cache):
+        stem = paths.beside("").name
+        for left in paths.output.parent.glob(f"{stem}*{TMP_MARK}*"):
+            left.unlink()
+        # These names are not of this output alone: another one's writer may be at work.
+        shared = [paths.token_counts, *map(paths.output.with_name, PICTURE_NAMES)]
+        for path in shared:
+            for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
+                if not _is_running(left.name.rpartition(".")[2]):
+                    left.unlink(missing_ok=True)
+        yield
+
+
+def _is_running(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
+    """Commit the records in an order, byte for byte, one line end each.
+
+    Raises:
+        CurationError: The order is no permutation (E-CURATION-ORDER), or the input changed since
+            it was scanned (E-CURATION-INPUT).
+    """
+    if not np.array_equal(np.sort(order), np.arange(len(records))):
+        raise CurationError("order is no permutation of the records", code="E-CURATION-ORDER")
+    with atomic_file(path) as file:
+        for line in records.lines(records.spans[order]):
+            file.write(line + b"\n")
+        if sha256_file(records.path) != records.sha256:
+            raise CurationError(
+                "input changed while it was curated",
+                where=records.path,
+                do="run again",
+                code="E-CURATION-INPUT",
+            )
+
+
+def write_set_aside(path: Path, records: JsonlInput) -> None:
+    """Commit the lines that are no records, byte for byte; no file where there are none."""
+    path.unlink(missing_ok=True)
+    if records.rejected:
+        with atomic_file(path) as file:
+            for line in records.lines(records.rejected):
+                file.write(line + b"\n")
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Commit one array as `.npy`."""
+    with atomic_file(path) as file:
+        np.save(file, array, allow_pickle=False)

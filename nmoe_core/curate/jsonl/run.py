@@ -1,0 +1,159 @@
+"""Curate a JSONL file from end to end: what `nmoe curate` does.
+
+Outputs, each committed whole and the metadata last: the reordered file, embeddings, token counts,
+labels, order, clusters, pictures. A killed run repeats nothing but the block it was embedding. With
+`stats_only` nothing is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.atomic import write_bytes, write_json
+from nmoe_core.curate.jsonl.compute import (
+    Curated,
+    JsonlSettings,
+    curate_jsonl,
+    embed_jsonl,
+    open_jsonl,
+    silent,
+)
+from nmoe_core.curate.jsonl.meta import meta
+from nmoe_core.curate.jsonl.output import (
+    CALIBRATION_NAME,
+    CLOUD_NAME,
+    HEAD_TAIL_NAME,
+    ORDERING_NAME,
+    SHARES_NAME,
+    OutputPaths,
+    lock_outputs,
+    write_array,
+    write_records,
+    write_set_aside,
+)
+from nmoe_core.curate.jsonl.record_embeddings import Progress
+from nmoe_core.curate.topics.calibrate_k import Calibration, calibrate_k
+from nmoe_core.curate.topics.clusters import fit_pca, project, save_clusters
+
+CALIBRATION_ENDING = "_calibrate_k.json"
+
+
+def curate_file(
+    paths: OutputPaths,
+    model_dir: Path,
+    settings: JsonlSettings,
+    *,
+    load_embeddings: Path | None = None,
+    stats_only: bool = False,
+    plot: bool = True,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Curate `paths.input` into `paths.output`; return the metadata.
+
+    Raises:
+        CurationError, TokenizerError, CheckpointError: As `open_jsonl`, `embed_jsonl`,
+            `curate_jsonl` and `write_records`.
+        LockedError: Another process is curating the same output (E-LOCKED).
+    """
+    if not stats_only:
+        paths.require_counts()
+    opened = open_jsonl(paths, model_dir, settings, load_embeddings)
+
+    def curate(is_kept: bool) -> tuple[Curated, dict[str, Any]]:
+        embedded = embed_jsonl(
+            paths,
+            model_dir,
+            settings,
+            opened,
+            load_embeddings=load_embeddings,
+            is_kept=is_kept,
+            progress=progress,
+        )
+        curated = curate_jsonl(paths, embedded, settings)
+        return curated, meta(paths, curated, settings, load_embeddings)
+
+    if stats_only:
+        return curate(is_kept=False)[1]
+    with lock_outputs(paths):
+        curated, facts = curate(is_kept=True)
+        _write(paths, curated, has_loaded=load_embeddings is not None)
+        if plot:
+            _draw(paths, curated, settings)
+        write_json(paths.beside("_meta.json"), facts)
+    return facts
+
+
+def calibrate_file(
+    paths: OutputPaths,
+    model_dir: Path,
+    settings: JsonlSettings,
+    *,
+    load_embeddings: Path | None = None,
+    plot: bool = True,
+    progress: Progress = silent,
+) -> Calibration:
+    """Sweep the number of clusters for `paths.input`; the reordered file is not written.
+
+    Raises:
+        As `curate_file`; CurationError where there are too few records (E-CURATION-TOPICS).
+    """
+    opened = open_jsonl(paths, model_dir, settings, load_embeddings)
+    with lock_outputs(paths):
+        embedded = embed_jsonl(
+            paths,
+            model_dir,
+            settings,
+            opened,
+            load_embeddings=load_embeddings,
+            progress=progress,
+        )
+        with_text = embedded.rows[embedded.rows.any(axis=1)]
+        mean, axes, _ = fit_pca(with_text, settings.pca_components, settings.seed)
+        rows = project(embedded.rows, mean, axes)
+        found = calibrate_k(rows, embedded.lengths, settings.seq_len, settings.seed)
+        if plot:
+            from nmoe_core.plots import k_plot
+
+            write_bytes(paths.output.with_name(CALIBRATION_NAME), k_plot(found))
+        write_json(paths.beside(CALIBRATION_ENDING), found.to_json())
+    return found
+
+
+def _write(paths: OutputPaths, curated: Curated, *, has_loaded: bool) -> None:
+    embedded = curated.embedded
+    # The old metadata goes first: it must not vouch for new files after a kill.
+    paths.beside("_meta.json").unlink(missing_ok=True)
+    save_clusters(paths.beside("_clusters.safetensors"), curated.clusters)
+    if not has_loaded:  # those lie where they were loaded from
+        write_array(paths.beside("_embeddings.npy"), embedded.rows)
+    write_array(paths.token_counts, embedded.tokens)
+    write_array(paths.beside("_labels.npy"), curated.labels)
+    write_array(paths.beside("_order.npy"), curated.order)
+    write_set_aside(paths.beside("_set_aside.jsonl"), embedded.records)
+    write_records(paths.output, embedded.records, curated.order)
+
+
+def _draw(paths: OutputPaths, curated: Curated, settings: JsonlSettings) -> None:
+    from nmoe_core.curate.order import arrange
+    from nmoe_core.plots import cloud_plot, head_tail_plot, ordering_plot, share_plot
+    from nmoe_core.plots.projection import flat_projection
+
+    labels, lengths = curated.labels.astype(np.int64), curated.embedded.lengths
+    orders = {
+        "original": np.arange(len(labels)),
+        "shuffle": arrange("shuffle", labels, lengths, seed=settings.seed),
+        curated.order_name: curated.order,
+    }
+    points, method = flat_projection(curated.rows, settings.seed)
+    write_array(paths.beside(f"_{method}2d.npy"), points)
+    pictures = {
+        ORDERING_NAME: ordering_plot(labels, lengths, orders, settings.seq_len),
+        CLOUD_NAME: cloud_plot(points, labels, curated.terms, method),
+        SHARES_NAME: share_plot(labels, lengths, orders, curated.terms),
+        HEAD_TAIL_NAME: head_tail_plot(labels, lengths, orders, settings.seq_len, curated.terms),
+    }
+    for name, png in pictures.items():
+        write_bytes(paths.output.with_name(name), png)

@@ -1,0 +1,1 @@
+"""Curated shards: filtered, reordered, combined, verified."""

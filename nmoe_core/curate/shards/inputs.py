@@ -1,0 +1,176 @@
+"""What curation reads about a shard besides its tokens: topics and quality decisions.
+
+Both are in document order and both must describe exactly the shard's documents: labels are bound to
+the shard's content hash, quality rows to each document id. A difference is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from loader.files.format import Manifest, read_json_object
+from nmoe_core.base.errors import CurationError
+from nmoe_core.base.fingerprint import read_summary, sha256_file, sha256_json
+from nmoe_core.calibration.decide import DECISIONS
+from nmoe_core.calibration.graded import read_graded
+from nmoe_core.curate.topics.assign import SUMMARY_NAME, TOPICS_NAME
+from nmoe_core.shards.manifest import documents_digest, shard_dir_name
+
+SCORES_NAME = "quality_scores.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTopics:
+    """Committed labels of a shard: uint16 `[N]`, the digests of their file and their model."""
+
+    topics: np.ndarray
+    checksum: str
+    topic_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardQuality:
+    """Where the committed scores of a shard lie.
+
+    Attributes:
+        path: `quality_scores.jsonl`.
+        checksum: SHA-256 of that file.
+        grader: Digest of what graded it (backbone, heads, calibration), the same for all shards.
+    """
+
+    path: Path
+    checksum: str
+    grader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Documents whose decision was asked for.
+
+    Attributes:
+        indices: int64 `[num_kept]`, ascending document numbers.
+        rows: Their quality rows, as the JSON lines they were read from.
+        decisions: Number of documents of each decision, over the whole shard.
+    """
+
+    indices: np.ndarray
+    rows: list[bytes]
+    decisions: dict[str, int]
+
+
+def load_topics(topics_root: Path, source: str, bucket: int, manifest: Manifest) -> ShardTopics:
+    """Committed labels of the shard that `manifest` describes.
+
+    Raises:
+        CurationError: There are none (E-CURATION-MISSING), or they are of other documents or
+            damaged (E-CURATION-MISMATCH).
+    """
+    directory = topics_root / source / shard_dir_name(bucket)
+    _summary(directory, TOPICS_NAME, "assign topics to this shard first")
+    summary = read_summary(directory / SUMMARY_NAME, CurationError, "E-CURATION-MISMATCH")
+    made_from, checksum = summary["fingerprints"], sha256_file(directory / TOPICS_NAME)
+    _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
+    _check(directory, "checksum", checksum, summary["topics_checksum"])
+    topics = np.load(directory / TOPICS_NAME, allow_pickle=False)
+    _check(directory, "number of documents", len(topics), manifest.total_documents)
+    return ShardTopics(topics, checksum, made_from["topic_model"])
+
+
+def load_quality(quality_root: Path, source: str, bucket: int, manifest: Manifest) -> ShardQuality:
+    """Committed quality scores of the shard that `manifest` describes.
+
+    Raises:
+        CurationError: There are none (E-CURATION-MISSING), or they were made from another version
+            of the shard (E-CURATION-MISMATCH).
+        FormatError: They were edited or damaged (E-GRADE-CHANGED).
+    """
+    directory = quality_root / source / shard_dir_name(bucket)
+    made_from = _summary(directory, SCORES_NAME, "grade this shard first")["fingerprints"]
+    _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
+    graded = read_graded(directory)
+    grader = sha256_json({key: value for key, value in made_from.items() if key != "shard"})
+    return ShardQuality(graded.path, graded.checksum, grader)
+
+
+def select_documents(path: Path, doc_ids: Iterable[str], include: Iterable[str]) -> Selection:
+    """Choose documents by decision, checking that the rows are those of `doc_ids`, one by one.
+
+    Raises:
+        CurationError: A row names another document, or there are more rows than documents or
+            fewer (E-CURATION-MISMATCH); a row has no known decision (E-CURATION-QUALITY).
+    """
+    wanted = frozenset(include)
+    indices: list[int] = []
+    rows: list[bytes] = []
+    decisions: dict[str, int] = dict.fromkeys(DECISIONS, 0)
+    with open(path, "rb") as file:
+        for number, (line, doc_id) in enumerate(zip_longest(file, doc_ids)):
+            decision = _decision(path, number, line, doc_id)
+            decisions[decision] += 1
+            if decision in wanted:
+                indices.append(number)
+                rows.append(line)
+    return Selection(np.asarray(indices, np.int64), rows, decisions)
+
+
+def _decision(path: Path, number: int, line: bytes | None, doc_id: str | None) -> str:
+    try:
+        row = orjson.loads(line) if line is not None else {}
+    except orjson.JSONDecodeError as error:
+        raise _bad_row(path, number, str(error)) from None
+    found = row.get("doc_id") if isinstance(row, dict) else None
+    if doc_id is None or found != doc_id:
+        raise CurationError(
+            "quality scores are not those of this shard",
+            where=f"{path}: row {number}",
+            found=found or "no document",
+            expected=doc_id or "the end of the file",
+            do="grade this shard again",
+            code="E-CURATION-MISMATCH",
+        )
+    if row.get("decision") not in DECISIONS:
+        raise _bad_row(path, number, f"decision {row.get('decision')!r}")
+    return row["decision"]
+
+
+def _bad_row(path: Path, number: int, found: str) -> CurationError:
+    return CurationError(
+        "not a quality row",
+        where=f"{path}: row {number}",
+        found=found,
+        expected=f"a JSON object whose decision is one of {', '.join(DECISIONS)}",
+        do="grade this shard again",
+        code="E-CURATION-QUALITY",
+    )
+
+
+def _summary(directory: Path, name: str, do: str) -> dict[str, Any]:
+    for required in (SUMMARY_NAME, name):
+        if not (directory / required).is_file():
+            raise CurationError(
+                "curation lacks one of its inputs",
+                where=directory / required,
+                found="no file",
+                do=do,
+                code="E-CURATION-MISSING",
+            )
+    return read_json_object(directory / SUMMARY_NAME)
+
+
+def _check(directory: Path, what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise CurationError(
+            f"made from another version of this shard: {what} differs",
+            where=directory,
+            found=found,
+            expected=expected,
+            do="make it again for this shard",
+            code="E-CURATION-MISMATCH",
+        )

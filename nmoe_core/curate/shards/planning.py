@@ -1,0 +1,178 @@
+"""Which documents a curated shard holds, and which order they get.
+
+`auto` is for a known training length: of `window_fill` and `golden` it takes the one whose windows
+hold more topics. With many documents a window that is `window_fill`; with few, `golden`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import orjson
+
+from nmoe_core.base.errors import CurationError
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.calibration.decide import DECISIONS
+from nmoe_core.curate.diversity.windows import Metric, cut_windows, window_contents
+from nmoe_core.curate.order import ORDERS, arrange
+
+CURATE_CODE = "curate/2"
+AUTO = "auto"
+By = Literal["source", "length", "quality"]
+# `related` needs embeddings, which shards do not keep.
+SHARD_ORDERS = (AUTO, *(name for name in ORDERS if name != "related"))
+_OF_ONE_LENGTH = (AUTO, "window_fill", "bin_packing")
+
+
+@dataclass(frozen=True, slots=True)
+class CurateSettings:
+    """What decides the documents and their order.
+
+    Attributes:
+        include: Decisions whose documents are kept.
+        order: One of `SHARD_ORDERS`.
+        seed: Of the order.
+        epoch: Of the order: each is another one as good.
+        seq_len: Tokens of a window: what `auto`, `window_fill` and `bin_packing` fill. The other
+            orders do not depend on it; diversity is measured on it in any case.
+        loader: How the trainer fills windows.
+        by: What `count_stride` sorts a topic by.
+        descending: Let it fall instead of rise.
+        resume_from_token: Tokens of this source that training has consumed: the documents that
+            hold them stay where they are. None to order everything.
+        tokens_per_shard: Most tokens of one file.
+
+    Raises:
+        CurationError: An unknown decision or order, no decision, or a number out of range
+            (E-CURATION-SETTINGS).
+    """
+
+    include: tuple[str, ...] = ("keep",)
+    order: str = "golden"
+    seed: int = 0
+    epoch: int = 0
+    seq_len: int = 4096
+    loader: Metric = "concat"
+    by: By = "source"
+    descending: bool = False
+    resume_from_token: int | None = None
+    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
+
+    def __post_init__(self) -> None:
+        for what, found, known in (
+            ("include", self.include, DECISIONS),
+            ("order", (self.order,), SHARD_ORDERS),
+        ):
+            if not found or not set(found) <= set(known):
+                raise _refuse(f"{what} is not known", found, f"of {', '.join(known)}")
+        if self.seq_len < 1 or (self.resume_from_token or 0) < 0:
+            found = f"seq_len {self.seq_len}, resume_from_token {self.resume_from_token}"
+            raise _refuse("a number is out of range", found, "seq_len >= 1, resume_from_token >= 0")
+
+    def decisions(self) -> list[str]:
+        """`include` without repeats, in one order."""
+        return [decision for decision in DECISIONS if decision in self.include]
+
+    def fills_windows(self) -> bool:
+        """Whether the order depends on where in a window a shard begins."""
+        return self.order in (AUTO, "window_fill")
+
+    def fingerprints(self) -> Fingerprints:
+        """What all shards of a curated source have in common."""
+        shared = {
+            "code": CURATE_CODE,
+            "include": ",".join(self.decisions()),
+            "order": self.order,
+            "seed": str(self.seed),
+            "tokens_per_shard": str(self.tokens_per_shard),
+        }
+        options = {
+            "epoch": self.epoch or None,
+            "by": (self.by, self.descending) if self.order == "count_stride" else None,
+            "windows": (self.seq_len, self.loader) if self.order in _OF_ONE_LENGTH else None,
+            "resume_from_token": self.resume_from_token,
+        }
+        return shared | {k: json.dumps(v) for k, v in options.items() if v is not None}
+
+
+def plan_order(
+    settings: CurateSettings,
+    topics: np.ndarray,
+    tokens: np.ndarray,
+    quality_rows: Sequence[bytes],
+    offset: int,
+) -> tuple[str, np.ndarray]:
+    """The order that was taken, by name, and its permutation int64 `[N]`.
+
+    Args:
+        settings: The order asked for.
+        topics: int64 `[N]`.
+        tokens: int64 `[N]`.
+        quality_rows: Lines of `quality_scores.jsonl` of these documents, `[N]`.
+        offset: Tokens that stand before the first document in its window.
+
+    Raises:
+        CurationError: `by` is quality, and a row has no score (E-CURATION-QUALITY).
+    """
+    name = settings.order
+    if name == AUTO:
+        return _better(settings, topics, tokens, offset)
+    options = {"seed": settings.seed, "epoch": settings.epoch}
+    if name == "window_fill":
+        options |= {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
+    elif name == "bin_packing":
+        options |= {"seq_len": settings.seq_len}
+    elif name == "count_stride":
+        options |= {"descending": settings.descending}
+        if settings.by != "source":
+            is_length = settings.by == "length"
+            options |= {"by": tokens if is_length else _scores(quality_rows)}
+    return name, arrange(name, topics, tokens, **options)
+
+
+def _better(
+    settings: CurateSettings, topics: np.ndarray, tokens: np.ndarray, offset: int
+) -> tuple[str, np.ndarray]:
+    options = {"seed": settings.seed, "epoch": settings.epoch}
+    windows = {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
+    orders = {
+        "window_fill": arrange("window_fill", topics, tokens, **options, **windows),
+        "golden": arrange("golden", topics, tokens, **options),
+    }
+    if not len(topics):
+        return "window_fill", orders["window_fill"]
+    means = {
+        name: _mean_topics(topics[order], tokens[order], settings, offset)
+        for name, order in orders.items()
+    }
+    name = max(means, key=lambda name: means[name])
+    return name, orders[name]
+
+
+def _mean_topics(
+    topics: np.ndarray, tokens: np.ndarray, settings: CurateSettings, offset: int
+) -> float:
+    args = settings.seq_len, settings.loader
+    cut = cut_windows(tokens, *args, offset)
+    return float(window_contents(topics, tokens, *args, cut, offset).num_topics().mean())
+
+
+def _scores(quality_rows: Sequence[bytes]) -> np.ndarray:
+    scores = [orjson.loads(row).get("aggregated") for row in quality_rows]
+    if any(not isinstance(score, (int, float)) for score in scores):
+        raise CurationError(
+            "a document without a score cannot be ordered by quality",
+            found="aggregated is no number",
+            do="grade this shard again, or use another `by`",
+            code="E-CURATION-QUALITY",
+        )
+    return np.asarray(scores, np.float64)
+
+
+def _refuse(what: str, found: object, expected: str) -> CurationError:
+    return CurationError(what, found=found, expected=expected, code="E-CURATION-SETTINGS")

@@ -1,0 +1,1 @@
+"""Embeddings, topic models and the topic of each document."""

@@ -1,0 +1,196 @@
+"""Clusters of embedded records: fitted once, frozen, versioned, and watched for drift.
+
+New records are assigned to the frozen centroids, so labels of old ones do not change when records
+are appended. Drift is measured on each use: the total variation between the cluster shares now and
+at the fit, and how much the mean distance to the nearest centroid has grown. Past a limit the
+clusters are fitted again under the next version number. The projection (PCA) is frozen with them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.topics.model import MAX_TOPICS, fit_centroids, nearest_topics
+
+CLUSTERS_FORMAT = "clusters/1"
+MAX_SHARE_DRIFT = 0.1
+MAX_DISTANCE_GROWTH = 1.1
+_PCA_ROWS = 50_000
+_BLOCK_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Total variation of shares, 0 to 1, and mean squared distance now over the one at the fit."""
+
+    share_tv: float
+    distance_ratio: float
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the clusters should be fitted again."""
+        return self.share_tv > MAX_SHARE_DRIFT or self.distance_ratio > MAX_DISTANCE_GROWTH
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Frozen clusters.
+
+    Attributes:
+        centroids: float32 `[K, D]`, the mean of each cluster.
+        mean: float32 `[W]`, subtracted before `axes`; empty without PCA.
+        axes: float32 `[D, W]`, principal components; empty without PCA.
+        header: Settings, version, and what was measured at the fit.
+    """
+
+    centroids: np.ndarray
+    mean: np.ndarray
+    axes: np.ndarray
+    header: dict[str, Any]
+
+    def project(self, embeddings: np.ndarray) -> np.ndarray:
+        """Unit rows in the space of the centroids: float32 `[N, D]`; zero rows stay zero."""
+        return project(embeddings, self.mean, self.axes)
+
+    def assign(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        """Cluster of each projected row, uint16 `[N]`, and the mean squared distance to it."""
+        labels = np.empty(len(rows), np.uint16)
+        total = 0.0
+        for start in range(0, len(rows), _BLOCK_ROWS):
+            block = rows[start : start + _BLOCK_ROWS]
+            found = nearest_topics(block, self.centroids)
+            labels[start : start + len(block)] = found
+            total += float(np.square(block - self.centroids[found]).sum(dtype=np.float64))
+        return labels, total / max(len(rows), 1)
+
+    def drift(self, labels: np.ndarray, distance: float) -> Drift:
+        """How far these labels are from those of the fit."""
+        then = np.asarray(self.header["shares"])
+        now = np.bincount(labels, minlength=len(then)) / max(len(labels), 1)
+        return Drift(
+            share_tv=float(np.abs(now - then).sum() / 2),
+            distance_ratio=distance / max(self.header["mean_distance"], 1e-12),
+        )
+
+
+def fit_clusters(
+    embeddings: np.ndarray,
+    num_clusters: int,
+    seed: int,
+    *,
+    pca_components: int = 0,
+    settings: dict[str, Any] | None = None,
+    version: int = 1,
+) -> Clusters:
+    """Fit projection and centroids on all rows that are not zero.
+
+    Args:
+        embeddings: float32 `[N, W]`, unit or zero rows.
+        num_clusters: K, at least 2 and at most the number of rows that are not zero.
+        seed: Of the fit.
+        pca_components: Principal components to keep, at most min(N - 1, W); 0 for none.
+        settings: Recorded in the header.
+        version: Recorded in the header.
+
+    Raises:
+        CurationError: Too few rows for the clusters (E-CURATION-TOPICS).
+    """
+    with_text = np.flatnonzero(embeddings.any(axis=1))
+    if not 2 <= num_clusters <= min(len(with_text), MAX_TOPICS):
+        raise CurationError(
+            "fewer records with text than clusters, or fewer than two clusters",
+            found=f"{num_clusters} clusters, {len(with_text)} records with text",
+            expected=f"2 to {min(len(with_text), MAX_TOPICS)} clusters",
+            do="set --n-clusters",
+            code="E-CURATION-TOPICS",
+        )
+    mean, axes, explained = fit_pca(embeddings[with_text], pca_components, seed)
+    rows = project(embeddings, mean, axes)
+    centroids = fit_centroids(rows[with_text], num_clusters, seed)
+    header = {
+        "format": CLUSTERS_FORMAT,
+        "settings": settings or {},
+        "version": version,
+        "explained_variance": explained,
+        "num_rows": len(embeddings),
+    }
+    clusters = Clusters(centroids, mean, axes, header)
+    labels, distance = clusters.assign(rows)
+    shares = np.bincount(labels, minlength=num_clusters) / len(labels)
+    header.update(shares=shares.tolist(), mean_distance=distance)
+    return clusters
+
+
+def fit_pca(
+    rows: np.ndarray, num_components: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, float | None]:
+    """Mean, axes `[D, W]` and share of the variance they explain; empty arrays for 0 components."""
+    if not num_components:
+        return np.empty(0, np.float32), np.empty((0, 0), np.float32), None
+    from sklearn.decomposition import PCA
+    from threadpoolctl import threadpool_limits
+
+    chosen = np.sort(np.random.RandomState(seed).permutation(len(rows))[:_PCA_ROWS])
+    sample = np.asarray(rows[chosen])
+    with threadpool_limits(limits=1):
+        pca = PCA(min(num_components, len(sample) - 1, rows.shape[1]), random_state=seed)
+        pca.fit(sample)
+    explained = float(pca.explained_variance_ratio_.sum())
+    # Row-major: the file format writes the bytes as they lie.
+    axes = np.ascontiguousarray(pca.components_, np.float32)
+    return pca.mean_.astype(np.float32), axes, explained
+
+
+def project(embeddings: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    """Rows of unit length, after PCA where there is one: float32; zero rows stay zero."""
+    rows = np.empty((len(embeddings), len(axes) or embeddings.shape[1]), np.float32)
+    for start in range(0, len(embeddings), _BLOCK_ROWS):
+        block = np.asarray(embeddings[start : start + _BLOCK_ROWS], np.float32)
+        has_text = block.any(axis=1)
+        wide = ((block - mean) @ axes.T if len(axes) else block).astype(np.float64)
+        norms = np.sqrt(np.sum(np.square(wide), axis=1))
+        scale = np.where(has_text & (norms > 0), 1 / np.where(norms > 0, norms, 1), 0)
+        rows[start : start + len(block)] = wide * scale[:, None]
+    return rows
+
+
+def save_clusters(path: Path, clusters: Clusters) -> None:
+    """Commit clusters; equal ones give equal bytes."""
+    from safetensors.numpy import save
+
+    tensors = {"centroids": clusters.centroids, "mean": clusters.mean, "axes": clusters.axes}
+    text = json.dumps(clusters.header, sort_keys=True, allow_nan=False)
+    write_bytes(path, save(tensors, {"header": text}))
+
+
+def load_clusters(path: Path) -> Clusters:
+    """Read clusters.
+
+    Raises:
+        CurationError: The file is missing or is none of this format (E-CURATION-MODEL).
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {}).get("header", "{}"))
+            if header.get("format") != CLUSTERS_FORMAT:
+                raise ValueError(f"format {header.get('format')!r}")
+            tensors = {name: file.get_tensor(name) for name in ("centroids", "mean", "axes")}
+    except (SafetensorError, ValueError, FileNotFoundError) as error:
+        raise CurationError(
+            "no clusters",
+            where=path,
+            found=str(error),
+            expected=f"a file of format {CLUSTERS_FORMAT}",
+            do="delete it: they are fitted again",
+            code="E-CURATION-MODEL",
+        ) from None
+    return Clusters(**tensors, header=header)

@@ -1,0 +1,162 @@
+"""Frozen topic centroids: k-means over unit vectors, one safetensors file, labels by distance.
+
+The fit streams mini-batches on one thread, so the same rows and seed give the same bytes, and its
+time and memory do not grow with the rows. Labels do not depend on block size, threads or BLAS.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.errors import CurationError
+from nmoe_core.base.fingerprint import sha256_file
+
+MODEL_FORMAT = "topic-model/2"
+MODEL_NAME = "topic_model.safetensors"
+MAX_TOPICS = 65_536  # labels are uint16
+FIRST_ROWS = 16_384
+BATCH_ROWS = 16_384
+STREAMED_ROWS = 10 * BATCH_ROWS
+_MAX_STARTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TopicModel:
+    """A committed topic model.
+
+    Attributes:
+        centroids: float32 `[num_topics, hidden]`, the mean of each topic.
+        digest: SHA-256 of the file.
+        header: Format, settings, counts of the sample, fingerprints.
+    """
+
+    centroids: np.ndarray
+    digest: str
+    header: dict[str, Any]
+
+
+def fit_centroids(embeddings: np.ndarray, num_topics: int, seed: int) -> np.ndarray:
+    """Cluster unit rows; return the means of the clusters, float32 `[num_topics, D]`.
+
+    k-means over `FIRST_ROWS` random rows gives the start; mini-batch steps over up to
+    `STREAMED_ROWS` others, in random order, refine it (Sculley 2010): more would move the means by
+    less than their error. Rows are gathered batch by batch, so `embeddings` may be a mapped file:
+    memory is one batch.
+
+    Args:
+        embeddings: float32 `[N, D]`, N >= num_topics.
+        num_topics: Clusters.
+        seed: Of the row order and the initial centroids.
+    """
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+    from threadpoolctl import threadpool_limits
+
+    # A legacy generator: NumPy keeps its stream the same over versions.
+    shuffled = np.random.RandomState(seed).permutation(len(embeddings))
+    with threadpool_limits(limits=1):  # sums over threads would differ from run to run
+        is_whole = len(embeddings) <= FIRST_ROWS  # then several starts are affordable
+        first = np.asarray(embeddings[np.sort(shuffled[:FIRST_ROWS])])
+        # The stubs of scikit-learn know only n_init="auto".
+        num_starts = min(_MAX_STARTS, 3 * FIRST_ROWS // len(first)) if is_whole else 1
+        start: Any = KMeans(num_topics, random_state=seed, n_init=num_starts)  # pyright: ignore[reportArgumentType]
+        centers = _without_warnings(start, first)
+        if not is_whole:
+            stream: Any = MiniBatchKMeans(
+                num_topics,
+                init=centers,  # pyright: ignore[reportArgumentType]
+                n_init=1,  # pyright: ignore[reportArgumentType]
+                random_state=seed,
+                reassignment_ratio=0.0,  # the start has found every cluster already
+            )
+            stop = min(len(embeddings), FIRST_ROWS + STREAMED_ROWS)
+            for at in range(FIRST_ROWS, stop, BATCH_ROWS):
+                stream.partial_fit(embeddings[np.sort(shuffled[at : at + BATCH_ROWS])])
+            centers = stream.cluster_centers_
+    return np.ascontiguousarray(centers, np.float32)
+
+
+def _without_warnings(kmeans: Any, rows: np.ndarray) -> np.ndarray:
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        # Fewer distinct rows than clusters: some centroids coincide and stay empty.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return kmeans.fit(rows).cluster_centers_
+
+
+def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Topic of the nearest centroid (Euclidean), ties to the lowest: uint16 `[N]`.
+
+    Of rows of one length that is the largest x.c - |c|^2 / 2. A float32 sum of D products is off
+    by up to D * eps, and differently so for every BLAS and block shape; rows whose two best are
+    closer than that are summed again in float64. Zero rows have no topic and get the lowest.
+
+    Args:
+        embeddings: float32 `[N, D]`, unit or zero rows.
+        centroids: float32 `[K, D]`, no longer than one, K >= 2.
+    """
+    wide = centroids.astype(np.float64)
+    half_squares = np.sum(np.square(wide), axis=1) / 2
+    scores = embeddings @ centroids.T
+    scores -= half_squares.astype(np.float32)
+    topics = scores.argmax(axis=1)
+    row = np.arange(len(scores))
+    best = scores[row, topics]
+    scores[row, topics] = -np.inf
+    tolerance = 2 * (embeddings.shape[1] + 1) * np.finfo(np.float32).eps
+    for i in np.flatnonzero(best - scores.max(axis=1, initial=-np.inf) <= tolerance):
+        topics[i] = (np.sum(wide * embeddings[i], axis=1) - half_squares).argmax()
+    maybe_zero = np.flatnonzero(np.abs(best + half_squares.min()) <= tolerance)
+    topics[maybe_zero[~embeddings[maybe_zero].any(axis=1)]] = 0
+    return topics.astype(np.uint16)
+
+
+def save_topic_model(path: Path, centroids: np.ndarray, header: dict[str, Any]) -> None:
+    """Commit centroids and header; the same arguments give the same bytes."""
+    from safetensors.numpy import save
+
+    # One metadata entry: the library keeps several in no fixed order.
+    text = json.dumps(header, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, save({"centroids": centroids}, {"header": text}))
+
+
+def load_topic_model(path: Path) -> TopicModel:
+    """Read a topic model.
+
+    Raises:
+        CurationError: The file is missing, or is no topic model of this format
+            (E-CURATION-MODEL).
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {}).get("header", "{}"))
+            centroids = file.get_tensor("centroids")
+    except FileNotFoundError:
+        raise _bad_model(path, "no file") from None
+    except (SafetensorError, ValueError) as error:
+        raise _bad_model(path, str(error)) from None
+    if header.get("format") != MODEL_FORMAT:
+        raise _bad_model(path, f"format {header.get('format')!r}")
+    if centroids.dtype != np.float32 or centroids.ndim != 2 or not np.isfinite(centroids).all():
+        raise _bad_model(path, f"centroids {centroids.dtype} {centroids.shape}")
+    return TopicModel(centroids, sha256_file(path), header)
+
+
+def _bad_model(path: Path, found: str) -> CurationError:
+    return CurationError(
+        "no topic model",
+        where=path,
+        found=found,
+        expected=f"{MODEL_FORMAT} with finite float32 centroids [topics, hidden]",
+        do="fit the topic model; delete the file first if it is there",
+        code="E-CURATION-MODEL",
+    )

@@ -1,0 +1,1 @@
+"""Batched generation: the scheduler, the cache, prefixes and sampling."""

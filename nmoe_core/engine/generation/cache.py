@@ -1,0 +1,191 @@
+"""Keys and values of running sequences, in pages.
+
+Layout, which device kernels may rely on. Block n has `keys[n]` and `values[n]`, each [num_pages,
+page_size, kv_heads, head_dim] in the model's dtype, keys rotated. A sequence has a slot, 0 to
+max_batch - 1. In a block that sees everything, position p of slot s lies in page
+`tables[s, p // page_size]` (int32 [max_batch, max_pages]) at p % page_size. A windowed block has
+`ring_pages` pages a slot, page s * ring_pages onwards, and position p lies at row
+p % (ring_pages * page_size) of them: a window rounded up to whole pages, however long the
+sequence. Tables and page counts are kept on the host.
+
+Pages are counted: a `Prefix` and the sequences that began with it share whole pages and copy the
+last, unfilled one. A free page is given out lowest first, so that a lone sequence tends to lie in
+one piece.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmoe_core.engine.weights.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the first `length` tokens of a sequence left behind.
+
+    `pages` are those of the blocks that see everything, the last one a copy unless it is full;
+    `rings` holds, for each windowed block, copies of a slot's rows of keys and values.
+    """
+
+    length: int
+    pages: tuple[int, ...]
+    rings: dict[int, tuple[Tensor, Tensor]]
+
+
+class PagedCache:
+    """Pages of every block, and which sequence has which.
+
+    Args:
+        config: Shape of the model.
+        max_batch: Slots.
+        max_seq_len: Positions a slot can have.
+        num_pages: Pages of each block that sees everything, over all slots.
+        page_size: Positions of a page.
+        dtype: Of keys and values.
+        device: Where they lie.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_batch: int,
+        max_seq_len: int,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_size = page_size
+        self.max_pages = -(-max_seq_len // page_size)
+        self.windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
+        self.window = config.sliding_window
+        self.ring_pages = min(-(-self.window // page_size), self.max_pages)
+        shape = (page_size, config.num_key_value_heads, config.head_dim)
+        counts = [
+            num_pages if window is None else max_batch * self.ring_pages for window in self.windows
+        ]
+        # Zeros, not garbage: what a mask hides is still multiplied, by zero.
+        self.keys = [torch.zeros(n, *shape, dtype=dtype, device=device) for n in counts]
+        self.values = [torch.zeros(n, *shape, dtype=dtype, device=device) for n in counts]
+        self.tables = np.zeros((max_batch, self.max_pages), np.int32)
+        self._pages: list[list[int]] = [[] for _ in range(max_batch)]
+        self._references = [0] * num_pages
+        self._free_pages = list(range(num_pages))
+        self._free_slots = list(range(max_batch))
+
+    @property
+    def max_length(self) -> int:
+        """Positions that a slot's table has room for."""
+        return self.max_pages * self.page_size
+
+    @property
+    def ring_size(self) -> int:
+        """Positions that a slot's ring holds."""
+        return self.ring_pages * self.page_size
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no sequence and no prefix has."""
+        return len(self._free_pages)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots without a sequence."""
+        return len(self._free_slots)
+
+    def pages_for(self, length: int) -> int:
+        """Pages that `length` positions take."""
+        return -(-length // self.page_size)
+
+    def open(self, prefix: Prefix | None = None) -> int | None:
+        """A slot that begins with `prefix`; None when there is no slot, or no page for it."""
+        has_part = prefix is not None and prefix.length % self.page_size > 0
+        if not self._free_slots or (has_part and not self._free_pages):
+            return None
+        slot = heapq.heappop(self._free_slots)
+        if prefix is None:
+            return slot
+        for page in prefix.pages[: prefix.length // self.page_size]:
+            self._references[page] += 1
+            self._append(slot, page)
+        if has_part:
+            self._append(slot, self._copy(prefix.pages[-1]))
+        for layer, (keys, values) in prefix.rings.items():
+            self._ring(self.keys[layer], slot).copy_(keys)
+            self._ring(self.values[layer], slot).copy_(values)
+        return slot
+
+    def reserve(self, slot: int, length: int) -> bool:
+        """Give the slot pages for `length` positions; False, and nothing done, if too few are."""
+        missing = self.pages_for(length) - len(self._pages[slot])
+        if missing > len(self._free_pages):
+            return False
+        for _ in range(missing):
+            self._append(slot, self._take())
+        return True
+
+    def close(self, slot: int) -> None:
+        """Free the slot, and those of its pages that nothing else has."""
+        for page in self._pages[slot]:
+            self._give_back(page)
+        self._pages[slot] = []
+        heapq.heappush(self._free_slots, slot)
+
+    def keep_prefix(self, slot: int, length: int) -> Prefix | None:
+        """Keep what the slot's `length` tokens left; None when no page is free for the last part.
+
+        The slot's rings must not have gone further than `length`.
+        """
+        whole, part = divmod(length, self.page_size)
+        if part and not self._free_pages:
+            return None
+        pages = self._pages[slot][:whole]
+        for page in pages:
+            self._references[page] += 1
+        if part:
+            pages = [*pages, self._copy(self._pages[slot][whole])]
+        rings = {
+            layer: (
+                self._ring(self.keys[layer], slot).clone(),
+                self._ring(self.values[layer], slot).clone(),
+            )
+            for layer, window in enumerate(self.windows)
+            if window is not None
+        }
+        return Prefix(length, tuple(pages), rings)
+
+    def drop_prefix(self, prefix: Prefix) -> None:
+        """Give back the pages of a prefix."""
+        for page in prefix.pages:
+            self._give_back(page)
+
+    def _append(self, slot: int, page: int) -> None:
+        self.tables[slot, len(self._pages[slot])] = page
+        self._pages[slot].append(page)
+
+    def _take(self) -> int:
+        page = heapq.heappop(self._free_pages)
+        self._references[page] = 1
+        return page
+
+    def _copy(self, page: int) -> int:
+        new = self._take()
+        for layer, window in enumerate(self.windows):
+            if window is None:
+                self.keys[layer][new].copy_(self.keys[layer][page])
+                self.values[layer][new].copy_(self.values[layer][page])
+        return new
+
+    def _give_back(self, page: int) -> None:
+        self._references[page] -= 1
+        if self._references[page] == 0:
+            heapq.heappush(self._free_pages, page)
+
+    def _ring(self, pages: Tensor, slot: int) -> Tensor:
+        return pages[slot * self.ring_pages : (slot + 1) * self.ring_pages]

@@ -1,0 +1,201 @@
+"""Which sequences run in a pass, and with how many tokens.
+
+First come, first served: a sequence is admitted when there is a slot and pages for what it must
+prefill, and is not overtaken but by those that can start while it waits for a shared beginning to
+be made. Every running sequence that knows its next token decodes in every pass; prompts share the
+pass's remaining token budget in order of arrival. When pages run out, kept beginnings go first,
+then the youngest sequence goes back to the queue and is computed again from its tokens, so the
+oldest always ends and all do.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.prefixes import Node, PrefixTree
+from nmoe_core.engine.generation.step import Chunk
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and what has been made of it.
+
+    `tokens` is the prompt and all that came after it; the first `num_cached` have keys and values.
+    `is_answered` is false between a pass that gave the sequence logits and the token chosen.
+    """
+
+    seq_id: int
+    tokens: list[int]
+    num_prompt: int
+    max_tokens: int
+    end: Node
+    slot: int = -1
+    num_cached: int = 0
+    is_answered: bool = True
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens without keys and values."""
+        return len(self.tokens) - self.num_cached
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.tokens) - self.num_prompt
+
+
+@dataclass(slots=True)
+class Counts:
+    """Work done so far, in tokens but for `preemptions` and `passes`."""
+
+    prefilled: int = 0
+    reused: int = 0
+    decoded: int = 0
+    preemptions: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A sequence's part of a pass; `makes` is the beginning to keep after it, if any."""
+
+    sequence: Sequence
+    chunk: Chunk
+    makes: Node | None = None
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Waiting and running sequences over one cache."""
+
+    cache: PagedCache
+    prefixes: PrefixTree
+    max_step_tokens: int
+    waiting: list[Sequence] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+
+    def plan(self) -> list[Planned]:
+        """Parts of the next pass, those of one token first; empty when none can go on."""
+        self._admit()
+        budget, planned = self.max_step_tokens, []
+        for sequence in list(self.running):
+            if sequence.slot < 0 or not sequence.is_answered:
+                continue
+            part = self._part(sequence, budget)
+            if part is not None:
+                budget -= part.chunk.count if part.chunk.count > 1 else 0
+                planned.append(part)
+        planned.sort(key=lambda part: part.chunk.count > 1)
+        return planned
+
+    def commit(self, planned: list[Planned]) -> None:
+        """Note that a pass was made."""
+        self.counts.passes += 1
+        for part in planned:
+            sequence, count = part.sequence, part.chunk.count
+            is_prompt = sequence.num_cached < sequence.num_prompt
+            self.counts.prefilled += count if is_prompt else 0
+            self.counts.decoded += 0 if is_prompt else count
+            sequence.num_cached += count
+            if part.makes is not None:
+                self.prefixes.keep(part.makes, sequence.slot)
+            sequence.is_answered = sequence.num_missing > 0
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, waiting or running."""
+        if sequence.slot >= 0:
+            self.cache.close(sequence.slot)
+            self.running.remove(sequence)
+            sequence.slot = -1
+        else:
+            self.waiting.remove(sequence)
+
+    def _admit(self) -> None:
+        """Start what can be started, in order of arrival."""
+        if not self.waiting or not self.cache.num_free_slots:
+            return
+        being_made = {node for sequence in self.running for node in self._to_make(sequence)}
+        # No further down the queue: a look at all of it would make a pass cost what waits.
+        for sequence in self.waiting[: 2 * len(self.cache.tables)]:
+            if not sequence.is_answered:
+                continue
+            length = self.prefixes.kept_length(sequence.end)
+            if being_made.intersection(self.prefixes.to_make(sequence.end, length)):
+                continue
+            if not self._has_room(sequence, length) or not self._start(sequence):
+                return
+            being_made.update(self._to_make(sequence))
+
+    def _has_room(self, sequence: Sequence, start: int) -> bool:
+        """Whether what the sequence lacks fits beside what runs."""
+        if not self.running:
+            return True
+        needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size
+        # One page a running sequence is left for its next tokens.
+        needed += len(self.running)
+        while self.cache.num_free_pages < needed and self.prefixes.drop_unused():
+            pass
+        return self.cache.num_free_pages >= needed
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Give the sequence a slot that begins with the longest kept beginning."""
+        while True:
+            kept = self.prefixes.longest_kept(sequence.end)
+            slot = self.cache.open(kept)
+            if slot is not None:
+                break
+            # With nothing running, only kept beginnings can be what takes the pages.
+            if self.running or not self.prefixes.drop_oldest():
+                return False
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=lambda other: other.seq_id)
+        sequence.slot, sequence.num_cached = slot, 0 if kept is None else kept.length
+        self.counts.reused += sequence.num_cached
+        return True
+
+    def _to_make(self, sequence: Sequence) -> list[Node]:
+        if sequence.num_cached >= sequence.num_prompt - 1:
+            return []
+        return self.prefixes.to_make(sequence.end, sequence.num_cached)
+
+    def _part(self, sequence: Sequence, budget: int) -> Planned | None:
+        """What a running sequence does next; None when it must wait."""
+        count, makes = sequence.num_missing, None
+        if count > 1:
+            count = min(count, budget)
+            stops = self._to_make(sequence)
+            if stops and stops[0].length - sequence.num_cached <= count:
+                count, makes = stops[0].length - sequence.num_cached, stops[0]
+        if count == 0 or not self._reserve(sequence, sequence.num_cached + count):
+            return None
+        return Planned(sequence, Chunk(sequence.slot, sequence.num_cached, count), makes)
+
+    def _reserve(self, sequence: Sequence, length: int) -> bool:
+        """Pages for `length` positions, taken from others where none are free."""
+        while not self.cache.reserve(sequence.slot, length):
+            if self.prefixes.drop_oldest():
+                continue
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, in order of arrival; its tokens are kept, its pages are not."""
+        self.counts.preemptions += 1
+        self.remove(sequence)
+        insort(self.waiting, sequence, key=lambda other: other.seq_id)
+
+
+def wanted_rows(planned: list[Planned]) -> list[tuple[int, Sequence]]:
+    """Rows of a pass whose logits choose a token, with their sequences."""
+    wanted, row = [], -1
+    for part in planned:
+        row += part.chunk.count
+        if part.chunk.stop == len(part.sequence.tokens):
+            wanted.append((row, part.sequence))
+    return wanted

@@ -1,0 +1,1 @@
+"""Checkpoints: their configuration, layout, files and quantised formats."""

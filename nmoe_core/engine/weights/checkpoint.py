@@ -1,0 +1,293 @@
+"""Opens a gpt-oss checkpoint on disk and reads it tensor by tensor, straight to its device.
+
+A checkpoint is a directory with `config.json` and safetensors files: the given path, its
+`original/`, or `original/original/`, the first that has both. Headers are compared with the config
+before any weight is read; weights are copied out of the mapped files, experts one by one, so that
+peak memory is the model, one expert and 8 MB. Pickles (`.bin`, `.pt`) run code when opened and
+are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmoe_core.base.errors import CheckpointError, ConfigError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.settings import ExpertChoice
+from nmoe_core.engine.experts import (
+    DecodedExperts,
+    ExpertForm,
+    Experts,
+    PackedExperts,
+    empty_decoded,
+    empty_packed,
+)
+from nmoe_core.engine.weights import mxfp4
+from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.layout import (
+    EXPERT_PARTS,
+    Layout,
+    check_tensors,
+    detect_layout,
+    part_shapes,
+)
+from nmoe_core.engine.weights.weight_files import (
+    PICKLE_SUFFIXES,
+    WeightFiles,
+    pickle_refused,
+    read_checkpoint_json,
+    weight_files,
+)
+from nmoe_core.sources.digests import local_digest
+
+CONFIG_NAME = "config.json"
+# Small or sensitive parts are computed in float32 whatever the model's dtype.
+FLOAT32_PARTS = ("attn_norm", "sinks", "mlp_norm", "router_weight", "router_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """The weights of one block; matrices are [.., outputs, inputs].
+
+    E experts, H hidden, I intermediate, N query heads, Q + 2K the fused query, key, value width.
+    Rows of gate and up: the I gates first, then the I ups.
+    """
+
+    attn_norm: Tensor  # [H] float32
+    qkv_weight: Tensor  # [Q + 2K, H]
+    qkv_bias: Tensor  # [Q + 2K]
+    sinks: Tensor  # [N] float32
+    out_weight: Tensor  # [H, Q]
+    out_bias: Tensor  # [H]
+    mlp_norm: Tensor  # [H] float32
+    router_weight: Tensor  # [E, H] float32
+    router_bias: Tensor  # [E] float32
+    gate_up: Experts  # [E, 2I, H]
+    gate_up_bias: Tensor  # [E, 2I]
+    down: Experts  # [E, H, I]
+    down_bias: Tensor  # [E, H]
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The directory at `path`, `path/original` or `path/original/original` that is a checkpoint.
+
+    Raises:
+        CheckpointError: There is none (E-CHECKPOINT-MISSING), or the weights are pickles
+            (E-CHECKPOINT-PICKLE).
+    """
+    root = Path(path)
+    if root.suffix in PICKLE_SUFFIXES and not root.is_dir():
+        raise pickle_refused(root)
+    places = [root, root / "original", root / "original" / "original"]
+    for place in places:
+        if (place / CONFIG_NAME).is_file() and any(place.glob("*.safetensors*")):
+            return place
+    for place in places:
+        for file in sorted(place.glob("*")):
+            if file.suffix in PICKLE_SUFFIXES:
+                raise pickle_refused(file)
+    raise CheckpointError(
+        "no checkpoint here",
+        where=root,
+        expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
+        do="name the directory that holds them",
+        code="E-CHECKPOINT-MISSING",
+    )
+
+
+def checkpoint_files(path: str | Path) -> list[Path]:
+    """The files that a checkpoint is made of; raises as `checkpoint_digest`."""
+    place = find_checkpoint(path)
+    return [place / CONFIG_NAME, *weight_files(place)]
+
+
+def checkpoint_digest(path: str | Path) -> str:
+    """Name the weights: SHA-256 over the config's and every weight file's name and SHA-256.
+
+    Reads every byte once in a process while files are untouched; where the checkpoint lies does not
+    matter.
+
+    Raises:
+        CheckpointError: As `find_checkpoint`, or the index names a file that is not there.
+    """
+    files = checkpoint_files(path)
+    return sha256_json({file.name: local_digest(file) for file in files})
+
+
+def load_embedding_table(path: str | Path) -> np.ndarray:
+    """float32 [vocab, hidden]: the token embedding alone; the other weights are not read.
+
+    Raises:
+        CheckpointError: As `open_checkpoint`.
+    """
+    with open_checkpoint(path) as checkpoint:
+        return checkpoint.embedding(torch.float32).numpy()
+
+
+@contextmanager
+def open_checkpoint(
+    path: str | Path, config: ModelConfig | None = None, device: torch.device | str = "cpu"
+) -> Iterator[Checkpoint]:
+    """Map the files of a checkpoint and check their headers against its config.
+
+    Args:
+        path: See `find_checkpoint`.
+        config: Stands in for the directory's own `config.json`.
+        device: Where weights are read to.
+
+    Raises:
+        CheckpointError: Also as `find_checkpoint` and `ModelConfig.from_dict`; a file cannot be
+            read (E-CHECKPOINT-FILE); tensors are not those of the config (E-CHECKPOINT-TENSOR).
+    """
+    place = find_checkpoint(path)
+    config = config or ModelConfig.from_dict(read_checkpoint_json(place / CONFIG_NAME))
+    files = WeightFiles(weight_files(place))
+    layout = detect_layout(files.specs, place)
+    check_tensors(config, layout, files.specs, place)
+    try:
+        yield Checkpoint(place, config, layout, files, device)
+    finally:
+        files.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An open, checked checkpoint. Every read gives a fresh copy, never a view of the file."""
+
+    directory: Path
+    config: ModelConfig
+    layout: Layout
+    files: WeightFiles
+    device: torch.device | str
+
+    def embedding(self, dtype: torch.dtype) -> Tensor:
+        """[vocab, hidden]."""
+        return self._copy(self.layout.embedding, dtype)
+
+    def final_norm(self) -> Tensor:
+        """float32 [hidden]."""
+        return self._copy(self.layout.final_norm, torch.float32)
+
+    def unembedding(self, dtype: torch.dtype) -> Tensor:
+        """[vocab, hidden]."""
+        return self._copy(self.layout.unembedding, dtype)
+
+    def expert_form(self, choice: ExpertChoice) -> ExpertForm:
+        """What "auto" means here: packed on a GPU where all experts are MXFP4, else decoded.
+
+        Raises:
+            ConfigError: There is no such choice (E-CONFIG-EXPERTS).
+        """
+        if choice not in get_args(ExpertChoice):
+            raise ConfigError(
+                "unknown form of experts",
+                found=choice,
+                expected="auto, decoded or packed",
+                code="E-CONFIG-EXPERTS",
+            )
+        if choice != "auto":
+            return choice
+        is_gpu = torch.device(self.device).type == "cuda"
+        return "packed" if is_gpu and self.is_packed else "decoded"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the files hold all experts as MXFP4."""
+        return all(
+            self.layout.is_packed(layer, part, self.files.specs)
+            for layer in range(self.config.num_hidden_layers)
+            for part in EXPERT_PARTS
+        )
+
+    def layer(
+        self, layer: int, dtype: torch.dtype, experts: ExpertForm = "decoded"
+    ) -> LayerTensors:
+        """Weights of block `layer` (0-based).
+
+        Raises:
+            CheckpointError: A scale byte stands for NaN (E-CHECKPOINT-TENSOR).
+            ConfigError: Packed experts are asked for and the files hold others
+                (E-CONFIG-EXPERTS).
+        """
+        parts = {part: self._part(layer, part, dtype) for part in self.layout.parts}
+        gate_up_bias = parts.pop("gate_up_bias")
+        return LayerTensors(
+            **parts,
+            gate_up_bias=torch.cat([gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]], dim=1),
+            gate_up=self._experts(layer, "gate_up_weight", dtype, experts),
+            down=self._experts(layer, "down_weight", dtype, experts),
+        )
+
+    def _copy(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self.files.read(name).to(self.device, dtype, copy=True)
+
+    def _part(self, layer: int, part: str, dtype: torch.dtype) -> Tensor:
+        kind = torch.float32 if part in FLOAT32_PARTS else dtype
+        names = [self.layout.block_name(layer, piece) for piece in self.layout.parts[part]]
+        pieces = [self._copy(name, kind) for name in names]
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _experts(self, layer: int, part: str, dtype: torch.dtype, form: ExpertForm) -> Experts:
+        shape = part_shapes(self.config)[part]
+        stem = self.layout.block_name(layer, self.layout.experts[part])
+        is_stored_packed = self.layout.is_packed(layer, part, self.files.specs)
+        if form == "packed" and not is_stored_packed:
+            raise ConfigError(
+                "only MXFP4 experts can stay packed",
+                where=f"{self.directory} {stem}",
+                do="load with experts='decoded'",
+                code="E-CONFIG-EXPERTS",
+            )
+        if form == "packed":
+            stack = empty_packed(shape, dtype, self.device)
+        else:
+            stack = empty_decoded(shape, dtype, self.device)
+        for expert in range(shape[0]):
+            if is_stored_packed:
+                blocks, scales = self._packed_rows(layer, part, expert)
+                _put_packed(stack, expert, blocks, scales)
+            else:
+                assert isinstance(stack, DecodedExperts)
+                stack.weight[expert] = self._plain_rows(layer, part, expert)
+        return stack
+
+    def _plain_rows(self, layer: int, part: str, expert: int) -> Tensor:
+        """[outputs, inputs] of an unquantised expert."""
+        rows = self.files.read(self.layout.block_name(layer, self.layout.experts[part]), expert)
+        return _gates_first(part, rows.mT if self.layout.is_input_major else rows)
+
+    def _packed_rows(self, layer: int, part: str, expert: int) -> tuple[Tensor, Tensor]:
+        """Blocks and scales of an MXFP4 expert."""
+        blocks_name, scales_name = self.layout.packed_names(layer, part)
+        scales = self.files.read(scales_name, expert)
+        if bool((scales == mxfp4.NAN_SCALE).any()):
+            raise CheckpointError(
+                "an MXFP4 scale of 255 makes its weights NaN",
+                where=f"{self.directory} {scales_name}",
+                code="E-CHECKPOINT-TENSOR",
+            )
+        blocks = self.files.read(blocks_name, expert)
+        return _gates_first(part, blocks), _gates_first(part, scales)
+
+
+def _put_packed(stack: Experts, expert: int, blocks: Tensor, scales: Tensor) -> None:
+    """Store one MXFP4 expert in the form of its stack."""
+    if isinstance(stack, PackedExperts):
+        stack.blocks[expert] = blocks
+        stack.scales[expert] = scales
+    else:
+        device = stack.weight.device
+        mxfp4.decode_into(stack.weight[expert], blocks.to(device), scales.to(device))
+
+
+def _gates_first(part: str, rows: Tensor) -> Tensor:
+    """Rows of gate and up, which interleave in the files (gate even, up odd), as two halves."""
+    return torch.cat([rows[0::2], rows[1::2]]) if part == "gate_up_weight" else rows

@@ -1,0 +1,201 @@
+"""The numbers that define a gpt-oss model.
+
+`from_hf` reads the Hugging Face `config.json`, `from_original` the one of the `original/` folder;
+both give the same `ModelConfig`, and values that no model can have are refused by name. No torch
+here, so that a command can read a backbone's shape without loading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nmoe_core.engine.weights.config_json import (
+    FULL,
+    MXFP4,
+    SLIDING,
+    YarnScaling,
+    bad_field,
+    hf_fields,
+    original_fields,
+)
+
+__all__ = ["FULL", "GROUP_SIZE", "MXFP4", "SLIDING", "ModelConfig", "YarnScaling", "tap_layers"]
+
+# How MXFP4 experts are to lie in memory; "auto" goes by the device.
+GROUP_SIZE = 32
+_UNCONVERTED = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens")
+
+
+def tap_layers(num_hidden_layers: int) -> tuple[int, int]:
+    """The two block counts whose residual the heads read: round(depth * 18 / 24), and depth.
+
+    The probe's tap of a 24-layer backbone is 18; others keep the proportion (8 layers: 6 and 8).
+    """
+    return max(1, round(num_hidden_layers * 18 / 24)), num_hidden_layers
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape and constants of one gpt-oss model.
+
+    `layer_types[i]` is `sliding_attention` or `full_attention`; `sliding_window` counts the query
+    itself; `quant_method` is `mxfp4` when the config says the experts are stored so, else None
+    (what the files hold decides how they are read).
+    """
+
+    num_hidden_layers: int
+    num_experts: int
+    experts_per_token: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    head_dim: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    sliding_window: int
+    layer_types: tuple[str, ...]
+    rope_theta: float
+    rope_scaling: YarnScaling | None
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    swiglu_limit: float = 7.0
+    swiglu_alpha: float = 1.702
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    quant_method: str | None = None
+
+    def __post_init__(self) -> None:
+        for field, is_valid, expected in self._conditions():
+            if not is_valid:
+                raise bad_field(field, getattr(self, field), expected)
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Widths of the query, key and value parts of the fused projection, in this order."""
+        kv_size = self.num_key_value_heads * self.head_dim
+        return self.num_attention_heads * self.head_dim, kv_size, kv_size
+
+    def window(self, layer: int) -> int | None:
+        """Number of positions, the query's own included, that block `layer` (0-based) sees."""
+        return self.sliding_window if self.layer_types[layer] == SLIDING else None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Read either form: the Hugging Face one names its architecture, the original does not.
+
+        Raises:
+            CheckpointError: As `from_hf` and `from_original`.
+        """
+        is_hf = "model_type" in raw or "architectures" in raw
+        return cls.from_hf(raw) if is_hf else cls.from_original(raw)
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Read the Hugging Face form, of any transformers version (rope_scaling or parameters).
+
+        Raises:
+            CheckpointError: Another architecture or a variant of this one (E-CHECKPOINT-ARCH); a
+                field is missing or out of range (E-CHECKPOINT-CONFIG).
+        """
+        return cls(**hf_fields(raw))
+
+    @classmethod
+    def from_original(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Read the form of the `original/` folder, whose fixed facts are not written in the file.
+
+        Fixed there: alternating layers starting with a sliding one, epsilon 1e-5, MXFP4 experts,
+        and the special ids of the published vocabulary.
+
+        Raises:
+            CheckpointError: A field is missing or out of range (E-CHECKPOINT-CONFIG).
+        """
+        return cls(**original_fields(raw))
+
+    def to_hf(self) -> dict[str, Any]:
+        """The published Hugging Face `config.json` of this model, keys in alphabetical order."""
+        raw: dict[str, Any] = {
+            "architectures": ["GptOssForCausalLM"],
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "eos_token_id": self.eos_token_id,
+            "experts_per_token": self.experts_per_token,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "layer_types": list(self.layer_types),
+            "max_position_embeddings": self.max_position_embeddings,
+            "model_type": "gpt_oss",
+            "num_attention_heads": self.num_attention_heads,
+            "num_experts_per_tok": self.experts_per_token,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_key_value_heads": self.num_key_value_heads,
+            "num_local_experts": self.num_experts,
+            "pad_token_id": self.pad_token_id,
+            "rms_norm_eps": self.rms_norm_eps,
+            "sliding_window": self.sliding_window,
+            "swiglu_alpha": self.swiglu_alpha,
+            "swiglu_limit": self.swiglu_limit,
+            "tie_word_embeddings": False,
+            "vocab_size": self.vocab_size,
+        }
+        return dict(sorted((raw | self._hf_rope_fields() | self._hf_quant_fields()).items()))
+
+    def _hf_rope_fields(self) -> dict[str, Any]:
+        scaling = self.rope_scaling
+        if scaling is None:
+            return {"rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"}}
+        return {
+            "initial_context_length": scaling.original_max_position,
+            "rope_scaling": {
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_max_position,
+                "rope_type": "yarn",
+                "truncate": scaling.truncate,
+            },
+            "rope_theta": self.rope_theta,
+        }
+
+    def _hf_quant_fields(self) -> dict[str, Any]:
+        if self.quant_method is None:
+            return {}
+        skipped = [*_UNCONVERTED, "lm_head"]
+        method = {"modules_to_not_convert": skipped, "quant_method": self.quant_method}
+        return {"quantization_config": method}
+
+    def _conditions(self) -> list[tuple[str, bool, str]]:
+        counts = ("num_hidden_layers", "num_experts", "experts_per_token", "vocab_size")
+        sizes = ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads")
+        more = ("num_key_value_heads", "sliding_window", "max_position_embeddings")
+        factors = ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
+        names = (*counts, *sizes, *more, *factors)
+        return [
+            *[(name, getattr(self, name) > 0, "above 0") for name in names],
+            ("rope_theta", self.rope_theta > 1, "above 1"),
+            (
+                "experts_per_token",
+                self.experts_per_token <= self.num_experts,
+                f"at most the {self.num_experts} experts",
+            ),
+            ("head_dim", self.head_dim % 2 == 0, "an even number"),
+            (
+                "num_key_value_heads",
+                self.num_attention_heads % max(1, self.num_key_value_heads) == 0,
+                f"a divisor of the {self.num_attention_heads} attention heads",
+            ),
+            *[
+                (name, getattr(self, name) % GROUP_SIZE == 0, f"a multiple of {GROUP_SIZE} (MXFP4)")
+                for name in ("hidden_size", "intermediate_size")
+                if self.quant_method == MXFP4
+            ],
+            (
+                "layer_types",
+                len(self.layer_types) == self.num_hidden_layers
+                and all(kind in (SLIDING, FULL) for kind in self.layer_types),
+                f"{self.num_hidden_layers} entries of {SLIDING} or {FULL}",
+            ),
+        ]

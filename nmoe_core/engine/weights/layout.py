@@ -1,0 +1,227 @@
+"""The names and shapes of a gpt-oss checkpoint's tensors, in both published layouts.
+
+The Hugging Face layout keeps query, key and value apart and stores unquantised experts
+input-major; `original/` fuses the three and stores experts output-major. In both, the rows of
+gate and up interleave (gate even, up odd), and MXFP4 experts are a tensor of blocks and one of
+scales. `check_tensors` compares what the files hold with what a config asks for, from the headers
+alone, and reports everything that is missing, left over or misshapen in one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmoe_core.base.errors import CheckpointError
+from nmoe_core.engine.weights.config import GROUP_SIZE, MXFP4, ModelConfig
+
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+PACKED_DTYPES = ("U8",)
+EXPERT_PARTS = ("gate_up_weight", "down_weight")
+_MAX_PROBLEMS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape of one stored tensor and the safetensors dtypes it may have."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOAT_DTYPES
+
+    def __str__(self) -> str:
+        return f"{'/'.join(self.dtypes)} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One published naming of the tensors.
+
+    `parts` maps a part of a block to the stored tensors that make it up, joined by rows; `experts`
+    maps a stack of expert matrices to the stem of its name.
+    """
+
+    embedding: str
+    final_norm: str
+    unembedding: str
+    block_prefix: str
+    parts: Mapping[str, tuple[str, ...]]
+    experts: Mapping[str, str]
+    packed_suffixes: tuple[str, str]
+    is_input_major: bool
+
+    def block_name(self, layer: int, name: str) -> str:
+        """Full name of a block's tensor; `layer` counts from 0."""
+        return f"{self.block_prefix.format(layer)}{name}"
+
+    def packed_names(self, layer: int, part: str) -> tuple[str, str]:
+        """Names of the blocks and the scales of an expert stack."""
+        stem = self.block_name(layer, self.experts[part])
+        blocks, scales = self.packed_suffixes
+        return stem + blocks, stem + scales
+
+    def is_packed(self, layer: int, part: str, names: Collection[str]) -> bool:
+        """Whether the files hold an expert stack as MXFP4."""
+        return any(name in names for name in self.packed_names(layer, part))
+
+
+HUGGING_FACE = Layout(
+    embedding="model.embed_tokens.weight",
+    final_norm="model.norm.weight",
+    unembedding="lm_head.weight",
+    block_prefix="model.layers.{}.",
+    parts={
+        "attn_norm": ("input_layernorm.weight",),
+        "qkv_weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
+        "qkv_bias": tuple(f"self_attn.{part}_proj.bias" for part in "qkv"),
+        "sinks": ("self_attn.sinks",),
+        "out_weight": ("self_attn.o_proj.weight",),
+        "out_bias": ("self_attn.o_proj.bias",),
+        "mlp_norm": ("post_attention_layernorm.weight",),
+        "router_weight": ("mlp.router.weight",),
+        "router_bias": ("mlp.router.bias",),
+        "gate_up_bias": ("mlp.experts.gate_up_proj_bias",),
+        "down_bias": ("mlp.experts.down_proj_bias",),
+    },
+    experts={"gate_up_weight": "mlp.experts.gate_up_proj", "down_weight": "mlp.experts.down_proj"},
+    packed_suffixes=("_blocks", "_scales"),
+    is_input_major=True,
+)
+
+ORIGINAL = Layout(
+    embedding="embedding.weight",
+    final_norm="norm.scale",
+    unembedding="unembedding.weight",
+    block_prefix="block.{}.",
+    parts={
+        "attn_norm": ("attn.norm.scale",),
+        "qkv_weight": ("attn.qkv.weight",),
+        "qkv_bias": ("attn.qkv.bias",),
+        "sinks": ("attn.sinks",),
+        "out_weight": ("attn.out.weight",),
+        "out_bias": ("attn.out.bias",),
+        "mlp_norm": ("mlp.norm.scale",),
+        "router_weight": ("mlp.gate.weight",),
+        "router_bias": ("mlp.gate.bias",),
+        "gate_up_bias": ("mlp.mlp1_bias",),
+        "down_bias": ("mlp.mlp2_bias",),
+    },
+    experts={"gate_up_weight": "mlp.mlp1_weight", "down_weight": "mlp.mlp2_weight"},
+    packed_suffixes=(".blocks", ".scales"),
+    is_input_major=False,
+)
+
+
+def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every part of a block as the engine uses it: matrices are [.., outputs, inputs]."""
+    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
+    query_size, qkv_size = config.qkv_sizes[0], sum(config.qkv_sizes)
+    return {
+        "attn_norm": (hidden,),
+        "qkv_weight": (qkv_size, hidden),
+        "qkv_bias": (qkv_size,),
+        "sinks": (config.num_attention_heads,),
+        "out_weight": (hidden, query_size),
+        "out_bias": (hidden,),
+        "mlp_norm": (hidden,),
+        "router_weight": (experts, hidden),
+        "router_bias": (experts,),
+        "gate_up_weight": (experts, 2 * inner, hidden),
+        "gate_up_bias": (experts, 2 * inner),
+        "down_weight": (experts, hidden, inner),
+        "down_bias": (experts, hidden),
+    }
+
+
+def stored_tensors(
+    config: ModelConfig, layout: Layout, names: Collection[str]
+) -> dict[str, TensorSpec]:
+    """Every tensor a checkpoint of this config holds, by name.
+
+    An expert stack is taken as MXFP4 if `names` has its blocks or scales, or, when it has neither
+    these nor the plain stack, if the config says so.
+    """
+    table = TensorSpec((config.vocab_size, config.hidden_size))
+    specs = {layout.embedding: table, layout.unembedding: table}
+    specs[layout.final_norm] = TensorSpec((config.hidden_size,))
+    shapes = part_shapes(config)
+    for layer in range(config.num_hidden_layers):
+        for part, pieces in layout.parts.items():
+            sizes = config.qkv_sizes if len(pieces) == 3 else shapes[part][:1]
+            for piece, rows in zip(pieces, sizes, strict=True):
+                shape = (rows, *shapes[part][1:])
+                specs[layout.block_name(layer, piece)] = TensorSpec(shape)
+        for part in EXPERT_PARTS:
+            specs |= _expert_specs(config, layout, layer, part, names)
+    return specs
+
+
+def _expert_specs(
+    config: ModelConfig, layout: Layout, layer: int, part: str, names: Collection[str]
+) -> dict[str, TensorSpec]:
+    experts, outputs, inputs = part_shapes(config)[part]
+    plain = layout.block_name(layer, layout.experts[part])
+    says_packed = plain not in names and config.quant_method == MXFP4
+    if not (layout.is_packed(layer, part, names) or says_packed):
+        shape = (experts, inputs, outputs) if layout.is_input_major else (experts, outputs, inputs)
+        return {plain: TensorSpec(shape)}
+    blocks, scales = layout.packed_names(layer, part)
+    rows = (experts, outputs, inputs // GROUP_SIZE)
+    return {
+        blocks: TensorSpec((*rows, GROUP_SIZE // 2), PACKED_DTYPES),
+        scales: TensorSpec(rows, PACKED_DTYPES),
+    }
+
+
+def detect_layout(names: Collection[str], where: Path) -> Layout:
+    """The layout whose embedding table is among `names`.
+
+    Raises:
+        CheckpointError: Neither is (E-CHECKPOINT-TENSOR).
+    """
+    for layout in (HUGGING_FACE, ORIGINAL):
+        if layout.embedding in names:
+            return layout
+    raise CheckpointError(
+        "no embedding table among the tensors",
+        where=where,
+        found=f"{len(names)} tensors",
+        expected=f"{HUGGING_FACE.embedding} or {ORIGINAL.embedding}",
+        code="E-CHECKPOINT-TENSOR",
+    )
+
+
+def check_tensors(
+    config: ModelConfig, layout: Layout, found: Mapping[str, TensorSpec], where: Path
+) -> None:
+    """Refuse files whose tensors are not exactly those of the config.
+
+    Args:
+        found: Every stored tensor, with its one dtype.
+        where: The checkpoint's directory, for the message.
+
+    Raises:
+        CheckpointError: Tensors are missing, left over, or of another shape or type
+            (E-CHECKPOINT-TENSOR).
+    """
+    problems = list(_problems(stored_tensors(config, layout, found), found))
+    if not problems:
+        return
+    shown = "; ".join(problems[:_MAX_PROBLEMS_SHOWN])
+    hidden = len(problems) - _MAX_PROBLEMS_SHOWN
+    raise CheckpointError(
+        f"{shown}; and {hidden} more" if hidden > 0 else shown,
+        where=where,
+        do="the files and config.json must be of one checkpoint: fetch it again, whole",
+        code="E-CHECKPOINT-TENSOR",
+    )
+
+
+def _problems(expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec]) -> Iterator[str]:
+    for name, spec in expected.items():
+        if name not in found:
+            yield f"{name} is missing"
+        elif found[name].shape != spec.shape or found[name].dtypes[0] not in spec.dtypes:
+            yield f"{name} is {found[name]}, expected {spec}"
+    for name in sorted(set(found) - set(expected)):
+        yield f"{name} belongs to no part of this model"

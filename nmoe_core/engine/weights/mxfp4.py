@@ -1,0 +1,129 @@
+"""MXFP4: 32 four-bit floats that share one power-of-two scale (OCP Microscaling Formats 1.0).
+
+A group of 32 values along the input dimension is 16 bytes and one scale byte. A byte holds two
+E2M1 codes, the low nibble the one of even index; a scale byte s stands for 2^(s - 127), and 255
+for NaN. Decoding is exact in float32 and in bfloat16, except that 2^128 and above overflow to
+infinity, as the product does. Encoding rounds to nearest, ties to the even code.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from nmoe_core.engine.weights.config import GROUP_SIZE
+
+SCALE_BIAS = 127
+NAN_SCALE = 255
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_PIECE_BYTES = 1 << 15
+
+
+def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values of packed weights.
+
+    Args:
+        blocks: uint8 [..., rows, groups, 16].
+        scales: uint8 [..., rows, groups].
+        dtype: torch.float32 or torch.bfloat16.
+
+    Returns:
+        [..., rows, groups * 32].
+
+    Raises:
+        ValueError: The two shapes do not belong together, or another dtype.
+    """
+    *rows, groups = scales.shape
+    values = torch.empty(*rows, groups * GROUP_SIZE, dtype=dtype, device=blocks.device)
+    decode_into(values, blocks, scales)
+    return values
+
+
+def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
+    """Write what `decode` returns to `values`, contiguous, whose dtype decides.
+
+    A byte's two values are looked up as one integer of twice the dtype's width, a piece of the
+    rows at a time so that the work stays in the cache.
+    """
+    if blocks.shape != (*scales.shape, GROUP_SIZE // 2):
+        raise ValueError(f"{tuple(blocks.shape)=} does not match {tuple(scales.shape)=}")
+    pairs, powers = _tables(values.dtype, values.device)
+    groups = scales.shape[-1]
+    all_blocks, all_scales = blocks.flatten(0, -3), scales.flatten(0, -2)
+    all_values = values.view(-1, groups, GROUP_SIZE)
+    is_cpu = values.device.type == "cpu"
+    num_rows = max(1, _PIECE_BYTES // (groups * GROUP_SIZE // 2)) if is_cpu else len(all_values)
+    for start in range(0, len(all_values), num_rows):
+        piece = slice(start, start + num_rows)
+        codes, exponents = all_blocks[piece].int().flatten(), all_scales[piece].int()
+        decoded = pairs.index_select(0, codes).view(values.dtype).view(*exponents.shape, -1)
+        power = powers.index_select(0, exponents.flatten()).view(*exponents.shape, 1)
+        torch.mul(decoded, power, out=all_values[piece])
+
+
+def encode(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks and scales nearest to `values` [..., rows, columns], columns a multiple of 32.
+
+    The scale is the power of two that puts a group's largest magnitude in [4, 8); what is above 6
+    then becomes 6, as the format's specification prescribes.
+
+    Returns:
+        uint8 [..., rows, columns / 32, 16] and uint8 [..., rows, columns / 32].
+
+    Raises:
+        ValueError: The columns are not whole groups.
+    """
+    if values.shape[-1] % GROUP_SIZE:
+        raise ValueError(f"{values.shape[-1]} columns are not whole groups of {GROUP_SIZE}")
+    groups = values.float().unflatten(-1, (-1, GROUP_SIZE))
+    largest = groups.abs().amax(-1)
+    # frexp gives largest = m * 2^e with m in [0.5, 1): exact where a floating log2 may round up.
+    exponents = (torch.frexp(largest).exponent - 3).clamp(-SCALE_BIAS, SCALE_BIAS)
+    exponents = torch.where(largest > 0, exponents, -SCALE_BIAS)
+    # Two steps: the reciprocal of 2^-127 is beyond float32.
+    halves = exponents // 2
+    scaled = torch.ldexp(torch.ldexp(groups, -halves[..., None]), (halves - exponents)[..., None])
+    codes = torch.bucketize(scaled.abs(), _boundaries(values.device)).to(torch.uint8)
+    codes |= torch.signbit(groups).to(torch.uint8) << 3
+    blocks = codes[..., 0::2] | (codes[..., 1::2] << 4)
+    return blocks, (exponents + SCALE_BIAS).to(torch.uint8)
+
+
+@functools.cache
+@torch.inference_mode(False)
+def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[256] a byte's low and high value, side by side in one integer; [256] the powers of two."""
+    integers = {torch.float32: torch.int64, torch.bfloat16: torch.int32}
+    if dtype not in integers:
+        raise ValueError(f"{dtype} is neither torch.float32 nor torch.bfloat16")
+    pairs, powers = _byte_pairs().to(dtype), _powers_of_two().to(dtype)
+    return pairs.view(integers[dtype]).flatten().to(device), powers.to(device)
+
+
+def _byte_pairs() -> Tensor:
+    """float32 [256, 2]: the values of a byte's low and high nibble."""
+    positive = torch.tensor(_MAGNITUDES)
+    codes = torch.cat([positive, -positive])
+    byte = torch.arange(256)
+    return torch.stack([codes[byte & 15], codes[byte >> 4]], dim=-1)
+
+
+def _powers_of_two() -> Tensor:
+    """float32 [256]: what each scale byte stands for."""
+    powers = torch.exp2(torch.arange(256, dtype=torch.float64) - SCALE_BIAS).float()
+    powers[NAN_SCALE] = torch.nan
+    return powers
+
+
+def _boundaries(device: torch.device) -> Tensor:
+    """float32 [7]: magnitudes above boundary i take code i + 1 or more.
+
+    A tie goes to the even code: the midpoint between an odd code and the next even one belongs to
+    the latter, so the boundary there is the float just below it.
+    """
+    magnitudes = torch.tensor(_MAGNITUDES, device=device)
+    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
+    middles[1::2] = torch.nextafter(middles[1::2], torch.zeros_like(middles[1::2]))
+    return middles

@@ -1,0 +1,142 @@
+"""Reads tensors out of the safetensors files of a checkpoint without holding the files in memory.
+
+Files are memory-mapped, and what has been read of a mapping counts towards the process's memory:
+mappings are given up after every 8 MB. A tensor is a view of its mapping, to be copied before the
+next one is read; single experts are read by their place in the stack. Pickles are refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from loader.files.format import read_json_object
+from nmoe_core.base.errors import CheckpointError, FormatError
+from nmoe_core.engine.weights.layout import TensorSpec
+
+INDEX_SUFFIX = ".safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+MAPPED_BYTES = 1 << 23
+
+
+class WeightFiles:
+    """Open safetensors files, their tensors under one set of names.
+
+    Attributes:
+        specs: Shape and type of every tensor, from the headers.
+
+    Raises:
+        CheckpointError: A file cannot be read (E-CHECKPOINT-FILE), or two hold the same tensor
+            (E-CHECKPOINT-TENSOR).
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.specs: dict[str, TensorSpec] = {}
+        self._paths: dict[str, Path] = {}
+        self._handles: dict[Path, Any] = {}
+        self._mapped_bytes = 0
+        for path in paths:
+            self._add(path)
+
+    def read(self, name: str, expert: int | None = None) -> Tensor:
+        """A stored tensor, or its slice `expert`, as it lies in the file: copy it at once."""
+        handle = self._handle(self._paths[name])
+        tensor = handle.get_tensor(name) if expert is None else handle.get_slice(name)[expert]
+        self._mapped_bytes += tensor.nbytes
+        return tensor
+
+    def close(self) -> None:
+        """Give the mappings up; a later read opens its file again."""
+        self._handles.clear()
+        self._mapped_bytes = 0
+
+    def _handle(self, path: Path) -> Any:
+        if self._mapped_bytes > MAPPED_BYTES:
+            self.close()
+        if path not in self._handles:
+            self._handles[path] = _map_file(path)
+        return self._handles[path]
+
+    def _add(self, path: Path) -> None:
+        handle = self._handle(path)
+        for name in handle.keys():  # noqa: SIM118 (the handle is no dict)
+            if name in self._paths:
+                raise CheckpointError(
+                    f"{name} is stored twice", where=path, code="E-CHECKPOINT-TENSOR"
+                )
+            header = handle.get_slice(name)
+            self._paths[name] = path
+            self.specs[name] = TensorSpec(tuple(header.get_shape()), (header.get_dtype(),))
+
+
+def weight_files(place: Path) -> list[Path]:
+    """The safetensors files that the index names, or all of the directory, sorted by name.
+
+    Raises:
+        CheckpointError: The index is not one (E-CHECKPOINT-FILE), names pickles
+            (E-CHECKPOINT-PICKLE) or a file that is not there (E-CHECKPOINT-MISSING).
+    """
+    indexes = sorted(place.glob(f"*{INDEX_SUFFIX}"))
+    if not indexes:
+        return sorted(place.glob("*.safetensors"))
+    names = read_checkpoint_json(indexes[0]).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise _bad_file(indexes[0], "no weight_map", "an object of tensor names and file names")
+    files = sorted({str(name) for name in names.values()})
+    for name in files:
+        if Path(name).suffix in PICKLE_SUFFIXES:
+            raise pickle_refused(place / name)
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise _bad_file(indexes[0], repr(name), "safetensors file names without directories")
+        if not (place / name).is_file():
+            raise CheckpointError(
+                f"the index names {name}, which is not there",
+                where=place,
+                do="fetch the checkpoint again, whole",
+                code="E-CHECKPOINT-MISSING",
+            )
+    return [place / name for name in files]
+
+
+def read_checkpoint_json(path: Path) -> dict[str, Any]:
+    """One JSON object of a checkpoint.
+
+    Raises:
+        CheckpointError: It is not JSON, or not one object (E-CHECKPOINT-FILE).
+    """
+    try:
+        return read_json_object(path)
+    except FormatError as error:
+        raise CheckpointError(str(error), code="E-CHECKPOINT-FILE") from None
+
+
+def pickle_refused(path: Path) -> CheckpointError:
+    """The error for weights in a format that can run code."""
+    return CheckpointError(
+        "pickled weights are not opened, since that can run code they carry",
+        where=path,
+        expected="safetensors",
+        do="fetch the safetensors files of the checkpoint",
+        code="E-CHECKPOINT-PICKLE",
+    )
+
+
+def _map_file(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise _bad_file(path, str(error), "a whole safetensors file") from None
+
+
+def _bad_file(path: Path, found: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        "the file cannot be used",
+        where=path,
+        found=found,
+        expected=expected,
+        do="fetch it again",
+        code="E-CHECKPOINT-FILE",
+    )

@@ -1,0 +1,182 @@
+"""Documents to grade: from token shards by id, without tokenising again, or from JSONL text.
+
+An input yields its documents in a fixed order from any position on, so that a grading that was
+killed can go on; it names, as fingerprints, what its documents are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from loader.files.format import Manifest
+from nmoe_core.base.docid import DocumentReader
+from nmoe_core.base.fingerprint import Fingerprints, sha256_json
+from nmoe_core.heads.features import read_documents
+from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.slices import data_digest, documents_of, source_manifest
+from nmoe_core.shards.manifest import documents_digest
+
+
+@dataclass(frozen=True, slots=True)
+class GradeDocument:
+    """One document: its id, its source, and the token ids that heads see, uint32 `[1..max_ctx]`."""
+
+    doc_id: str
+    source: str
+    tokens: np.ndarray
+
+
+class GradeInput(Protocol):
+    """Where documents come from."""
+
+    def fingerprints(self) -> Fingerprints:
+        """What the documents are made from."""
+        ...
+
+    def count(self) -> int | None:
+        """How many there are, where that is known beforehand."""
+        ...
+
+    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        """Documents from number `start` on, each cut to `max_ctx` tokens."""
+        ...
+
+
+class ShardInput:
+    """All documents of one manifest, in slice order.
+
+    Args:
+        manifest: Of a shard or a split, under `data_root`.
+        data_root: Directory that document ids are relative to.
+        source: The manifest's source.
+    """
+
+    def __init__(self, manifest: Manifest, data_root: Path, source: str) -> None:
+        self._manifest, self._data_root, self._source = manifest, data_root, source
+
+    def fingerprints(self) -> Fingerprints:
+        """The content of the shard."""
+        return {"shard": documents_digest(self._manifest)}
+
+    def count(self) -> int:
+        """As the manifest says."""
+        return self._manifest.total_documents
+
+    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        """Documents from number `start` on."""
+        reader = DocumentReader(self._data_root)
+        found = documents_of(self._manifest, self._data_root, self._source)
+        for document in islice(found, start, None):
+            doc_id = str(document)
+            (tokens,) = read_documents(reader, [doc_id], self._manifest.eos_token_id, max_ctx)
+            yield GradeDocument(doc_id, self._source, tokens)
+
+
+class DocIdInput:
+    """Documents of a slice file, read from the shards their ids name.
+
+    Args:
+        rows: (document id, source) pairs.
+        data_root: Directory that document ids are relative to.
+        sample: Grade only so many, chosen by the MD5 of their ids.
+    """
+
+    def __init__(
+        self, rows: Sequence[tuple[str, str]], data_root: Path, sample: int | None = None
+    ) -> None:
+        self._rows = _sampled(rows, sample) if sample is not None else list(rows)
+        self._data_root = data_root
+
+    def fingerprints(self) -> Fingerprints:
+        """The ids, and the data they point into."""
+        sources = sorted({source for _, source in self._rows})
+        return {
+            "documents": sha256_json(self._rows),
+            "data": data_digest(self._data_root, sources),
+        }
+
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        """Documents from number `start` on."""
+        reader = DocumentReader(self._data_root)
+        eos = {
+            source: source_manifest(self._data_root, source).eos_token_id
+            for source in sorted({source for _, source in self._rows})
+        }
+        for doc_id, source in self._rows[start:]:
+            (tokens,) = read_documents(reader, [doc_id], eos[source], max_ctx)
+            yield GradeDocument(doc_id, source, tokens)
+
+
+class TextEncoder(Protocol):
+    """The part of a tokenizer that grading text needs."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def eos_token_id(self) -> int: ...
+
+    def encode_long(self, text: str, max_tokens: int) -> np.ndarray: ...
+
+
+class TextInput:
+    """The documents of a JSON lines file (`jsonl_texts`), tokenised as prep does it.
+
+    Args:
+        path: The file.
+        tokenizer: The one the heads' backbone was trained with.
+        text_field: Key of the text.
+        id_field: Key of the id; None takes `doc_id`, or else `id`, where a line has one.
+
+    Raises:
+        SourceError: A line is not a document (E-SOURCE-RECORD).
+        FormatError: A document id comes twice (E-DOCID).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: TextEncoder,
+        text_field: str = "text",
+        id_field: str | None = None,
+    ) -> None:
+        self._texts, self._tokenizer = JsonlTexts(path, text_field, id_field), tokenizer
+
+    def fingerprints(self) -> Fingerprints:
+        """The file's bytes, how its lines are read, and the tokenizer."""
+        return {
+            "texts": self._texts.sha256,
+            "tokenizer": self._tokenizer.fingerprint,
+            **self._texts.fingerprints,
+        }
+
+    def count(self) -> int:
+        """Number of lines that are not blank."""
+        return len(self._texts.rows)
+
+    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        """Documents from number `start` on."""
+        for doc_id, source in self._texts.rows[start:]:
+            tokens = self._tokenizer.encode_long(self._texts.text(doc_id), max_ctx)
+            if not len(tokens):
+                tokens = np.array([self._tokenizer.eos_token_id], np.uint32)
+            yield GradeDocument(doc_id, source, tokens)
+
+
+def _sampled(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    def place(i: int) -> str:
+        return hashlib.md5(f"sample:{rows[i][0]}".encode(), usedforsecurity=False).hexdigest()
+
+    chosen = sorted(range(len(rows)), key=place)[:count]
+    return [rows[i] for i in sorted(chosen)]

@@ -1,0 +1,1 @@
+"""Probe and judge: features, training, evaluation and files."""

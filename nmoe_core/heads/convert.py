@@ -1,0 +1,155 @@
+"""Brings pickled head weights of the two published forms in.
+
+| form | file | tensors |
+|---|---|---|
+| first | probe | `proj` |
+| first | judge | `q0`, `proj`, `enc0`, `enc1`, `shared_head`, `score_embed` |
+| second | probe | `gate`, one score in 0..1, and others that grading does not read |
+| second | judge | `q_token`, `projector`, `encoder`, `rubric_head`, flat or as a table of each |
+
+A gate becomes five equal scores of four times its value, so whatever the weights are, their mean is
+the gate. The pickle is read with torch's weights-only reader, which runs no code of the file. What
+a pickle does not say has to be told: the backbone its head was trained on, how many tokens of a
+document it saw, and how many attention heads its judge has. Its labels stay unknown, and the header
+says so.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmoe_core.base.errors import HeadError
+from nmoe_core.engine.weights.config import tap_layers
+from nmoe_core.heads.features import Backbone
+from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, save_head
+from nmoe_core.heads.models import NUM_SCORES, JudgeArch, ProbeArch, head_of
+from nmoe_core.labels.scores import MAX_GRADE
+
+UNKNOWN = "unknown"
+# What torch's reader of pickles raises for bytes that are none.
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, TypeError, LookupError),
+    *(AttributeError, ArithmeticError, AssertionError, struct.error, OSError, MemoryError),
+)
+_FORMS = "a probe (proj, or gate) or a judge (q0, proj, enc0... or q_token, projector, encoder...)"
+_SECOND_FORM = {"projector": "proj", "encoder": "enc0", "rubric_head": "shared_head"}
+
+
+def import_pickle(
+    path: Path, heads_dir: Path, model: Backbone, max_ctx: int, num_heads: int = 8
+) -> Path:
+    """Write the head of a pickle as `heads_dir/hydra_{probe,judge}.safetensors`; return its path.
+
+    Args:
+        path: The `.pt` file: a dictionary of tensors.
+        heads_dir: Where the head file goes.
+        model: The backbone that the head was trained on.
+        max_ctx: Tokens of a document that it saw in training.
+        num_heads: Attention heads of a judge, which its tensors do not tell.
+
+    Raises:
+        HeadError: Missing (E-HEAD-MISSING), or not tensors of a probe or judge for this backbone
+            (E-HEAD-FORMAT).
+    """
+    tensors = _read_tensors(path)
+    try:
+        tensors, arch = _known_form(tensors, num_heads)
+        head = head_of(arch, tensors)
+    except (LookupError, ValueError, RuntimeError) as error:
+        raise _not_a_head(path, " ".join(str(error).split())[:200]) from None
+    if arch.hidden_size != model.config.hidden_size:
+        raise _not_a_head(path, f"hidden size {arch.hidden_size}", f"{model.config.hidden_size}")
+    target = heads_dir / (PROBE_NAME if isinstance(arch, ProbeArch) else JUDGE_NAME)
+    tap = tap_layers(model.config.num_hidden_layers)[isinstance(arch, JudgeArch)]
+    save_head(target, head, {"tap": tap, **_header(path, model, max_ctx)})
+    return target
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise HeadError("head is missing", where=path, code="E-HEAD-MISSING") from None
+    except _DAMAGED as error:
+        raise _not_a_head(path, " ".join(str(error).split())[:200]) from None
+    if not isinstance(value, dict):
+        raise _not_a_head(path, type(value).__name__)
+    flat: dict[str, Tensor] = {}
+    for name, item in value.items():
+        within = item if isinstance(item, dict) else {"": item}
+        flat |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in within.items()}
+    for name, item in flat.items():
+        if not isinstance(item, Tensor):
+            raise _not_a_head(path, f"{name}, a {type(item).__name__}")
+    return flat
+
+
+def _known_form(
+    tensors: dict[str, Tensor], num_heads: int
+) -> tuple[dict[str, Tensor], ProbeArch | JudgeArch]:
+    """Tensors under the names of this project's heads, and their shape."""
+    if "gate.weight" in tensors:
+        weight, bias = tensors["gate.weight"], tensors["gate.bias"]
+        if weight.shape[0] != 1:
+            raise ValueError(f"gate.weight of shape {tuple(weight.shape)}")
+        made = {"proj.weight": weight, "proj.bias": bias}
+        repeated = {
+            name: MAX_GRADE * value.float().repeat(NUM_SCORES, *[1] * (value.dim() - 1))
+            for name, value in made.items()
+        }
+        return repeated, ProbeArch(weight.shape[1], is_normalised=False)
+    has_second_pass = not any(name.startswith("rubric_head.") for name in tensors)
+    if not has_second_pass:
+        tensors = {_first_name(name): value for name, value in tensors.items()}
+    rows, hidden_size = tensors["proj.weight"].shape
+    if has_second_pass and "q0" not in tensors:
+        return tensors, ProbeArch(hidden_size, nan_to_num=True)
+    ffn_dim = tensors["enc0.linear1.weight"].shape[0]
+    arch = JudgeArch(
+        *(hidden_size, rows, num_heads, ffn_dim),
+        nan_to_num=True,
+        has_second_pass=has_second_pass,
+    )
+    return tensors, arch
+
+
+def _first_name(name: str) -> str:
+    """The first form's name of a tensor of the second."""
+    if name in ("q_token", "encoder.q_token"):
+        return "q0"
+    part, _, rest = name.partition(".")
+    return f"{_SECOND_FORM.get(part, part)}.{rest}"
+
+
+def _header(path: Path, model: Backbone, max_ctx: int) -> dict[str, Any]:
+    return {
+        "max_ctx": max_ctx,
+        "backbone": {
+            "digest": model.digest,
+            "num_hidden_layers": model.config.num_hidden_layers,
+            "hidden_size": model.config.hidden_size,
+        },
+        "labels_digest": UNKNOWN,
+        "scorer_model": UNKNOWN,
+        "scorer_version": UNKNOWN,
+        "rubric_hash": UNKNOWN,
+        "imported_from": path.name,
+        "metrics": {},
+        "fingerprints": {},
+    }
+
+
+def _not_a_head(path: Path, found: str, expected: str = _FORMS) -> HeadError:
+    return HeadError(
+        "not a head of a published form",
+        where=path,
+        found=found,
+        expected=expected,
+        code="E-HEAD-FORMAT",
+    )

@@ -1,0 +1,89 @@
+"""How well a trained head agrees with the oracle on documents that it was not fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.docid import parse_doc_id
+from nmoe_core.base.errors import LabelError
+from nmoe_core.heads.held_out import held_out
+from nmoe_core.labels.agreement import agreement, baselines
+from nmoe_core.labels.files import Labels, Scorer
+from nmoe_core.labels.noise import read_noise
+
+MIN_DOCUMENTS = 3
+
+
+def head_metrics(
+    predicted: np.ndarray,
+    labels: Labels,
+    train: Labels,
+    contents: np.ndarray,
+    seen: np.ndarray,
+) -> dict[str, Any]:
+    """Agreement and baselines; empty where there are fewer than three documents to measure on.
+
+    Args:
+        predicted: The head's scores of the labelled documents, `[N, 5]`; NaN where states are not
+            finite.
+        labels: What the oracle says of them.
+        train: The labels that the head was fitted on.
+        contents: Digest of each document's content, `[N]`.
+        seen: Digests that were fitted on or chosen by; documents with one of them are left out.
+    """
+    fresh = held_out(contents, seen)
+    is_finite = np.isfinite(predicted).all(axis=1)
+    good = np.flatnonzero(fresh.rows & is_finite)
+    counts = {
+        "num_failed": int((fresh.rows & ~is_finite).sum()),
+        "num_trained_on": fresh.num_seen,
+        "num_repeated": fresh.num_repeated,
+    }
+    if len(good) < MIN_DOCUMENTS:
+        return {}
+    sources = [labels.sources[i] for i in good.tolist()]
+    metrics = agreement(predicted[good], labels.scores[good], sources)
+    metrics |= baselines(
+        (train.scores, train.sources, document_lengths(train.doc_ids)),
+        (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
+    )
+    ceiling = noise_ceiling(labels.path)
+    share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
+    metrics |= {"noise_ceiling": ceiling, "share_of_ceiling": share and round(share, 6)}
+    return metrics | counts
+
+
+def noise_ceiling(labels: Path) -> float | None:
+    """Best rank correlation that the oracle's own noise allows, where documents were asked twice.
+
+    Read from `noise_{split}.json` beside `labels_{split}.jsonl`.
+    """
+    path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
+    ceiling = (read_noise(path) or {}).get("ceiling")
+    return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
+
+
+def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
+    """Tokens of each document, int64 `[N]`."""
+    spans = [parse_doc_id(doc_id) for doc_id in doc_ids]
+    return np.array([span.end - span.start for span in spans], np.int64)
+
+
+def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
+    """Refuse labels to measure on that another scorer gave than those fitted on.
+
+    Raises:
+        LabelError: E-LABEL-MIXED.
+    """
+    if labels.doc_ids and labels.scorer != scorer:
+        raise LabelError(
+            "labels to measure on have another scorer or rubric",
+            where=labels.path,
+            found="/".join(labels.scorer),
+            expected="/".join(scorer),
+            code="E-LABEL-MIXED",
+        )

@@ -1,0 +1,214 @@
+"""The two heads: a linear probe on pooled states, and a small transformer judge on all states.
+
+Both normalise their input inside the module, by a LayerNorm without parameters, so training and
+grading cannot differ; both compute in float32. Outputs are not clamped here. Parameter names are
+those of the first published heads, whose weights load unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmoe_core.heads.features import pooled, position_mask
+from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
+
+NUM_SCORES = len(DIMENSIONS)
+DROPOUT = 0.1
+OLD_INFINITY = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeArch:
+    """Shape of a probe.
+
+    `nan_to_num` marks one of the first published form, see `layer_norm`; one of the second form
+    reads pooled states as they are, so it has no `is_normalised`.
+    """
+
+    hidden_size: int
+    nan_to_num: bool = False
+    is_normalised: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """The shape as a head file's header holds it."""
+        return {"kind": "probe", **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeArch:
+    """Shape of a judge: width of its encoder, attention heads, feed-forward width.
+
+    `nan_to_num` marks one of the published forms, see `layer_norm`. `has_second_pass` is false for
+    one of the second form: it grades, but has nothing to train a second pass with.
+    """
+
+    hidden_size: int
+    mid_dim: int = 512
+    num_heads: int = 8
+    ffn_dim: int = 2048
+    nan_to_num: bool = False
+    has_second_pass: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """The shape as a head file's header holds it."""
+        return {"kind": "judge", **asdict(self)}
+
+
+class Probe(nn.Module):
+    """Five scores from the mean state of a document: LayerNorm, then one linear map."""
+
+    def __init__(self, arch: ProbeArch) -> None:
+        super().__init__()
+        self.arch = arch
+        self.proj = nn.Linear(arch.hidden_size, NUM_SCORES)
+
+    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """Scores `[B, 5]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
+        return self.from_pooled(pooled(hidden, lengths))
+
+    def from_pooled(self, features: Tensor) -> Tensor:
+        """Scores `[B, 5]` from pooled states `[B, H]`."""
+        if not self.arch.is_normalised:
+            return self.proj(features.float())
+        return self.proj(layer_norm(features, self.arch.nan_to_num))
+
+
+class Judge(nn.Module):
+    """Five scores from all states of a document, read at a learned query token.
+
+    The query token and the normalised states are projected to `mid_dim` and run through one
+    encoder layer; a linear head reads the query's position. In training a second pass adds the
+    oracle's own scores to that position and predicts them again through a second layer and the
+    same head; grading never runs it.
+    """
+
+    def __init__(self, arch: JudgeArch) -> None:
+        super().__init__()
+        self.arch = arch
+        self.q0 = nn.Parameter(torch.randn(arch.hidden_size))
+        self.proj = nn.Linear(arch.hidden_size, arch.mid_dim)
+        self.enc0 = _encoder_layer(arch)
+        if arch.has_second_pass:
+            self.enc1 = _encoder_layer(arch)
+        self.shared_head = nn.Linear(arch.mid_dim, NUM_SCORES)
+        if not arch.has_second_pass:
+            return
+        self.score_embed = nn.Sequential(
+            nn.Linear(NUM_SCORES, arch.mid_dim), nn.ReLU(), nn.Linear(arch.mid_dim, arch.mid_dim)
+        )
+
+    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """Scores `[B, 5]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
+        tokens, is_padding = self._tokens(hidden, lengths)
+        return self.shared_head(_at_query(self.enc0, tokens, is_padding))
+
+    def forward_with_teacher(
+        self, hidden: Tensor, lengths: Tensor, teacher: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scores of both passes, `[B, 5]` each, for training.
+
+        Args:
+            hidden: States `[B, T, H]`.
+            lengths: Tokens of each document `[B]`.
+            teacher: The oracle's scores `[B, 5]`, 0..4; only the second pass sees them.
+        """
+        tokens, is_padding = self._tokens(hidden, lengths)
+        encoded = self.enc0(tokens, src_key_padding_mask=is_padding)
+        hint = self.score_embed((teacher / MAX_GRADE).clamp(0, 1))
+        told = torch.cat([encoded[:, :1] + hint[:, None], encoded[:, 1:]], dim=1)
+        again = _at_query(self.enc1, told, is_padding)
+        return self.shared_head(encoded[:, 0]), self.shared_head(again)
+
+    def _tokens(self, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encoder input `[B, 1 + T, mid]`, the query token first, and where it is padding."""
+        mask = position_mask(lengths, hidden.shape[1])
+        # Padding may hold anything, NaN included, and attention multiplies masked values by zero.
+        states = layer_norm(hidden.float(), self.arch.nan_to_num)
+        states = torch.where(mask[:, :, None], states, 0.0)
+        query = self.q0.expand(len(states), 1, -1)
+        tokens = self.proj(torch.cat([query, states], dim=1))
+        return tokens, F.pad(~mask, (1, 0), value=False)
+
+
+def layer_norm(states: Tensor, nan_to_num: bool = False) -> Tensor:
+    """LayerNorm over the last dimension, in float32, without parameters.
+
+    Args:
+        states: `[..., H]`.
+        nan_to_num: First put 0 for NaN and +-1e4 for infinities, as the published heads do.
+            Grading has counted those and failed the document before any head runs.
+    """
+    states = states.float()
+    if nan_to_num:
+        states = torch.nan_to_num(states, nan=0.0, posinf=OLD_INFINITY, neginf=-OLD_INFINITY)
+    return F.layer_norm(states, states.shape[-1:])
+
+
+def _encoder_layer(arch: JudgeArch) -> nn.TransformerEncoderLayer:
+    layer = nn.TransformerEncoderLayer(
+        arch.mid_dim, arch.num_heads, arch.ffn_dim, dropout=DROPOUT, batch_first=True
+    )
+    # Dropout on attention weights would make torch hold all T x T of them for every head.
+    layer.self_attn.dropout = 0.0
+    return layer
+
+
+def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Tensor) -> Tensor:
+    """The layer's output at the first position alone, `[B, mid]`: T times less work than all."""
+    query = tokens[:, :1]
+    attended, _ = layer.self_attn(
+        query, tokens, tokens, key_padding_mask=is_padding, need_weights=False
+    )
+    x = layer.norm1(query + layer.dropout1(attended))
+    widened = layer.dropout(F.relu(layer.linear1(x)))
+    return layer.norm2(x + layer.dropout2(layer.linear2(widened)))[:, 0]
+
+
+def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
+    """The shape that a header names.
+
+    Raises:
+        TypeError: It is no table, or fields are missing, unknown or of another type.
+        ValueError: The kind is neither probe nor judge, or a size no head can have.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"the shape is a {type(value).__name__}")
+    fields = {key: item for key, item in value.items() if key != "kind"}
+    switches = ("nan_to_num", "is_normalised", "has_second_pass")
+    for key, item in fields.items():
+        if type(item) is not (bool if key in switches else int):
+            raise TypeError(f"{key} is {item!r}")
+        if key not in switches and item < 1:
+            raise ValueError(f"{key} is {item}")
+    if value.get("kind") == "probe":
+        return ProbeArch(**fields)
+    if value.get("kind") == "judge":
+        return JudgeArch(**fields)
+    raise ValueError(f"unknown kind of head {value.get('kind')!r}")
+
+
+def build_head(arch: ProbeArch | JudgeArch) -> Probe | Judge:
+    """A head of that shape, its weights drawn from torch's generator."""
+    return Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)
+
+
+def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
+    """A head with these weights, as float32. No memory is taken for a shape that is not theirs.
+
+    Raises:
+        ValueError: There is no head of that shape, or these are not its weights.
+    """
+    try:
+        with torch.device("meta"):
+            head = build_head(arch)
+        weights = {name: tensor.float() for name, tensor in tensors.items()}
+        head.load_state_dict(weights, assign=True)
+    except (ArithmeticError, AttributeError, AssertionError, RuntimeError, TypeError) as error:
+        raise ValueError(" ".join(str(error).split())[:200]) from None
+    return head

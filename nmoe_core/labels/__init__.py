@@ -1,0 +1,1 @@
+"""Oracle labels: rubric, prompt, oracles, answers, label files and label noise."""

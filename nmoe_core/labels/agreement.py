@@ -1,0 +1,236 @@
+"""How well predictions agree with the oracle, and what source or length alone would have given.
+
+Rank correlations use mean ranks for ties. A predictor that knows only a document's source, or only
+its length, is shown beside every head: agreement below it says that nothing was learned about the
+text. Intervals are percentile bootstraps with a fixed seed, so they repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.labels.intervals import bootstrap
+from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE, aggregate
+
+NUM_LENGTH_GROUPS = 10
+
+
+def mean_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0, ties sharing their mean: float64 `[N]`."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation of two arrays `[N]`; None when one is constant or N is below 3."""
+    if len(a) < 3:
+        return None
+    x, y = mean_ranks(a), mean_ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else None
+
+
+def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | None:
+    """95 % bootstrap interval of the rank correlation; None when it is not defined."""
+    return bootstrap(lambda rows: spearman(a[rows], b[rows]), len(a))
+
+
+def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
+    """Rank correlation inside each group, averaged by the size of the groups that have one."""
+    names = np.asarray(groups)
+    total = weight = 0.0
+    for name in np.unique(names):
+        member = names == name
+        value = spearman(a[member], b[member])
+        if value is not None:
+            total += value * member.sum()
+            weight += member.sum()
+    return float(total / weight) if weight else None
+
+
+def group_means(
+    train_groups: Sequence[Any], train_values: np.ndarray, groups: Sequence[Any]
+) -> np.ndarray:
+    """Predict each item of `groups` by its group's mean in training, or by the overall mean."""
+    sums: dict[Any, list[float]] = {}
+    for group, value in zip(train_groups, train_values.tolist()):
+        sums.setdefault(group, []).append(value)
+    means = {group: float(np.mean(values)) for group, values in sums.items()}
+    overall = float(train_values.mean())
+    return np.array([means.get(group, overall) for group in groups])
+
+
+def length_groups(train_lengths: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int]]:
+    """Group numbers of both sets by the deciles of the training lengths."""
+    edges = np.quantile(train_lengths, np.arange(1, NUM_LENGTH_GROUPS) / NUM_LENGTH_GROUPS)
+    return np.digitize(train_lengths, edges).tolist(), np.digitize(lengths, edges).tolist()
+
+
+def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -> float | None:
+    """Agreement of grades 0..num_grades-1 beyond chance, errors weighed by their square.
+
+    Cohen 1968. None when either side has one grade only.
+    """
+    counts = np.zeros((num_grades, num_grades))
+    np.add.at(counts, (predicted.astype(int), truth.astype(int)), 1)
+    distance = (np.arange(num_grades)[:, None] - np.arange(num_grades)) ** 2
+    by_chance = np.outer(counts.sum(1), counts.sum(0)) / max(counts.sum(), 1)
+    expected = float((distance * by_chance).sum())
+    return 1 - float((distance * counts).sum()) / expected if expected > 0 else None
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """Chance that a positive outscores a negative, ties counting half; None without both."""
+    num_positive = int(positive.sum())
+    num_negative = len(positive) - num_positive
+    if num_positive == 0 or num_negative == 0:
+        return None
+    rank_sum = float(mean_ranks(scores)[positive].sum())
+    return (rank_sum - num_positive * (num_positive - 1) / 2) / (num_positive * num_negative)
+
+
+def average_precision(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """Mean precision over the positives, documents of equal scores taken together."""
+    if not positive.any():
+        return None
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(positive[order])
+    is_last = np.append(np.diff(scores[order]) != 0, True)
+    taken, found = np.flatnonzero(is_last) + 1, hits[is_last]
+    gained = np.diff(found, prepend=0)
+    return float((gained * found / taken).sum() / hits[-1])
+
+
+def isotonic(scores: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The non-decreasing function of the score nearest to the outcomes, by pooling violators.
+
+    Returns:
+        Ascending distinct scores and the value at each; read between them with `numpy.interp`.
+    """
+    points, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    means = np.bincount(inverse, outcomes) / counts
+    blocks: list[list[float]] = []
+    for mean, count in zip(means.tolist(), counts.tolist()):
+        blocks.append([mean, count, 1])
+        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+            value, weight, size = blocks.pop()
+            last = blocks[-1]
+            last[0] = (last[0] * last[1] + value * weight) / (last[1] + weight)
+            last[1], last[2] = last[1] + weight, last[2] + size
+    return points, np.repeat([b[0] for b in blocks], [int(b[2]) for b in blocks])
+
+
+def calibration_error(probabilities: np.ndarray, outcomes: np.ndarray, num_bins: int = 15) -> float:
+    """Expected calibration error in bins of equal count (Naeini et al. 2015)."""
+    order = np.argsort(probabilities, kind="stable")
+    gaps = [
+        abs(float(probabilities[rows].mean() - outcomes[rows].mean())) * len(rows)
+        for rows in np.array_split(order, min(num_bins, len(order)))
+    ]
+    return sum(gaps) / len(order)
+
+
+def regression_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """Intercept and slope of least squares; None when `x` is constant."""
+    spread = float(((x - x.mean()) ** 2).sum())
+    if spread == 0:
+        return None
+    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
+    return float(y.mean() - slope * x.mean()), slope
+
+
+def agreement(
+    predicted: np.ndarray,
+    oracle: np.ndarray,
+    sources: Sequence[str],
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Agreement of predicted scores `[N, 5]` with the oracle's, overall and inside each source.
+
+    Returns:
+        `n`; `mae`, `r2` and `qwk` of each dimension, in grades; `dimensions`, the rank correlations
+        of each with their intervals; `spearman`, `mae_aggregate`, `r2_aggregate` of the aggregate,
+        with `_ci95` and `_within_source` forms; `per_source`. Undefined values are None.
+    """
+    a, b = aggregate(predicted, weights), aggregate(oracle, weights)
+    error = predicted - oracle
+    columns = list(zip(DIMENSIONS, error.T, predicted.T, oracle.T))
+    return {
+        "n": len(oracle),
+        "mae": {name: _round(np.abs(e).mean()) for name, e, _, _ in columns},
+        "r2": {name: _round(explained(x, y)) for name, _, x, y in columns},
+        "qwk": {
+            name: _round(quadratic_kappa(np.rint(x), np.rint(y), MAX_GRADE + 1))
+            for name, _, x, y in columns
+        },
+        "dimensions": {name: correlations(x, y, sources) for name, _, x, y in columns},
+        **correlations(a, b, sources),
+        "mae_aggregate": _round(np.abs(a - b).mean()),
+        "r2_aggregate": _round(explained(a, b)),
+        "per_source": {
+            name: {
+                "n": int(member.sum()),
+                "spearman": _round(spearman(a[member], b[member])),
+                "mae_aggregate": _round(np.abs(a - b)[member].mean()),
+            }
+            for name in sorted(set(sources))
+            for member in [np.asarray(sources) == name]
+        },
+    }
+
+
+def explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
+    """R2: share of the truth's variance that the prediction explains; None without variance."""
+    spread = float(truth.var())
+    return 1 - float(((predicted - truth) ** 2).mean()) / spread if spread > 0 else None
+
+
+def correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
+    """`spearman` and `spearman_within_source`, each with a 95 % bootstrap interval."""
+    names = np.asarray(sources)
+    return {
+        "spearman": _round(spearman(a, b)),
+        "spearman_ci95": spearman_interval(a, b),
+        "spearman_within_source": _round(within_groups(a, b, names)),
+        "spearman_within_source_ci95": bootstrap(
+            lambda rows: within_groups(a[rows], b[rows], names[rows]), len(a)
+        ),
+    }
+
+
+def baselines(
+    train: tuple[np.ndarray, Sequence[str], np.ndarray],
+    val: tuple[np.ndarray, Sequence[str], np.ndarray],
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """What predictors that do not read the text reach on val, after the same training labels.
+
+    Args:
+        train: The oracle's scores `[N, 5]`, sources, and document lengths `[N]` in tokens; a length
+            of 0 is one that is not known.
+        val: The same of the val documents.
+        weights: Of the aggregate.
+
+    Returns:
+        `spearman_source_only`, `spearman_length_only` and its `_within_source` form, and
+        `mae_mean_only` of each dimension.
+    """
+    fitted, truth = aggregate(train[0], weights), aggregate(val[0], weights)
+    by_source = group_means(train[1], fitted, val[1])
+    train_groups, val_groups = length_groups(train[2], val[2])
+    by_length = group_means(train_groups, fitted, val_groups)
+    constant = np.abs(val[0] - train[0].mean(0)).mean(0)
+    return {
+        "spearman_source_only": _round(spearman(by_source, truth)),
+        "spearman_length_only": _round(spearman(by_length, truth)),
+        "spearman_length_only_within_source": _round(within_groups(by_length, truth, val[1])),
+        "mae_mean_only": {name: _round(value) for name, value in zip(DIMENSIONS, constant)},
+    }
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(float(value), DECIMALS)

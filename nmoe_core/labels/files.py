@@ -1,0 +1,233 @@
+"""Label files: their digests, merging the shards of a split, and the arrays heads train on.
+
+A merged file holds each document once, shards in the order of their numbers, records in the order
+they were written; of several records of a document the last parsed one counts, else the last.
+Labels of two scorers, or made with two rubrics, are refused: their grades do not mean the same. So
+is a file that is not the one its summary was written for, and a summary that was changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.files.format import read_json_object
+from loader.files.sealed import check_seal, sealed
+from nmoe_core.base.atomic import output_lock, write_json, write_jsonl
+from nmoe_core.base.errors import LabelError
+from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
+from nmoe_core.labels.records import (
+    Record,
+    Scorer,
+    coverage,
+    is_salvaged,
+    latest,
+    one_scorer,
+    read_records,
+)
+from nmoe_core.labels.scores import DIMENSIONS, as_vector, parse_scores
+
+MERGE_CODE = "merge-labels/2"
+SCORES_NAME = "scores.jsonl"
+SUMMARY_NAME = "summary.json"
+PARTIAL_NAME = "summary.partial.json"
+STARTED_NAME = "started.json"
+FORMAT = "nmoe-labels/1"
+MIN_PARSE_RATE = 0.5
+
+
+def write_summary(path: Path, value: dict[str, Any]) -> None:
+    """Commit a summary with its format and the hash of its content."""
+    write_json(path, sealed({"format": FORMAT, **value}))
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """A summary of labels, or of their noise; those of earlier versions carry no hash.
+
+    Raises:
+        LabelError: It was changed after it was written (E-LABEL-CORRUPT).
+        FormatError: It is not JSON.
+    """
+    value = read_json_object(path)
+    required = "format" in value
+    check_seal(value, path, required=required, code="E-LABEL-CORRUPT", error=LabelError)
+    return value
+
+
+def _summary_of(path: Path) -> tuple[Path, str]:
+    """Where the summary of a label file lies, and its key of the file's digest."""
+    if path.name == SCORES_NAME:
+        return path.with_name(SUMMARY_NAME), "scores_sha256"
+    return path.with_name(f"{path.stem}.summary.json"), "labels_sha256"
+
+
+def checked_digest(path: Path) -> str:
+    """SHA-256 of a label file, which must be what the summary beside it says.
+
+    A file without a summary is the user's own, unless it is of a labelling that goes on.
+
+    Raises:
+        LabelError: The file or its summary was changed after it was finished (E-LABEL-CORRUPT), or
+            its labelling is not finished (E-LABEL-COVERAGE).
+    """
+    digest, (summary, key) = sha256_file(path), _summary_of(path)
+    if summary.is_file():
+        value = read_summary(summary)
+        recorded = value.get(key, None if "format" in value else digest)
+        if recorded != digest:
+            raise LabelError(
+                "labels were changed after they were finished",
+                where=path,
+                found=digest,
+                expected=recorded or f"{key} in {summary.name}",
+                do="restore the file; or delete it, and label or merge again",
+                code="E-LABEL-CORRUPT",
+            )
+    elif path.name == SCORES_NAME and path.with_name(STARTED_NAME).is_file():
+        raise _not_finished(path.parent)
+    return digest
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What a merged file holds; `is_current` when it was there already."""
+
+    path: Path
+    total: int
+    parsed: int
+    salvaged: int
+    is_current: bool
+
+
+def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> MergeReport:
+    """Join `labels_dir/{split}/shard_{i}/scores.jsonl` into `merged/labels_{split}.jsonl`.
+
+    Raises:
+        LabelError: A shard is not finished (E-LABEL-COVERAGE), it or the merged file was changed
+            after it was finished (E-LABEL-CORRUPT), or shards have different scorers or rubrics
+            (E-LABEL-MIXED).
+    """
+    shards = [labels_dir / split / f"shard_{i}" for i in range(num_shards)]
+    digests = {shard.name: _finished_digest(shard) for shard in shards}
+    fingerprints = {"code": MERGE_CODE, **digests}
+    path = labels_dir / "merged" / f"labels_{split}.jsonl"
+    summary = path.with_name(f"labels_{split}.summary.json")
+    if is_current(summary, fingerprints) and path.is_file():
+        checked_digest(path)
+        value = read_summary(summary)
+        return MergeReport(path, value["total"], value["parsed"], value["salvaged"], True)
+    records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
+    scorer = one_scorer(records, where=labels_dir / split)
+    merged = list(latest(records).values())
+    facts = dict(zip(("scorer_model", "scorer_version", "rubric_hash"), scorer))
+    # Two splits share the directory, so the lock is one of the split's own.
+    with output_lock(path.parent / f".{split}"):
+        summary.unlink(missing_ok=True)
+        write_jsonl(path, merged)
+        digest = {"labels_sha256": sha256_file(path), "fingerprints": fingerprints}
+        counts = coverage(merged)
+        write_summary(summary, counts | facts | digest)
+    return MergeReport(path, counts["total"], counts["parsed"], counts["salvaged"], False)
+
+
+def _finished_digest(shard: Path) -> str:
+    if not (shard / SUMMARY_NAME).is_file() or not (shard / SCORES_NAME).is_file():
+        raise _not_finished(shard)
+    return checked_digest(shard / SCORES_NAME)
+
+
+def _not_finished(shard: Path) -> LabelError:
+    return LabelError(
+        "label shard is not finished",
+        where=shard,
+        expected=f"{SCORES_NAME} and {SUMMARY_NAME}",
+        do="run nmoe hydra oracle-label for it",
+        code="E-LABEL-COVERAGE",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The parsed labels of a merged file, in its order.
+
+    `scores` is float32 `[N, 5]`; `targets` float64 `[N]` in 0..1 where every row carries an
+    independent `target`, else None; `num_failed` counts rows without scores, `num_salvaged` those
+    that were left out because their scores stood among other words. `digest` is the file's, or of
+    the file and what was left out of it.
+    """
+
+    path: Path
+    digest: str
+    doc_ids: list[str]
+    sources: list[str]
+    scores: np.ndarray
+    targets: np.ndarray | None
+    num_failed: int
+    num_salvaged: int
+    scorer: Scorer
+
+    def require_coverage(self) -> None:
+        """Refuse labels of which most failed: those that did not may be unlike the rest.
+
+        Raises:
+            LabelError: E-LABEL-COVERAGE.
+        """
+        total = len(self.doc_ids) + self.num_failed + self.num_salvaged
+        if len(self.doc_ids) < MIN_PARSE_RATE * total:
+            raise LabelError(
+                "most labels failed, so those that did not say nothing of the rest",
+                where=self.path,
+                found=f"{len(self.doc_ids)} of {total} usable, {self.num_salvaged} salvaged",
+                expected=f"at least {MIN_PARSE_RATE:.0%}",
+                do="check the oracle, and label again",
+                code="E-LABEL-COVERAGE",
+            )
+
+
+def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
+    """Read a merged label file, or the labels of one finished shard.
+
+    Args:
+        path: The file; a summary beside it names its digest.
+        use_salvaged: Take labels too whose scores stood among other words.
+
+    Raises:
+        LabelError: Missing (E-LABEL-MISSING), malformed or changed after it was finished
+            (E-LABEL-CORRUPT, E-LABEL-SCORES), not finished (E-LABEL-COVERAGE), or of more than
+            one scorer or rubric (E-LABEL-MIXED).
+    """
+    if not path.is_file():
+        raise LabelError(
+            "labels are missing",
+            where=path,
+            do="run nmoe hydra merge-labels",
+            code="E-LABEL-MISSING",
+        )
+    digest = checked_digest(path)
+    records = list(latest(read_records(path)).values())
+    parsed = [r for r in records if r["ok"] and (use_salvaged or not is_salvaged(r))]
+    num_failed = sum(not record["ok"] for record in records)
+    num_salvaged = len(records) - num_failed - len(parsed)
+    rows = [as_vector(parse_scores(record.get("scores") or {})) for record in parsed]
+    return Labels(
+        path=path,
+        digest=sha256_json([digest, "not salvaged"]) if num_salvaged else digest,
+        doc_ids=[record["doc_id"] for record in parsed],
+        sources=[record["source"] for record in parsed],
+        scores=np.asarray(rows, np.float32).reshape(-1, len(DIMENSIONS)),
+        targets=_targets(parsed),
+        num_failed=num_failed,
+        num_salvaged=num_salvaged,
+        scorer=one_scorer(records, path),
+    )
+
+
+def _targets(records: list[Record]) -> np.ndarray | None:
+    values = [record.get("target") for record in records]
+    numbers = [float(v) for v in values if isinstance(v, int | float) and 0 <= v <= 1]
+    if not numbers or len(numbers) != len(values):
+        return None
+    return np.asarray(numbers, np.float64)

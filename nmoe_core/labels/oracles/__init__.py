@@ -1,0 +1,64 @@
+"""The oracles behind one protocol, made from the `[oracle]` table of a run or of a command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.run import OracleTable
+from nmoe_core.labels.oracle import Oracle
+
+
+def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
+    """The oracle that `table.kind` names; no weights are loaded and no server is asked yet.
+
+    Args:
+        table: Kind and settings.
+        rubric: What it is asked; the heuristic does not read it.
+        resolve: Makes a path of the table absolute.
+
+    Raises:
+        ConfigError: A key's environment variable is not set (E-CONFIG-MISSING) or holds what
+            cannot be a key, or as the oracle.
+        CheckpointError: As `EngineOracle`.
+    """
+    if table.kind == "engine":
+        from nmoe_core.labels.oracles.engine import EngineOracle
+
+        assert table.engine.checkpoint is not None
+        checkpoint = resolve(table.engine.checkpoint)
+        return EngineOracle(checkpoint, table.engine, rubric, table.salvage)
+    if table.kind == "http":
+        from nmoe_core.labels.oracles.http import HttpOracle
+
+        assert table.http is not None
+        return HttpOracle(table.http, rubric, _api_key(table.http.api_key_env), table.salvage)
+    from nmoe_core.labels.oracles.heuristic import HeuristicOracle
+
+    return HeuristicOracle()
+
+
+def _api_key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(
+            "the oracle's key is not in the environment",
+            where=name,
+            do=f"export {name}=...",
+            code="E-CONFIG-MISSING",
+        )
+    # The key itself is part of no message.
+    if not all("!" <= character <= "~" for character in key):
+        raise ConfigError(
+            "the oracle's key cannot be sent in an HTTP header",
+            where=name,
+            found="a space, a control character or one beyond ASCII",
+            expected="printable ASCII without spaces",
+            do=f"export {name} with the key alone",
+        )
+    return key

@@ -1,0 +1,220 @@
+"""The `engine` oracle: gpt-oss weights run here, greedily, with continuous admission.
+
+A document takes a place as soon as one is free. Reasoning has a budget: when it is used up, the
+final channel is opened for the model, so that it always gets to answer. The checkpoint is loaded
+when the first question is asked; asking whether labels are current costs its digest alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmoe_core.base.errors import CheckpointError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.oracle import (
+    RETRY_TEMPERATURE,
+    MeasuredOracle,
+    OracleResult,
+    Provenance,
+    Question,
+)
+from nmoe_core.labels.oracles.harmony import (
+    OPEN_FINAL,
+    STOP_IDS,
+    TO_FINAL,
+    VOCAB_SIZE,
+    JudgePrompt,
+    read_answer,
+)
+from nmoe_core.labels.oracles.prompt import PROMPT_VERSION
+
+if TYPE_CHECKING:
+    from nmoe_core.config.run import EngineOracleTable
+    from nmoe_core.engine import BatchedGenerator
+    from nmoe_core.engine.weights.config import ModelConfig
+
+# Five keys and grades take about 40 tokens; the rest is for white space.
+FINAL_TOKENS = 128
+_PUBLISHED = {(24, 2880, 32): "gpt-oss-20b", (36, 2880, 128): "gpt-oss-120b"}
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer under way: its tokens, and those it is made to write next."""
+
+    index: int
+    attempt: int
+    is_truncated: bool
+    final_from: int
+    tokens: list[int] = field(default_factory=list)
+    forced: deque[int] = field(default_factory=deque)
+    has_final: bool = False
+
+    def take(self, token: int) -> int:
+        """The next token: the model's, or the one that opens the final channel in its place."""
+        is_spent = len(self.tokens) == self.final_from and not self.has_final
+        if is_spent and token not in STOP_IDS:
+            self.forced.extend(TO_FINAL)
+        if self.forced:
+            token = self.forced.popleft()
+        self.tokens.append(token)
+        if self.tokens[-2:] == list(OPEN_FINAL[:2]):
+            self.has_final = True
+        return token
+
+
+class EngineOracle(MeasuredOracle):
+    """Labels with a checkpoint of gpt-oss, through the project's own engine.
+
+    Args:
+        checkpoint: Directory of the weights.
+        table: Device, lengths and batch.
+        rubric: The instructions.
+        salvage: Take, and mark, scores that stand among other words.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or its vocabulary is not gpt-oss's.
+        ConfigError: max_ctx does not hold max_new, the rubric and a document (E-CONFIG-CONTEXT).
+    """
+
+    def __init__(
+        self, checkpoint: Path, table: EngineOracleTable, rubric: Rubric, salvage: bool = False
+    ) -> None:
+        from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
+
+        self._checkpoint, self._table, self._salvage = checkpoint, table, salvage
+        self._prompt = JudgePrompt(rubric, table.max_ctx - table.max_new, table.reasoning)
+        with open_checkpoint(checkpoint) as opened:
+            config = opened.config
+        _check_vocabulary(checkpoint, config)
+        fixed = [self._prompt.prefix, self._prompt.suffix]
+        facts: dict[str, Any] = {
+            "backend": "engine",
+            "weights": checkpoint_digest(checkpoint),
+            "prompt": PROMPT_VERSION,
+            "prompt_tokens_sha256": sha256_json(fixed),
+            "rubric": rubric.hash,
+            "max_ctx": table.max_ctx,
+            "max_new": table.max_new,
+            "final_tokens": FINAL_TOKENS,
+            "reasoning": table.reasoning,
+            "dtype": table.dtype,
+            "temperature": 0,
+            "retry_temperature": RETRY_TEMPERATURE,
+            **({"salvage": True} if salvage else {}),
+        }
+        super().__init__(Provenance(model_name(config), facts))
+
+    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+        """Results as answers end; as many more questions are taken as there is room for."""
+        table = self._table
+        generator = _generator(
+            self._checkpoint,
+            self.facts["weights"],
+            table.device,
+            table.dtype,
+            table.experts,
+            table.max_ctx,
+            table.max_batch,
+        )
+        source, running = enumerate(questions), dict[int, _Answer]()
+        try:
+            while True:
+                # Twice the batch: a place that gets free is filled in the same step.
+                while len(running) < 2 * table.max_batch and (item := next(source, None)):
+                    self._admit(generator, running, *item)
+                if not running:
+                    return
+                yield from self._step(generator, running)
+        finally:
+            for seq_id in running:
+                generator.cancel(seq_id)
+
+    def _admit(
+        self,
+        generator: BatchedGenerator,
+        running: dict[int, _Answer],
+        index: int,
+        question: Question,
+    ) -> None:
+        prompt = self._prompt.prompt(question.text)
+        # Reasoning that would leave no room for an answer is cut there; `none` never reasons.
+        room = max(0, self._table.max_new - FINAL_TOKENS - len(TO_FINAL))
+        final_from = -1 if self._table.reasoning == "none" else room
+        seq_id = generator.add(prompt.tokens, self._table.max_new)
+        running[seq_id] = _Answer(index, question.attempt, prompt.is_truncated, final_from)
+
+    def _step(
+        self, generator: BatchedGenerator, running: dict[int, _Answer]
+    ) -> Iterator[tuple[int, OracleResult]]:
+        from nmoe_core.engine import Sampling
+        from nmoe_core.engine.generation.sampling import sample
+
+        stepped = generator.step()
+        assert stepped is not None
+        logits, seq_ids = stepped
+        likeliest = logits.argmax(-1).tolist()
+        for row, seq_id in enumerate(seq_ids):
+            answer, token = running[seq_id], likeliest[row]
+            if answer.attempt:
+                sampling = Sampling(RETRY_TEMPERATURE, seed=answer.attempt)
+                token = sample(logits[row], sampling, len(answer.tokens))
+            token = answer.take(token)
+            is_last = token in STOP_IDS or len(answer.tokens) == self._table.max_new
+            generator.update(seq_id, token, finished=is_last)
+            if is_last:
+                del running[seq_id]
+                yield answer.index, self._result(answer)
+
+    def _result(self, answer: _Answer) -> OracleResult:
+        from dataclasses import replace
+
+        has_stopped = answer.tokens[-1] in STOP_IDS
+        tokens = answer.tokens[:-1] if has_stopped else answer.tokens
+        is_opened = self._table.reasoning == "none"
+        result = read_answer(tokens, has_stopped, is_opened, self._salvage)
+        return replace(result, is_truncated=answer.is_truncated)
+
+
+def model_name(config: ModelConfig) -> str:
+    """`gpt-oss-20b` and `gpt-oss-120b` by their shapes; others say what they are."""
+    shape = (config.num_hidden_layers, config.hidden_size, config.num_experts)
+    return _PUBLISHED.get(shape, "gpt-oss-shaped-{}x{}x{}".format(*shape))
+
+
+def _check_vocabulary(checkpoint: Path, config: ModelConfig) -> None:
+    if config.vocab_size < VOCAB_SIZE:
+        raise CheckpointError(
+            "the model does not have the vocabulary of gpt-oss",
+            where=checkpoint,
+            found=f"{config.vocab_size} tokens",
+            expected=VOCAB_SIZE,
+            code="E-CHECKPOINT-SHAPE",
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _generator(
+    checkpoint: Path,
+    digest: str,
+    device: str,
+    dtype: str,
+    experts: Any,
+    max_ctx: int,
+    max_batch: int,
+) -> BatchedGenerator:
+    """The loaded model, once in a process; `digest` makes changed weights another one."""
+    import torch
+
+    from nmoe_core.engine import BatchedGenerator, Transformer
+
+    model = Transformer.from_checkpoint(
+        checkpoint, device=device, dtype=getattr(torch, dtype), experts=experts
+    )
+    return BatchedGenerator(model, max_ctx, max_batch)

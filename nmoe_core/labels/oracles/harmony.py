@@ -1,0 +1,218 @@
+"""Harmony, the prompt format of gpt-oss: a judge's prompt as token ids, and its answer read back.
+
+The fixed part is rendered once by openai-harmony with a fixed date, so equal settings give equal
+prompts on any day. A document's own tokens are spliced in as plain text: it cannot spell a control
+token. Where a prompt is too long the document loses its end, never the rubric or the opening of
+the answer. No network is needed: the vocabulary is the project's own (`ensure_vocabulary`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.errors import ConfigError, TokenizerError
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.oracle import OracleResult
+from nmoe_core.labels.oracles.answers import read_scores
+from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.vocabulary import O200K, cache_dir, ensure_vocabulary
+
+if TYPE_CHECKING:
+    from openai_harmony import HarmonyEncoding
+
+Reasoning = Literal["low", "none"]
+START, END, MESSAGE, CHANNEL = 200006, 200007, 200008, 200005
+RETURN, CALL = 200002, 200012
+FIRST_SPECIAL = 199998
+VOCAB_SIZE = 201088
+# `<|end|>` also ends the reasoning, so it stops nothing.
+STOP_IDS = frozenset({RETURN, CALL})
+_ASSISTANT, _FINAL = 173781, 17196
+OPEN_FINAL = (CHANNEL, _FINAL, MESSAGE)
+TO_FINAL = (END, START, _ASSISTANT, *OPEN_FINAL)
+# Prompt length for servers, which have a limit of their own.
+NO_LIMIT = 1 << 30
+CONVERSATION_DATE = "2025-06-01"
+_RANKS_NAME = "o200k_base.tiktoken"
+
+
+class Prompt(NamedTuple):
+    """Token ids of a whole prompt; `is_truncated` where the document lost its end."""
+
+    tokens: list[int]
+    is_truncated: bool
+
+
+@functools.lru_cache(maxsize=1)
+def encoding() -> HarmonyEncoding:
+    """The Harmony encoding of gpt-oss, loaded offline, once in a process.
+
+    Raises:
+        TokenizerError: openai-harmony is not installed, or refuses the vocabulary.
+    """
+    try:
+        import openai_harmony
+    except ImportError as error:
+        raise TokenizerError(
+            "openai-harmony is not installed",
+            do="pip install 'nmoe-data[oracle]'",
+            code="E-TOKENIZER-ENGINE",
+        ) from error
+    # The library reads the directory of its vocabulary from the environment only.
+    if "TIKTOKEN_ENCODINGS_BASE" not in os.environ:
+        directory = cache_dir() / "harmony"
+        if not (directory / _RANKS_NAME).is_file():
+            write_bytes(directory / _RANKS_NAME, (ensure_vocabulary() / O200K.file).read_bytes())
+        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(directory)
+    name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
+    try:
+        return openai_harmony.load_harmony_encoding(name)
+    except openai_harmony.HarmonyError as error:
+        raise TokenizerError(
+            "openai-harmony cannot load its vocabulary",
+            where=os.environ["TIKTOKEN_ENCODINGS_BASE"],
+            found=str(error),
+            do=f"delete {_RANKS_NAME} there; it is made again",
+            code="E-TOKENIZER-VOCABULARY",
+        ) from error
+
+
+class JudgePrompt:
+    """Prompts of one rubric, none longer than `max_tokens`.
+
+    Args:
+        rubric: The instructions.
+        max_tokens: Most tokens of a prompt.
+        reasoning: `low`, or `none` to open the final channel at once.
+
+    Raises:
+        ConfigError: The rubric leaves no room for a document (E-CONFIG-CONTEXT).
+    """
+
+    def __init__(self, rubric: Rubric, max_tokens: int, reasoning: Reasoning = "low") -> None:
+        self._encoding = encoding()
+        ids = self._fixed(rubric.text())
+        # The empty user message ends with its `<|message|>`; the document goes behind it.
+        cut = len(ids) - ids[::-1].index(MESSAGE)
+        self.prefix = ids[:cut] + self._plain(DOCUMENT_HEAD)
+        opening = list(OPEN_FINAL) if reasoning == "none" else []
+        self.suffix = self._plain(DOCUMENT_TAIL) + ids[cut:] + opening
+        self.max_document_tokens = max_tokens - len(self.prefix) - len(self.suffix)
+        if self.max_document_tokens < 1:
+            raise ConfigError(
+                "the rubric leaves no room for a document",
+                found=f"{len(self.prefix) + len(self.suffix)} tokens of rubric",
+                expected=f"less than {max_tokens} (max_ctx - max_new)",
+                do="raise max_ctx or lower max_new",
+                code="E-CONFIG-CONTEXT",
+            )
+
+    def _fixed(self, instructions: str) -> list[int]:
+        from openai_harmony import (
+            Conversation,
+            DeveloperContent,
+            Message,
+            ReasoningEffort,
+            Role,
+            SystemContent,
+        )
+
+        system = SystemContent.new().with_reasoning_effort(ReasoningEffort.LOW)
+        system = system.with_conversation_start_date(CONVERSATION_DATE)
+        system = system.with_required_channels(["analysis", "final"])
+        developer = DeveloperContent.new().with_instructions(instructions)
+        contents: list[tuple[Role, Any]] = [
+            (Role.SYSTEM, system),
+            (Role.DEVELOPER, developer),
+            (Role.USER, ""),
+        ]
+        messages = [Message.from_role_and_content(*content) for content in contents]
+        conversation = Conversation.from_messages(messages)
+        return self._encoding.render_conversation_for_completion(conversation, Role.ASSISTANT)
+
+    def _plain(self, text: str) -> list[int]:
+        return self._encoding.encode(text, disallowed_special=())
+
+    def prompt(self, text: str) -> Prompt:
+        """The prompt about a document, which keeps its beginning where it is too long."""
+        room = self.max_document_tokens
+        # Not by the library's own encoder: a long run of one character takes it minutes.
+        ids = load_tokenizer().encode_long(text, room + 1).tolist()
+        return Prompt([*self.prefix, *ids[:room], *self.suffix], len(ids) > room)
+
+
+def read_answer(
+    tokens: Sequence[int], has_stopped: bool, opened: bool = False, salvage: bool = False
+) -> OracleResult:
+    """The result that an assistant's tokens give.
+
+    Args:
+        tokens: What the model wrote, stop token left out.
+        has_stopped: Whether a stop token came; otherwise the tokens ran out.
+        opened: Whether the prompt had opened the final channel already.
+        salvage: Take, and mark, scores that stand elsewhere too.
+
+    Returns:
+        Finish reason `final_stop`, `stop_outside_final`, `length` or `parser_error`. Scores are
+        those of a final channel that the answer ends in.
+    """
+    final, last_channel, is_broken = _final_text(tokens, opened)
+    reason = "parser_error" if is_broken else "length"
+    if has_stopped and not is_broken:
+        reason = "final_stop" if last_channel == "final" else "stop_outside_final"
+    if last_channel == "final" and not is_broken:
+        scores, is_salvaged = read_scores(final, salvage)
+    else:
+        scores, final = _salvaged(tokens, final, last_channel) if salvage else (None, final)
+        is_salvaged = scores is not None
+    if scores is None:
+        return OracleResult(None, final or _decode(tokens), reason, len(tokens))
+    return OracleResult(scores, "", reason, len(tokens), is_salvaged)
+
+
+def _salvaged(
+    tokens: Sequence[int], final: str, last_channel: str | None
+) -> tuple[dict[str, int] | None, str]:
+    """Scores of a broken answer, and the text they were looked for in."""
+    scores, _ = read_scores(final, salvage=True)
+    if scores is None and last_channel in (None, "final"):
+        final = _decode(_after_final_marker(tokens))
+        scores, _ = read_scores(final, salvage=True)
+    return scores, final
+
+
+def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, bool]:
+    """Text of the final channel, the channel at the end, and whether the parser gave up."""
+    from openai_harmony import HarmonyError, Role, StreamableParser
+
+    parser = StreamableParser(encoding(), role=Role.ASSISTANT)
+    parts: list[str] = []
+    try:
+        for token in [*(OPEN_FINAL if opened else ()), *tokens]:
+            parser.process(token)
+            if parser.current_channel == "final" and parser.last_content_delta:
+                parts.append(parser.last_content_delta)
+        channel = parser.current_channel
+        if channel is None:
+            done = parser.messages
+            channel = done[-1].channel if done else None
+        return "".join(parts), channel, False
+    except HarmonyError:
+        return "".join(parts), parser.current_channel, True
+
+
+def _after_final_marker(tokens: Sequence[int]) -> list[int]:
+    """Tokens after the last header of a final channel; all of them where there is none."""
+    for i in range(len(tokens) - 2, -1, -1):
+        if tokens[i] == CHANNEL and tokens[i + 1] == _FINAL:
+            return list(tokens[i + 2 :])
+    return list(tokens)
+
+
+def _decode(tokens: Sequence[int]) -> str:
+    return encoding().decode([token for token in tokens if token < FIRST_SPECIAL])

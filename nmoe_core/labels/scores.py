@@ -1,0 +1,98 @@
+"""The five rubric dimensions, the strict reader of scores, and the weighted aggregate.
+
+Oracle scores are integers 0..4; heads give real numbers that are clamped to 0..4. Every aggregate
+in the platform comes from `aggregate`, so a decision can be recomputed from a row of scores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.errors import LabelError
+from nmoe_core.config.rubric import DIMENSIONS, MAX_GRADE
+
+# Numbers are stored with six decimals and decided on as stored: what a reader recomputes from a
+# file is what was decided.
+DECIMALS = 6
+UNIFORM_WEIGHTS: dict[str, float] = {name: 1 / len(DIMENSIONS) for name in DIMENSIONS}
+
+
+def parse_scores(value: str | Mapping[str, Any]) -> dict[str, int]:
+    """Check an oracle's answer: exactly the five dimensions, each an integer 0..4.
+
+    Args:
+        value: One JSON object as text, or already parsed. `4.0` counts as 4; `true` does not.
+
+    Returns:
+        The scores in the order of `DIMENSIONS`.
+
+    Raises:
+        LabelError: The answer is anything else; a key given twice included (E-LABEL-SCORES).
+    """
+    if not isinstance(value, str | Mapping):
+        raise _bad_scores(type(value).__name__, "one JSON object")
+    scores = _parse_object(value) if isinstance(value, str) else dict(value)
+    if set(scores) != set(DIMENSIONS):
+        raise _bad_scores(f"keys {sorted(map(str, scores))}", f"exactly {', '.join(DIMENSIONS)}")
+    return {name: _grade(name, scores[name]) for name in DIMENSIONS}
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text, object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise _bad_scores(f"{error}", "one JSON object") from None
+    if not isinstance(value, dict):
+        raise _bad_scores(type(value).__name__, "one JSON object")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key appears twice")
+    return value
+
+
+def _grade(name: str, value: object) -> int:
+    # Compared with 0..4 before it is converted: NaN and infinity have no integer.
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if 0 <= number <= MAX_GRADE and number == int(number):
+        return int(number)
+    raise _bad_scores(f"{name} = {value!r}"[:80], f"an integer 0..{MAX_GRADE}")
+
+
+def _bad_scores(found: str, expected: str) -> LabelError:
+    return LabelError("not a set of scores", found=found, expected=expected, code="E-LABEL-SCORES")
+
+
+def as_vector(scores: Mapping[str, float]) -> list[float]:
+    """The five values in the order of `DIMENSIONS`."""
+    return [float(scores[name]) for name in DIMENSIONS]
+
+
+def as_scores(vector: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """The five values by name, as they are written to files."""
+    return {name: round(float(value), DECIMALS) for name, value in zip(DIMENSIONS, vector)}
+
+
+def stored(scores: np.ndarray) -> np.ndarray:
+    """Head outputs `[N, 5]` as they are stored: float64, clamped to 0..4, six decimals."""
+    # Adding zero turns a negative zero into a plain one.
+    return np.round(np.clip(scores.astype(np.float64), 0, MAX_GRADE), DECIMALS) + 0.0
+
+
+def aggregate(scores: np.ndarray, weights: Mapping[str, float] | None = None) -> np.ndarray:
+    """Weighted mean of the clamped dimensions, in 0..1, with six decimals.
+
+    Args:
+        scores: float `[..., 5]`, the dimensions in order.
+        weights: Weight of each dimension, divided by their sum here; uniform when left out.
+    """
+    w = np.asarray(as_vector(weights or UNIFORM_WEIGHTS))
+    shares = np.clip(np.asarray(scores, np.float64), 0, MAX_GRADE) / MAX_GRADE
+    return np.round((shares * w).sum(axis=-1) / w.sum(), DECIMALS)

@@ -1,0 +1,304 @@
+"""Slices: the ids of all training documents, divided into train, val and test by their MD5.
+
+`write_source_slices` lists one source; `combine_slices` joins sources and deals each split out to
+eight shards for the oracle: train to fit heads on, val to choose by, test to report on only. Order
+is that of the files a committed manifest names, by path component, then of the documents in each
+index. Only `train/` is sliced. Rows and rules are a contract with other tools (docs/formats.md).
+Memory is one index at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from loader.files.format import (
+    MANIFEST_NAME,
+    IndexReader,
+    Manifest,
+    ShardEntry,
+    load_manifest,
+    read_json_object,
+)
+from loader.files.sealed import check_seal, sealed
+from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
+from nmoe_core.base.docid import DocId, parse_doc_id, split_of
+from nmoe_core.base.errors import FormatError, LockedError
+from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
+from nmoe_core.base.locks import LOCKS_NAME
+from nmoe_core.shards.manifest import documents_digest
+
+SLICE_CODE = "slices/1"
+SUMMARY_NAME = "slices.json"
+COMBINED_NAME = "slices_manifest.json"
+FORMAT = "nmoe-slices/1"
+_MAX_WAIT_S = 600.0
+SPLITS = ("train", "val", "test")
+LABELLED_SPLITS = SPLITS
+NUM_LABEL_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """Documents in each split; `is_current` when the files were there already."""
+
+    counts: dict[str, int]
+    is_current: bool
+
+
+def source_manifest(data_root: Path, source: str) -> Manifest:
+    """The committed manifest of a source's training documents."""
+    return load_manifest(data_root / source / "train" / MANIFEST_NAME)
+
+
+def data_digest(data_root: Path, sources: Sequence[str]) -> str:
+    """SHA-256 over the contents of the named sources: what a document id of theirs stands for."""
+    return sha256_json({s: documents_digest(source_manifest(data_root, s)) for s in sources})
+
+
+def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
+    """`data_digest` as earlier versions wrote it: of whole manifests, not of their documents."""
+    return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
+
+
+def documents_of(manifest: Manifest, data_root: Path, source: str) -> Iterator[DocId]:
+    """Ids of all documents of a manifest, in slice order.
+
+    Raises:
+        FormatError: An index is missing or malformed, or does not have the documents, tokens or
+            checksum that the manifest names (E-INDEX-...); a name cannot be part of a document id
+            (E-DOCID).
+    """
+    base = PurePosixPath(manifest.path.parent.relative_to(data_root).as_posix())
+    for entry in sorted(manifest.shards, key=lambda entry: PurePosixPath(entry.path).parts):
+        rel = str(base / entry.path)
+        parse_doc_id(str(DocId(source, rel, 0, 1)))
+        for start, end in _checked_index(manifest, entry).iter_documents():
+            yield DocId(source, rel, start, end)
+
+
+def _checked_index(manifest: Manifest, entry: ShardEntry) -> IndexReader:
+    index = IndexReader(manifest.index_path(entry))
+    last = int(index.to_array()[-1, 1]) if index.num_docs else 0
+    digest = entry.extra.get("index_checksum")
+    if (index.num_docs, last) != (entry.num_documents, entry.num_tokens):
+        found = f"{index.num_docs} documents, {last} tokens"
+        expected = f"{entry.num_documents} documents, {entry.num_tokens} tokens"
+    elif digest is not None and (found := sha256_file(index.path)) != digest:
+        expected = digest
+    else:
+        return index
+    raise FormatError(
+        "index does not match its manifest",
+        where=index.path,
+        found=found,
+        expected=expected,
+        do="nmoe regenerate-index rebuilds it from the shard",
+        code="E-INDEX-CHECKSUM",
+    )
+
+
+def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> SliceReport:
+    """List the documents of one source in `slices_dir/sources/{source}/docids_{split}.jsonl`.
+
+    Raises:
+        FormatError: The source has no committed manifest, or an index does not match it.
+    """
+    manifest = source_manifest(data_root, source)
+    out_dir = slices_dir / "sources" / source
+    summary = out_dir / SUMMARY_NAME
+    fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
+    if _is_whole(summary, fingerprints, [_docids(split) for split in SPLITS]):
+        return SliceReport(_read_summary(summary)["counts"], True)
+    with output_lock(out_dir):
+        counts = _write_splits(out_dir, documents_of(manifest, data_root, source))
+        files = {_docids(split): sha256_file(out_dir / _docids(split)) for split in SPLITS}
+        value = {"source": source, "counts": counts, "files": files, "fingerprints": fingerprints}
+        write_json(summary, sealed({"format": FORMAT, **value}))
+    return SliceReport(counts, False)
+
+
+def _write_splits(out_dir: Path, documents: Iterator[DocId]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    with ExitStack() as stack:
+        files = {s: stack.enter_context(atomic_file(out_dir / _docids(s))) for s in SPLITS}
+        for document in documents:
+            doc_id = str(document)
+            split = split_of(doc_id)
+            row = {"doc_id": doc_id, "source": document.source}
+            files[split].write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            counts[split] += 1
+        # Gone before its files are replaced: a summary never speaks of another run's rows.
+        (out_dir / SUMMARY_NAME).unlink(missing_ok=True)
+    return {split: counts[split] for split in SPLITS}
+
+
+def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
+    """Join the slices of sources, in the order of their names, and deal out the label shards.
+
+    Writes `docids_{train,val,test}.jsonl`, `{train,val,test}_shard_00` to `_07` (line `j` goes to
+    shard `j mod 8`), and `slices_manifest.json` last. Processes that label different shards may
+    call it at once: one writes, the others wait for it.
+
+    Raises:
+        FormatError: A source has no slices yet (E-MANIFEST-MISSING), or they were changed after
+            they were written (E-SLICE-CHANGED).
+        LockedError: Another process has been writing for ten minutes (E-LOCKED).
+    """
+    names = sorted(set(sources))
+    parts = {s: _read_summary(slices_dir / "sources" / s / SUMMARY_NAME) for s in names}
+    fingerprints = {"code": SLICE_CODE, **{f"slices:{s}": sha256_json(parts[s]) for s in names}}
+    summary = slices_dir / COMBINED_NAME
+    if _is_whole(summary, fingerprints, _combined_names()):
+        return SliceReport(_read_summary(summary)["counts"], True)
+    with _combining(slices_dir):
+        if _is_whole(summary, fingerprints, _combined_names()):
+            return SliceReport(_read_summary(summary)["counts"], True)
+        for name in names:
+            for split in SPLITS:
+                path = slices_dir / "sources" / name / _docids(split)
+                _check_digest(path, sha256_file(path))
+        summary.unlink(missing_ok=True)
+        counts = {split: _combine_split(slices_dir, names, split) for split in SPLITS}
+        files = {name: sha256_file(slices_dir / name) for name in _combined_names()}
+        value = {"counts": counts, "sources": names, "files": files, "fingerprints": fingerprints}
+        write_json(summary, sealed({"format": FORMAT, **value}))
+    return SliceReport(counts, False)
+
+
+@contextmanager
+def _combining(slices_dir: Path) -> Iterator[None]:
+    """Hold the combined files, waiting for another writer, and clear what a killed one left.
+
+    Not the lock of the whole directory: sources below it may be written at the same time.
+    """
+    ends_at = time.monotonic() + _MAX_WAIT_S
+    while True:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(output_lock(slices_dir / LOCKS_NAME / "combined"))
+            except LockedError:
+                if time.monotonic() > ends_at:
+                    raise
+                time.sleep(0.05)
+                continue
+            for name in (*_combined_names(), COMBINED_NAME):
+                for left in slices_dir.glob(f"{name}{TMP_MARK}*"):
+                    left.unlink()
+            yield
+            return
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    """A summary of slices; those of earlier versions carry no hash."""
+    value = read_json_object(path)
+    check_seal(value, path, required="format" in value, code="E-SLICE-CHANGED")
+    return value
+
+
+def _check_digest(path: Path, found: str) -> None:
+    """Refuse a slice file whose SHA-256 is not the one in the summary beside it.
+
+    A file that no summary names is the user's own.
+    """
+    for summary in (path.with_name(SUMMARY_NAME), path.with_name(COMBINED_NAME)):
+        files = _read_summary(summary)["files"] if summary.is_file() else {}
+        if files.get(path.name, found) != found:
+            raise FormatError(
+                "the slice was changed after it was written",
+                where=path,
+                found=found,
+                expected=files[path.name],
+                do=f"delete {summary} and run nmoe hydra slices, or name a file of your own",
+                code="E-SLICE-CHANGED",
+            )
+
+
+def _combine_split(slices_dir: Path, sources: Sequence[str], split: str) -> int:
+    num_rows = 0
+    with ExitStack() as stack:
+        whole = stack.enter_context(atomic_file(slices_dir / _docids(split)))
+        paths = [slices_dir / shard_name(split, i) for i in range(NUM_LABEL_SHARDS)]
+        shards: list[IO[bytes]] = [stack.enter_context(atomic_file(path)) for path in paths]
+        for source in sources:
+            with open(slices_dir / "sources" / source / _docids(split), "rb") as rows:
+                for row in rows:
+                    whole.write(row)
+                    shards[num_rows % NUM_LABEL_SHARDS].write(row)
+                    num_rows += 1
+    return num_rows
+
+
+def _is_whole(summary: Path, fingerprints: Fingerprints, names: Sequence[str]) -> bool:
+    """Whether the output is current, names all its files, and none was deleted since.
+
+    Versions before this one dealt out no shards of test.
+    """
+    if not is_current(summary, fingerprints):
+        return False
+    known = _read_summary(summary)["files"]
+    return all(name in known and (summary.parent / name).is_file() for name in names)
+
+
+def _combined_names() -> list[str]:
+    shards = [shard_name(s, i) for s in LABELLED_SPLITS for i in range(NUM_LABEL_SHARDS)]
+    return [*map(_docids, SPLITS), *shards]
+
+
+def _docids(split: str) -> str:
+    return f"docids_{split}.jsonl"
+
+
+def shard_name(split: str, shard: int) -> str:
+    """File of a label shard: `{split}_shard_{NN}`."""
+    return f"{split}_shard_{shard:02d}"
+
+
+def read_slice(path: Path) -> list[tuple[str, str]]:
+    """The (document id, source) pairs of a slice file.
+
+    Raises:
+        FormatError: The file is missing (E-MANIFEST-MISSING), was changed after it was written
+            (E-SLICE-CHANGED), or a line is not a row (E-DOCID).
+    """
+    try:
+        payload = path.read_bytes()
+    except FileNotFoundError:
+        raise FormatError(
+            "slice file is missing",
+            where=path,
+            do="nmoe hydra slices writes it",
+            code="E-MANIFEST-MISSING",
+        ) from None
+    _check_digest(path, hashlib.sha256(payload).hexdigest())
+    return [_slice_row(path, i, line) for i, line in enumerate(payload.splitlines())]
+
+
+def _slice_row(path: Path, i: int, line: bytes) -> tuple[str, str]:
+    try:
+        row = json.loads(line)
+        pair = (row["doc_id"], row["source"])
+        source = parse_doc_id(pair[0]).source
+    except (ValueError, KeyError, TypeError, RecursionError, FormatError):
+        raise FormatError(
+            "not a row of a slice",
+            where=f"{path}:{i + 1}",
+            found=repr(line[:80]),
+            expected='{"doc_id": "{source}//{path}#s={start}:e={end}", "source": "{source}"}',
+            code="E-DOCID",
+        ) from None
+    if source != pair[1]:
+        raise FormatError(
+            "row names another source than its document id",
+            where=f"{path}:{i + 1}",
+            found=pair[1],
+            code="E-DOCID",
+        )
+    return pair

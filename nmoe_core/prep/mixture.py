@@ -1,0 +1,135 @@
+"""Which sources a run prepares, from the mixture TOML and the flow profile.
+
+A source that several stages use is prepared once, for the sum of their quotas: stages and flows
+are views on `{data_root}/{source}/{split}`, never copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.plan.mixture import Stage, quotas, resolve_stages
+from loader.plan.settings import read_toml
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.strict import validate
+from nmoe_core.config.run import Run, parse_count
+from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.sources.spec import SourceSpec
+
+SPLITS = ("train", "valid")
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """One source to prepare: how to read it, and how many training tokens to take (None: all)."""
+
+    spec: SourceSpec
+    max_tokens: int | None
+
+    @property
+    def name(self) -> str:
+        """Source name."""
+        return self.spec.id
+
+    @property
+    def has_valid(self) -> bool:
+        """Whether the mixture names a validation split."""
+        return self.spec.split_expression("valid") is not None
+
+
+def run_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
+    """The stages of the run's flow, with token targets and source weights."""
+    return resolve_stages(
+        run.resolve(run.required("mixture_toml")),
+        run.resolve(run.required("flow_profiles_toml")),
+        flow or run.required("flow_mode"),
+        run.config.active_params_b,
+    )
+
+
+def run_sources(
+    run: Run,
+    *,
+    flow: str | None = None,
+    stage: str | None = None,
+    max_tokens: str | int | None = None,
+) -> list[SourcePlan]:
+    """The sources of the run in mixture order.
+
+    Args:
+        run: The configuration.
+        flow: Flow profile; the configured one when None.
+        stage: Only this stage's sources.
+        max_tokens: Total over all sources; `[prep] max_tokens` when None.
+
+    Raises:
+        ConfigError: Unknown stage, or two stages define one source differently.
+    """
+    stages = [s for s in run_stages(run, flow) if stage in (None, s.name)]
+    if not stages:
+        known = ", ".join(s.name for s in run_stages(run, flow))
+        raise ConfigError("flow has no such stage", where=run.path, found=stage, expected=known)
+    mixture_toml = run.resolve(run.required("mixture_toml"))
+    tables = read_toml(mixture_toml)["mixtures"]
+    specs: dict[str, SourceSpec] = {}
+    shares: dict[str, float] = {}
+    for part in stages:
+        total_weight = sum(source.weight for source in part.sources)
+        for spec in _specs(tables[part.mixture], mixture_toml, part.mixture):
+            if specs.setdefault(spec.id, spec).reading_digest("") != spec.reading_digest(""):
+                raise ConfigError(
+                    "two mixtures read one source differently", where=mixture_toml, found=spec.id
+                )
+        for source in part.sources:
+            share = part.num_tokens * source.weight / total_weight
+            shares[source.name] = shares.get(source.name, 0.0) + share
+    budget = _budget(run, stages, max_tokens)
+    names = [name for name, share in shares.items() if share > 0]
+    if budget is None:
+        return [SourcePlan(specs[name], None) for name in names]
+    parts = quotas(budget, [shares[name] for name in names])
+    # A share too small for one token still takes a document: no source vanishes by rounding.
+    return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
+
+
+def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
+    """Settings of prep for one split of a source; the token budget is for training only."""
+    prep, config = run.config.prep, run.config
+    is_train = split == "train"
+    return PrepSettings(
+        name=source.name,
+        version=prep.version,
+        tokenizer=config.tokenizer,
+        num_shards=prep.num_shards if is_train else prep.num_valid_shards,
+        tokens_per_shard=prep.tokens_per_shard,
+        min_doc_tokens=prep.min_doc_tokens,
+        max_doc_tokens=prep.max_doc_tokens,
+        max_tokens=source.max_tokens if is_train else None,
+        on_error=source.spec.on_error,
+        max_bad_share=source.spec.max_bad_share,
+        reading_digest=source.spec.reading_digest(split),
+        vocab_size=config.vocab_size,
+        eos_token_id=config.eos_token_id,
+        workers=prep.workers,
+        backend=config.compute.backend,
+        ray=config.compute.ray_options(),
+        engine=prep.engine,
+    )
+
+
+def _budget(run: Run, stages: list[Stage], max_tokens: str | int | None) -> int | None:
+    asked = run.config.prep.max_tokens if max_tokens is None else max_tokens
+    if asked == "all":
+        return None
+    if asked == "flow":
+        return sum(stage.num_tokens for stage in stages)
+    return parse_count(asked)
+
+
+def _specs(table: dict[str, Any], where: Path, mixture: str) -> list[SourceSpec]:
+    return [
+        validate(SourceSpec, source, f"{where} [mixtures.{mixture}] source {i}")
+        for i, source in enumerate(table["sources"])
+    ]

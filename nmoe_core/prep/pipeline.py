@@ -1,0 +1,242 @@
+"""Prep from Python: say what to read and where to write, and run the pipeline.
+
+    source = HuggingFaceSource(dataset="HuggingFaceFW/fineweb-edu", split="train")
+    config = PrepConfig(output_dir="/data/fineweb_edu/train", dataset_name="fineweb_edu")
+    manifest = ParallelPrepPipeline(source, config).run()
+
+It is what `nmoe prep` does: same bytes for any number of workers, resumable after any kill, and
+a second run does nothing. Nothing is opened before `run`; what cannot be read is one NmoeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Protocol
+
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.files.local_path import local_path
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.base.strict import validate
+from nmoe_core.prep.progress import Progress
+from nmoe_core.prep.run import Existing, prep_shards, write_manifest
+from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.sources.records import OnError
+from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.text.tokenizer import Engine
+
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+
+class SourceDescription(Protocol):
+    """What a pipeline reads."""
+
+    def table(self) -> dict[str, Any]:
+        """The keys of a mixture's source table that say how to read it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceSource:
+    """A dataset of the hub, or a local directory of the same shape.
+
+    Args:
+        dataset: Hub id, or path of a directory.
+        split: A split or a slice of one: `train`, `train[:1%]`, `train[100:200]`.
+        subset: Configuration of the dataset.
+        streaming: Accepted as it is; a hub dataset is always read as a stream.
+        data_files: Files of the repository, globs.
+        revision: Commit, branch or tag; it is resolved to a commit once and that is read.
+        text_field: Field of the text.
+        id_field: Field of the ids; None numbers the rows.
+    """
+
+    dataset: str
+    split: str = "train"
+    subset: str | None = None
+    streaming: bool = True
+    data_files: str | Sequence[str] | None = None
+    revision: str | None = None
+    text_field: str = "text"
+    id_field: str | None = None
+
+    def table(self) -> dict[str, Any]:
+        """The keys of a mixture's source table."""
+        files = self.data_files
+        return {
+            "kind": "huggingface",
+            "hf_dataset": self.dataset,
+            "hf_split": self.split,
+            "hf_subset": self.subset,
+            "hf_data_files": files if files is None or isinstance(files, str) else tuple(files),
+            "hf_revision": self.revision,
+            "text_field": self.text_field,
+            "id_field": self.id_field,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _FileSource:
+    """Files on this machine or in a store.
+
+    Args:
+        paths: Paths, globs or URLs (`/in/*.jsonl.zst`, `s3://bucket/{a,b}/**/*.parquet`).
+        text_field: Field or column of the text.
+        id_field: Field or column of the ids.
+        split: `train`, or a slice of all rows such as `train[:1%]`.
+    """
+
+    paths: Paths
+    text_field: str = "text"
+    id_field: str | None = None
+    split: str = "train"
+
+    def table(self) -> dict[str, Any]:
+        """The keys of a mixture's source table."""
+        paths = (self.paths,) if isinstance(self.paths, (str, PathLike)) else self.paths
+        return {
+            "kind": type(self).__name__.removesuffix("Source").lower(),
+            "paths": tuple(fspath(path) for path in paths),
+            "split": self.split,
+            "text_field": self.text_field,
+            "id_field": self.id_field,
+        }
+
+
+class JSONLSource(_FileSource):
+    """JSON lines, plain, `.gz` or `.zst`; without `id_field`, a field `id` is taken if there."""
+
+    __slots__ = ()
+
+
+class ParquetSource(_FileSource):
+    """Parquet files; without `id_field`, the rows of each file are numbered."""
+
+    __slots__ = ()
+
+
+class ArrowSource(_FileSource):
+    """Arrow IPC files and streams; without `id_field`, the rows of each file are numbered."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepConfig:
+    """What decides the shards, and how many processes make them.
+
+    Args:
+        output_dir: The split's directory, which will hold `manifest.json`.
+        dataset_name: Source name: letters, digits and underscores.
+        version: Part of the file names.
+        tokenizer: A tiktoken encoding.
+        vocab_size: Refused unless it is the tokenizer's.
+        eos_token_id: Refused unless it is the tokenizer's.
+        num_shards: Buckets that documents are hashed into.
+        num_workers: Processes; the bytes do not depend on it.
+        tokens_per_shard: Most tokens in one file.
+        min_doc_tokens: Shorter documents are left out.
+        max_doc_tokens: Longer documents are cut.
+        max_tokens: Total; prep stops after the document that reaches it. None takes all.
+        on_error: `fail`, `skip` or `replace`, for records that cannot be read.
+        max_bad_share: Part of the records that `fail` leaves out before it fails.
+        engine: `quicktok`, `tiktoken` or `gigatoken`: same ids, other speed.
+        force: Make shards again that are there.
+    """
+
+    output_dir: str | PathLike[str]
+    dataset_name: str
+    version: str = "v1"
+    tokenizer: str = DEFAULT_TOKENIZER
+    vocab_size: int | None = None
+    eos_token_id: int | None = None
+    num_shards: int = 64
+    num_workers: int = 1
+    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
+    min_doc_tokens: int = 10
+    max_doc_tokens: int = 1_000_000
+    max_tokens: int | None = None
+    on_error: OnError = "fail"
+    max_bad_share: float = 0.001
+    engine: Engine = "quicktok"
+    force: bool = False
+
+
+class ParallelPrepPipeline:
+    """Reads a source, tokenises it in `num_workers` processes and commits shards and manifest.
+
+    Args:
+        source: What to read.
+        config: What to make of it.
+        progress: Called after every block.
+
+    Raises:
+        ConfigError: A value is out of range, or a key of the source does not fit its kind.
+    """
+
+    def __init__(
+        self, source: SourceDescription, config: PrepConfig, progress: Progress | None = None
+    ) -> None:
+        table = {
+            "id": config.dataset_name,
+            "on_error": config.on_error,
+            "max_bad_share": config.max_bad_share,
+            **{key: value for key, value in source.table().items() if value is not None},
+        }
+        for name in (
+            "num_shards",
+            "num_workers",
+            "tokens_per_shard",
+            "min_doc_tokens",
+            "max_doc_tokens",
+        ):
+            if getattr(config, name) < 1:
+                raise ConfigError(
+                    f"{name} is out of range", found=getattr(config, name), expected="1 or more"
+                )
+        if config.max_tokens is not None and config.max_tokens < 1:
+            raise ConfigError("max_tokens is out of range", found=config.max_tokens)
+        self.config = config
+        self.progress = progress
+        self.spec = validate(SourceSpec, table, "PrepConfig")
+
+    def run(self) -> Manifest:
+        """Make the shards that are not there yet; return the committed manifest.
+
+        Raises:
+            NmoeError: The source cannot be read, the output is another run's, or a record is bad;
+                nothing half-made is left under the output's name.
+        """
+        settings = self._settings()
+        output = local_path(self.config.output_dir, "output_dir").resolve()
+        source, rows = open_source(self.spec, Path.cwd(), "train")
+        existing: Existing = "remake" if self.config.force else "refuse"
+        prep_shards(source, rows, settings, output, existing=existing, progress=self.progress)
+        write_manifest(settings, output)
+        return load_manifest(output / MANIFEST_NAME)
+
+    def _settings(self) -> PrepSettings:
+        config = self.config
+        return PrepSettings(
+            name=self.spec.id,
+            version=config.version,
+            tokenizer=config.tokenizer,
+            num_shards=config.num_shards,
+            tokens_per_shard=config.tokens_per_shard,
+            min_doc_tokens=config.min_doc_tokens,
+            max_doc_tokens=config.max_doc_tokens,
+            max_tokens=config.max_tokens,
+            on_error=self.spec.on_error,
+            max_bad_share=self.spec.max_bad_share,
+            reading_digest=self.spec.reading_digest("train"),
+            vocab_size=config.vocab_size,
+            eos_token_id=config.eos_token_id,
+            workers=config.num_workers,
+            engine=config.engine,
+        )
+
+
+PrepPipeline = ParallelPrepPipeline

@@ -1,0 +1,236 @@
+"""What label slices, labels, heads, calibration and grades are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from loader.files.format import MANIFEST_NAME, load_manifest
+from nmoe_core.base.docid import split_of
+from nmoe_core.base.errors import FormatError, LabelError, NmoeError
+from nmoe_core.config.run import Run
+from nmoe_core.shards.manifest import documents_digest, shard_dir_name
+from nmoe_core.tasks.checks.verdict import (
+    Verdict,
+    Verdicts,
+    sampling_margin,
+    share_within,
+    unless_refused,
+)
+
+if TYPE_CHECKING:
+    from nmoe_core.tasks.plan_regrade import RegradePlan
+
+
+def check_slices(run: Run, source: str) -> Verdicts:
+    """`split_rule`: each id is in the split that its MD5 says, and all documents are there."""
+    from nmoe_core.labels.slices import SPLITS, read_slice
+
+    directory, count = run.paths.slices / "sources" / source, 0
+    for split in SPLITS:
+        try:
+            rows = read_slice(directory / f"docids_{split}.jsonl")
+        except FormatError as error:
+            return {"split_rule": Verdict(False, error.line())}
+        for doc_id, _ in rows:
+            if split_of(doc_id) != split:
+                return {"split_rule": Verdict(False, f"{doc_id} is not a document of {split}")}
+            count += 1
+    documents = load_manifest(run.paths.split(source, "train") / MANIFEST_NAME).total_documents
+    found = f"{count} ids of {documents} documents, each in the split of its MD5"
+    facts = {"ids": count, "documents": documents}
+    return {"split_rule": Verdict(count == documents, found, facts)}
+
+
+def check_backbone(run: Run) -> Verdicts:
+    """`readable`: the checkpoint's tensors have the names and shapes of its configuration."""
+    from nmoe_core.engine.weights.checkpoint import open_checkpoint
+
+    def found() -> tuple[str, dict[str, Any]]:
+        with open_checkpoint(run.paths.checkpoint) as checkpoint:
+            layers = checkpoint.config.num_hidden_layers
+            return f"{layers} layers", {"layers": layers}
+
+    return {"readable": unless_refused(found)}
+
+
+def check_labels(run: Run) -> Verdicts:
+    """`coverage`, `parse_rate` and `one_scorer` of the label slices that are finished."""
+    from nmoe_core.labels.files import SUMMARY_NAME, read_summary
+    from nmoe_core.labels.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS, read_slice, shard_name
+
+    summaries, uncovered = [], []
+    for split in LABELLED_SPLITS:
+        for i in range(NUM_LABEL_SHARDS):
+            path = run.paths.labels / split / f"shard_{i}" / SUMMARY_NAME
+            if path.is_file():
+                try:
+                    summary = read_summary(path)
+                    asked = len(read_slice(run.paths.slices / shard_name(split, i)))
+                except (LabelError, FormatError) as error:
+                    uncovered.append(f"{split}-{i:02d}: {error.line()}")
+                    continue
+                summaries.append(summary)
+                if summary["total"] != asked:
+                    uncovered.append(f"{split}-{i:02d}: {summary['total']} of {asked}")
+    total, parsed = (sum(s[key] for s in summaries) for key in ("total", "parsed"))
+    rate = parsed / total if total else 1.0
+    salvaged = sum(s.get("salvaged", 0) for s in summaries)
+    scorers = {(s["scorer_model"], s["scorer_version"], s["rubric_hash"]) for s in summaries}
+    least = run.config.checks.min_parse_rate
+    return {
+        "coverage": Verdict(
+            not uncovered,
+            ", ".join(uncovered) or f"all {total} documents of {len(summaries)} finished slices",
+            {"documents": total, "finished_slices": len(summaries)},
+        ),
+        "parse_rate": Verdict(
+            rate >= least,
+            f"{rate:.4f}, at least {least}; {salvaged} salvaged",
+            {"parse_rate": rate, "parsed": parsed, "salvaged": salvaged},
+        ),
+        "one_scorer": Verdict(
+            len(scorers) <= 1,
+            "; ".join(sorted("/".join(scorer) for scorer in scorers)),
+            {"scorers": len(scorers)},
+        ),
+    }
+
+
+def check_head(run: Run, kind: str) -> Verdicts:
+    """`promotion` and `baselines`, on documents the head was not fitted on.
+
+    Promotion: enough documents, finite states, and a rank correlation with the oracle whose lower
+    95 % bound is above `min_spearman`. Baselines: that bound is above what source or length alone
+    reach, and each dimension is predicted better than by its mean.
+    """
+    from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, read_header
+
+    path = run.paths.heads / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
+    metrics = read_header(path).get("metrics") or {}
+    interval = metrics.get("spearman_ci95")
+    if interval is None:
+        none = Verdict(False, "no agreement was measured: val has no spread, or no labels")
+        return {"promotion": none, "baselines": none}
+    return {
+        "promotion": _promotion(run, metrics, *interval),
+        "baselines": _baselines(metrics, interval[0]),
+    }
+
+
+def _promotion(run: Run, metrics: dict[str, Any], low: float, high: float) -> Verdict:
+    table = run.config.checks
+    num_scored, num_failed = metrics["n"], metrics.get("num_failed", 0)
+    failed_share = num_failed / (num_scored + num_failed)
+    found = f"Spearman {metrics['spearman']:.3f} ({low:.3f} to {high:.3f}) with the oracle on "
+    found += f"{num_scored} held-out documents, above {table.min_spearman} asked for; "
+    found += f"{num_failed} with states that are not finite"
+    is_promoted = (
+        num_scored >= table.min_val_documents
+        and failed_share <= table.max_nonfinite_share
+        and low > table.min_spearman
+    )
+    facts = {"spearman": metrics["spearman"], "lower_bound": low, "documents": num_scored}
+    return Verdict(is_promoted, found, facts)
+
+
+def _baselines(metrics: dict[str, Any], low: float) -> Verdict:
+    blind = {name: metrics[f"spearman_{name}_only"] or 0.0 for name in ("source", "length")}
+    mean_only = metrics["mae_mean_only"]
+    worse = [name for name, mae in metrics["mae"].items() if mae >= mean_only[name]]
+    found = f"lower bound {low:.3f}; source alone {blind['source']:.3f}, "
+    found += f"length alone {blind['length']:.3f}"
+    found += f"; no better than the mean: {', '.join(worse)}" if worse else ""
+    facts = {f"{name}_only": value for name, value in blind.items()}
+    return Verdict(low > max(blind.values()) and not worse, found, facts)
+
+
+def check_calibration(run: Run) -> Verdicts:
+    """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
+    were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
+    from nmoe_core.calibration.files import CALIBRATION_NAME, read_calibration
+
+    try:
+        summary = read_calibration(run.paths.calibration / CALIBRATION_NAME)
+    except NmoeError as error:
+        names = ("thresholds", "false_drops", "calibrated_keep_rate")
+        return {name: Verdict(False, error.line()) for name in names}
+    drop, keep = summary["tau_drop"], summary["tau_keep"]
+    count, target = summary.get("count_report", summary["count"]), summary["target_keep"]
+    found: Verdicts = {
+        "thresholds": Verdict(
+            0 <= drop <= keep <= 1,
+            f"tau_drop {drop:.4f}, tau_keep {keep:.4f}",
+            {"tau_drop": drop, "tau_keep": keep},
+        ),
+        "false_drops": _false_drops(summary),
+    }
+    if "achieved_keep" not in summary:
+        none = Verdict(False, "the share kept was not measured: this is the published rule")
+        return found | {"calibrated_keep_rate": none}
+    margin = sampling_margin(run, target, summary.get("documents_report", count))
+    share = share_within(summary["achieved_keep"], target - margin, target + margin)
+    return found | {"calibrated_keep_rate": share}
+
+
+def _false_drops(summary: dict[str, Any]) -> Verdict:
+    """Whether the documents fitted on prove the bound, and those reported on do not refute it.
+
+    A summary without a certificate is of an older version, which held nothing to its bound: there
+    the documents reported on have to prove it.
+    """
+    from nmoe_core.labels.intervals import lower_bound, upper_bound
+
+    if "max_false_drop" not in summary:
+        return Verdict(False, "nothing bounds false drops: this is the published rule")
+    most, rate = summary["max_false_drop"], summary["false_drop_rate"]
+    usual = round(summary["count_report"] * summary["achieved_drop"])
+    dropped = int(summary.get("num_dropped", usual))
+    wrong = int(summary.get("num_false_drops", round((rate or 0.0) * dropped)))
+    proof = summary.get("certificate", {"dropped": dropped, "false_drops": wrong})
+    upper = upper_bound(proof["false_drops"], proof["dropped"]) if proof["dropped"] else 0.0
+    least = lower_bound(wrong, dropped)
+    found = f"at most {upper:.4f} by {proof['dropped']} dropped labels, {most:.4f} asked for; "
+    found += f"{wrong} of {dropped} of the documents reported on are the oracle's own top"
+    facts = {"false_drop_rate": rate, "false_drop_rate_upper95": upper, "max_false_drop": most}
+    return Verdict(upper <= most and least <= most, found, facts)
+
+
+def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
+    """`counts`: every document of the shard as it is now has one decision; `keep_rate`."""
+    from nmoe_core.calibration.graded import read_graded
+
+    wrong, kept, total = [], 0, 0
+    for bucket in buckets:
+        name = shard_dir_name(bucket)
+        try:
+            summary = read_graded(run.paths.quality / source / name).summary
+        except NmoeError as error:
+            wrong.append(error.line())
+            continue
+        manifest = load_manifest(run.paths.split(source, "train") / name / MANIFEST_NAME)
+        decided = summary["kept"] + summary["band"] + summary["dropped"]
+        if not decided == summary["total"] == manifest.total_documents:
+            wrong.append(f"{name}: {decided} decisions, {manifest.total_documents} documents")
+        elif summary["fingerprints"]["shard"] != documents_digest(manifest):
+            wrong.append(f"{name}: grades are of other content")
+        kept, total = kept + summary["kept"], total + summary["total"]
+    table = run.config.checks
+    return {
+        "counts": Verdict(
+            not wrong,
+            "; ".join(wrong) or f"{total} documents, a decision each",
+            {"documents": total, "kept": kept},
+        ),
+        "keep_rate": share_within(kept / total, table.min_keep_rate, table.max_keep_rate)
+        if total
+        else Verdict(True, "no documents"),
+    }
+
+
+def check_regrade(run: Run, plan: RegradePlan) -> Verdicts:
+    """`flips`: of the documents to grade, at most `max_flip_share` may change their decision."""
+    most, low, high = run.config.checks.max_flip_share, *plan.may_flip
+    found = f"{low} to {high} of {plan.documents} documents, at most {most:.0%}"
+    facts = {"may_flip_most": high, "documents": plan.documents}
+    return {"flips": Verdict(high <= most * plan.documents, found, facts)}

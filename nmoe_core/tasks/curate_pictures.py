@@ -1,0 +1,155 @@
+"""Pictures of curation: topics with their names, the choice of their number, orders of shards.
+
+Pictures of the topic model are drawn once a model, on a sample, and kept beside it with the names
+of its topics; those of orders are drawn from curated shards. Each PNG is at most 200 kB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded
+from nmoe_core.config.run import Run
+
+if TYPE_CHECKING:
+    from nmoe_core.curate.topics.embed import EmbeddingTable
+    from nmoe_core.curate.topics.model import TopicModel
+
+TERMS_NAME = "topic_terms.json"
+_PICTURES = {"topic_cloud.png": "topics of a sample", "k_calibration.png": "number of topics"}
+_SAMPLE_DOCUMENTS = 4000
+_TEXT_TOKENS = 512
+
+
+def topic_pictures(
+    run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
+) -> str:
+    """Markdown of the topic cloud and of k calibration, drawn when they are not of this model.
+
+    Args:
+        run: Paths, seed and tokenizer.
+        sources: Sampled ones.
+        table: The backbone's table.
+        model: The topic model in use.
+        seq_len: Tokens of the window that k is calibrated for.
+    """
+    from loader.files.format import read_json_object
+    from nmoe_core.base.atomic import write_bytes, write_json
+    from nmoe_core.base.locks import replacing
+    from nmoe_core.plots import png_markdown
+
+    directory = run.paths.topics
+    made_from: Fingerprints = {
+        "code": "pictures/2",
+        "topic_model": model.digest,
+        "seq_len": str(seq_len),
+    }
+    path = directory / TERMS_NAME
+    with replacing(path):
+        if not (is_current(path, made_from) and _are_there(path)):
+            pngs, terms = _draw_topics(run, sources, table, model, seq_len)
+            for name, png in pngs.items():
+                write_bytes(directory / name, png)
+            write_json(path, {"terms": terms, "pictures": [*pngs], "fingerprints": made_from})
+        names = read_json_object(path)["pictures"]
+        shown = [png_markdown((directory / name).read_bytes(), _PICTURES[name]) for name in names]
+    return "\n\n".join(shown)
+
+
+def order_pictures(run: Run, source: str, buckets: Iterable[int], seq_len: int) -> str:
+    """Markdown of curated shards one after another: order strips with the diversity line and its
+    ceiling; topic shares along the order; topics of its two ends."""
+    from nmoe_core.curate.shards.lineage import arranged_documents
+    from nmoe_core.plots import curated_plot, head_tail_plot, png_markdown, share_plot
+
+    documents = arranged_documents(run.paths.curated, source, buckets)
+    pictures = {"order": curated_plot(documents, seq_len)}
+    if len(documents.topics):
+        terms = _terms(run, source)
+        orders = {"before": documents.source_order, "after": np.arange(len(documents.topics))}
+        rows = documents.topics, documents.tokens, orders
+        pictures["topic shares"] = share_plot(*rows, terms)
+        pictures["head and tail"] = head_tail_plot(*rows, seq_len, terms)
+    return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pictures.items())
+
+
+def order_picture(run: Run, source: str, bucket: int, seq_len: int) -> str:
+    """Markdown of one curated shard: order strips with the diversity line and its ceiling."""
+    from nmoe_core.curate.shards.lineage import arranged_documents
+    from nmoe_core.plots import curated_plot, png_markdown
+
+    documents = arranged_documents(run.paths.curated, source, [bucket])
+    return png_markdown(curated_plot(documents, seq_len), f"{source}: order")
+
+
+def _are_there(path: Path) -> bool:
+    from loader.files.format import read_json_object
+
+    names = read_json_object(path)["pictures"]
+    return all(path.with_name(name).is_file() for name in names)
+
+
+def _terms(run: Run, source: str) -> list[list[str]]:
+    """Names of the topics that a source was curated by; none where they were never drawn."""
+    from loader.files.format import read_json_object
+    from nmoe_core.shards.documents import shard_manifest
+
+    path = run.paths.topics / TERMS_NAME
+    used = shard_manifest(run.paths.curated, source, 0).extra["fingerprints"]["topic_model"]
+    if (recorded(path) or {}).get("topic_model") != used:
+        return []
+    return read_json_object(path)["terms"]
+
+
+def _draw_topics(
+    run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
+) -> tuple[dict[str, bytes], list[list[str]]]:
+    from nmoe_core.curate.topics.calibrate_k import CANDIDATES, calibrate_k
+    from nmoe_core.curate.topics.model import nearest_topics
+    from nmoe_core.curate.topics.terms import typical_terms
+    from nmoe_core.plots import cloud_plot, k_plot
+    from nmoe_core.plots.projection import flat_projection
+
+    seed = run.config.seed
+    rows, lengths, texts = _sample(run, sources, table)
+    labels = nearest_topics(rows, model.centroids).astype(np.int64)
+    terms = typical_terms(texts, labels, len(model.centroids))
+    # UMAP takes minutes and differs between machines: only `nmoe curate` on a file draws it.
+    points, method = flat_projection(rows, seed, "pca")
+    pictures = {"topic_cloud.png": cloud_plot(points, labels, terms, method)}
+    if len(rows) > CANDIDATES[0]:
+        found = calibrate_k(rows, lengths, seq_len, seed)
+        pictures["k_calibration.png"] = k_plot(found)
+    return pictures, terms
+
+
+def _sample(
+    run: Run, sources: Sequence[str], table: EmbeddingTable
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Embeddings, lengths and first texts of sampled documents that have text."""
+    from loader.files.format import MANIFEST_NAME, load_manifest
+    from nmoe_core.curate.topics.assign import sampled_documents
+    from nmoe_core.curate.topics.embed import embed_documents
+    from nmoe_core.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    splits = [run.paths.split(name, "train") for name in sorted(sources)]
+    manifests = [load_manifest(split / MANIFEST_NAME) for split in splits]
+    blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
+    lengths, texts = [np.empty(0, np.int64)], []
+    for file, spans in sampled_documents(
+        run.paths.data, manifests, _SAMPLE_DOCUMENTS, run.config.seed
+    ):
+        blocks += embed_documents(file.tokens, spans, table)
+        lengths.append(spans[:, 1] - spans[:, 0])
+        for start, end in spans.tolist():
+            stop = min(end - 1, start + _TEXT_TOKENS)
+            texts.append(tokenizer.decode(file.tokens[start:stop]))
+    rows = np.concatenate(blocks)
+    has_text = np.asarray(rows.any(axis=1))
+    kept = [text for text, is_text in zip(texts, has_text) if is_text]
+    return rows[has_text], np.concatenate(lengths)[has_text], kept

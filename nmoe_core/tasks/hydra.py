@@ -1,0 +1,302 @@
+"""Stages of HYDRA, from backbone to scores. torch is imported when one of them runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from loader.files.format import MANIFEST_NAME, load_manifest
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.settings import ExpertChoice
+from nmoe_core.config.run import Run
+from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.tasks.checkpoints import require_checkpoint
+from nmoe_core.tasks.result import Output
+from nmoe_core.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import Transformer
+    from nmoe_core.heads.training import TrainReport
+
+HeadKind = Literal["probe", "judge"]
+CALIBRATION_FACTS = (
+    *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
+    *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
+    *("dropping", "untouched"),
+)
+
+
+def make_backbone(run: Run) -> Output:
+    """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it is not a gpt-oss one.
+    """
+    from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
+    from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
+
+    table, path = run.config.backbone, run.paths.checkpoint
+    if table.kind == "tiny":
+        make_tiny_checkpoint(path, seed=table.seed)
+    with open_checkpoint(path) as checkpoint:
+        config = checkpoint.config
+    facts = {
+        "kind": "tiny: seeded random weights, a stand-in" if table.kind == "tiny" else "checkpoint",
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "experts": config.num_experts,
+        "path": str(path),
+    }
+    return Output(checkpoint_digest(path), facts)
+
+
+def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Output]:
+    """Label slices named `train-00` and so on with the run's oracle.
+
+    Raises:
+        LabelError: As `label_shard`.
+    """
+    from nmoe_core.labels.document_texts import ShardDocuments
+    from nmoe_core.labels.files import SCORES_NAME
+    from nmoe_core.labels.label import label_shard
+    from nmoe_core.labels.noise import label_again
+    from nmoe_core.labels.oracles import make_oracle
+    from nmoe_core.labels.slices import combine_slices, shard_name
+
+    paths, table = run.paths, run.config.oracle
+    combine_slices(paths.slices, sources)
+    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    make = functools.cache(lambda asked: make_oracle(table, asked, run.resolve))
+    options = {"replace": table.replace, "retry_failed": table.retry_failed}
+    outputs = {}
+    for key in keys:
+        split, _, number = key.rpartition("-")
+        out_dir = paths.labels / split / f"shard_{int(number)}"
+        slice_file = paths.slices / shard_name(split, int(number))
+        documents = ShardDocuments(
+            slice_file, paths.data, tokenizer, table.max_doc_tokens, tokenizer.eos_token_id
+        )
+        oracle = make(run.rubric)
+        report = label_shard(documents, out_dir, oracle, run.rubric, **options)
+        facts = {
+            "documents": report.total,
+            "parse_rate": report.parsed / max(report.total, 1),
+            "salvaged": report.salvaged,
+            "oracle_calls": report.num_new,
+            "scorer": f"{oracle.scorer_model}/{oracle.scorer_version}",
+        }
+        if split == "val" and table.relabel:
+            again = label_again(documents, table.relabel, out_dir, make, run.rubric, **options)
+            facts["relabelled"] = again.total
+        outputs[key] = Output(sha256_file(out_dir / SCORES_NAME), facts)
+    return outputs
+
+
+def merge_directory(labels_dir: Path, split: str) -> Output:
+    """Join the labels of a split into one file; a current one is left alone."""
+    from nmoe_core.labels.files import merge_labels
+    from nmoe_core.labels.noise import merge_noise
+
+    report = merge_labels(labels_dir, split)
+    facts: dict[str, Any] = {"labels": report.total, "parsed": report.parsed}
+    facts |= {"salvaged": report.salvaged, "changed": not report.is_current}
+    if (noise := merge_noise(labels_dir, split)) is not None:
+        facts["oracle_reliability"] = noise["reliability"]
+    return Output(sha256_file(report.path), facts | {"path": str(report.path)})
+
+
+def train_head(run: Run, kind: HeadKind) -> Output:
+    """Train the probe or the judge on the merged labels; a current head is left alone."""
+    from nmoe_core.heads.train import train_judge, train_probe
+    from nmoe_core.plots import loss_plot, png_markdown
+
+    common: dict[str, Any] = {
+        "labels_train": _merged(run, "train"),
+        "labels_val": _merged(run, "val"),
+        "labels_test": _merged_test(run),
+        "model": load_backbone(run),
+        "data_root": run.paths.data,
+        "heads_dir": run.paths.heads,
+        "eos_token_id": _eos_token_id(run),
+        "max_ctx": run.config.heads.max_ctx,
+        "seed": run.config.heads.seed,
+        "use_salvaged": run.config.heads.use_salvaged,
+    }
+    if kind == "probe":
+        report = train_probe(**common, **run.config.heads.probe.model_dump())
+    else:
+        report = train_judge(**common, **run.config.heads.judge.model_dump())
+    picture = png_markdown(loss_plot({kind: report.loss_curve}), f"loss of the {kind}")
+    return Output(report.digest, head_facts(report), picture)
+
+
+def import_head(run: Run, path: Path) -> Output:
+    """Convert a pickled head, read as tensors only, to the head file of its kind."""
+    from nmoe_core.heads.convert import import_pickle
+
+    num_heads = run.config.heads.judge.num_heads
+    made = import_pickle(
+        path, run.paths.heads, load_backbone(run), run.config.heads.max_ctx, num_heads
+    )
+    return Output(sha256_file(made), {"path": str(made)})
+
+
+def calibrate_heads(run: Run) -> Output:
+    """Fit weights and thresholds on the heads' own scores of val documents."""
+    from nmoe_core.calibration.calibrate import calibrate
+    from nmoe_core.plots import calibration_plot, png_markdown
+
+    table, model = run.config.calibration, load_backbone(run)
+    tokens_before = model.tokens_processed
+    report = calibrate(
+        _merged(run, "val"),
+        run.paths.heads,
+        model,
+        run.paths.data,
+        run.paths.calibration,
+        eos_token_id=_eos_token_id(run),
+        max_ctx=run.config.heads.max_ctx,
+        target_keep=table.target_keep,
+        max_false_drop=table.max_false_drop,
+        target_drop=table.target_drop,
+        labels_test=_merged_test(run),
+    )
+    summary = report.summary
+    facts = {key: summary[key] for key in CALIBRATION_FACTS}
+    facts["backbone_tokens"] = model.tokens_processed - tokens_before
+    picture = png_markdown(calibration_plot(summary), "keep rate and reliability")
+    return Output(sha256_file(report.path), facts, picture)
+
+
+def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Output]:
+    """Grade shards of a source; current ones are left alone."""
+    from nmoe_core.grading.grade import grade_shard
+
+    model, table = load_backbone(run), run.config.grading
+    outputs = {}
+    for bucket in buckets:
+        name = shard_dir_name(bucket)
+        report = grade_shard(
+            run.paths.data,
+            source,
+            run.paths.split(source, "train") / name / MANIFEST_NAME,
+            run.paths.quality / source / name,
+            model,
+            run.paths.heads,
+            run.paths.calibration,
+            run.config.heads.max_ctx,
+            table.max_batch,
+            early_exit=table.early_exit,
+            compat=table.compat,
+        )
+        facts = {
+            "documents": report.total,
+            "kept": report.kept,
+            "band": report.band,
+            "dropped": report.dropped,
+            "early_exits": report.early_exits,
+            "failed": report.failed,
+            "keep_rate": report.kept / max(report.total, 1),
+            "backbone_tokens": report.backbone_tokens,
+        }
+        outputs[bucket] = Output(sha256_file(report.path), facts)
+    return outputs
+
+
+def head_facts(report: TrainReport) -> dict[str, Any]:
+    """What a person looks at first of a trained head."""
+    metrics = {
+        key: value
+        for key, value in report.metrics.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    return {
+        **metrics,
+        "labels": report.num_documents,
+        "steps": report.num_steps,
+        "head_steps": 0 if report.is_current else report.num_steps,
+        "backbone_tokens": report.backbone_tokens,
+        "path": str(report.path),
+    }
+
+
+def _merged(run: Run, split: str) -> Path:
+    from nmoe_core.labels.currency import require_current_labels
+    from nmoe_core.labels.files import merge_labels
+
+    require_current_labels(run.paths.labels, split, run.paths.data)
+    return merge_labels(run.paths.labels, split).path
+
+
+def _merged_test(run: Run) -> Path | None:
+    """Labels of the test slices; None unless all are labelled: runs of old had none."""
+    from nmoe_core.labels.files import SUMMARY_NAME
+    from nmoe_core.labels.slices import NUM_LABEL_SHARDS
+
+    test = run.paths.labels / "test"
+    shards = (test / f"shard_{i}" / SUMMARY_NAME for i in range(NUM_LABEL_SHARDS))
+    return _merged(run, "test") if all(path.is_file() for path in shards) else None
+
+
+def labelled_splits(labels_dir: Path) -> list[str]:
+    """The splits to merge: test only where it was labelled, as it is in runs of today."""
+    from nmoe_core.labels.slices import LABELLED_SPLITS
+
+    return [s for s in LABELLED_SPLITS if s != "test" or (labels_dir / s).is_dir()]
+
+
+def _eos_token_id(run: Run) -> int:
+    return load_tokenizer(run.config.tokenizer, run.config.prep.engine).eos_token_id
+
+
+def load_backbone(run: Run) -> Transformer:
+    """The run's backbone, loaded once in a process. Raises CheckpointError (E-CHECKPOINT-...)."""
+    table = run.config.backbone
+    return load_checkpoint(run.paths.checkpoint, table.device, table.dtype, table.experts)
+
+
+def load_checkpoint(
+    path: Path, device: str, dtype: str, experts: ExpertChoice = "auto"
+) -> Transformer:
+    """A checkpoint, loaded once in a process.
+
+    Raises:
+        CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
+    """
+    require_checkpoint(path)
+    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+
+    return _loaded(path, checkpoint_digest(path), device, dtype, experts)
+
+
+def eos_of(data_root: Path) -> int:
+    """The token that ends every document of the sources below a data root.
+
+    Raises:
+        ConfigError: There is no source, or two differ in it.
+    """
+    manifests = sorted(data_root.glob(f"*/train/{MANIFEST_NAME}"))
+    found = sorted({load_manifest(path).eos_token_id for path in manifests})
+    if len(found) != 1:
+        raise ConfigError(
+            "sources have no one token that ends documents",
+            where=data_root,
+            found=", ".join(map(str, found)) or "no manifest",
+            do="name the directory that holds {source}/train/manifest.json",
+        )
+    return found[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertChoice) -> Transformer:
+    """The backbone, loaded once in a process; `digest` makes changed weights another one."""
+    import torch
+
+    from nmoe_core.engine import Transformer
+
+    return Transformer.from_checkpoint(
+        path, device=device, dtype=getattr(torch, dtype), experts=experts
+    )

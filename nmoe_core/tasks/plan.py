@@ -1,0 +1,68 @@
+"""The stage that writes the loader plan over the curated shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loader.files.format import MANIFEST_NAME
+from loader.plan.build import PlanSettings, build_plan
+from loader.plan.check import check_steps
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_stages
+from nmoe_core.tasks.result import Output
+
+
+def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Output:
+    """Write `mixture/loader_plan.json` unless the same plan is there.
+
+    Raises:
+        PlanError: A curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks
+            for more steps than the flow has (E-PLAN-STEPS).
+    """
+    config, paths = run.config, run.paths
+    plan = build_plan(
+        run_stages(run),
+        {name: paths.curated / name / "train" / MANIFEST_NAME for name in sources},
+        plan_settings(run),
+        root=paths.root,
+        plan_id=f"{run.path.stem}:{config.flow_mode}",
+        valid={name: paths.split(name, "valid") / MANIFEST_NAME for name in valid_sources},
+        plan_dir=paths.plan.parent,
+    )
+    check_steps(plan, config.steps, run.path)
+    payload = plan.to_json().encode()
+    changed = not paths.plan.is_file() or paths.plan.read_bytes() != payload
+    if changed:
+        write_bytes(paths.plan, payload)
+    quotas = {
+        f"sequences_{source.name}": source.quota_sequences
+        for stage in plan.stages
+        for source in stage.sources
+    }
+    facts = {
+        "steps": plan.num_sequences // plan.batch_size,
+        "sequences": plan.num_sequences,
+        "changed": changed,
+        **quotas,
+    }
+    return Output(plan.plan_hash, facts | {"path": str(paths.plan)})
+
+
+def plan_settings(run: Run) -> PlanSettings:
+    """What the run asks of its plan."""
+    config = run.config
+    return PlanSettings(
+        seq_len=config.seq_len,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        policy=config.policy,
+        window_stride=config.window_stride,
+        on_exhaust=config.on_exhaust,
+        packing=config.packing,
+        shuffle=config.shuffle,
+        max_epochs=config.max_epochs,
+        tokenizer=config.tokenizer,
+        vocab_size=config.vocab_size,
+        eos_token_id=config.eos_token_id,
+    )

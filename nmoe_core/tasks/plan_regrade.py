@@ -1,0 +1,264 @@
+"""What a regrade would do, before it is paid for: which shards, why, how many decisions, how long.
+
+Reads digests, summaries and score rows; a shard is stale by the very fingerprints that grading
+compares, so a shard called current here is one that grading leaves alone. Where only the
+calibration changed, recorded scores are decided again and flips are counted. Where heads, backbone
+or text changed, a sample of documents is graded with what is there now, which gives a rate with its
+interval and the time; without a sample, every document may flip and the time is not known.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.base.docid import DocumentReader
+from nmoe_core.base.errors import FormatError, NmoeError
+from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_file
+from nmoe_core.config.run import Run
+from nmoe_core.shards.manifest import shard_dir_name
+
+REASONS = {
+    "code": "grading code",
+    "shard": "content",
+    "backbone": "backbone",
+    "probe": "probe",
+    "judge": "judge",
+    "calibration": "calibration",
+    "settings": "settings",
+}
+_Z95 = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class StaleShard:
+    """One shard to grade. `known_flips` counts decisions that do flip, `open_flips` documents whose
+    decision needs the models; both are 0 where the shard has no grades yet."""
+
+    source: str
+    shard: str
+    documents: int
+    reasons: tuple[str, ...]
+    known_flips: int = 0
+    open_flips: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RegradePlan:
+    """All stale shards, and what grading them would change.
+
+    `may_flip` is (least, most) over the documents that have a decision; `seconds` is None where
+    nothing was measured. `problem` says why nothing can be graded yet.
+    """
+
+    shards: list[StaleShard]
+    current_shards: int
+    may_flip: tuple[int, int]
+    sampled: int = 0
+    sampled_flips: int = 0
+    seconds: float | None = None
+    problem: str = ""
+    documents: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "documents", sum(shard.documents for shard in self.shards))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON holds it."""
+        return asdict(self)
+
+
+def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) -> RegradePlan:
+    """Plan the regrade of sources.
+
+    Args:
+        run: The configuration.
+        sources: Their names; shards that are not prepared yet are left out.
+        sample_documents: How many documents to grade for the rate and the time; 0 loads no model.
+    """
+    try:
+        now = _Now.of(run)
+    except (NmoeError, OSError) as error:
+        return RegradePlan([], 0, (0, 0), problem=" ".join(str(error).split()))
+    stale, current = [], 0
+    for source in sources:
+        for bucket in range(run.config.prep.num_shards):
+            path = run.paths.split(source, "train") / shard_dir_name(bucket) / MANIFEST_NAME
+            if not path.is_file():
+                continue
+            found = _stale(run, now, source, load_manifest(path))
+            if found is None:
+                current += 1
+            else:
+                stale.append(found)
+    known, unsure = sum(s.known_flips for s in stale), sum(s.open_flips for s in stale)
+    wanted = [shard for shard in stale if shard.documents]
+    if not sample_documents or not wanted:
+        seconds = None if wanted else 0.0
+        return RegradePlan(stale, current, (known, known + unsure), seconds=seconds)
+    rows, seconds = _graded_sample(run, wanted, sample_documents)
+    compared = [(old, new) for old, new in rows if old is not None]
+    flips = sum(old != new for old, new in compared)
+    low, high = _wilson(flips, len(compared))
+    total = sum(shard.documents for shard in stale)
+    return RegradePlan(
+        stale,
+        current,
+        (known + round(low * unsure), known + math.ceil(high * unsure)),
+        sampled=len(rows),
+        sampled_flips=flips,
+        seconds=seconds * total / len(rows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """Digests of what grading would use now."""
+
+    digests: dict[str, str]
+    settings: tuple[int, bool]
+    calibration: Any
+
+    @classmethod
+    def of(cls, run: Run) -> _Now:
+        from nmoe_core.calibration.files import load_calibration
+        from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+        from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, heads_digest, read_header
+
+        heads = run.paths.heads
+        for name in (PROBE_NAME, JUDGE_NAME):
+            read_header(heads / name)
+        calibration = load_calibration(run.paths.calibration)
+        digests = {
+            "backbone": checkpoint_digest(run.paths.checkpoint),
+            "probe": sha256_file(heads / PROBE_NAME),
+            "judge": sha256_file(heads / JUDGE_NAME),
+            "calibration": calibration.digest,
+        }
+        calibration.require_heads(
+            heads_digest(digests["probe"], digests["judge"]), compat=run.config.grading.compat
+        )
+        settings = run.config.heads.max_ctx, run.config.grading.early_exit
+        return cls(digests, settings, calibration)
+
+    def fingerprints(self, manifest: Manifest) -> Fingerprints:
+        from nmoe_core.grading.grade import grade_fingerprints
+
+        max_ctx, early_exit = self.settings
+        return grade_fingerprints(manifest, max_ctx=max_ctx, early_exit=early_exit, **self.digests)
+
+
+def _stale(run: Run, now: _Now, source: str, manifest: Manifest) -> StaleShard | None:
+    """The shard, if its grades are not those that grading would give now."""
+    from nmoe_core.calibration.graded import read_graded
+    from nmoe_core.grading.grade import SCORES_NAME, SUMMARY_NAME
+
+    name = manifest.path.parent.name
+    directory = run.paths.quality / source / name
+    before, wanted = recorded(directory / SUMMARY_NAME), now.fingerprints(manifest)
+    scores = directory / SCORES_NAME
+    documents = manifest.total_documents
+    if before is None or not scores.is_file():
+        return StaleShard(source, name, documents, ("not graded yet",))
+    try:
+        read_graded(directory)
+    except FormatError as error:
+        return StaleShard(source, name, documents, (error.line(),), open_flips=documents)
+    if before == wanted:
+        return None
+    changed = [key for key in wanted if before.get(key) != wanted[key]]
+    reasons = tuple(REASONS.get(key, key) for key in changed)
+    if changed == ["calibration"]:
+        known, unsure = _decided_again(scores, now)
+    else:
+        known, unsure = 0, documents
+    return StaleShard(source, name, documents, reasons, known, unsure)
+
+
+def _decided_again(scores: Path, now: _Now) -> tuple[int, int]:
+    """Decisions that flip under the calibration of now, and those that need the judge to tell."""
+    from nmoe_core.calibration.decide import decide
+    from nmoe_core.labels.scores import as_vector
+
+    taus, flips, unsure = now.calibration.thresholds, 0, 0
+    for row in _rows(scores):
+        if row.get("failed"):  # dropped whatever the thresholds are
+            continue
+        probe = np.asarray([as_vector(row["probe_scores"])])
+        if now.settings[1] and now.calibration.leaves_at_probe(probe)[0]:
+            flips += row["decision"] != "drop"
+        elif row["scores"] is None:
+            unsure += 1
+        else:
+            value = float(now.calibration.aggregate(np.asarray(as_vector(row["scores"]))))
+            flips += row["decision"] != decide(value, taus.tau_drop, taus.tau_keep)
+    return flips, unsure
+
+
+def _graded_sample(
+    run: Run, shards: Sequence[StaleShard], count: int
+) -> tuple[list[tuple[str | None, str]], float]:
+    """(decision before, decision now) of documents spread over the shards, and the seconds."""
+    from nmoe_core.grading.grade import Grader
+    from nmoe_core.tasks.hydra import load_backbone
+
+    table = run.config
+    grader = Grader.load(
+        load_backbone(run),
+        run.paths.heads,
+        run.paths.calibration,
+        table.heads.max_ctx,
+        table.grading.max_batch,
+        table.grading.early_exit,
+        compat=table.grading.compat,
+    )
+    reader, rows, seconds = DocumentReader(run.paths.data), [], 0.0
+    for shard in shards[: max(1, count)]:
+        share = max(1, count // len(shards))
+        manifest, ids, before = _spread(run, shard, share)
+        started = time.perf_counter()
+        now = list(grader.rows(reader, ids, shard.source, manifest.eos_token_id))
+        seconds += time.perf_counter() - started
+        rows += [(before.get(row["doc_id"]), row["decision"]) for row in now]
+    return rows, seconds
+
+
+def _spread(run: Run, shard: StaleShard, count: int) -> tuple[Manifest, list[str], dict[str, str]]:
+    """Documents evenly spread over a shard, and the decisions they have."""
+    from nmoe_core.grading.grade import SCORES_NAME
+    from nmoe_core.labels.slices import documents_of
+
+    directory = run.paths.split(shard.source, "train") / shard.shard
+    manifest = load_manifest(directory / MANIFEST_NAME)
+    every = max(1, manifest.total_documents // count)
+    ids = [
+        str(document)
+        for i, document in enumerate(documents_of(manifest, run.paths.data, shard.source))
+        if i % every == 0
+    ][:count]
+    wanted, scores = set(ids), run.paths.quality / shard.source / shard.shard / SCORES_NAME
+    rows = _rows(scores) if scores.is_file() else ()
+    return manifest, ids, {r["doc_id"]: r["decision"] for r in rows if r["doc_id"] in wanted}
+
+
+def _rows(scores: Path) -> Iterator[dict[str, Any]]:
+    with open(scores, "rb") as file:
+        yield from map(orjson.loads, file)
+
+
+def _wilson(hits: int, count: int) -> tuple[float, float]:
+    """95 % Wilson interval of a share; (0, 1) of no observations."""
+    if not count:
+        return 0.0, 1.0
+    share, z2 = hits / count, _Z95**2
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    spread = _Z95 * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
+    return max(0.0, middle - spread), min(1.0, middle + spread)

@@ -1,0 +1,107 @@
+"""What of a run's settings reaches the output of each task, as the version of its code.
+
+A version is the code's own and a digest of exactly the settings that the task reads, so a change of
+one marks what was made with another, and what only says how work is done (workers, batches,
+retries, checks, automation) marks nothing. Content of files, rubric and checkpoint among them, is
+for fingerprints. Costs no import of torch: definitions are loaded with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.calibration.decide import GRADE_CODE
+from nmoe_core.config.run import Run
+from nmoe_core.curate.shards.planning import CURATE_CODE
+from nmoe_core.curate.topics.assign import ASSIGN_CODE
+from nmoe_core.curate.topics.model import MODEL_FORMAT
+from nmoe_core.heads.codes import CALIBRATE_CODE, TRAIN_CODE
+from nmoe_core.labels.label import LABEL_CODE
+from nmoe_core.labels.slices import SLICE_CODE
+from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
+from nmoe_core.prep.settings import PREP_CODE
+from nmoe_core.tasks.curate import curate_settings
+from nmoe_core.tasks.plan import plan_settings
+
+SLICES, TOPICS = SLICE_CODE, ASSIGN_CODE  # they read no setting
+# How an oracle is reached and how often it is asked; a place does not change what it answers.
+_OF_THE_ORACLES_WORK = {
+    "oracle": {"replace", "retry_failed", "engine", "http"},
+    "engine": {"device", "max_batch"},
+    "http": {
+        *("base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"),
+        *("max_reply_bytes", "accept_model"),
+    },
+}
+
+
+def prep(run: Run, source: SourcePlan, split: str) -> str:
+    """Of token shards and their manifest."""
+    return _version(PREP_CODE, prep_settings(run, source, split).identity())
+
+
+def backbone(run: Run) -> str:
+    """Of the checkpoint: which one, or the seed of a stand-in."""
+    table = run.config.backbone
+    return _version("backbone/1", [table.kind, table.checkpoint, table.seed])
+
+
+def labels(run: Run) -> str:
+    """Of oracle labels: who is asked, and about how much of a document."""
+    table, hidden = run.config.oracle, _OF_THE_ORACLES_WORK
+    asked = table.model_dump(mode="json", exclude=hidden["oracle"])
+    if table.kind == "engine":
+        asked["engine"] = table.engine.model_dump(mode="json", exclude=hidden["engine"])
+    if table.kind == "http" and table.http is not None:
+        asked["http"] = table.http.model_dump(mode="json", exclude=hidden["http"])
+    return _version(LABEL_CODE, [run.config.tokenizer, asked])
+
+
+def head(run: Run, kind: Literal["probe", "judge"]) -> str:
+    """Of a head."""
+    table = run.config.heads
+    recipe = (table.probe if kind == "probe" else table.judge).model_dump(mode="json")
+    return _version(TRAIN_CODE, [table.max_ctx, table.seed, table.use_salvaged, recipe])
+
+
+def calibration(run: Run) -> str:
+    """Of thresholds and weights."""
+    settings = run.config.calibration.model_dump(mode="json")
+    return _version(CALIBRATE_CODE, [run.config.heads.max_ctx, settings])
+
+
+def grades(run: Run) -> str:
+    """Of scores, and of the plan of a regrade."""
+    return _version(GRADE_CODE, [run.config.heads.max_ctx, run.config.grading.early_exit])
+
+
+def topic_model(run: Run) -> str:
+    """Of the topic model."""
+    table = run.config.curation
+    return _version(MODEL_FORMAT, [table.num_topics, table.sample_documents, run.config.seed])
+
+
+def curated(run: Run, source: str) -> str:
+    """Of curated shards."""
+    settings = curate_settings(run, source)
+    return _version(CURATE_CODE, [settings.fingerprints(), settings.seq_len])
+
+
+def curated_manifest(run: Run, source: str) -> str:
+    """Of the curated manifest, whose figures are of the windows."""
+    num_shards = run.config.prep.num_shards
+    return _version(CURATE_CODE, [num_shards, curate_settings(run, source).seq_len])
+
+
+def loader_plan(run: Run) -> str:
+    """Of the loader plan."""
+    stages = [dataclasses.asdict(stage) for stage in run_stages(run)]
+    settings = dataclasses.asdict(plan_settings(run))
+    return _version("plan/1", [run.path.stem, run.config.flow_mode, stages, settings])
+
+
+def _version(code: str, settings: Any) -> str:
+    """`grade/2+1a2b3c4d5e6f`: short, since the UI shows it beside each materialisation."""
+    return f"{code}+{sha256_json(settings)[:12]}"

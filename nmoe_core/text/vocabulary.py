@@ -1,0 +1,135 @@
+"""The vocabularies of tiktoken's encodings, without a network where that can be.
+
+tiktoken fetches its vocabularies. quicktok carries two of them: where tiktoken's cache lacks one,
+it is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and kept in this
+project's cache. The others must be in tiktoken's cache, or be fetched by it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loader.files.local_path import local_path
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.errors import TokenizerError
+
+CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
+
+
+class Carried(NamedTuple):
+    """A vocabulary that quicktok carries; `file` is its name in a cache of tiktoken.
+
+    That name is the SHA-1 of the address the file would be fetched from.
+    """
+
+    num_ranks: int
+    sha256: str
+    file: str
+
+
+CARRIED = {
+    "o200k_base": Carried(
+        199_998,
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        "fb374d419588a4632f3f557e76b4b70aebbca790",
+    ),
+    "cl100k_base": Carried(
+        100_256,
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+    ),
+}
+O200K = CARRIED["o200k_base"]
+
+
+def cache_dir() -> Path:
+    """This project's cache: `NMOE_CACHE_DIR`, else `nmoe` under the user's cache directory."""
+    if named := os.environ.get("NMOE_CACHE_DIR"):
+        return local_path(named, "NMOE_CACHE_DIR")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmoe"
+
+
+def ensure_vocabulary(name: str = "o200k_base") -> Path:
+    """Directory that holds a vocabulary of `CARRIED` as tiktoken expects it, made if need be.
+
+    Raises:
+        TokenizerError: The rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY).
+    """
+    carried = CARRIED[name]
+    named, ours = os.environ.get(CACHE_VARIABLE), cache_dir() / "tiktoken"
+    for directory in (*([Path(named)] if named else []), ours):
+        path = directory / carried.file
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == carried.sha256:
+            return directory
+    write_bytes(ours / carried.file, _rebuilt(name, carried))
+    return ours
+
+
+def load_tiktoken(name: str) -> Any:
+    """The encoding of that name, as tiktoken has it.
+
+    Raises:
+        TokenizerError: tiktoken does not know the name (E-TOKENIZER-NAME), or its vocabulary is
+            neither on this machine nor to be fetched (E-TOKENIZER-VOCABULARY).
+    """
+    import tiktoken
+
+    known = sorted(tiktoken.list_encoding_names())
+    if name not in known:
+        raise TokenizerError(
+            "unknown tokenizer", found=name, expected=", ".join(known), code="E-TOKENIZER-NAME"
+        )
+    base = "o200k_base" if name.startswith("o200k") else name
+    with _cache_of_tiktoken(ensure_vocabulary(base) if base in CARRIED else None):
+        try:
+            return tiktoken.get_encoding(name)
+        except (OSError, ValueError, ImportError) as error:
+            raise TokenizerError(
+                f"the vocabulary of {name} is not on this machine and cannot be fetched",
+                found=f"{type(error).__name__}",
+                do=f"set {CACHE_VARIABLE} to a directory that holds it; "
+                f"these need no network: {', '.join(sorted(CARRIED))}, o200k_harmony",
+                code="E-TOKENIZER-VOCABULARY",
+            ) from error
+
+
+@contextmanager
+def _cache_of_tiktoken(directory: Path | None) -> Iterator[None]:
+    """tiktoken reads its cache directory from the environment only; None leaves the user's own."""
+    before = os.environ.get(CACHE_VARIABLE)
+    if directory is not None:
+        os.environ[CACHE_VARIABLE] = str(directory)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[CACHE_VARIABLE] = before
+        else:
+            os.environ.pop(CACHE_VARIABLE, None)
+
+
+def _rebuilt(name: str, carried: Carried) -> bytes:
+    import quicktok
+
+    encoding = quicktok.get_encoding(name)
+    lines = [
+        base64.b64encode(encoding.decode_single_token_bytes(rank)) + b" %d\n" % rank
+        for rank in range(carried.num_ranks)
+    ]
+    payload = b"".join(lines)
+    digest = hashlib.sha256(payload).hexdigest()
+    if digest != carried.sha256:
+        raise TokenizerError(
+            f"the vocabulary {name} rebuilt from quicktok is not the pinned one",
+            found=digest,
+            expected=carried.sha256,
+            do=f"install quicktok-v1 0.4.0, or set {CACHE_VARIABLE} to a filled cache",
+            code="E-TOKENIZER-VOCABULARY",
+        )
+    return payload
