@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.config.run import Run
 
@@ -29,6 +30,8 @@ def explain(arguments: argparse.Namespace) -> int:
     """Print one lineage."""
     from nmoe_core.lineage import explain_document, explain_step
 
+    if arguments.row is not None and arguments.step is None:
+        raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
     run = Run(arguments.config)
     if arguments.step is None:
         facts = explain_document(run, arguments.document)

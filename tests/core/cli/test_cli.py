@@ -198,3 +198,8 @@ def test_quality_stages_refuse_before_their_inputs_exist(
         line = _refused(capsys, *command, "--config", "run.toml")
         assert line.startswith("ERROR [E-"), line
     assert not (project / "out").exists()
+
+
+def test_a_row_without_a_step_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "some-id", "--row", "1", "--config", "run.toml"]) == 1
+    assert "--row without --step" in capsys.readouterr().err
