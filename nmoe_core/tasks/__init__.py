@@ -1,6 +1,6 @@
-"""The stages of a run: each reads the configuration, calls one piece of compute, reports.
+"""The tasks of a run, one module per asset: each reads the configuration and calls compute.
 
-This is the surface that Dagster assets and the command line share. A stage reads and writes files
-under the run's root only, and does nothing when its fingerprints are current. Stages never call
+This is the surface that Dagster assets and the command line share. A task reads and writes files
+under the run's root only, and does nothing when its fingerprints are current. Tasks never call
 one another.
 """

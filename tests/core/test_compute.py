@@ -96,7 +96,8 @@ def test_a_second_sigterm_does_not_end_the_cleaning_up(tmp_path: Path) -> None:
 # Without torch and threads the workers are forks, which have their parent's file descriptors.
 FORKS = """
 import os, signal, time
-from nmoe_core.compute.api import _context, map_shards
+from nmoe_core.compute.api import map_shards
+from nmoe_core.compute.pool import _context
 
 def work(item):
     if item == 0:
