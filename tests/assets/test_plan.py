@@ -81,10 +81,11 @@ def test_flips_of_a_new_threshold_are_told_exactly(run: Run) -> None:
 
 @pytest.mark.slow
 def test_documents_that_no_longer_leave_at_the_probe_stay_open(run: Run) -> None:
-    move_threshold(run, tau_probe=1.0)
+    before = json.loads((run.paths.calibration / "calibration_summary.json").read_text())
+    move_threshold(run, tau_probe=1.0, tau_keep=1.0, tau_drop=1.0)
     grade(run)
     assert set(decisions(run).values()) == {"drop"}
-    move_threshold(run, tau_probe=0.0)
+    move_threshold(run, **{name: before[name] for name in ("tau_probe", "tau_keep", "tau_drop")})
     plan = plan_regrade(run, SOURCES)
     assert plan.may_flip == (0, len(decisions(run)))
     assert 0 < grade(run) <= plan.may_flip[1]

@@ -28,7 +28,7 @@ FAULTS: dict[str, list[Edit]] = {
     "no sink": [("attention", "mixed.mul_(torch.sigmoid(log_sum - sinks).unsqueeze(-1))", "mixed")],
     "window off by one": [("attention", "(distance >= window)", "(distance > window)")],
     "kinds of layers swapped": [
-        ("config", "self.layer_types[layer] == SLIDING", "self.layer_types[layer] == FULL")
+        ("weights/config", "self.layer_types[layer] == SLIDING", "self.layer_types[layer] == FULL")
     ],
     "no yarn": [
         ("rope", "if config.rope_scaling is None:\n        return", "if True:\n        return")
@@ -41,9 +41,9 @@ FAULTS: dict[str, list[Edit]] = {
         ("rope", "return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)", "return heads")
     ],
     "gate and up concatenated": [
-        ("checkpoint", GATES_FIRST, "rows"),
+        ("weights/checkpoint", GATES_FIRST, "rows"),
         (
-            "checkpoint",
+            "weights/checkpoint",
             "torch.cat([gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]], dim=1)",
             "gate_up_bias",
         ),
@@ -57,7 +57,11 @@ FAULTS: dict[str, list[Edit]] = {
         ("moe", WEIGHTS, "    weights = logits.exp()"),
     ],
     "nibbles swapped": [
-        ("mxfp4", "codes[byte & 15], codes[byte >> 4]", "codes[byte >> 4], codes[byte & 15]")
+        (
+            "weights/mxfp4",
+            "codes[byte & 15], codes[byte >> 4]",
+            "codes[byte >> 4], codes[byte & 15]",
+        )
     ],
     "gate clamped below": [("moe", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)")],
 }
