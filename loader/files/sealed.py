@@ -16,6 +16,7 @@ from typing import Any
 
 from loader.errors import FormatError, NmoeError
 
+RESTORE = "the file was edited or damaged: restore it, or make it again"
 _HASHES = ("content_hash", "file_hash")
 
 
@@ -46,7 +47,7 @@ def check_seal(
     required: bool,
     code: str,
     error: type[NmoeError] = FormatError,
-    do: str = "the file was edited or damaged: restore it, or make it again",
+    do: str = RESTORE,
 ) -> None:
     """Refuse `value` unless its hashes are those of its content.
 

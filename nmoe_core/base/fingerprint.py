@@ -14,7 +14,7 @@ from typing import Any
 
 from loader.errors import FormatError, NmoeError
 from loader.files.format import read_json_object
-from loader.files.sealed import check_seal, sealed
+from loader.files.sealed import RESTORE, check_seal, sealed
 
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
@@ -71,16 +71,28 @@ def seal_summary(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_summary(
-    path: Path, error: type[NmoeError] = FormatError, code: str = "E-SUMMARY-HASH"
+    path: Path,
+    error: type[NmoeError] = FormatError,
+    code: str = "E-SUMMARY-HASH",
+    *,
+    sealed_since: str = "schema_version",
+    do: str = RESTORE,
 ) -> dict[str, Any]:
     """A task's summary, which must be as it was written; older ones have no hash.
+
+    Args:
+        path: The summary.
+        error: Class of the error.
+        code: Code of the error.
+        sealed_since: The key that came with the hash: a summary that has it must have both.
+        do: What the user should do.
 
     Raises:
         NmoeError: Of class `error`: it is not.
         FormatError: It is missing, or not JSON.
     """
     value = read_json_object(path)
-    check_seal(value, path, required="schema_version" in value, error=error, code=code)
+    check_seal(value, path, required=sealed_since in value, error=error, code=code, do=do)
     return value
 
 

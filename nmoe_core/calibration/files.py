@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from loader.files.format import read_json_object
-from loader.files.sealed import check_seal, sealed
+from loader.files.sealed import sealed
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import CalibrationError, FormatError
-from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.fingerprint import read_summary, sha256_file
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.labels.scores import DIMENSIONS, aggregate
 
@@ -97,16 +96,10 @@ def read_calibration(path: Path) -> dict[str, Any]:
             older versions carry no hash.
         FormatError: Not a JSON object.
     """
-    value = read_json_object(path)
-    check_seal(
-        value,
-        path,
-        required="format" in value,
-        code="E-CALIBRATION-CHANGED",
-        error=CalibrationError,
-        do="run nmoe hydra calibrate",
+    do = "run nmoe hydra calibrate"
+    return read_summary(
+        path, CalibrationError, "E-CALIBRATION-CHANGED", sealed_since="format", do=do
     )
-    return value
 
 
 def load_calibration(calibration_dir: Path) -> Calibration:

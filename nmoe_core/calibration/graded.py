@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import read_json_object
-from loader.files.sealed import check_seal, sealed
+from loader.files.sealed import sealed
 from nmoe_core.base.atomic import failpoint, fsync_dir, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file
+from nmoe_core.base.fingerprint import Fingerprints, is_current, read_summary, sha256_file
 from nmoe_core.calibration.decide import DECISIONS
 from nmoe_core.labels.intervals import upper_bound
 
@@ -51,10 +51,7 @@ def read_grading_summary(directory: Path) -> dict[str, Any]:
         FormatError: Missing (E-MANIFEST-MISSING) or not JSON; edited or damaged (E-GRADE-CHANGED).
     """
     path = directory / SUMMARY_NAME
-    summary = read_json_object(path)
-    is_required = "format" in summary
-    check_seal(summary, path, required=is_required, code="E-GRADE-CHANGED", do=_DO)
-    return summary
+    return read_summary(path, code="E-GRADE-CHANGED", sealed_since="format", do=_DO)
 
 
 def read_graded(directory: Path) -> Graded:

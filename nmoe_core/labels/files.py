@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from loader.files.format import read_json_object
-from loader.files.sealed import check_seal, sealed
+from loader.files.sealed import sealed
 from nmoe_core.base.atomic import output_lock, write_json, write_jsonl
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
+from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.labels.records import (
     Record,
     Scorer,
@@ -51,10 +51,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         LabelError: It was changed after it was written (E-LABEL-CORRUPT).
         FormatError: It is not JSON.
     """
-    value = read_json_object(path)
-    required = "format" in value
-    check_seal(value, path, required=required, code="E-LABEL-CORRUPT", error=LabelError)
-    return value
+    return read_sealed_summary(path, LabelError, "E-LABEL-CORRUPT", sealed_since="format")
 
 
 def _summary_of(path: Path) -> tuple[Path, str]:

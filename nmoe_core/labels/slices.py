@@ -25,13 +25,18 @@ from loader.files.format import (
     Manifest,
     ShardEntry,
     load_manifest,
-    read_json_object,
 )
-from loader.files.sealed import check_seal, sealed
+from loader.files.sealed import sealed
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
 from nmoe_core.base.docid import DocId, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError, LockedError
-from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    is_current,
+    read_summary,
+    sha256_file,
+    sha256_json,
+)
 from nmoe_core.base.locks import LOCKS_NAME
 from nmoe_core.shards.manifest import documents_digest
 
@@ -198,9 +203,7 @@ def _combining(slices_dir: Path) -> Iterator[None]:
 
 def _read_summary(path: Path) -> dict[str, Any]:
     """A summary of slices; those of earlier versions carry no hash."""
-    value = read_json_object(path)
-    check_seal(value, path, required="format" in value, code="E-SLICE-CHANGED")
-    return value
+    return read_summary(path, code="E-SLICE-CHANGED", sealed_since="format")
 
 
 def _check_digest(path: Path, found: str) -> None:
