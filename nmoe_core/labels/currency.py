@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loader.files.format import read_json_object
 from nmoe_core.base.errors import LabelError
-from nmoe_core.labels.files import SUMMARY_NAME
+from nmoe_core.labels.files import SUMMARY_NAME, read_summary
 from nmoe_core.labels.slices import data_digest, former_data_digest
 
 
@@ -21,17 +20,21 @@ def require_current_labels(labels_dir: Path, split: str, data_root: Path) -> Non
     Labels of JSON lines name no sources of shards; they are taken as they are.
 
     Raises:
-        LabelError: E-LABEL-STALE, for the first such shard of labels.
+        LabelError: E-LABEL-STALE, for the first such shard of labels; its summary was changed
+            after it was written (E-LABEL-CORRUPT).
         FormatError: One of the sources is not there any more.
     """
+    digests: dict[tuple[str, ...], str] = {}  # the shards of a split are mostly of the same sources
     for summary in sorted((labels_dir / split).glob(f"shard_*/{SUMMARY_NAME}")):
-        value = read_json_object(summary)
+        value = read_summary(summary)
         made_from = (value.get("fingerprints") or {}).get("data")
-        sources = sorted(value.get("per_source") or {})
+        sources = tuple(sorted(value.get("per_source") or {}))
         if made_from is None or not sources:
             continue
-        found = data_digest(data_root, sources)
-        if made_from not in (found, former_data_digest(data_root, sources)):
+        if sources not in digests:
+            digests[sources] = data_digest(data_root, sources)
+        found = digests[sources]
+        if made_from != found and made_from != former_data_digest(data_root, sources):
             raise LabelError(
                 "labels are of documents that have changed since",
                 where=summary.parent,

@@ -16,6 +16,7 @@ from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import FormatError, LabelError, LockedError, NmoeError
 from nmoe_core.cli import main
 from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.currency import require_current_labels
 from nmoe_core.labels.document_texts import ShardDocuments
 from nmoe_core.labels.files import merge_labels, read_labels
 from nmoe_core.labels.label import label_shard
@@ -140,6 +141,15 @@ def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_
         edit(path, lambda row: [row.pop(key) for key in ("format", "content_hash")])
         read()
         path.write_bytes(kept)
+
+
+def test_a_changed_summary_does_not_vouch_for_the_documents_of_its_labels(tree: Tree) -> None:
+    tree.label()
+    require_current_labels(tree.labels, "val", tree.data_root)
+    edit(tree.labels / "val" / "shard_0" / "summary.json", lambda row: row.update(per_source={}))
+    with pytest.raises(LabelError) as refused:
+        require_current_labels(tree.labels, "val", tree.data_root)
+    assert refused.value.code == "E-LABEL-CORRUPT"
 
 
 def test_noise_that_was_changed_is_refused(tree: Tree) -> None:
