@@ -20,7 +20,7 @@ from nmoe_assets.partition_events import IS_TOLD, Made, log_partitions, report_e
 from nmoe_assets.resources import Machine
 from nmoe_assets.run_log import run_log
 from nmoe_core.base.errors import LockedError, NmoeError
-from nmoe_core.tasks.result import Output
+from nmoe_core.base.result import Result
 from nmoe_core.tasks.shards import Attempt
 
 # Another run that writes the same output is waited for: it leaves it current.
@@ -43,7 +43,7 @@ def each_partition(
     machine: Machine,
     make: Callable[[Sequence[str]], Iterable[Attempt]],
     held_to: Checks,
-    show: Callable[[str, Output], Mapping[str, Any]] = lambda key, output: {},
+    show: Callable[[str, Result], Mapping[str, Any]] = lambda key, output: {},
 ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
     """Make the partitions of this run, report each, and check them.
 
@@ -101,7 +101,7 @@ class _Finished(NamedTuple):
     """A partition whose output is there."""
 
     attempt: Attempt
-    output: Output
+    output: Result
     looked_at: Mapping[str, Any]
 
 
@@ -129,7 +129,7 @@ def _attempts(
         yield from ((key, Attempt(key, None, error, 0.0, 0.0)) for key in left)
 
 
-def _output(attempt: Attempt) -> Output:
+def _output(attempt: Attempt) -> Result:
     if attempt.output is None:
         raise attempt.error or AssertionError(f"nothing came of {attempt.key}")
     return attempt.output
@@ -173,7 +173,7 @@ def partition_results(
 def whole(
     context: dg.AssetExecutionContext,
     machine: Machine,
-    make: Callable[[], Output],
+    make: Callable[[], Result],
     held_to: Checks | None = None,
     picture: str = "picture",
 ) -> dg.MaterializeResult:

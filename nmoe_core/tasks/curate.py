@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.sources.digests import Identity, file_identity
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
-from nmoe_core.tasks.result import Output
 
 if TYPE_CHECKING:
     from nmoe_core.curate.shards.planning import CurateSettings
     from nmoe_core.curate.topics.embed import EmbeddingTable
 
 
-def fit_topics(run: Run, sources: Sequence[str]) -> Output:
+def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     """Fit the topic model over all sources; a current one is left alone.
 
     One that an order depends on (stability other than `replan`) is kept although documents came.
@@ -32,7 +32,7 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Output:
         # New topics would move old documents: an order that keeps its past keeps its model.
         model = load_topic_model(path)
         facts = {"topics": len(model.centroids), "path": str(path)}
-        return Output(
+        return Result(
             model.digest, facts, topic_pictures(run, sources, _table(run), model, _window(run))
         )
     embeddings = _table(run)
@@ -54,10 +54,10 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Output:
     }
     model = load_topic_model(report.path)
     pictures = topic_pictures(run, sources, embeddings, model, _window(run))
-    return Output(report.digest, facts, pictures)
+    return Result(report.digest, facts, pictures)
 
 
-def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Output:
+def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Result:
     """The topic model that is there; fitted over all sources where there is none, or on request."""
     from nmoe_core.curate.topics.assign import MODEL_NAME
     from nmoe_core.curate.topics.model import load_topic_model
@@ -66,10 +66,10 @@ def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Out
     if refit or not path.is_file():
         return fit_topics(run, sources)
     model = load_topic_model(path)
-    return Output(model.digest, {"topics": len(model.centroids), "path": str(path)})
+    return Result(model.digest, {"topics": len(model.centroids), "path": str(path)})
 
 
-def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Output]:
+def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Label the documents of shards with their topics; current ones are left alone."""
     from nmoe_core.curate.topics.assign import MODEL_NAME, TOPICS_NAME, assign_topics
     from nmoe_core.curate.topics.model import load_topic_model
@@ -83,11 +83,11 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
             "documents": report.num_documents,
             "topics_used": sum(count > 0 for count in report.count_per_topic),
         }
-        outputs[bucket] = Output(sha256_file(path), facts)
+        outputs[bucket] = Result(sha256_file(path), facts)
     return outputs
 
 
-def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Output]:
+def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Filter and order the documents of shards; current ones are left alone."""
     from nmoe_core.curate.shards.curated import curate_shard
 
@@ -110,11 +110,11 @@ def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Ou
             facts["documents_frozen"] = report.num_frozen
             facts["documents_deferred"] = report.num_deferred
         picture = order_picture(run, source, bucket, settings.seq_len)
-        outputs[bucket] = Output(report.content_hash, facts, picture)
+        outputs[bucket] = Result(report.content_hash, facts, picture)
     return outputs
 
 
-def combine(run: Run, source: str) -> Output:
+def combine(run: Run, source: str) -> Result:
     """Write the curated manifest of a source, with the window diversity of all its shards."""
     from nmoe_core.curate.shards.combine import combine_curated
 
@@ -134,7 +134,7 @@ def combine(run: Run, source: str) -> Output:
     if settings.resume_from_token is not None:
         facts["documents_deferred"] = report.num_deferred
     pictures = order_pictures(run, source, range(num_shards), settings.seq_len)
-    return Output(report.content_hash, facts, pictures)
+    return Result(report.content_hash, facts, pictures)
 
 
 def curate_settings(run: Run, source: str) -> CurateSettings:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.tasks.checkpoints import require_checkpoint
-from nmoe_core.tasks.result import Output
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ CALIBRATION_FACTS = (
 )
 
 
-def make_backbone(run: Run) -> Output:
+def make_backbone(run: Run) -> Result:
     """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way.
 
     Raises:
@@ -50,10 +50,10 @@ def make_backbone(run: Run) -> Output:
         "experts": config.num_experts,
         "path": str(path),
     }
-    return Output(checkpoint_digest(path), facts)
+    return Result(checkpoint_digest(path), facts)
 
 
-def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Output]:
+def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Result]:
     """Label slices named `train-00` and so on with the run's oracle.
 
     Raises:
@@ -91,11 +91,11 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
         if split == "val" and table.relabel:
             again = label_again(documents, table.relabel, out_dir, make, run.rubric, **options)
             facts["relabelled"] = again.total
-        outputs[key] = Output(sha256_file(out_dir / SCORES_NAME), facts)
+        outputs[key] = Result(sha256_file(out_dir / SCORES_NAME), facts)
     return outputs
 
 
-def merge_directory(labels_dir: Path, split: str) -> Output:
+def merge_directory(labels_dir: Path, split: str) -> Result:
     """Join the labels of a split into one file; a current one is left alone."""
     from nmoe_core.labels.files import merge_labels
     from nmoe_core.labels.noise import merge_noise
@@ -105,10 +105,10 @@ def merge_directory(labels_dir: Path, split: str) -> Output:
     facts |= {"salvaged": report.salvaged, "changed": not report.is_current}
     if (noise := merge_noise(labels_dir, split)) is not None:
         facts["oracle_reliability"] = noise["reliability"]
-    return Output(sha256_file(report.path), facts | {"path": str(report.path)})
+    return Result(sha256_file(report.path), facts | {"path": str(report.path)})
 
 
-def train_head(run: Run, kind: HeadKind) -> Output:
+def train_head(run: Run, kind: HeadKind) -> Result:
     """Train the probe or the judge on the merged labels; a current head is left alone."""
     from nmoe_core.heads.train import train_judge, train_probe
     from nmoe_core.plots import loss_plot, png_markdown
@@ -130,10 +130,10 @@ def train_head(run: Run, kind: HeadKind) -> Output:
     else:
         report = train_judge(**common, **run.config.heads.judge.model_dump())
     picture = png_markdown(loss_plot({kind: report.loss_curve}), f"loss of the {kind}")
-    return Output(report.digest, head_facts(report), picture)
+    return Result(report.digest, head_facts(report), picture)
 
 
-def import_head(run: Run, path: Path) -> Output:
+def import_head(run: Run, path: Path) -> Result:
     """Convert a pickled head, read as tensors only, to the head file of its kind."""
     from nmoe_core.heads.convert import import_pickle
 
@@ -141,10 +141,10 @@ def import_head(run: Run, path: Path) -> Output:
     made = import_pickle(
         path, run.paths.heads, load_backbone(run), run.config.heads.max_ctx, num_heads
     )
-    return Output(sha256_file(made), {"path": str(made)})
+    return Result(sha256_file(made), {"path": str(made)})
 
 
-def calibrate_heads(run: Run) -> Output:
+def calibrate_heads(run: Run) -> Result:
     """Fit weights and thresholds on the heads' own scores of val documents."""
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.plots import calibration_plot, png_markdown
@@ -168,10 +168,10 @@ def calibrate_heads(run: Run) -> Output:
     facts = {key: summary[key] for key in CALIBRATION_FACTS}
     facts["backbone_tokens"] = model.tokens_processed - tokens_before
     picture = png_markdown(calibration_plot(summary), "keep rate and reliability")
-    return Output(sha256_file(report.path), facts, picture)
+    return Result(sha256_file(report.path), facts, picture)
 
 
-def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Output]:
+def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Grade shards of a source; current ones are left alone."""
     from nmoe_core.grading.grade import grade_shard
 
@@ -202,7 +202,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Out
             "keep_rate": report.kept / max(report.total, 1),
             "backbone_tokens": report.backbone_tokens,
         }
-        outputs[bucket] = Output(sha256_file(report.path), facts)
+        outputs[bucket] = Result(sha256_file(report.path), facts)
     return outputs
 
 

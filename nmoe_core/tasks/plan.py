@@ -8,12 +8,12 @@ from loader.files.format import MANIFEST_NAME
 from loader.plan.build import PlanSettings, build_plan
 from loader.plan.check import check_steps
 from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_stages
-from nmoe_core.tasks.result import Output
 
 
-def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Output:
+def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
     """Write `mixture/loader_plan.json` unless the same plan is there.
 
     Raises:
@@ -46,7 +46,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         "changed": changed,
         **quotas,
     }
-    return Output(plan.plan_hash, facts | {"path": str(paths.plan)})
+    return Result(plan.plan_hash, facts | {"path": str(paths.plan)})
 
 
 def plan_settings(run: Run) -> PlanSettings:

@@ -9,6 +9,7 @@ import numpy as np
 
 from loader.files.format import MANIFEST_NAME, IndexReader, Manifest, load_manifest
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import write_source_slices
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
@@ -16,7 +17,6 @@ from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.sources.spec import open_source
-from nmoe_core.tasks.result import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ def make_manifest(run: Run, source: SourcePlan, split: str) -> tuple[Manifest, b
     return load_manifest(split_dir / MANIFEST_NAME), changed
 
 
-def make_slices(run: Run, source: SourcePlan) -> Output:
+def make_slices(run: Run, source: SourcePlan) -> Result:
     """Write the train, val and test document ids of one source."""
     report = write_source_slices(run.paths.data, source.name, run.paths.slices)
     summary = run.paths.slices / "sources" / source.name / "slices.json"
-    return Output(sha256_file(summary), {**report.counts, "changed": not report.is_current})
+    return Result(sha256_file(summary), {**report.counts, "changed": not report.is_current})
 
 
 def manifest_picture(manifest: Manifest) -> str:

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Literal
 
 from nmoe_core.base.errors import NmoeError
+from nmoe_core.base.result import Result
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
 from nmoe_core.tasks import curate, hydra
-from nmoe_core.tasks.result import Output
 
 Stage = Literal["grade", "topics", "curate"]
-_STAGES: dict[Stage, Callable[[Run, str, Iterable[int]], dict[int, Output]]] = {
+_STAGES: dict[Stage, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
     "grade": hydra.grade_shards,
     "topics": curate.assign_shard_topics,
     "curate": curate.curate_shards,
@@ -33,7 +33,7 @@ class Attempt:
     """What came of one key: an output or an error, and what it took where it ran."""
 
     key: str
-    output: Output | None
+    output: Result | None
     error: NmoeError | OSError | None
     seconds: float
     cpu_seconds: float
@@ -55,7 +55,7 @@ def each_shard(run: Run, stage: Stage, source: str, keys: Iterable[str]) -> Iter
     )
 
 
-def outputs_of(run: Run, stage: Stage, source: str) -> dict[int, Output]:
+def outputs_of(run: Run, stage: Stage, source: str) -> dict[int, Result]:
     """Outputs of all shards of a source, made where `[compute]` says.
 
     Raises:
@@ -69,7 +69,7 @@ def outputs_of(run: Run, stage: Stage, source: str) -> dict[int, Output]:
     return {int(one.key): one.output for one in done if one.output is not None}
 
 
-def attempt(key: str, make: Callable[[str], Output]) -> Attempt:
+def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
     """Make one key's output, and say what came of it."""
     started, cpu_started = time.perf_counter(), time.process_time()
     output, failed = None, None

@@ -15,16 +15,16 @@ from nmoe_assets.cost import Cost
 from nmoe_assets.events import each_partition
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import FormatError, LockedError
+from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import Verdict, Verdicts
-from nmoe_core.tasks.result import Output
 from nmoe_core.tasks.shards import Attempt
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
 KEY = dg.AssetKey("scores")
 CHECK = dg.AssetCheckKey(KEY, "counts")
 KEYS = [f"{number:04d}" for number in range(4)]
-Show = Callable[[str, Output], Mapping[str, Any]]
+Show = Callable[[str, Result], Mapping[str, Any]]
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ class _Shards:
 
     def _make(self, keys: Sequence[str]) -> Iterator[Attempt]:
         for key in keys:
-            output = None if key in self.errors else Output(f"digest of {key}", self.facts)
+            output = None if key in self.errors else Result(f"digest of {key}", self.facts)
             yield Attempt(key, output, self.errors.get(key), self.seconds, self.seconds)
 
     def _check(self, keys: Sequence[str]) -> Verdicts:
@@ -204,7 +204,7 @@ def test_a_share_of_all_that_a_run_made_is_not_remembered_by_partition(
 def test_what_an_ended_run_made_counts_as_not_passing_until_it_is_checked(
     instance: dg.DagsterInstance,
 ) -> None:
-    def show(key: str, output: Output) -> Mapping[str, Any]:
+    def show(key: str, output: Result) -> Mapping[str, Any]:
         if key == KEYS[2]:
             raise KeyboardInterrupt
         return {}
@@ -271,7 +271,7 @@ def test_a_run_that_fails_names_the_partitions_that_another_run_writes_too(
 def test_what_was_finished_before_an_unforeseen_end_is_told(
     instance: dg.DagsterInstance, error: BaseException
 ) -> None:
-    def show(key: str, output: Output) -> Mapping[str, Any]:
+    def show(key: str, output: Result) -> Mapping[str, Any]:
         if key == KEYS[2]:
             raise error
         return {}

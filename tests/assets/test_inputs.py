@@ -8,15 +8,15 @@ import pytest
 from nmoe_assets.events import whole
 from nmoe_assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.resources import Machine
-from nmoe_core.tasks.result import Output
+from nmoe_core.base.result import Result
 
 HEADS, OTHER = dg.AssetKey("heads"), dg.AssetKey("other")
 
 
 def _is_tagged(instance: dg.DagsterInstance, while_it_runs: Callable[[], None]) -> bool:
-    def make() -> Output:
+    def make() -> Result:
         while_it_runs()
-        return Output("digest", {})
+        return Result("digest", {})
 
     @dg.asset(deps=[HEADS])
     def calibration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:

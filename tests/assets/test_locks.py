@@ -14,8 +14,8 @@ from nmoe_assets.checks import Checks
 from nmoe_assets.resources import Machine
 from nmoe_core.base.atomic import LOCK_NAME, output_lock
 from nmoe_core.base.errors import FormatError
+from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
-from nmoe_core.tasks.result import Output
 from nmoe_core.tasks.shards import attempt
 
 # As the definitions of the project do it.
@@ -34,7 +34,7 @@ class Writer:
         self.bad = ""
         self._files: dict[str, object] = {}
 
-    def make(self, key: str) -> Output:
+    def make(self, key: str) -> Result:
         """Write one output under its lock; the other run ends after the second look."""
         self.tries.append(key)
         if self.tries.count(key) > 2:
@@ -42,7 +42,7 @@ class Writer:
         if key == self.bad:
             raise FormatError("is damaged")
         with output_lock(self.directory / key):
-            return Output(f"digest of {key}")
+            return Result(f"digest of {key}")
 
     def other_starts(self, key: str) -> None:
         """Hold the lock of an output."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.cli.beside_config import BACKBONE_KEYS, beside_config, configured_run
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
@@ -20,7 +21,6 @@ from nmoe_core.cli.quality import heads as train
 from nmoe_core.cli.quality import labels as hydra_labels
 from nmoe_core.cli.quality.labels import Outputs, add_jsonl_flags, show
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.result import Output
 
 
 def register(verbs: Any) -> None:
@@ -123,7 +123,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
         )
     keys = [key for key in hydra.CALIBRATION_FACTS if key in report.summary]
     facts = {key: report.summary[key] for key in keys} | {"path": str(report.path)}
-    return {"calibration": Output("", facts)}
+    return {"calibration": Result("", facts)}
 
 
 def grade(arguments: argparse.Namespace) -> Outputs:
@@ -146,7 +146,7 @@ def grade(arguments: argparse.Namespace) -> Outputs:
     )
     progress = None if arguments.quiet else _show_progress
     report = grade_documents(grader, documents, required(arguments, "out"), progress)
-    return {str(arguments.out): Output("", asdict(report))}
+    return {str(arguments.out): Result("", asdict(report))}
 
 
 def _grade_run(arguments: argparse.Namespace) -> Outputs:

@@ -9,11 +9,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.result import Result
 from nmoe_core.cli.beside_config import BACKBONE_KEYS, beside_config, configured_run
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
 from nmoe_core.cli.quality.labels import Outputs, show
 from nmoe_core.config.run import JudgeTable, ProbeTable
-from nmoe_core.tasks.result import Output
 
 GIB = 2**30
 _KEYS = {**BACKBONE_KEYS, "max_ctx": "heads.max_ctx"}
@@ -86,7 +86,7 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
         labels_test=arguments.labels_test,
         **settings,
     )
-    return {kind: Output(report.digest, hydra.head_facts(report))}
+    return {kind: Result(report.digest, hydra.head_facts(report))}
 
 
 def import_pt(arguments: argparse.Namespace) -> Outputs:
@@ -106,7 +106,7 @@ def import_pt(arguments: argparse.Namespace) -> Outputs:
         arguments.max_ctx,
         arguments.num_heads,
     )
-    return {arguments.head.name: Output("", {"path": str(made)})}
+    return {arguments.head.name: Result("", {"path": str(made)})}
 
 
 def _backbone(arguments: argparse.Namespace) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.result import Result
 from nmoe_core.base.strict import validate
 from nmoe_core.cli.beside_config import beside_config, configured_run
 from nmoe_core.cli.output import print_json, print_table
@@ -21,10 +22,9 @@ from nmoe_core.cli.paths import add_experts_flag, default_device, default_dtype,
 from nmoe_core.config.run import OracleTable, Run
 from nmoe_core.config.shipped import find_rubric
 from nmoe_core.labels.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS
-from nmoe_core.tasks.result import Output
 
 SHOW_EVERY = 50
-Outputs = dict[str, Output]
+Outputs = dict[str, Result]
 Verb = Callable[[argparse.Namespace], Outputs]
 
 
@@ -131,7 +131,7 @@ def slices(arguments: argparse.Namespace) -> Outputs:
     reports = {name: write_source_slices(data_root, name, out) for name in names}
     reports["all"] = combine_slices(out, names)
     return {
-        name: Output("", {**report.counts, "changed": not report.is_current})
+        name: Result("", {**report.counts, "changed": not report.is_current})
         for name, report in reports.items()
     }
 
@@ -174,7 +174,7 @@ def _label_file(arguments: argparse.Namespace) -> Outputs:
         )  # fmt: skip
         facts["relabelled"] = again.total
     facts["scorer"] = f"{oracle.scorer_model}/{oracle.scorer_version}"
-    return {str(out): Output("", facts)}
+    return {str(out): Result("", facts)}
 
 
 def _documents(arguments: argparse.Namespace) -> Any:

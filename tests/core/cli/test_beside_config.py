@@ -116,15 +116,15 @@ def test_the_command_works_where_compute_says(
 
     def mapped(work: Any, keys: Any, *, backend: str, workers: int, ray: Any) -> Iterator[Any]:
         asked.append((work.args[1], backend, workers))
-        output = module.Output("", {"changed": True})
+        output = module.Result("", {"changed": True})
         return (module.Attempt(key, output, None, 0.0, 0.0) for key in keys)
 
     monkeypatch.setattr(module, "map_shards", mapped)
     source = SimpleNamespace(name="web")
     monkeypatch.setattr("nmoe_core.prep.mixture.run_sources", lambda run: [source])
     monkeypatch.setattr("nmoe_core.cli.quality.grading.run_sources", lambda run: [source])
-    monkeypatch.setattr(curate, "open_topics", lambda *a, **k: module.Output("", {}))
-    monkeypatch.setattr(curate, "combine", lambda *a: module.Output("", {}))
+    monkeypatch.setattr(curate, "open_topics", lambda *a, **k: module.Result("", {}))
+    monkeypatch.setattr(curate, "combine", lambda *a: module.Result("", {}))
     monkeypatch.setattr(checks, "check_curated", lambda *a: {})
     assert main([*call, "--config", str(config), "--json"]) == 0
     assert asked == [(stage, "pool", 3) for stage in stages]

@@ -1,0 +1,21 @@
+"""What a piece of work made: the one type that goes from compute to an event of Dagster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One committed result.
+
+    Attributes:
+        digest: SHA-256 of its content; equal bytes have equal digests.
+        facts: Numbers and short texts for people, such as counts and the work that was done.
+        picture: Markdown with an inline PNG, or empty.
+    """
+
+    digest: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    picture: str = ""
