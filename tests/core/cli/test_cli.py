@@ -10,51 +10,15 @@ from pathlib import Path
 import pytest
 
 from nmoe_core.cli import main
-
-CONFIG = """
-root = "out"
-mixture_toml = "mixture.toml"
-flow_profiles_toml = "flows.toml"
-flow_mode = "small"
-[prep]
-num_shards = 2
-max_tokens = "all"
-"""
-MIXTURE = """
-[mixtures.mix]
-total_tokens_b = 0.000001
-[[mixtures.mix.sources]]
-id = "web"
-tokens_b = 0.0000006
-kind = "jsonl"
-paths = ["in/*.jsonl"]
-valid_split = "train[:10%]"
-[[mixtures.mix.sources]]
-id = "notes"
-tokens_b = 0.0000004
-kind = "files"
-paths = ["in/*.md"]
-"""
-FLOWS = """
-[flow.small]
-mode = "small"
-stages = ["pretrain"]
-scale = 1.0
-[flow.small.mixture]
-pretrain = "mix"
-"""
+from tests.project import Source, jsonl_source, write_project
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "workspace.yaml").write_text("")
-    (tmp_path / "run.toml").write_text(CONFIG)
-    (tmp_path / "mixture.toml").write_text(MIXTURE)
-    (tmp_path / "flows.toml").write_text(FLOWS)
-    (tmp_path / "in").mkdir()
     rows = [{"id": str(i), "text": f"row {i} " + "some words " * 20} for i in range(60)]
-    (tmp_path / "in" / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    (tmp_path / "in" / "b.md").write_text("a note " * 50)
+    web = jsonl_source("web", rows, tokens_b=0.0000006, valid_split="train[:10%]")
+    notes = {"id": "notes", "tokens_b": 0.0000004, "kind": "files", "paths": ["in/*.md"]}
+    write_project(tmp_path, [web, Source(notes, {"in/b.md": "a note " * 50})])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -116,7 +80,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
         ("run.toml", '"small"', '"smal"', "E-CONFIG", "smal"),
         ("mixture.toml", "in/*.md", "in/*.rst", "E-SOURCE-NOTFOUND", "in/*.rst"),
         ("mixture.toml", "paths", "path", "E-CONFIG-KEY", "did you mean 'paths'"),
-        ("mixture.toml", "in/*.jsonl", "in/*.md", "E-SOURCE-RECORD", "b.md:1"),
+        ("mixture.toml", "in/web.jsonl", "in/*.md", "E-SOURCE-RECORD", "b.md:1"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_nothing_is_written(
@@ -139,17 +103,17 @@ def test_a_wrong_setting_is_one_line_and_nothing_is_written(
 def test_a_missing_text_field_is_one_line_and_nothing_is_written(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (project / "in" / "a.jsonl").write_text('{"body": "x"}\n')
+    (project / "in" / "web.jsonl").write_text('{"body": "x"}\n')
     line = _refused(capsys, "prep-mixture", "--config", "run.toml")
     assert line.startswith("ERROR [E-SOURCE-RECORD]")
-    assert "a.jsonl:1" in line
+    assert "web.jsonl:1" in line
     assert not (project / "out").exists()
 
 
 def test_one_bad_source_does_not_stop_the_others_when_asked(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (project / "in" / "a.jsonl").write_text('{"body": "x"}\n')
+    (project / "in" / "web.jsonl").write_text('{"body": "x"}\n')
     assert main(["prep-mixture", "--config", "run.toml", "--continue-on-error"]) == 1
     assert "web/train: ERROR [E-SOURCE-RECORD]" in capsys.readouterr().err
     assert (project / "out/data/notes/train/manifest.json").is_file()
@@ -178,6 +142,7 @@ def test_help_and_prep_import_neither_torch_nor_dagster() -> None:
     code = """
 import sys
 from nmoe_core.cli import main
+from tests.project import Source, jsonl_source, write_project
 try:
     main(["--help"])
 except SystemExit:

@@ -1,0 +1,118 @@
+"""A small project on disk: the run's TOML, a mixture, a flow and input files. Every test's project.
+
+project = write_project(tmp_path, [jsonl_source("web", rows)], {"prep": {"num_shards": 3}})
+main(["prep-mixture", "--config", str(project.config)])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.config.run import Run
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TOKENS_B = 0.00001  # of a mixture: ten thousand tokens
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of the mixture, and the input files that it reads.
+
+    Attributes:
+        table: Its keys in the mixture; `tokens_b` may be left out.
+        files: Text of each input file, by its path in the project.
+    """
+
+    table: Mapping[str, Any]
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project in `directory`."""
+
+    directory: Path
+
+    @property
+    def config(self) -> Path:
+        """The run's TOML."""
+        return self.directory / "run.toml"
+
+    @property
+    def run(self) -> Run:
+        """The checked run, read again."""
+        return Run(self.config)
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Text of a JSONL file."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def jsonl_source(name: str, rows: Iterable[Mapping[str, Any]], **keys: Any) -> Source:
+    """A source that reads `in/{name}.jsonl`."""
+    path = f"in/{name}.jsonl"
+    table = {"id": name, "kind": "jsonl", "paths": [path], **keys}
+    return Source(table, {path: json_lines(rows)})
+
+
+def write_project(
+    directory: Path, sources: Sequence[Source], settings: Mapping[str, Any] | None = None
+) -> Project:
+    """Write the project: root `out`, two shards per source, all of the input.
+
+    Args:
+        directory: Where; made if it is missing.
+        sources: The mixture.
+        settings: Keys and tables of the run, over those above; tables are merged.
+    """
+    share = TOKENS_B / max(len(sources), 1)
+    tables = [{"tokens_b": share, **source.table} for source in sources]
+    mix = {"total_tokens_b": sum(table["tokens_b"] for table in tables), "sources": tables}
+    small = {"mode": "small", "stages": ["pretrain"], "scale": 1.0, "mixture": {"pretrain": "mix"}}
+    run: dict[str, Any] = {
+        "root": "out",
+        "mixture_toml": "mixture.toml",
+        "flow_profiles_toml": "flows.toml",
+        "flow_mode": "small",
+        "prep": {"num_shards": 2, "max_tokens": "all"},
+    }
+    files = {
+        "workspace.yaml": "",
+        "run.toml": toml(_merged(run, settings or {})),
+        "mixture.toml": toml({"mixtures": {"mix": mix}}),
+        "flows.toml": toml({"flow": {"small": small}}),
+    }
+    for source in sources:
+        files |= source.files
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return Project(directory)
+
+
+def toml(table: Mapping[str, Any], name: str = "") -> str:
+    """A TOML document; None leaves a key out."""
+    lines, tables = [], []
+    for key, value in table.items():
+        path = f"{name}.{key}".lstrip(".")
+        if isinstance(value, Mapping):
+            tables.append(f"[{path}]\n{toml(value, path)}")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            tables += [f"[[{path}]]\n{toml(item, path)}" for item in value]
+        elif value is not None:
+            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}\n")
+    return "".join(lines + tables)
+
+
+def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
