@@ -61,7 +61,7 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
     for source, split in jobs:
         try:
             settings = prep_settings(run, source, split)
-            output = run.paths.split(source.name, split)
+            output = run.tree.split(source.name, split)
             results.append(
                 make_split(source.spec, split, settings, run.base, output, arguments.force)
             )
@@ -135,7 +135,7 @@ def _dry_run(run: Run, jobs: Sequence[tuple[SourcePlan, str]], *, as_json: bool)
         for part in planned:
             if part.exists:
                 print(f"{part.source}/{part.split}: there already; made again only with --force")
-        print(f"files go below {run.paths.data}; nothing was written")
+        print(f"files go below {run.tree.data}; nothing was written")
     problems: list[PlannedSplit] = [part for part in planned if part.problem]
     for part in problems:
         assert part.problem is not None

@@ -26,6 +26,7 @@ from nmoe_core.base.settings import (
 from nmoe_core.base.strict import StrictModel, validate
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.shipped import find_rubric
+from nmoe_core.config.tree import Tree
 
 _MAX_TOKENS = 10**15
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -346,27 +347,6 @@ class RunConfig(StrictModel):
     retention: RetentionTable = RetentionTable()
 
 
-class Paths:
-    """Where the files of a run lie, all under `root`."""
-
-    def __init__(self, root: Path, data_root: Path, checkpoint: Path) -> None:
-        self.root = root
-        self.data = data_root
-        self.slices = root / "slices"
-        self.labels = root / "labels"
-        self.heads = root / "heads"
-        self.calibration = root / "calibration"
-        self.quality = root / "quality"
-        self.topics = root / "topics"
-        self.curated = root / "curated"
-        self.plan = root / "mixture" / "loader_plan.json"
-        self.checkpoint = checkpoint
-
-    def split(self, source: str, split: str) -> Path:
-        """`data/{source}/{split}`."""
-        return self.data / source / split
-
-
 class Run:
     """A checked configuration with its paths resolved.
 
@@ -376,6 +356,7 @@ class Run:
 
     Attributes:
         rubric: That of `[oracle] rubric`.
+        tree: Where its files lie.
 
     Raises:
         ConfigError: The file, or one that it names, is missing; a key is unknown or a value out of
@@ -391,14 +372,9 @@ class Run:
         for key in ("mixture_toml", "flow_profiles_toml"):
             self._require_file(key)
         root = self._root()
-        checkpoint = self.config.backbone.checkpoint
-        self.paths = Paths(
-            root=root,
-            data_root=self.resolve(self.config.data_root)
-            if self.config.data_root
-            else root / "data",
-            checkpoint=self.resolve(checkpoint) if checkpoint else root / "backbone",
-        )
+        named = self.config.data_root, self.config.backbone.checkpoint
+        self.tree = Tree.below(root, *(self.resolve(path) if path else None for path in named))
+        self.paths = self.tree  # until every caller says `tree`
 
     def with_config(self, config: RunConfig) -> Run:
         """The same run with other values."""

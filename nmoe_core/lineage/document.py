@@ -59,7 +59,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
     }
     if shard.split != "train":
         return facts
-    is_curated = (run.paths.curated / shard.source / "train" / shard.name / MANIFEST_NAME).is_file()
+    is_curated = (run.tree.curated / shard.source / "train" / shard.name / MANIFEST_NAME).is_file()
     place = curated_place(run, shard, doc_id) if is_curated else None
     return facts | {
         "label_split": split_of(str(doc_id)),
@@ -74,12 +74,12 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
 def _find(run: Run, name: str) -> tuple[Shard, ShardFile, int]:
     if "//" in name and "#" in name:
         doc_id = parse_doc_id(name)
-        shard = Shard(run.paths.data, doc_id.rel)
+        shard = Shard(run.tree.data, doc_id.rel)
         for file in shard.files:
             starts = file.spans.tolist()
             if file.rel == doc_id.rel and [doc_id.start, doc_id.end] in starts:
                 return shard, file, starts.index([doc_id.start, doc_id.end])
-        raise FormatError("no such document", where=run.paths.data, found=name, code="E-DOCID")
+        raise FormatError("no such document", where=run.tree.data, found=name, code="E-DOCID")
     found = []
     for shard in _shards_with(run, name):
         for file in shard.files:
@@ -89,7 +89,7 @@ def _find(run: Run, name: str) -> tuple[Shard, ShardFile, int]:
         return found[0]
     raise FormatError(
         "several documents have this ingest id" if found else "no document has this id",
-        where=run.paths.data,
+        where=run.tree.data,
         found=" and ".join(f"{shard.source}/{shard.split}" for shard, _, _ in found) or name,
         expected="a document id, or an ingest id that one document has",
         do="name it by its document id" if found else "nmoe inspect shows ids",
@@ -101,11 +101,11 @@ def _shards_with(run: Run, ingest_id: str) -> Iterator[Shard]:
     """The shard of each split of each source where this ingest id would be."""
     for source in run_sources(run):
         for split in SPLITS:
-            path = run.paths.split(source.name, split) / MANIFEST_NAME
+            path = run.tree.split(source.name, split) / MANIFEST_NAME
             if path.is_file():
                 num_shards = load_manifest(path).extra["source_info"]["num_buckets"]
                 bucket = shard_dir_name(bucket_of(ingest_id, num_shards))
-                yield Shard(run.paths.data, f"{source.name}/{split}/{bucket}")
+                yield Shard(run.tree.data, f"{source.name}/{split}/{bucket}")
 
 
 def _text(run: Run, file: ShardFile, document: int) -> str:
@@ -126,19 +126,19 @@ def _provenance(run: Run, shard: Shard) -> Facts:
 
 
 def _grade(run: Run, shard: Shard, number: int) -> Facts | None:
-    directory = run.paths.quality / shard.source / shard.name
+    directory = run.tree.quality / shard.source / shard.name
     if not (directory / "summary.json").is_file():
         return None
     bucket = int(shard.name.removeprefix("shard_"))
-    quality = load_quality(run.paths.quality, shard.source, bucket, shard.manifest)
+    quality = load_quality(run.tree.quality, shard.source, bucket, shard.manifest)
     with open(quality.path, "rb") as file:
         return orjson.loads(next(islice(file, number, None)))
 
 
 def _thresholds(run: Run) -> Facts | None:
-    if not (run.paths.calibration / CALIBRATION_NAME).is_file():
+    if not (run.tree.calibration / CALIBRATION_NAME).is_file():
         return None
-    return asdict(load_calibration(run.paths.calibration).thresholds)
+    return asdict(load_calibration(run.tree.calibration).thresholds)
 
 
 def _curated(place: Place | None) -> Facts:
@@ -154,10 +154,10 @@ def _curated(place: Place | None) -> Facts:
 
 def _readings(run: Run, doc_id: DocId, place: Place | None, most: int) -> list[Facts] | None:
     """Where the plan reads the document, from its first step on."""
-    if not run.paths.plan.is_file():
+    if not run.tree.plan.is_file():
         return None
-    plan = load_plan(run.paths.plan)
-    candidates = [(run.paths.data / doc_id.rel, doc_id)]
+    plan = load_plan(run.tree.plan)
+    candidates = [(run.tree.data / doc_id.rel, doc_id)]
     if place is not None:
         candidates.append((place.path, place.doc_id))
     with closing(Stream(plan, "train")) as stream:

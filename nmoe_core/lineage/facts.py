@@ -71,13 +71,13 @@ def curated_place(run: Run, shard: Shard, doc_id: DocId) -> Place | None:
         FormatError: The curated shard is missing or broken.
         CurationError: Its lineage is not its own (E-CURATION-LINEAGE).
     """
-    curated = Shard(run.paths.curated, f"{shard.source}/train/{shard.name}")
+    curated = Shard(run.tree.curated, f"{shard.source}/train/{shard.name}")
     with closing(read_lineage(curated.manifest)) as lineage:
         for number, row in enumerate(lineage):
             if row["parent_doc_id"] == str(doc_id):
                 file, document = curated.file_of(number)
                 curated_id = DocId(shard.source, file.rel, *file.spans[document].tolist())
-                return Place(run.paths.curated / file.rel, curated_id, number, row["topic"])
+                return Place(run.tree.curated / file.rel, curated_id, number, row["topic"])
     return None
 
 
@@ -89,7 +89,7 @@ def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
     """
     found: dict[str, Facts] = {}
     for split in LABELLED_SPLITS:
-        path = run.paths.labels / "merged" / f"labels_{split}.jsonl"
+        path = run.tree.labels / "merged" / f"labels_{split}.jsonl"
         if not path.is_file():
             continue
         checked_digest(path)

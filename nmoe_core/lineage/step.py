@@ -34,7 +34,7 @@ def explain_step(run: Run, step: int, row: int | None = None) -> Facts:
         StateError: The plan has no such step, or the step no such row (E-SEEK).
         CurationError: A curated shard's lineage is not its own (E-CURATION-LINEAGE).
     """
-    plan = load_plan(run.paths.plan)
+    plan = load_plan(run.tree.plan)
     first, parents, rows = step * plan.batch_size, _Parents(run), []
     with closing(Stream(plan, "train")) as stream:
         _check("step", step, stream.num_sequences // plan.batch_size)
@@ -70,7 +70,7 @@ class _Parents:
     """The documents of the data tree that parts of rows come from; each shard is read once."""
 
     def __init__(self, run: Run) -> None:
-        self._curated, self._data = run.paths.curated, run.paths.data
+        self._curated, self._data = run.tree.curated, run.tree.data
         self._shards: dict[str, tuple[Shard, list[Facts], dict[str, list[str]]]] = {}
 
     def of(self, origin: Origin) -> Facts:

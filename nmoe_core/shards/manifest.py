@@ -26,6 +26,7 @@ from loader.files.sealed import sealed
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
+from nmoe_core.config.tree import shard_dir_name
 
 PIPELINE_VERSION = "nmoe-data/1"
 _FILE_KEYS = ("path", "index_path", "ids_path")
@@ -41,11 +42,6 @@ class ShardFormat:
     vocab_size: int
     eos_token_id: int
     tokenizer_fingerprint: str
-
-
-def shard_dir_name(bucket: int) -> str:
-    """Directory of a bucket: `shard_NNNN`."""
-    return f"shard_{bucket:04d}"
 
 
 def build_manifest(

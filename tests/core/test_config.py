@@ -182,3 +182,18 @@ def test_a_rubric_goes_by_its_name_or_old_path_and_a_file_of_the_project_comes_f
     own.write_text("name = 5")
     with pytest.raises(ConfigError):
         rubric("configs/rubrics/quality_v1.toml")
+
+
+def test_a_run_knows_where_each_of_its_files_lies(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('root = "out"\ndata_root = "elsewhere/data"\n')
+    tree, out = Run(tmp_path / "run.toml").tree, tmp_path / "out"
+    shard = tree.shard("web", 3)
+    assert shard.manifest == tmp_path / "elsewhere/data/web/train/shard_0003/manifest.json"
+    assert shard.scores == out / "quality/web/shard_0003/quality_scores.jsonl"
+    assert shard.topics == out / "topics/web/shard_0003/topics.npy"
+    assert shard.curation == out / "curated/web/train/shard_0003/curation.json"
+    assert shard.lineage == out / "curated/web/train/shard_0003/lineage.jsonl"
+    assert tree.slice("val", 3) == out / "slices/val_shard_03"
+    assert tree.label_shard("val", 3) == out / "labels/val/shard_3"
+    assert tree.merged_labels("val") == out / "labels/merged/labels_val.jsonl"
+    assert tree.checkpoint == out / "backbone"

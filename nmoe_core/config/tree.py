@@ -1,0 +1,199 @@
+"""Where every file of a run lies: each path comes from one `Tree`, none is joined by hand.
+
+A task takes the run's tree, and compute takes the tree or one of its shards:
+
+    shard = run.tree.shard("web", 3)
+    shard.manifest   data/web/train/shard_0003/manifest.json
+    shard.scores     quality/web/shard_0003/quality_scores.jsonl
+    shard.curation   curated/web/train/shard_0003/curation.json
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loader.files.format import MANIFEST_NAME
+
+SCORES_NAME = "quality_scores.jsonl"
+TOPICS_NAME = "topics.npy"
+TOPIC_MODEL_NAME = "topic_model.safetensors"
+TOPIC_TERMS_NAME = "topic_terms.json"
+CURATION_NAME = "curation.json"
+LINEAGE_NAME = "lineage.jsonl"
+PROBE_NAME = "hydra_probe.safetensors"
+JUDGE_NAME = "hydra_judge.safetensors"
+CALIBRATION_NAME = "calibration_summary.json"
+
+
+def shard_dir_name(bucket: int) -> str:
+    """Directory of a bucket: `shard_NNNN`."""
+    return f"shard_{bucket:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The paths of a run. `Tree.below(root)` has the usual ones; `replace` moves single roots."""
+
+    root: Path
+    data: Path
+    slices: Path
+    labels: Path
+    heads: Path
+    calibration: Path
+    quality: Path
+    topics: Path
+    curated: Path
+    plan: Path
+    checkpoint: Path
+
+    @classmethod
+    def below(cls, root: Path, data: Path | None = None, checkpoint: Path | None = None) -> Tree:
+        """The tree of a run whose files all lie below `root`, but for those named."""
+        return cls(
+            root=root,
+            data=data or root / "data",
+            slices=root / "slices",
+            labels=root / "labels",
+            heads=root / "heads",
+            calibration=root / "calibration",
+            quality=root / "quality",
+            topics=root / "topics",
+            curated=root / "curated",
+            plan=root / "mixture" / "loader_plan.json",
+            checkpoint=checkpoint or root / "backbone",
+        )
+
+    def split(self, source: str, split: str = "train") -> Path:
+        """`data/{source}/{split}`."""
+        return self.data / source / split
+
+    def manifest(self, source: str, split: str = "train") -> Path:
+        """The manifest of all shards of a split."""
+        return self.split(source, split) / MANIFEST_NAME
+
+    def shard(self, source: str, bucket: int, split: str = "train") -> ShardPaths:
+        """The paths of one shard."""
+        return ShardPaths(self, source, bucket, split)
+
+    def shards(self, source: str, num_shards: int, split: str = "train") -> list[ShardPaths]:
+        """The paths of all shards of a split."""
+        return [ShardPaths(self, source, bucket, split) for bucket in range(num_shards)]
+
+    def curated_split(self, source: str) -> Path:
+        """`curated/{source}/train`."""
+        return self.curated / source / "train"
+
+    def curated_manifest(self, source: str) -> Path:
+        """The manifest of all curated shards of a source."""
+        return self.curated_split(source) / MANIFEST_NAME
+
+    def curation(self, source: str) -> Path:
+        """Counts and diversity of all curated shards of a source."""
+        return self.curated_split(source) / CURATION_NAME
+
+    def source_slices(self, source: str) -> Path:
+        """Directory of the document ids that one source gives to labelling."""
+        return self.slices / "sources" / source
+
+    def slice(self, split: str, number: int) -> Path:
+        """The document ids of one label shard."""
+        return self.slices / f"{split}_shard_{number:02d}"
+
+    def label_shard(self, split: str, number: int) -> Path:
+        """Directory of the labels of one slice."""
+        return self.labels / split / f"shard_{number}"
+
+    def merged_labels(self, split: str) -> Path:
+        """The labels of all slices of a split."""
+        return self.labels / "merged" / f"labels_{split}.jsonl"
+
+    @property
+    def probe(self) -> Path:
+        """The probe's weights and card."""
+        return self.heads / PROBE_NAME
+
+    @property
+    def judge(self) -> Path:
+        """The judge's weights and card."""
+        return self.heads / JUDGE_NAME
+
+    @property
+    def calibration_summary(self) -> Path:
+        """The thresholds and what they were fitted on."""
+        return self.calibration / CALIBRATION_NAME
+
+    @property
+    def topic_model(self) -> Path:
+        """Centroids of the topics of all sources."""
+        return self.topics / TOPIC_MODEL_NAME
+
+    @property
+    def topic_terms(self) -> Path:
+        """Words that tell the topics apart."""
+        return self.topics / TOPIC_TERMS_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPaths:
+    """The paths of one shard of a split; grades, topics and curated shards are of `train`."""
+
+    tree: Tree
+    source: str
+    bucket: int
+    split: str = "train"
+
+    @property
+    def name(self) -> str:
+        """`shard_NNNN`."""
+        return shard_dir_name(self.bucket)
+
+    @property
+    def directory(self) -> Path:
+        """The shard's directory in the data tree."""
+        return self.tree.split(self.source, self.split) / self.name
+
+    @property
+    def manifest(self) -> Path:
+        """Its manifest in the data tree."""
+        return self.directory / MANIFEST_NAME
+
+    @property
+    def graded(self) -> Path:
+        """Directory of its scores and their summary."""
+        return self.tree.quality / self.source / self.name
+
+    @property
+    def scores(self) -> Path:
+        """Scores and decisions of its documents."""
+        return self.graded / SCORES_NAME
+
+    @property
+    def with_topics(self) -> Path:
+        """Directory of its topics and their summary."""
+        return self.tree.topics / self.source / self.name
+
+    @property
+    def topics(self) -> Path:
+        """The topic of each of its documents."""
+        return self.with_topics / TOPICS_NAME
+
+    @property
+    def curated(self) -> Path:
+        """Its directory in the curated tree."""
+        return self.tree.curated_split(self.source) / self.name
+
+    @property
+    def curated_manifest(self) -> Path:
+        """Its manifest in the curated tree."""
+        return self.curated / MANIFEST_NAME
+
+    @property
+    def curation(self) -> Path:
+        """What it was curated from: counts, diversity, fingerprints."""
+        return self.curated / CURATION_NAME
+
+    @property
+    def lineage(self) -> Path:
+        """Where each of its curated documents came from."""
+        return self.curated / LINEAGE_NAME
