@@ -1,0 +1,156 @@
+"""Append, tear, resume: a file of records that grows line by line and survives any kill.
+
+A writer appends whole lines. A killed one leaves at most a torn last line, which the next writer
+cuts off after it has read and judged the lines before it. One writer at a time: the kernel holds
+the lock and frees it with its holder. Whether the records belong to this run is for the caller to
+say, before it calls `cut`. Costs one flush per append, an fsync only where asked for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple
+
+from nmoe_core.base.atomic import failpoint
+from nmoe_core.base.errors import LockedError
+
+_READ_BYTES = 4 * 2**20
+
+
+class Line(NamedTuple):
+    """A whole line of a file."""
+
+    number: int
+    """From 1."""
+    offset: int
+    """Its first byte."""
+    payload: bytes
+    """With its newline."""
+
+
+class AppendLog:
+    """The only writer of one file.
+
+        with AppendLog(path) as log:
+            for line in log.lines():
+                check(line)  # an error leaves the file as it is
+            log.cut()
+            log.append(b'{"id": "a"}\\n')
+
+    Args:
+        path: The file; it and its directory are made where they are missing.
+
+    Attributes:
+        size: Bytes of the lines that were read or appended.
+
+    Raises:
+        LockedError: Another process writes the file (E-LOCKED).
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.size = path, 0
+        self._hash = hashlib.sha256()
+        self._file = open(path, "a+b")  # noqa: SIM115 (closed by `close`)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise LockedError(
+                "another process is writing this file", where=path, do="wait for it, or end it"
+            ) from None
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the first `size` bytes."""
+        return self._hash.hexdigest()
+
+    def starts_with(self, size: int, sha256: str) -> bool:
+        """Whether the file has that many bytes and the first `size` have this SHA-256."""
+        digest = hashlib.sha256()
+        self._file.seek(0)
+        while size and (piece := self._file.read(min(size, _READ_BYTES))):
+            digest.update(piece)
+            size -= len(piece)
+        return not size and digest.hexdigest() == sha256
+
+    def lines(self, end: int | None = None) -> Iterator[Line]:
+        """The whole lines from the first on; each one that is taken counts to `size`.
+
+        Args:
+            end: Stop at this byte.
+        """
+        self.size, self._hash = 0, hashlib.sha256()
+        self._file.seek(0)
+        for line in whole_lines(self._file):
+            if end is not None and line.offset >= end:
+                return
+            self.size += len(line.payload)
+            self._hash.update(line.payload)
+            yield line
+
+    def rest(self) -> bytes:
+        """What lies behind the first `size` bytes."""
+        self._file.seek(self.size)
+        return self._file.read()
+
+    def cut(self) -> None:
+        """Cut off what lies behind the first `size` bytes."""
+        self._file.truncate(self.size)
+
+    def clear(self) -> None:
+        """Start over with an empty file."""
+        self.size, self._hash = 0, hashlib.sha256()
+        self.cut()
+
+    def append(self, payload: bytes, *, durable: bool = False) -> int:
+        """Write whole lines and hand them to the system; return the offset of the first byte.
+
+        Args:
+            payload: One line or several, each with its newline.
+            durable: Wait until they are on the disk.
+        """
+        offset = self.size
+        self._file.write(payload)
+        failpoint("write")
+        self._file.flush()
+        self.size += len(payload)
+        self._hash.update(payload)
+        if durable:
+            self.sync()
+        return offset
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk."""
+        failpoint("fsync")
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file and free its lock."""
+        self._file.close()
+
+    def __enter__(self) -> AppendLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def whole_lines(file: IO[bytes]) -> Iterator[Line]:
+    """The lines of an open file that end with a newline; a torn last one is left out."""
+    offset = 0
+    for number, payload in enumerate(file, 1):
+        if not payload.endswith(b"\n"):
+            return
+        yield Line(number, offset, payload)
+        offset += len(payload)
