@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from nmoe_core.grading.inputs import DocIdInput, GradeDocument, TextInput
 from nmoe_core.heads.scoring import HeadScores
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
 from nmoe_core.labels.slices import documents_of
+from tests.core.quality import EOS, MAX_CTX, Grading, rows_of, write_source
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,9 @@ def grading(
     tmp_path_factory: pytest.TempPathFactory,
     shared_data: Path,
     backbone: Transformer,
-    world: SimpleNamespace,
 ) -> Any:
     """Calibrated once; tests that change it make their own."""
-    made = world.Grading(tmp_path_factory.mktemp("grading"), shared_data, backbone, world)
+    made = Grading(tmp_path_factory.mktemp("grading"), shared_data, backbone)
     made.calibrate()
     made.part_by_hand()
     return made
@@ -138,11 +137,9 @@ def test_a_document_at_the_probes_threshold_stays() -> None:
 def test_a_document_gets_its_decision_alone_or_in_any_company(grading: Any) -> None:
     rows = grading.graded(grading.grade())
     for max_batch in (1, 3, 64):
-        grader = Grader.load(
-            grading.model, grading.heads, grading.calibration, grading.world.MAX_CTX, max_batch
-        )
+        grader = Grader.load(grading.model, grading.heads, grading.calibration, MAX_CTX, max_batch)
         ids = [(row["doc_id"], "web") for row in rows]
-        others = grading.world.rows_of(grader, grading.data, ids)
+        others = rows_of(grader, grading.data, ids)
         assert [r["decision"] for r in others] == [r["decision"] for r in rows]
         for a, b in zip(rows, others):
             assert abs(a["aggregated"] - b["aggregated"]) < 1e-4
@@ -157,7 +154,7 @@ def test_blocks_after_the_probe_run_for_survivors_only_and_none_runs_twice(
     report = own.grade()
     rows = own.graded(report)
     spans = [r["doc_id"].rsplit("#s=", 1)[1].split(":e=") for r in rows]
-    lengths = [min(own.world.MAX_CTX, int(e) - int(s) - 1) for s, e in spans]
+    lengths = [min(MAX_CTX, int(e) - int(s) - 1) for s, e in spans]
     survivors = [n for n, row in zip(lengths, rows) if not row["early_exit"]]
     assert 0 < len(survivors) < len(rows)
     assert block_tokens.counts[:6] == [sum(lengths)] * 6
@@ -167,11 +164,9 @@ def test_blocks_after_the_probe_run_for_survivors_only_and_none_runs_twice(
 
 def test_survivors_score_as_if_nobody_had_left(grading: Any) -> None:
     with_exits = grading.graded(grading.grade())
-    grader = Grader.load(
-        grading.model, grading.heads, grading.calibration, grading.world.MAX_CTX, 8, False
-    )
+    grader = Grader.load(grading.model, grading.heads, grading.calibration, MAX_CTX, 8, False)
     ids = [(row["doc_id"], "web") for row in with_exits]
-    without = grading.world.rows_of(grader, grading.data, ids)
+    without = rows_of(grader, grading.data, ids)
     assert not any(row["early_exit"] for row in without)
     for a, b in zip(with_exits, without):
         assert a["probe_scores"] == b["probe_scores"]
@@ -234,14 +229,12 @@ def test_a_calibration_of_other_heads_is_refused_with_both_digests(own: Any) -> 
 
 def test_another_context_than_in_training_is_refused(own: Any) -> None:
     with pytest.raises(HeadError) as refused:
-        own.grade(max_ctx=own.world.MAX_CTX + 1)
+        own.grade(max_ctx=MAX_CTX + 1)
     assert refused.value.code == "E-HEAD-CONTEXT"
 
 
-def test_a_shard_without_documents_is_graded_to_an_empty_file(
-    tmp_path: Path, grading: Any, world: SimpleNamespace
-) -> None:
-    world.write_source(tmp_path / "data", "web", [[1, 2, 3, 4]], num_shards=2)
+def test_a_shard_without_documents_is_graded_to_an_empty_file(tmp_path: Path, grading: Any) -> None:
+    write_source(tmp_path / "data", "web", [[1, 2, 3, 4]], num_shards=2)
     own = copy.copy(grading)
     own.data, own.base = tmp_path / "data", tmp_path
     report = own.grade(shard=1)
@@ -250,10 +243,8 @@ def test_a_shard_without_documents_is_graded_to_an_empty_file(
     assert own.grade(shard=1).is_current
 
 
-def test_a_document_of_nothing_but_its_eos_is_graded_too(
-    tmp_path: Path, grading: Any, world: SimpleNamespace
-) -> None:
-    world.write_source(tmp_path / "data", "web", [[], [1, 2, 3]], num_shards=1)
+def test_a_document_of_nothing_but_its_eos_is_graded_too(tmp_path: Path, grading: Any) -> None:
+    write_source(tmp_path / "data", "web", [[], [1, 2, 3]], num_shards=1)
     own = copy.copy(grading)
     own.data, own.base = tmp_path / "data", tmp_path
     assert own.grade().total == 2
@@ -384,7 +375,7 @@ def test_the_probes_false_drops_are_counted_when_nothing_leaves(own: Any) -> Non
 
 def test_a_slice_of_several_sources_is_graded_as_its_shards_are(own: Any) -> None:
     own.part_by_hand()
-    grader = Grader.load(own.model, own.heads, own.calibration, own.world.MAX_CTX, 8)
+    grader = Grader.load(own.model, own.heads, own.calibration, MAX_CTX, 8)
     report = grade_documents(grader, DocIdInput(own.rows, own.data), own.base / "slice")
     rows = {row["doc_id"]: row for row in own.graded(report)}
     assert list(rows) == [doc_id for doc_id, _ in own.rows]
@@ -403,19 +394,19 @@ def test_a_slice_of_several_sources_is_graded_as_its_shards_are(own: Any) -> Non
 
 def test_text_is_graded_as_the_shard_made_of_it(own: Any, tmp_path: Path) -> None:
     class Tokenizer:
-        fingerprint, eos_token_id = "fake", own.world.EOS
+        fingerprint, eos_token_id = "fake", EOS
 
         def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
             return np.array([int(w) for w in text.split()], np.uint32)[:max_tokens]
 
     reader = DocumentReader(own.data)
-    tokens = {doc_id: reader.tokens(doc_id, own.world.EOS) for doc_id, _ in own.rows[:40]}
+    tokens = {doc_id: reader.tokens(doc_id, EOS) for doc_id, _ in own.rows[:40]}
     path = tmp_path / "texts.jsonl"
     lines = [{"doc_id": i, "text": " ".join(map(str, t))} for i, t in tokens.items()]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n" + '{"text": "1 2 3"}\n')
-    grader = Grader.load(own.model, own.heads, own.calibration, own.world.MAX_CTX, 8)
+    grader = Grader.load(own.model, own.heads, own.calibration, MAX_CTX, 8)
     texts = own.graded(grade_documents(grader, TextInput(path, Tokenizer()), tmp_path / "t"))
-    shards = own.world.rows_of(grader, own.data, own.rows[:40])
+    shards = rows_of(grader, own.data, own.rows[:40])
     assert [r["decision"] for r in texts[:40]] == [r["decision"] for r in shards]
     for text, shard in zip(texts, shards):
         assert as_vector(text["probe_scores"]) == pytest.approx(as_vector(shard["probe_scores"]))

@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from nmoe_core.heads.features import (
 )
 from nmoe_core.heads.files import load_head, load_heads, read_header, save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, _at_query
+from tests.core.quality import random_documents
 
 LENGTHS = torch.tensor([7, 3, 1])
 
@@ -133,9 +133,9 @@ def test_only_heads_of_the_first_published_form_put_numbers_for_what_is_none(
 
 
 def test_batches_hold_documents_of_like_length_and_their_states_do_not_depend_on_it(
-    backbone: Transformer, world: SimpleNamespace
+    backbone: Transformer,
 ) -> None:
-    documents = [np.array(d, np.uint32) for d in world.random_documents(8, 13)]
+    documents = [np.array(d, np.uint32) for d in random_documents(8, 13)]
     names = [str(i) for i in range(13)]
     seen: dict[int, torch.Tensor] = {}
     longest = []

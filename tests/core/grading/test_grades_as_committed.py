@@ -20,6 +20,7 @@ from nmoe_core.calibration.rows import rows_from_predictions
 from nmoe_core.curate.shards.inputs import load_quality
 from nmoe_core.labels.files import read_labels
 from nmoe_core.labels.scores import DIMENSIONS, parse_scores
+from tests.core.quality import MAX_CTX
 
 VALID = {
     "weights": dict.fromkeys(DIMENSIONS, 1.0),
@@ -243,9 +244,9 @@ def test_a_head_whose_header_or_weights_were_edited_is_refused(own: Any) -> None
     for weights, text in ((other, header), (tensors, edited), (tensors, bare)):
         save_file(weights, str(path), metadata={HEADER_KEY: json.dumps(text)})
         with pytest.raises(HeadError) as refused:
-            load_head(path, own.model, own.world.MAX_CTX)
+            load_head(path, own.model, MAX_CTX)
         assert refused.value.code == "E-HEAD-CHANGED"
     new = ("content_hash", "tensors_sha256")
     old = {k: v for k, v in header.items() if k not in new} | {"format": "hydra-head/1"}
     save_file(tensors, str(path), metadata={HEADER_KEY: json.dumps(old)})
-    load_head(path, own.model, own.world.MAX_CTX)
+    load_head(path, own.model, MAX_CTX)

@@ -13,6 +13,7 @@ from nmoe_core.base.errors import CalibrationError
 from nmoe_core.calibration.calibrate import calibrate_predictions
 from nmoe_core.cli import main
 from nmoe_core.labels.scores import DIMENSIONS
+from tests.core.quality import write_labels
 
 SETTINGS = [
     # (documents in val, agreement of the probe, of the judge, target_keep, max_false_drop)
@@ -32,7 +33,7 @@ def population(seed: int, count: int, noises: tuple[float, float]) -> tuple[np.n
     return np.clip(probe, 0, 1).round(6), np.clip(judge, 0, 1).round(6), oracle
 
 
-def write_val(directory: Path, world: Any, scores: tuple[np.ndarray, ...]) -> tuple[Path, Path]:
+def write_val(directory: Path, scores: tuple[np.ndarray, ...]) -> tuple[Path, Path]:
     """Labels and predictions of documents of these scores."""
     probe, judge, oracle = scores
     points = np.rint(oracle * 20).astype(int)
@@ -45,13 +46,13 @@ def write_val(directory: Path, world: Any, scores: tuple[np.ndarray, ...]) -> tu
     directory.mkdir(parents=True, exist_ok=True)
     predictions = directory / "predictions.jsonl"
     predictions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return world.write_labels(directory / "labels_val.jsonl", ids, grades), predictions
+    return write_labels(directory / "labels_val.jsonl", ids, grades), predictions
 
 
 def test_dropping_more_than_the_bound_allows_is_refused_before_anything_is_written(
-    tmp_path: Path, world: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels, predictions = write_val(tmp_path, world, population(0, 400, (2.0, 2.0)))
+    labels, predictions = write_val(tmp_path, population(0, 400, (2.0, 2.0)))
     call = ["hydra", "calibrate", "--labels", labels, "--predictions", predictions]
     call += ["--out", tmp_path / "out", "--target-drop", "0.2", "--max-false-drop", "0.15"]
     assert main([str(part) for part in call]) == 1
@@ -61,8 +62,8 @@ def test_dropping_more_than_the_bound_allows_is_refused_before_anything_is_writt
     assert not (tmp_path / "out" / "calibration_summary.json").exists()
 
 
-def test_a_share_to_drop_that_the_labels_prove_safe_is_dropped(tmp_path: Path, world: Any) -> None:
-    labels, predictions = write_val(tmp_path, world, population(0, 2000, (0.3, 0.3)))
+def test_a_share_to_drop_that_the_labels_prove_safe_is_dropped(tmp_path: Path) -> None:
+    labels, predictions = write_val(tmp_path, population(0, 2000, (0.3, 0.3)))
     summary = calibrate_predictions(
         labels, predictions, tmp_path / "out", target_drop=0.2, max_false_drop=0.15
     ).summary
@@ -71,9 +72,9 @@ def test_a_share_to_drop_that_the_labels_prove_safe_is_dropped(tmp_path: Path, w
 
 
 def test_labels_that_prove_nothing_drop_nothing_and_say_so(
-    tmp_path: Path, world: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels, predictions = write_val(tmp_path, world, population(0, 60, (0.5, 0.5)))
+    labels, predictions = write_val(tmp_path, population(0, 60, (0.5, 0.5)))
     call = ["hydra", "calibrate", "--labels", labels, "--predictions", predictions]
     assert main([*map(str, call), "--out", str(tmp_path / "out"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["calibration"]

@@ -22,6 +22,7 @@ from nmoe_core.heads.train import train_judge, train_probe
 from nmoe_core.heads.training_state import TrainingState
 from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import read_slice
+from tests.core.quality import EOS, MAX_CTX, VOCAB, slice_all, write_labels
 
 
 @pytest.fixture(scope="module")
@@ -29,40 +30,39 @@ def planted(
     tmp_path_factory: pytest.TempPathFactory,
     shared_data: Path,
     backbone: Transformer,
-    world: SimpleNamespace,
 ) -> SimpleNamespace:
     """Labels that are a linear function of the probe's features, rounded to grades."""
     base = tmp_path_factory.mktemp("planted")
-    slices = world.slice_all(shared_data, base / "slices")
+    slices = slice_all(shared_data, base / "slices")
     rows = {s: read_slice(slices / f"docids_{s}.jsonl") for s in ("train", "val")}
     weight = torch.randn(32, 5, generator=torch.Generator().manual_seed(0))
     paths, means = {}, None
     for split, split_rows in rows.items():
         ids = [doc_id for doc_id, _ in split_rows]
         reader = DocumentReader(shared_data)
-        documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
+        documents = read_documents(reader, ids, EOS, MAX_CTX)
         signal = layer_norm(pooled_features(backbone, documents, ids, 6)) @ weight
         means = means or (signal.mean(0), signal.std(0))
         grades = (2 + 1.2 * (signal - means[0]) / means[1]).round().clamp(0, 4).numpy()
         path = base / "labels" / "merged" / f"labels_{split}.jsonl"
-        paths[split] = world.write_labels(path, split_rows, grades)
+        paths[split] = write_labels(path, split_rows, grades)
     return SimpleNamespace(rows=rows, data_root=shared_data, **paths)
 
 
-def probe_arguments(planted: SimpleNamespace, world: SimpleNamespace) -> dict[str, Any]:
+def probe_arguments(planted: SimpleNamespace) -> dict[str, Any]:
     return {
         "data_root": planted.data_root,
-        "eos_token_id": world.EOS,
-        "max_ctx": world.MAX_CTX,
+        "eos_token_id": EOS,
+        "max_ctx": MAX_CTX,
         "batch_size": 32,
         "epochs": 40,
         "lr": 2e-2,
     }
 
 
-def judge_arguments(planted: SimpleNamespace, world: SimpleNamespace) -> dict[str, Any]:
+def judge_arguments(planted: SimpleNamespace) -> dict[str, Any]:
     small = {"epochs": 3, "lr": 3e-3, "mid_dim": 16, "num_heads": 4, "ffn_dim": 32}
-    return probe_arguments(planted, world) | small
+    return probe_arguments(planted) | small
 
 
 def test_the_probe_recovers_a_planted_linear_signal() -> None:
@@ -99,9 +99,9 @@ def test_targets_outside_the_scale_count_as_its_ends() -> None:
 
 
 def test_trained_probe_agrees_with_val_and_its_baselines_do_not(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
-    arguments = probe_arguments(planted, world)
+    arguments = probe_arguments(planted)
     report = train_probe(planted.train, planted.val, backbone, heads_dir=tmp_path, **arguments)
     metrics = report.metrics
     assert metrics["n"] == len(planted.rows["val"])
@@ -114,7 +114,7 @@ def test_trained_probe_agrees_with_val_and_its_baselines_do_not(
     assert report.num_steps == 40 * -(-len(planted.rows["train"]) // 32)
     ids = [doc_id for split in ("train", "val") for doc_id, _ in planted.rows[split]]
     spans = [parse_doc_id(doc_id) for doc_id in ids]
-    assert report.backbone_tokens == sum(min(world.MAX_CTX, s.end - s.start - 1) for s in spans)
+    assert report.backbone_tokens == sum(min(MAX_CTX, s.end - s.start - 1) for s in spans)
     header = read_header(report.path)
     assert header["labels_digest"]
     assert (header["tap"], header["scorer_model"], header["rubric_hash"]) == (6, "fake", "r")
@@ -126,11 +126,10 @@ def test_equal_inputs_give_equal_bytes_and_a_current_head_is_left_alone(
     tmp_path: Path,
     planted: SimpleNamespace,
     backbone: Transformer,
-    world: SimpleNamespace,
     kind: str,
 ) -> None:
     train = train_probe if kind == "probe" else train_judge
-    arguments = (probe_arguments if kind == "probe" else judge_arguments)(planted, world)
+    arguments = (probe_arguments if kind == "probe" else judge_arguments)(planted)
     labels = (planted.train, planted.val, backbone)
     torch.manual_seed(1)
     first = train(*labels, heads_dir=tmp_path / "a", **arguments)
@@ -152,44 +151,44 @@ def test_equal_inputs_give_equal_bytes_and_a_current_head_is_left_alone(
 
 
 def test_the_judge_learns_from_train_what_holds_on_val(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
-    arguments = judge_arguments(planted, world) | {"epochs": 30, "lr": 5e-3}
+    arguments = judge_arguments(planted) | {"epochs": 30, "lr": 5e-3}
     report = train_judge(planted.train, planted.val, backbone, heads_dir=tmp_path, **arguments)
     assert report.loss_curve[-1][1] < 0.5 * report.loss_curve[0][1]
     assert report.metrics["spearman"] > 0.3
 
 
 def test_the_judge_is_the_same_whether_states_are_kept_or_computed_again(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
-    arguments = judge_arguments(planted, world)
+    arguments = judge_arguments(planted)
     labels = (planted.train, planted.val, backbone)
     kept = train_judge(*labels, heads_dir=tmp_path / "a", **arguments)
     again = train_judge(*labels, heads_dir=tmp_path / "b", cache_bytes=0, **arguments)
     assert (kept.states, again.states) == ("in memory", "computed for each batch")
     assert again.backbone_tokens > 2 * kept.backbone_tokens
-    a, _ = load_head(kept.path, backbone, world.MAX_CTX)
-    b, _ = load_head(again.path, backbone, world.MAX_CTX)
+    a, _ = load_head(kept.path, backbone, MAX_CTX)
+    b, _ = load_head(again.path, backbone, MAX_CTX)
     for (name, x), y in zip(a.state_dict().items(), b.state_dict().values()):
         torch.testing.assert_close(x, y, atol=5e-3, rtol=0, msg=name)
 
 
 def test_val_labels_do_not_move_the_weights(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
     rng = np.random.default_rng(0)
     rows = planted.rows["val"]
-    other_val = world.write_labels(tmp_path / "val.jsonl", rows, rng.integers(0, 5, (len(rows), 5)))
+    other_val = write_labels(tmp_path / "val.jsonl", rows, rng.integers(0, 5, (len(rows), 5)))
     no_val = tmp_path / "none.jsonl"
     no_val.write_bytes(b"")
-    arguments = probe_arguments(planted, world)
+    arguments = probe_arguments(planted)
     weights = []
     for val in (planted.val, other_val, no_val):
         report = train_probe(
             planted.train, val, backbone, heads_dir=tmp_path / f"heads_{val.stem}", **arguments
         )
-        weights.append(load_head(report.path, backbone, world.MAX_CTX)[0].state_dict())
+        weights.append(load_head(report.path, backbone, MAX_CTX)[0].state_dict())
     assert report.metrics == {}
     for name in weights[0]:
         assert torch.equal(weights[0][name], weights[1][name])
@@ -197,19 +196,19 @@ def test_val_labels_do_not_move_the_weights(
 
 
 def test_training_and_grading_see_the_same_features(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
     report = train_probe(
-        planted.train, planted.val, backbone, heads_dir=tmp_path, **probe_arguments(planted, world)
+        planted.train, planted.val, backbone, heads_dir=tmp_path, **probe_arguments(planted)
     )
-    judge = judge_arguments(planted, world)
+    judge = judge_arguments(planted)
     train_judge(planted.train, None, backbone, heads_dir=tmp_path, **judge)
-    heads = load_heads(tmp_path, backbone, world.MAX_CTX)
+    heads = load_heads(tmp_path, backbone, MAX_CTX)
     probe = heads.probe
     assert report.path.with_suffix(".md").is_file()
     ids = [doc_id for doc_id, _ in planted.rows["val"]]
     reader = DocumentReader(planted.data_root)
-    documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
+    documents = read_documents(reader, ids, EOS, MAX_CTX)
     with torch.no_grad():
         trained_on = probe.from_pooled(pooled_features(backbone, documents, ids, 6))
     trained_on = stored(trained_on.numpy())
@@ -227,29 +226,29 @@ def test_the_rate_starts_above_zero_and_reaches_its_peak_in_short_runs_too() -> 
 
 
 def test_labels_that_cannot_be_learned_from_are_refused_and_nothing_is_written(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
     rows = planted.rows["train"]
     rng = np.random.default_rng(0)
 
     def code_of(labels: Path, model: Transformer = backbone, **more: Any) -> str:
-        arguments = probe_arguments(planted, world) | more
+        arguments = probe_arguments(planted) | more
         for train in (train_probe, train_judge):
             with pytest.raises((HeadError, LabelError)) as refused:
                 train(labels, planted.val, model, heads_dir=tmp_path / "heads", **arguments)
         assert not list((tmp_path / "heads").glob("*.safetensors"))
         return refused.value.code
 
-    few = world.write_labels(tmp_path / "few.jsonl", rows[:9], rng.integers(0, 5, (9, 5)))
+    few = write_labels(tmp_path / "few.jsonl", rows[:9], rng.integers(0, 5, (9, 5)))
     assert code_of(few) == "E-HEAD-FEW"
-    alike = world.write_labels(tmp_path / "alike.jsonl", rows[:30], np.full((30, 5), 3))
+    alike = write_labels(tmp_path / "alike.jsonl", rows[:30], np.full((30, 5), 3))
     assert code_of(alike) == "E-HEAD-CONSTANT"
     scores = rng.integers(0, 5, (30, 5))
-    mixed = world.write_labels(
+    mixed = write_labels(
         tmp_path / "mixed.jsonl", rows[:30], scores, rubric_hash=["r"] * 29 + ["s"]
     )
     assert code_of(mixed) == "E-LABEL-MIXED"
-    other = world.write_labels(tmp_path / "other.jsonl", rows[:30], scores, scorer_version="v2")
+    other = write_labels(tmp_path / "other.jsonl", rows[:30], scores, scorer_version="v2")
     assert code_of(other) == "E-LABEL-MIXED", "train and val of two scorers"
     assert code_of(planted.train, lr=1e30, epochs=2) == "E-HEAD-NONFINITE"
     saved = backbone.embedding.data[:500, 3].clone()
@@ -269,12 +268,11 @@ def test_a_training_killed_at_any_step_ends_in_the_same_bytes(
     tmp_path: Path,
     planted: SimpleNamespace,
     backbone: Transformer,
-    world: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
     train = train_probe if kind == "probe" else train_judge
-    arguments = (probe_arguments if kind == "probe" else judge_arguments)(planted, world)
+    arguments = (probe_arguments if kind == "probe" else judge_arguments)(planted)
     arguments |= {"epochs": 3, "save_interval_s": 0.0}
     whole = train(planted.train, planted.val, backbone, heads_dir=tmp_path / "a", **arguments)
     assert whole.num_steps > 15
@@ -317,9 +315,9 @@ def test_the_state_of_another_training_is_not_gone_on_from(tmp_path: Path) -> No
 
 
 def test_another_rate_costs_no_backbone_pass_for_the_probe(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
-    arguments = probe_arguments(planted, world)
+    arguments = probe_arguments(planted)
     labels = (planted.train, planted.val, backbone)
     first = train_probe(*labels, heads_dir=tmp_path / "a", **arguments)
     assert first.backbone_tokens > 0
@@ -333,14 +331,14 @@ def test_another_rate_costs_no_backbone_pass_for_the_probe(
 
 
 def test_a_tap_outside_the_backbone_is_refused(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
     for tap in (0, 9):
         with pytest.raises(HeadError, match="no such block"):
             train_probe(
                 *(planted.train, None, backbone),
                 heads_dir=tmp_path,
-                **probe_arguments(planted, world) | {"tap": tap},
+                **probe_arguments(planted) | {"tap": tap},
             )
 
 
@@ -349,14 +347,13 @@ def test_a_training_document_without_finite_states_is_left_out_and_counted(
     tmp_path: Path,
     planted: SimpleNamespace,
     backbone: Transformer,
-    world: SimpleNamespace,
     cache_bytes: int | None,
 ) -> None:
     """`None` trains the probe, 0 the judge with states computed for each batch."""
     ids = [doc_id for doc_id, _ in planted.rows["train"]]
     reader = DocumentReader(planted.data_root)
-    documents = read_documents(reader, ids, world.EOS, world.MAX_CTX)
-    counts = np.bincount(np.concatenate([np.unique(d) for d in documents]), minlength=world.VOCAB)
+    documents = read_documents(reader, ids, EOS, MAX_CTX)
+    counts = np.bincount(np.concatenate([np.unique(d) for d in documents]), minlength=VOCAB)
     token = int(np.flatnonzero(counts == 2)[0])
     saved = backbone.embedding.data[token].clone()
     try:
@@ -365,13 +362,13 @@ def test_a_training_document_without_finite_states_is_left_out_and_counted(
             report = train_probe(
                 *(planted.train, None, backbone),
                 heads_dir=tmp_path,
-                **probe_arguments(planted, world),
+                **probe_arguments(planted),
             )
         else:
             report = train_judge(
                 *(planted.train, None, backbone),
                 heads_dir=tmp_path,
-                **judge_arguments(planted, world) | {"cache_bytes": cache_bytes},
+                **judge_arguments(planted) | {"cache_bytes": cache_bytes},
             )
     finally:
         backbone.embedding.data[token] = saved
@@ -380,7 +377,7 @@ def test_a_training_document_without_finite_states_is_left_out_and_counted(
 
 
 def test_the_card_says_what_the_header_says(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
     noise = planted.val.with_name("noise_val.json")
     noise.write_text('{"count": 50, "ceiling": 0.9}')
@@ -390,7 +387,7 @@ def test_the_card_says_what_the_header_says(
             planted.val,
             backbone,
             heads_dir=tmp_path,
-            **probe_arguments(planted, world),
+            **probe_arguments(planted),
         )
     finally:
         noise.unlink()
@@ -403,9 +400,9 @@ def test_the_card_says_what_the_header_says(
 
 
 def test_labels_of_which_most_failed_or_were_salvaged_train_nothing(
-    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer, world: SimpleNamespace
+    tmp_path: Path, planted: SimpleNamespace, backbone: Transformer
 ) -> None:
-    arguments = probe_arguments(planted, world) | {"epochs": 1}
+    arguments = probe_arguments(planted) | {"epochs": 1}
     records = [json.loads(line) for line in planted.train.read_text().splitlines()]
     for i, record in enumerate(records):
         record |= [{"ok": False}, {"salvaged": True}, {}][i % 3]

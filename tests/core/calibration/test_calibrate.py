@@ -15,6 +15,7 @@ from nmoe_core.grading.grade import Grader
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.labels.scores import DIMENSIONS
+from tests.core.quality import EOS, MAX_CTX, rows_of, write_labels
 
 
 def summary_of(own: Any) -> dict[str, Any]:
@@ -45,8 +46,8 @@ def test_calibration_writes_what_users_know_and_does_no_work_twice(own: Any) -> 
 
 def test_thresholds_are_those_of_the_deployed_path(own: Any) -> None:
     """Grading the calibration's own documents gives the shares that its two halves say."""
-    grader = Grader.load(own.model, own.heads, own.calibration, own.world.MAX_CTX, 16)
-    rows = own.world.rows_of(grader, own.data, own.rows)
+    grader = Grader.load(own.model, own.heads, own.calibration, MAX_CTX, 16)
+    rows = rows_of(grader, own.data, own.rows)
     summary = summary_of(own)
     num_kept = sum(row["decision"] == "keep" for row in rows)
     of_halves = (
@@ -59,9 +60,9 @@ def test_thresholds_are_those_of_the_deployed_path(own: Any) -> None:
 def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     own: Any, tmp_path: Path
 ) -> None:
-    grader = Grader.load(own.model, own.heads, own.calibration, own.world.MAX_CTX, 32, False)
+    grader = Grader.load(own.model, own.heads, own.calibration, MAX_CTX, 32, False)
     path = tmp_path / "predictions.jsonl"
-    rows = own.world.rows_of(grader, own.data, own.rows)
+    rows = rows_of(grader, own.data, own.rows)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"target_keep": 0.4, "max_false_drop": 0.36}
     found = calibrate_predictions(own.labels, path, tmp_path / "out", **settings).summary
@@ -99,10 +100,8 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
         ({"aggregated": float("nan")}, "nan"),
     ],
 )
-def test_a_row_that_is_no_prediction_is_refused(
-    tmp_path: Path, world: Any, row: Any, why: str
-) -> None:
-    labels, path = write_val(tmp_path, world, 0, 40, "plain")
+def test_a_row_that_is_no_prediction_is_refused(tmp_path: Path, row: Any, why: str) -> None:
+    labels, path = write_val(tmp_path, 0, 40, "plain")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[3] = {"doc_id": rows[3]["doc_id"]} | row
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -171,18 +170,16 @@ def _arrays(rows: list[dict[str, Any]], grades: np.ndarray) -> tuple[np.ndarray,
     return probe, judge, np.round(grades.mean(axis=1) / 4, 6)
 
 
-def write_val(tmp_path: Path, world: Any, seed: int, count: int, kind: str) -> tuple[Path, Path]:
+def write_val(tmp_path: Path, seed: int, count: int, kind: str) -> tuple[Path, Path]:
     rows, grades = scored_val(seed, count, kind)
     path = tmp_path / "predictions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ids = [(row["doc_id"], "web") for row in rows]
-    return world.write_labels(tmp_path / "labels_val.jsonl", ids, grades), path
+    return write_labels(tmp_path / "labels_val.jsonl", ids, grades), path
 
 
-def test_what_is_said_of_the_thresholds_is_true_of_new_documents(
-    tmp_path: Path, world: Any
-) -> None:
-    labels, predictions = write_val(tmp_path, world, 3, 4000, "plain")
+def test_what_is_said_of_the_thresholds_is_true_of_new_documents(tmp_path: Path) -> None:
+    labels, predictions = write_val(tmp_path, 3, 4000, "plain")
     summary = calibrate_predictions(labels, predictions, tmp_path, max_false_drop=0.05).summary
     assert 0 < summary["tau_probe"] < summary["tau_keep"], "the probe lets documents leave"
     assert 0 < summary["tau_drop"] < summary["tau_keep"], "a band lies between"
@@ -206,8 +203,8 @@ def test_what_is_said_of_the_thresholds_is_true_of_new_documents(
     assert summary["heads"]["judge"]["spearman_ci95"][0] > 0.5
 
 
-def test_the_halves_do_not_depend_on_the_order_of_the_labels(tmp_path: Path, world: Any) -> None:
-    labels, predictions = write_val(tmp_path, world, 5, 300, "plain")
+def test_the_halves_do_not_depend_on_the_order_of_the_labels(tmp_path: Path) -> None:
+    labels, predictions = write_val(tmp_path, 5, 300, "plain")
     first = calibrate_predictions(labels, predictions, tmp_path / "a").summary
     for path in (labels, predictions):
         lines = path.read_text().splitlines(keepends=True)
@@ -217,8 +214,8 @@ def test_the_halves_do_not_depend_on_the_order_of_the_labels(tmp_path: Path, wor
         assert first[key] == again[key]
 
 
-def test_a_share_to_drop_is_dropped_as_asked(tmp_path: Path, world: Any) -> None:
-    labels, predictions = write_val(tmp_path, world, 7, 1200, "plain")
+def test_a_share_to_drop_is_dropped_as_asked(tmp_path: Path) -> None:
+    labels, predictions = write_val(tmp_path, 7, 1200, "plain")
     for drop in (0.0, 0.3):
         summary = calibrate_predictions(
             labels, predictions, tmp_path / str(drop), target_drop=drop, max_false_drop=0.2
@@ -233,10 +230,10 @@ def test_documents_that_the_heads_were_trained_on_are_left_out(own: Any) -> None
 
     ids = [doc_id for doc_id, _ in own.rows[:30]]
     reader = DocumentReader(own.data)
-    documents = read_documents(reader, ids, own.world.EOS, own.world.MAX_CTX)
+    documents = read_documents(reader, ids, EOS, MAX_CTX)
     torch.manual_seed(0)
     judge = Judge(JudgeArch(32, 16, 4, 32))
-    header = {"backbone": {"digest": own.model.digest}, "max_ctx": own.world.MAX_CTX}
+    header = {"backbone": {"digest": own.model.digest}, "max_ctx": MAX_CTX}
     save_head(own.heads / "hydra_judge.safetensors", judge, header, content_digests(documents))
     summary = own.calibrate().summary
     assert summary["left_out"]["trained_on"] == 30
@@ -247,7 +244,7 @@ def test_an_independent_target_in_the_labels_sets_the_weights(own: Any) -> None:
     rng = np.random.default_rng(1)
     grades = rng.integers(0, 5, (len(own.rows), 5))
     targets = (grades / 4 @ np.array([0.6, 0.4, 0, 0, 0])).tolist()
-    own.labels = own.world.write_labels(own.labels, own.rows, grades, target=targets)
+    own.labels = write_labels(own.labels, own.rows, grades, target=targets)
     summary = own.calibrate().summary
     assert list(summary["weights"].values()) == pytest.approx([0.6, 0.4, 0, 0, 0], abs=1e-6)
     assert "target" in summary["weights_source"]
@@ -270,28 +267,26 @@ def test_too_few_documents_constant_scores_failed_labels_and_odd_targets_are_ref
         assert code_of(**targets) == "E-CALIBRATION-TARGET"
     labels = own.labels
     grades = np.random.default_rng(0).integers(0, 5, (len(own.rows), 5))
-    own.labels = own.world.write_labels(own.base / "few.jsonl", own.rows[:19], grades)
+    own.labels = write_labels(own.base / "few.jsonl", own.rows[:19], grades)
     assert code_of() == "E-CALIBRATION-FEW"
     garbage = [i % 3 == 0 for i in range(len(own.rows))]
-    own.labels = own.world.write_labels(own.base / "bad.jsonl", own.rows, grades, ok=garbage)
+    own.labels = write_labels(own.base / "bad.jsonl", own.rows, grades, ok=garbage)
     assert code_of() == "E-CALIBRATION-COVERAGE"
-    own.labels = own.world.write_labels(
-        own.base / "none.jsonl", own.rows, grades, ok=[False] * len(own.rows)
-    )
+    own.labels = write_labels(own.base / "none.jsonl", own.rows, grades, ok=[False] * len(own.rows))
     assert code_of() == "E-CALIBRATION-COVERAGE"
     own.labels = labels
     torch.manual_seed(0)
     dead = Probe(ProbeArch(32))
     torch.nn.init.zeros_(dead.proj.weight)
-    header = {"backbone": {"digest": own.model.digest}, "max_ctx": own.world.MAX_CTX}
+    header = {"backbone": {"digest": own.model.digest}, "max_ctx": MAX_CTX}
     save_head(own.heads / "hydra_probe.safetensors", dead, header)
     assert code_of() == "E-CALIBRATION-CONSTANT"
 
 
-def test_the_published_rule_is_reproduced_number_for_number(tmp_path: Path, world: Any) -> None:
+def test_the_published_rule_is_reproduced_number_for_number(tmp_path: Path) -> None:
     grades = np.random.default_rng(0).integers(0, 5, (500, 5))
     rows = [(f"d{i}", "web") for i in range(500)]
-    labels = world.write_labels(tmp_path / "labels_val.jsonl", rows, grades)
+    labels = write_labels(tmp_path / "labels_val.jsonl", rows, grades)
     aggregated = grades.mean(axis=1) / 4
     for target in (0.5, 0.7):
         summary = calibrate_compat(labels, tmp_path / "out", target).summary

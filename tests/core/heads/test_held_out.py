@@ -17,53 +17,63 @@ from nmoe_core.heads.features import content_digests, read_documents
 from nmoe_core.heads.files import PROBE_NAME, load_head, read_header, save_head
 from nmoe_core.heads.train import train_probe
 from nmoe_core.labels.slices import read_slice
+from tests.core.quality import (
+    EOS,
+    MAX_CTX,
+    Grading,
+    random_documents,
+    rows_of,
+    slice_all,
+    write_labels,
+    write_source,
+)
 
 
 @pytest.fixture(scope="module")
-def repeated(tmp_path_factory: pytest.TempPathFactory, backbone: Any, world: Any) -> Any:
+def repeated(tmp_path_factory: pytest.TempPathFactory, backbone: Any) -> Any:
     """A corpus whose better half consists of copies of documents that train has too."""
     base = tmp_path_factory.mktemp("repeated")
-    documents = world.random_documents(5, 500)
+    documents = random_documents(5, 500)
     rng = np.random.default_rng(5)
     documents += [documents[i] for i in rng.integers(0, 60, 500)]
     order = rng.permutation(len(documents))
-    world.write_source(base / "data", "web", [documents[i] for i in order], num_shards=3)
-    world.write_source(base / "data", "books", world.random_documents(6, 20))
-    slices = world.slice_all(base / "data", base / "slices")
+    write_source(base / "data", "web", [documents[i] for i in order], num_shards=3)
+    write_source(base / "data", "books", random_documents(6, 20))
+    slices = slice_all(base / "data", base / "slices")
     rows = {s: read_slice(slices / f"docids_{s}.jsonl") for s in ("train", "val", "test")}
     labels = {}
     for split, split_rows in rows.items():
-        tokens = tokens_of(base / "data", split_rows, world)
+        tokens = tokens_of(base / "data", split_rows)
         grades = np.array([[(int(t.mean()) // (40 + 7 * d)) % 5 for d in range(5)] for t in tokens])
-        labels[split] = world.write_labels(base / f"labels_{split}.jsonl", split_rows, grades)
+        labels[split] = write_labels(base / f"labels_{split}.jsonl", split_rows, grades)
     return SimpleNamespace(base=base, data=base / "data", rows=rows, labels=labels, model=backbone)
 
 
-def tokens_of(data: Path, rows: list[tuple[str, str]], world: Any) -> list[np.ndarray]:
+def tokens_of(data: Path, rows: list[tuple[str, str]]) -> list[np.ndarray]:
     names = [doc_id for doc_id, _ in rows]
-    return read_documents(DocumentReader(data), names, world.EOS, world.MAX_CTX)
+    return read_documents(DocumentReader(data), names, EOS, MAX_CTX)
 
 
-def digests(repeated: Any, split: str, world: Any) -> np.ndarray:
-    return content_digests(tokens_of(repeated.data, repeated.rows[split], world))
+def digests(repeated: Any, split: str) -> np.ndarray:
+    return content_digests(tokens_of(repeated.data, repeated.rows[split]))
 
 
-def train(repeated: Any, world: Any, heads: Path, **more: Any) -> Any:
+def train(repeated: Any, heads: Path, **more: Any) -> Any:
     return train_probe(
         *(repeated.labels["train"], repeated.labels["val"], repeated.model),
         *(repeated.data, heads),
-        eos_token_id=world.EOS,
-        max_ctx=world.MAX_CTX,
+        eos_token_id=EOS,
+        max_ctx=MAX_CTX,
         epochs=3,
         **more,
     )
 
 
 def test_a_head_is_measured_on_contents_it_was_not_trained_on(
-    repeated: Any, world: Any, tmp_path: Path
+    repeated: Any, tmp_path: Path
 ) -> None:
-    metrics = train(repeated, world, tmp_path).metrics
-    seen, val = digests(repeated, "train", world), digests(repeated, "val", world)
+    metrics = train(repeated, tmp_path).metrics
+    seen, val = digests(repeated, "train"), digests(repeated, "val")
     fresh = np.setdiff1d(val, seen)
     assert metrics["num_trained_on"] == np.isin(val, seen).sum() > 20
     assert metrics["n"] == len(fresh) < len(val)
@@ -73,77 +83,69 @@ def test_a_head_is_measured_on_contents_it_was_not_trained_on(
     assert "No figure exists of documents that are untouched" in card
 
 
-def test_test_labels_are_reported_apart_and_move_no_weight(
-    repeated: Any, world: Any, tmp_path: Path
-) -> None:
-    train(repeated, world, tmp_path / "without")
-    train(repeated, world, tmp_path / "with", labels_test=repeated.labels["test"])
+def test_test_labels_are_reported_apart_and_move_no_weight(repeated: Any, tmp_path: Path) -> None:
+    train(repeated, tmp_path / "without")
+    train(repeated, tmp_path / "with", labels_test=repeated.labels["test"])
     header = read_header(tmp_path / "with" / PROBE_NAME)
-    used = np.concatenate([digests(repeated, split, world) for split in ("train", "val")])
-    test = digests(repeated, "test", world)
+    used = np.concatenate([digests(repeated, split) for split in ("train", "val")])
+    test = digests(repeated, "test")
     assert header["test_metrics"]["n"] == len(np.setdiff1d(test, used)) > 10
     assert "untouched" not in (tmp_path / "with" / "hydra_probe.md").read_text()
     assert read_header(tmp_path / "without" / PROBE_NAME)["test_metrics"] == {}
     assert header["metrics"] == read_header(tmp_path / "without" / PROBE_NAME)["metrics"]
     heads = [
-        load_head(tmp_path / name / PROBE_NAME, repeated.model, world.MAX_CTX)[0].state_dict()
+        load_head(tmp_path / name / PROBE_NAME, repeated.model, MAX_CTX)[0].state_dict()
         for name in ("with", "without")
     ]
     assert all((heads[0][name] == heads[1][name]).all() for name in heads[0])
 
 
 @pytest.fixture
-def calibrated(repeated: Any, world: Any, tmp_path: Path) -> Any:
+def calibrated(repeated: Any, tmp_path: Path) -> Any:
     """Heads that were trained on the contents of train, and their calibration."""
-    made = world.Grading(tmp_path, repeated.data, repeated.model, world)
-    seen = digests(repeated, "train", world)
+    made = Grading(tmp_path, repeated.data, repeated.model)
+    seen = digests(repeated, "train")
     for name in ("probe", "judge"):
         path = made.heads / f"hydra_{name}.safetensors"
-        head, header = load_head(path, repeated.model, world.MAX_CTX)
+        head, header = load_head(path, repeated.model, MAX_CTX)
         save_head(path, head, {k: header[k] for k in ("backbone", "max_ctx", "scorer_model")}, seen)
     made.labels = repeated.labels["val"]
     made.repeated = repeated
     return made
 
 
-def test_the_share_to_keep_is_that_of_the_corpus_with_its_copies(
-    calibrated: Any, world: Any
-) -> None:
+def test_the_share_to_keep_is_that_of_the_corpus_with_its_copies(calibrated: Any) -> None:
     summary = calibrated.calibrate(target_keep=0.5).summary
-    grader = Grader.load(
-        calibrated.model, calibrated.heads, calibrated.calibration, world.MAX_CTX, 32
-    )
-    val = world.rows_of(grader, calibrated.data, calibrated.repeated.rows["val"])
+    grader = Grader.load(calibrated.model, calibrated.heads, calibrated.calibration, MAX_CTX, 32)
+    val = rows_of(grader, calibrated.data, calibrated.repeated.rows["val"])
     kept = np.mean([row["decision"] == "keep" for row in val])
     documents = summary["documents_fit"], summary["documents_report"]
     shares = summary["achieved_keep_fit"], summary["achieved_keep"]
     assert sum(documents) == len(val)
     assert kept == pytest.approx(np.average(shares, weights=documents), abs=1e-6)
     # Copies of a text are kept or left together, so a share is hit to within one text's copies.
-    _, copies = np.unique(digests(calibrated.repeated, "val", world), return_counts=True)
+    _, copies = np.unique(digests(calibrated.repeated, "val"), return_counts=True)
     assert abs(shares[0] - 0.5) <= copies.max() / documents[0]
     low, high = summary["achieved_keep_ci95"]
     corpus = [row for rows in calibrated.repeated.rows.values() for row in rows]
-    of_all = [r["decision"] == "keep" for r in world.rows_of(grader, calibrated.data, corpus)]
+    of_all = [r["decision"] == "keep" for r in rows_of(grader, calibrated.data, corpus)]
     assert low <= np.mean(of_all) <= high
 
 
-def test_quality_figures_leave_out_contents_that_heads_were_trained_on(
-    calibrated: Any, world: Any
-) -> None:
+def test_quality_figures_leave_out_contents_that_heads_were_trained_on(calibrated: Any) -> None:
     summary = calibrated.calibrate(labels_test=calibrated.repeated.labels["test"]).summary
-    seen, val = (digests(calibrated.repeated, split, world) for split in ("train", "val"))
+    seen, val = (digests(calibrated.repeated, split) for split in ("train", "val"))
     assert summary["count"] == len(np.setdiff1d(val, seen))
     assert summary["left_out"]["trained_on"] == np.isin(val, seen).sum()
     assert summary["heads"]["judge"]["n"] == summary["count_report"]
-    test = digests(calibrated.repeated, "test", world)
+    test = digests(calibrated.repeated, "test")
     assert summary["test"]["count"] == len(np.setdiff1d(test, np.concatenate([seen, val])))
     assert summary["test"]["documents"] == len(test)
     assert summary["untouched"] == f"{summary['test']['count']} documents of the test slice"
 
 
 def test_test_labels_move_no_threshold_and_without_them_the_summary_says_so(
-    calibrated: Any, world: Any
+    calibrated: Any,
 ) -> None:
     test = calibrated.repeated.labels["test"]
     given = calibrated.calibrate(labels_test=test).summary

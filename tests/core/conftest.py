@@ -1,0 +1,50 @@
+"""Fixtures of the quality tests: a tiny backbone, shards of two sources, a rubric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from tests.core.quality import RUBRIC, VOCAB, Grading, random_documents, write_source
+
+
+@pytest.fixture
+def rubric() -> Rubric:
+    return Rubric.load(RUBRIC)
+
+
+@pytest.fixture(scope="session")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("backbone")
+    make_tiny_checkpoint(path, vocab_size=VOCAB, num_experts=4, hidden_size=32, head_dim=8)
+    return Transformer.from_checkpoint(path)
+
+
+@pytest.fixture(scope="session")
+def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources of 260 documents; do not write to it."""
+    data_root = tmp_path_factory.mktemp("world") / "data"
+    write_source(data_root, "web", random_documents(1, 200), num_shards=3)
+    write_source(data_root, "books", random_documents(2, 60), num_shards=2)
+    return data_root
+
+
+@pytest.fixture
+def data_root(tmp_path: Path) -> Path:
+    """A small tree of its own."""
+    write_source(tmp_path / "data", "web", random_documents(1, 40))
+    write_source(tmp_path / "data", "books", random_documents(2, 20))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def own(tmp_path: Path, shared_data: Path, backbone: Transformer) -> Grading:
+    """Heads and their calibration, to grade with and to change."""
+    made = Grading(tmp_path, shared_data, backbone)
+    made.calibrate()
+    return made

@@ -1,0 +1,217 @@
+"""What tests of labels, heads, calibration and grading share: small shards, fakes, a grading."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import write_json
+from nmoe_core.calibration.calibrate import CalibrationReport, calibrate
+from nmoe_core.engine import Transformer
+from nmoe_core.grading.grade import Grader, GradeReport, grade_shard
+from nmoe_core.grading.inputs import DocIdInput
+from nmoe_core.heads.files import save_head
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
+from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
+from nmoe_core.shards.writer import ShardWriter
+
+VOCAB = 512
+EOS = 511
+MAX_CTX = 24
+RUBRIC = Path(__file__).parents[2] / "configs" / "rubrics" / "quality_v1.toml"
+
+
+def shard_format(source: str) -> ShardFormat:
+    return ShardFormat(source, "v1", "fake", VOCAB, EOS, "fake-tokenizer")
+
+
+def write_source(
+    data_root: Path, source: str, documents: Sequence[Sequence[int]], num_shards: int = 2
+) -> None:
+    """Shards of a source; document `i` goes to shard `i mod num_shards`."""
+    split = data_root / source / "train"
+    fmt = shard_format(source)
+    writers = [ShardWriter(split / shard_dir_name(i), fmt, 4000) for i in range(num_shards)]
+    for i, tokens in enumerate(documents):
+        digest = hashlib.sha256(repr(tokens).encode()).hexdigest()
+        writers[i % num_shards].add_document(np.array(tokens, np.uint32), f"{source}:{i}", digest)
+    for writer in writers:
+        writer.finish({"made": "here"}, {"source": source})
+    manifest = combine_shards(split, fmt, num_shards, {"source": source})
+    write_json(split / "manifest.json", manifest)
+
+
+def random_documents(seed: int, count: int) -> list[list[int]]:
+    """Documents that differ in the tokens they use and in length (some beyond MAX_CTX)."""
+    rng = np.random.default_rng(seed)
+    documents = []
+    for _ in range(count):
+        words = rng.integers(0, 500, size=int(rng.integers(2, 12)))
+        documents.append(rng.choice(words, size=int(rng.integers(3, 40))).tolist())
+    return documents
+
+
+@dataclass
+class FakeTokenizer:
+    """Decodes token 17 to `w17`."""
+
+    fingerprint: str = "fake-tokenizer"
+    eos_token_id: int = EOS
+
+    def decode(self, ids: np.ndarray) -> str:
+        return " ".join(f"w{i}" for i in np.asarray(ids).tolist())
+
+
+@dataclass
+class FakeOracle:
+    """Scores by the numbers in the text; remembers what it was asked; fails where told to."""
+
+    scorer_model: str = "fake"
+    scorer_version: str = "v1"
+    fails_on: Callable[[str], bool] = lambda text: False
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.scorer_model}/{self.scorer_version}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"backend": "fake"}
+
+    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+        for i, question in enumerate(questions):
+            self.asked.append(question.text)
+            if self.fails_on(question.text):
+                yield i, OracleResult(None, "no scores", "length")
+            else:
+                yield i, OracleResult(self.scores(question.text), "", "stop")
+
+    @staticmethod
+    def scores(text: str) -> dict[str, int]:
+        numbers = [int(word[1:]) for word in text.split()]
+        mean = sum(numbers) / len(numbers)
+        return {name: int(mean // (50 + 10 * i)) % 5 for i, name in enumerate(DIMENSIONS)}
+
+
+def slice_all(data_root: Path, slices_dir: Path) -> Path:
+    """Slices of both sources; returns the directory."""
+    for source in ("web", "books"):
+        write_source_slices(data_root, source, slices_dir)
+    combine_slices(slices_dir, ["web", "books"])
+    return slices_dir
+
+
+def write_labels(
+    path: Path, rows: Sequence[tuple[str, str]], scores: np.ndarray, **extra: Any
+) -> Path:
+    """A merged label file of planted scores `[N, 5]`; a value of `extra` may be one a row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        for i, (doc_id, source) in enumerate(rows):
+            record = {
+                "doc_id": doc_id,
+                "source": source,
+                "ok": True,
+                "snippet": "",
+                "scores": dict(zip(DIMENSIONS, (int(s) for s in scores[i]))),
+                "scorer_model": "fake",
+                "scorer_version": "v1",
+                "rubric_hash": "r",
+            }
+            more = {k: v[i] if isinstance(v, list) else v for k, v in extra.items()}
+            file.write(json.dumps(record | more) + "\n")
+    return path
+
+
+def rows_of(
+    grader: Grader, data_root: Path, rows: Sequence[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """What the grader says of documents."""
+    documents = DocIdInput(rows, data_root).documents(0, grader.heads.max_ctx)
+    return [row for buffer in grader.buffers(documents) for row in buffer]
+
+
+class Grading:
+    """Heads of random weights, a calibration with real exits, and shards to grade."""
+
+    def __init__(self, base: Path, data: Path, model: Transformer) -> None:
+        self.base, self.data, self.model = base, data, model
+        self.heads, self.calibration = base / "heads", base / "calibration"
+        slices = slice_all(data, base / "slices")
+        self.rows = [r for s in ("train", "val") for r in read_slice(slices / f"docids_{s}.jsonl")]
+        self.make_heads(seed=0)
+        rng = np.random.default_rng(0)
+        grades = rng.integers(0, 5, (len(self.rows), 5))
+        self.labels = write_labels(base / "labels_val.jsonl", self.rows, grades)
+
+    def make_heads(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        header = {
+            "backbone": {"digest": self.model.digest},
+            "max_ctx": MAX_CTX,
+            "scorer_model": "fake",
+        }
+        probe, judge = Probe(ProbeArch(32)), Judge(JudgeArch(32, 16, 4, 32))
+        for head, layer in ((probe, probe.proj), (judge, judge.shared_head)):
+            # Around the middle of the scale, so that the clamp does not hide differences.
+            torch.nn.init.constant_(layer.bias, 2.0)
+            name = head.arch.as_dict()["kind"]
+            save_head(self.heads / f"hydra_{name}.safetensors", head, header)
+
+    def calibrate(self, **more: Any) -> CalibrationReport:
+        settings = {"max_ctx": MAX_CTX, "max_false_drop": 0.36, "target_keep": 0.4}
+        return calibrate(
+            self.labels,
+            self.heads,
+            self.model,
+            self.data,
+            self.calibration,
+            eos_token_id=EOS,
+            **settings | more,
+        )
+
+    def part_by_hand(self) -> None:
+        """Thresholds that send documents every way; random heads would let none leave early."""
+        grader = Grader.load(
+            self.model, self.heads, self.calibration, MAX_CTX, 32, early_exit=False
+        )
+        rows = rows_of(grader, self.data, self.rows)
+        judged = [row["aggregated"] for row in rows]
+        path = self.calibration / "calibration_summary.json"
+        taus = {
+            "tau_probe": float(np.quantile([row["q_probe"] for row in rows], 0.3)),
+            "tau_drop": float(np.quantile(judged, 0.3)),
+            "tau_keep": float(np.quantile(judged, 0.6)),
+        }
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()) | taus)))
+
+    def manifest(self, source: str, shard: int) -> Path:
+        return self.data / source / "train" / f"shard_{shard:04d}" / "manifest.json"
+
+    def grade(self, source: str = "web", shard: int = 0, **more: Any) -> GradeReport:
+        settings: dict[str, Any] = {"max_ctx": MAX_CTX, "max_batch": 8} | more
+        return grade_shard(
+            self.data,
+            source,
+            self.manifest(source, shard),
+            self.base / "quality" / source / f"shard_{shard:04d}",
+            self.model,
+            self.heads,
+            self.calibration,
+            **settings,
+        )
+
+    def graded(self, report: GradeReport) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in report.path.read_text("utf-8").splitlines()]
