@@ -8,22 +8,24 @@ checks the whole file before anything is made of it. Memory: ids and offsets, an
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from nmoe_core.base.errors import FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
-from nmoe_core.sources.jsonl import load_line
-from nmoe_core.sources.records import BadRecord, Fields, make_record
+from nmoe_core.base.jsonl import (
+    encodable,
+    id_of,
+    is_plain_file,
+    parse_object,
+    read_objects,
+    text_of,
+)
+from nmoe_core.sources.records import Fields
 from nmoe_core.text.normalise import NORMALIZER, normalize_text
 
 READER = "jsonl-texts/1"
-MAX_LINE_BYTES = 256 * 2**20
 _ID_FIELDS = ("doc_id", "id")
 
 
@@ -42,7 +44,7 @@ class JsonlTexts:
 
     Raises:
         SourceError: The file is missing or compressed (E-SOURCE-NOTFOUND), or a line is not a
-            document or is longer than `MAX_LINE_BYTES` (E-SOURCE-RECORD).
+            document or is longer than 256 MiB (E-SOURCE-RECORD).
         FormatError: A document id comes twice (E-DOCID).
     """
 
@@ -50,21 +52,26 @@ class JsonlTexts:
         self._path, self._fields = path, Fields(text_field, id_field)
         self.rows: list[tuple[str, str]] = []
         self._places: dict[str, tuple[int, int]] = {}
+        if not is_plain_file(path):
+            raise SourceError(
+                "not a plain JSON lines file",
+                where=path,
+                do="correct the path; decompress the file first if it is compressed",
+                code="E-SOURCE-NOTFOUND",
+            )
         digest = hashlib.sha256()
-        for number, offset, line in self._lines(digest):
-            if not line.strip():
-                continue
-            doc_id, source, _ = self._document(number, line)
+        for line, row in read_objects(path, self._bad, digest):
+            doc_id, source, _ = self._document(line.number, row)
             if doc_id in self._places:
                 raise FormatError(
                     "a document is named twice",
-                    where=f"{path}:{number + 1}",
+                    where=f"{path}:{line.number}",
                     found=doc_id,
                     do="give each line an id of its own",
                     code="E-DOCID",
                 )
             self.rows.append((doc_id, source))
-            self._places[doc_id] = (number, offset)
+            self._places[doc_id] = (line.number, line.offset)
         self.sha256 = digest.hexdigest()
 
     @property
@@ -77,73 +84,26 @@ class JsonlTexts:
         number, offset = self._places[doc_id]
         with open(self._path, "rb") as file:
             file.seek(offset)
-            return normalize_text(self._document(number, file.readline())[2])
+            return normalize_text(self._document(number, parse_object(file.readline()))[2])
 
-    def _lines(self, digest: Any) -> Iterator[tuple[int, int, bytes]]:
-        """Number from 0, first byte, and bytes of each line."""
-        if self._path.suffix in (".gz", ".zst") or not self._path.is_file():
-            raise SourceError(
-                "not a plain JSON lines file",
-                where=self._path,
-                do="correct the path; decompress the file first if it is compressed",
-                code="E-SOURCE-NOTFOUND",
-            )
-        number = offset = 0
-        with open(self._path, "rb") as file:
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                if len(line) > MAX_LINE_BYTES:
-                    raise self._bad(number, f"more than {MAX_LINE_BYTES} bytes")
-                digest.update(line)
-                mark = codecs.BOM_UTF8 if number == 0 else b""
-                yield number, offset + len(mark) * line.startswith(mark), line.removeprefix(mark)
-                offset += len(line)
-                number += 1
-
-    def _document(self, number: int, line: bytes) -> tuple[str, str, str]:
+    def _document(self, number: int, row: dict[str, Any]) -> tuple[str, str, str]:
         """(id, source, text as it is written) of a line."""
-        row = self._object(number, line)
         source = row.get("source")
         if not isinstance(source, str | None):
             raise self._bad(number, f"field 'source' is {type(source).__name__}, not text")
-        source = _encodable(source or self._path.stem)
-        name = self._fields.id
-        for field in (self._fields.text, name):
-            if field is not None and field not in row:
-                raise self._bad(number, f"field {field!r} is missing")
-        if name is None:
-            name = next((key for key in _ID_FIELDS if row.get(key) not in (None, "")), "id")
-        elif row[name] in (None, ""):
-            raise self._bad(number, f"field {name!r} is empty")
-        where, default = f"{self._path}:{number + 1}", f"{source}/{self._path.name}:{number}"
-        fields = Fields(self._fields.text, name)
-        text = row[self._fields.text]
-        record = make_record(number, where, fields, text, row.get(name), default)
-        if isinstance(record, BadRecord):
-            raise self._bad(number, record.reason)
-        return _encodable(record.id), source, record.text
-
-    def _object(self, number: int, line: bytes) -> dict[str, Any]:
+        source = encodable(source or self._path.stem)
+        default_id = f"{source}/{self._path.name}:{number - 1}"
         try:
-            try:
-                value = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                value, _ = load_line(line)
-        except (ValueError, RecursionError) as error:
-            raise self._bad(number, f"not JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise self._bad(number, f"not a JSON object but {type(value).__name__}")
-        return value
+            text = text_of(row, self._fields.text)
+            return id_of(row, self._fields.id, default_id, _ID_FIELDS), source, text
+        except ValueError as error:
+            raise self._bad(number, str(error)) from None
 
     def _bad(self, number: int, found: str) -> SourceError:
         return SourceError(
             "a line is not a document",
-            where=f"{self._path}:{number + 1}",
+            where=f"{self._path}:{number}",
             found=found,
             expected=f'an object with a text under "{self._fields.text}"',
             code="E-SOURCE-RECORD",
         )
-
-
-def _encodable(text: str) -> str:
-    """The text with half surrogate pairs replaced, which no file of results can hold."""
-    return text.encode("utf-8", "replace").decode()

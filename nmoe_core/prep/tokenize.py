@@ -165,7 +165,7 @@ def _columns(records: Sequence[Record | BadRecord]) -> Columns:
     are_replaced = np.zeros(len(records), np.bool_)
     for i, record in enumerate(records):
         if isinstance(record, Record):
-            bucket = bucket_of(_encodable(record.id), _settings.num_shards)
+            bucket = bucket_of(record.id, _settings.num_shards)
             is_wanted = _settings.count_all or bucket in _settings.buckets
             buckets[i], outcomes[i] = bucket, KEPT if is_wanted else ELSEWHERE
             are_replaced[i] = record.is_replaced
@@ -210,12 +210,7 @@ def _tokenize(batch: list[tuple[int, Record]], columns: Columns, stored: list[_S
         columns.num_tokens[i] = stop - start + 1
         bucket = int(columns.buckets[i])
         if bucket in _settings.buckets:
-            line = id_line(_encodable(ingest_id), digest)
+            line = id_line(ingest_id, digest)
             columns.id_bytes[i] = len(line)
             stored.append(_Stored(bucket, ids[start:stop], line))
     return num_bytes
-
-
-def _encodable(text: str) -> str:
-    """Ids stay distinct: a lone surrogate is spelled out, not replaced."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record, make_record
+from nmoe_core.base.jsonl import checked_id
+from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record
 
 BLOCK_BYTES = 2 * 2**20
 _MAX_BLOCK_ROWS = 8192
@@ -52,12 +53,14 @@ class ColumnsBlock:
         is_replaced = False
         try:
             id_ = id_.decode() if isinstance(id_, bytes) else id_
-            decoded = None if text is None else text.decode()
+            decoded = "" if text is None else text.decode()
         except UnicodeDecodeError as error:
             if text is None or isinstance(id_, bytes) or self.on_error != "replace":
                 return BadRecord(row, where, f"not UTF-8 at byte {error.start}")
             decoded, is_replaced = text.decode("utf-8", "replace"), True
-        return make_record(row, where, self.fields, decoded, id_, default_id, is_replaced)
+        return Record(
+            row, checked_id(id_, self.fields.id or "id", default_id), decoded, is_replaced
+        )
 
 
 def check_fields(schema: Any, fields: Fields, where: str) -> None:

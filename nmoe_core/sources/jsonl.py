@@ -11,28 +11,20 @@ from __future__ import annotations
 
 import codecs
 import io
-import json
 import mmap
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import orjson
 import zstandard
 
 from nmoe_core.base.errors import SourceError
+from nmoe_core.base.jsonl import as_object, id_of, parse_json, text_of
 from nmoe_core.sources.decompress import READERS, Readable, plain
 from nmoe_core.sources.file_source import RecordFileSource
-from nmoe_core.sources.records import (
-    BadRecord,
-    Fields,
-    OnError,
-    Position,
-    Record,
-    make_record,
-)
+from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record
 from nmoe_core.sources.storage import SourceFile
 
 _BLOCK_BYTES = 2 * 2**20
@@ -97,37 +89,22 @@ class _Lines:
             line += 1
 
     def _parse(self, row: int, line: int, raw: bytes | memoryview) -> Record | BadRecord | None:
-        is_replaced = False
         try:
-            value = orjson.loads(raw)
-        except orjson.JSONDecodeError:
-            if not (raw := bytes(raw)).strip():
+            value, is_replaced = parse_json(raw, replace=self.on_error == "replace")
+            fields = value if type(value) is dict else as_object(value)
+            # Nearly all records need no rule: two calls less, a fifth of the time.
+            text = fields.get(self.fields.text)
+            if type(text) is not str:
+                text = text_of(fields, self.fields.text)
+            id_ = fields.get(self.fields.id or "id")
+            if type(id_) is not str or not id_ or not id_.isascii():
+                default_id = f"{self.source}/{self.file.name}:{line}"
+                id_ = id_of(fields, self.fields.id, default_id)
+            return Record(row, id_, text, is_replaced)
+        except ValueError as error:
+            if not bytes(raw).strip():
                 return None
-            try:
-                value, is_replaced = load_line(raw, self.on_error)
-            except ValueError as error:
-                return BadRecord(row, self._where(line), f"not JSON: {error}")
-            except RecursionError:
-                return BadRecord(row, self._where(line), "JSON is nested too deep")
-        if not isinstance(value, dict):
-            reason = f"not a JSON object but {type(value).__name__}"
-            return BadRecord(row, self._where(line), reason)
-        text, id_ = value.get(self.fields.text), value.get(self.fields.id or "id")
-        default_id = f"{self.source}/{self.file.name}:{line}"
-        if type(text) is str:  # nearly all records; the rest is for `make_record`
-            if type(id_) is str and id_:
-                return Record(row, id_, text, is_replaced)
-            if id_ is None and self.fields.id is None:
-                return Record(row, default_id, text, is_replaced)
-        for field in (self.fields.text, self.fields.id):
-            is_there = field is None or field in value
-            if not is_there or (field == self.fields.id and field is not None and id_ is None):
-                return BadRecord(row, self._where(line), f"field {field!r} is missing")
-        where = self._where(line)
-        return make_record(row, where, self.fields, text, id_, default_id, is_replaced)
-
-    def _where(self, line: int) -> str:
-        return f"{self.file.where}:{line + 1}"
+            return BadRecord(row, f"{self.file.where}:{line + 1}", str(error))
 
 
 def _split(payload: bytes | memoryview) -> Iterator[bytes | memoryview]:
@@ -156,20 +133,6 @@ def _find_newline(view: memoryview, start: int) -> int:
         if found >= 0:
             return chunk_start + found
     return len(view)
-
-
-def load_line(payload: bytes, on_error: OnError = "fail") -> tuple[Any, bool]:
-    """Parse a line that orjson refuses; the flag says whether bytes were replaced.
-
-    Lone surrogate escapes are JSON, and normalisation replaces them.
-    """
-    try:
-        text, is_replaced = payload.decode(), False
-    except UnicodeDecodeError:
-        if on_error != "replace":
-            raise
-        text, is_replaced = payload.decode("utf-8", "replace"), True
-    return json.loads(text), is_replaced
 
 
 class JsonlSource(RecordFileSource[LinesBlock]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 OnError = Literal["fail", "skip", "replace"]
 
@@ -56,27 +56,6 @@ class Fields(NamedTuple):
 
     text: str = "text"
     id: str | None = None
-
-
-def make_record(
-    row: int,
-    where: str,
-    fields: Fields,
-    text: Any,
-    id_: Any,
-    default_id: str,
-    is_replaced: bool = False,
-) -> Record | BadRecord:
-    """A record of the values found; None is an empty text, and None or "" takes the default id.
-
-    Only text and whole numbers are ids: a float or a list has more than one spelling.
-    """
-    if text is not None and not isinstance(text, str):
-        return BadRecord(row, where, f"field {fields.text!r} is {type(text).__name__}, not text")
-    if isinstance(id_, bool) or not isinstance(id_, str | int | None):
-        reason = f"is {type(id_).__name__}, not text or a whole number"
-        return BadRecord(row, where, f"field {fields.id or 'id'!r} {reason}")
-    return Record(row, default_id if id_ in (None, "") else str(id_), text or "", is_replaced)
 
 
 class Block(Protocol):

@@ -11,7 +11,6 @@ import pytest
 
 from nmoe_core.base.errors import LabelError, NmoeError, SourceError
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels import jsonl_texts
 from nmoe_core.labels.document_texts import JsonlDocuments
 from nmoe_core.labels.jsonl_texts import JsonlTexts
 from nmoe_core.labels.label import label_shard
@@ -59,7 +58,7 @@ BAD_LINES = {
 def test_a_line_that_is_no_document_is_refused_by_its_number(
     tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl_texts, "MAX_LINE_BYTES", 150_000)
+    monkeypatch.setattr("nmoe_core.base.jsonl.MAX_LINE_BYTES", 150_000)
     path = tmp_path / "in.jsonl"
     path.write_text('{"id": "a", "text": "t"}\n\n' + line + "\n")
     with pytest.raises(NmoeError, match=rf"in\.jsonl:3: .*{re.escape(BAD_LINES[line])}") as refused:
@@ -71,14 +70,13 @@ def test_a_file_that_is_missing_or_compressed_or_lacks_the_named_id_is_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_text('{"id": "a", "text": "t", "key": ""}\n')
+    path.write_text('{"id": "a", "text": "t"}\n')
     (tmp_path / "in.jsonl.gz").write_bytes(b"")
     for name in ("no.jsonl", "in.jsonl.gz"):
         with pytest.raises(SourceError, match="plain JSON lines"):
             JsonlTexts(tmp_path / name)
-    for field, found in (("doc_id", "missing"), ("key", "empty")):
-        with pytest.raises(SourceError, match=f"{field}.*{found}"):
-            JsonlTexts(path, id_field=field)
+    with pytest.raises(SourceError, match=r"doc_id.*missing"):
+        JsonlTexts(path, id_field="doc_id")
 
 
 def test_a_line_has_the_id_and_the_text_that_prep_gives_it(tmp_path: Path) -> None:

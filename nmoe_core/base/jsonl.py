@@ -1,0 +1,155 @@
+"""JSON lines: one reader, one limit of size, one rule for texts and ids.
+
+A line ends with LF. A byte order mark before the first line is passed over, and a blank line holds
+no record but keeps its number. A line longer than `MAX_LINE_BYTES` is refused before more of it is
+held. Lone surrogate escapes are JSON. Each caller raises its own error: it passes a function that
+makes one of a line number and the reason. Memory: one line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nmoe_core.base.append_log import Line
+
+MAX_LINE_BYTES = 256 * 2**20
+Refuse = Callable[[int, str], Exception]
+"""Makes the error for a line: its number from 1, and what is wrong with it."""
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether a file is there and not compressed."""
+    return path.suffix not in (".gz", ".zst") and path.is_file()
+
+
+def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]:
+    """Every line of a plain file, blank ones too; the last one may lack its newline.
+
+    Args:
+        path: The file.
+        refuse: Makes the error for a line that is too long.
+        digest: A hash of `hashlib` that is updated with the bytes of the file.
+    """
+    offset = number = 0
+    with open(path, "rb") as file:
+        while payload := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(payload) > MAX_LINE_BYTES:
+                raise refuse(number, f"more than {MAX_LINE_BYTES} bytes")
+            if digest is not None:
+                digest.update(payload)
+            end = offset + len(payload)
+            if number == 1:
+                payload = payload.removeprefix(codecs.BOM_UTF8)
+            yield Line(number, end - len(payload), payload)
+            offset = end
+
+
+def read_objects(
+    path: Path, refuse: Refuse, digest: Any = None
+) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """Every line that is not blank, with its JSON object. Arguments as for `read_lines`."""
+    for line in read_lines(path, refuse, digest):
+        if line.payload.isspace() or not line.payload:
+            continue
+        try:
+            value = parse_object(line.payload)
+        except ValueError as error:
+            raise refuse(line.number, str(error)) from None
+        yield line, value
+
+
+def parse_object(payload: bytes) -> dict[str, Any]:
+    """The JSON object of a line; a ValueError says what is wrong with it."""
+    return as_object(parse_json(payload)[0])
+
+
+def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[Any, bool]:
+    """The JSON value of a line, and whether bytes were replaced.
+
+    Args:
+        payload: The line.
+        replace: Replace bytes that are not UTF-8.
+
+    Raises:
+        ValueError: Not JSON, or nested too deep.
+    """
+    try:
+        return orjson.loads(payload), False
+    except orjson.JSONDecodeError:  # which refuses lone surrogate escapes too
+        payload = bytes(payload)
+    is_replaced = False
+    try:
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:
+            if not replace:
+                raise
+            text, is_replaced = payload.decode("utf-8", "replace"), True
+        return json.loads(text), is_replaced
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not JSON: nested too deep") from None
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """The value, which must be an object; a ValueError says what it is."""
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object but {type(value).__name__}")
+    return value
+
+
+def text_of(row: Mapping[str, Any], field: str) -> str:
+    """The text of a record; null is an empty one. A ValueError says what is wrong with it."""
+    value = row.get(field)
+    if isinstance(value, str):
+        return value
+    if field not in row:
+        raise ValueError(f"field {field!r} is missing")
+    if value is not None:
+        raise ValueError(f"field {field!r} is {type(value).__name__}, not text")
+    return ""
+
+
+def id_of(
+    row: Mapping[str, Any], field: str | None, default: str, unnamed: Sequence[str] = ("id",)
+) -> str:
+    """The id of a record; a ValueError says what is wrong with it.
+
+    Args:
+        row: The record.
+        field: Key of the id, which the record must then have.
+        default: The id of a record that gives none: its place in the source.
+        unnamed: Without `field`, the keys that are tried in turn.
+    """
+    if field is not None:
+        if row.get(field) is None:
+            raise ValueError(f"field {field!r} is missing")
+        return checked_id(row[field], field, default)
+    for key in unnamed:
+        if row.get(key) not in (None, ""):
+            return checked_id(row[key], key, default)
+    return encodable(default)
+
+
+def checked_id(value: Any, field: str, default: str) -> str:
+    """An id as text; None and "" take the default. Anything but text or a whole number is refused.
+
+    A float or a list has more than one spelling, so it is no id: that is a ValueError.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        kind = type(value).__name__
+        raise ValueError(f"field {field!r} is {kind}, not text or a whole number")
+    return encodable(default if value in (None, "") else str(value))
+
+
+def encodable(text: str) -> str:
+    """The text as UTF-8 can hold it: lone surrogates are spelled out, so ids stay distinct."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
