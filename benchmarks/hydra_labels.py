@@ -27,8 +27,8 @@ import numpy as np
 
 from nmoe_core.base.atomic import write_json
 from nmoe_core.cli.output import print_table
+from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.run import HttpOracleTable
 from nmoe_core.labels.document_texts import ShardDocuments
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question

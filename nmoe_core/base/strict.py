@@ -14,7 +14,13 @@ from nmoe_core.base.redact import without_user_info
 class StrictModel(BaseModel):
     """A frozen table that refuses unknown keys, values of another type, and infinities."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 Model = TypeVar("Model", bound=StrictModel)
@@ -59,14 +65,15 @@ def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
     for part in loc:
         info = model.model_fields.get(str(part))
         if info is not None:
-            model = _nested(info.annotation) or model
+            model = nested_model(info.annotation) or model
     return set(model.model_fields)
 
 
-def _nested(annotation: Any) -> type[BaseModel] | None:
+def nested_model(annotation: Any) -> type[BaseModel] | None:
+    """The table that an annotation such as `Table | None` holds, if any."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):
-        if found := _nested(argument):
+        if found := nested_model(argument):
             return found
     return None

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.strict import validate
-from nmoe_core.config.run import Run, RunConfig
+from nmoe_core.config.run import Run
 
 BACKBONE_KEYS = {name: f"backbone.{name}" for name in ("device", "dtype", "experts")}
 _ALWAYS = ("config", "json", "traceback")
@@ -64,18 +62,7 @@ def configured_run(arguments: argparse.Namespace) -> Run:
     Raises:
         ConfigError: As `Run`; or a value is out of range.
     """
-    run = Run(arguments.config)
-    replaced: Mapping[str, Any] = getattr(arguments, "replaced", {})
-    if not replaced:
-        return run
-    config = run.config.model_dump()
-    for key, value in replaced.items():
-        *tables, last = key.split(".")
-        table = config
-        for name in tables:
-            table = table[name]
-        table[last] = value
-    return run.with_config(validate(RunConfig, config, "command line"))
+    return Run(arguments.config, getattr(arguments, "replaced", {}))
 
 
 def _given(argv: Sequence[str], names: Collection[str]) -> list[str]:

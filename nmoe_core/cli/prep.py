@@ -14,7 +14,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.base.strict import validate
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config.run import VERSION_PATTERN, parse_count
+from nmoe_core.config.counts import parse_count
 from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepReport, PrepSettings
@@ -174,7 +174,7 @@ def _refuse_flags(
 
 
 def _settings(arguments: argparse.Namespace, spec: SourceSpec) -> PrepSettings:
-    if not re.fullmatch(VERSION_PATTERN, arguments.version):
+    if not re.fullmatch(r"[A-Za-z0-9_.]+", arguments.version):
         raise ConfigError("--version is out of range", found=arguments.version, expected="like v1")
     workers = num_workers(arguments)
     return PrepSettings(

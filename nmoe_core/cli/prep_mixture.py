@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError, NmoeError
-from nmoe_core.base.strict import validate
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.cli.prep import add_tokenizing, make_split, num_workers, print_results
-from nmoe_core.config.run import Run, RunConfig
+from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.sources.spec import open_source
 
@@ -97,9 +96,7 @@ def _overridden(run: Run, arguments: argparse.Namespace) -> Run:
         "engine": arguments.engine,
         "workers": num_workers(arguments),
     }
-    prep_table = run.config.prep.model_dump() | {k: v for k, v in table.items() if v is not None}
-    config = run.config.model_dump() | update | {"prep": prep_table}
-    return run.with_config(validate(RunConfig, config, "nmoe prep-mixture"))
+    return run.with_settings(update | {f"prep.{k}": v for k, v in table.items() if v is not None})
 
 
 def _splits(text: str) -> list[str]:

@@ -332,10 +332,7 @@ def test_stages_that_hold_a_gpu_are_in_its_pool(defs: dg.Definitions) -> None:
 
 def with_settings(run: Run, table: str, **values: object) -> Run:
     """The run with other values in a table of its configuration, or at its top."""
-    if not table:
-        return run.with_config(run.config.model_copy(update=values))
-    changed = getattr(run.config, table).model_copy(update=values)
-    return run.with_config(run.config.model_copy(update={table: changed}))
+    return run.with_settings({f"{table}.{key}".lstrip("."): v for key, v in values.items()})
 
 
 def code_versions(defs: dg.Definitions) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ import pytest
 from loader.files.sealed import sealed
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.config.run import ChecksTable, Run
+from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import checks
 from nmoe_core.tasks.checks import LEVELS, Verdicts
@@ -36,7 +36,7 @@ def run(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_checks(run: Run, **table: Any) -> Run:
-    return run.with_config(run.config.model_copy(update={"checks": ChecksTable(**table)}))
+    return run.with_settings({f"checks.{key}": value for key, value in table.items()})
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 from loader.files.sealed import sealed
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.cli import main
-from nmoe_core.config.run import ChecksTable, Run
+from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import check_regrade
 from nmoe_core.tasks.hydra import grade_shards
 from nmoe_core.tasks.plan_regrade import plan_regrade
@@ -92,8 +92,7 @@ def test_documents_that_no_longer_leave_at_the_probe_stay_open(run: Run) -> None
 
 
 def test_a_sample_bounds_the_flips_and_measures_the_time(run: Run) -> None:
-    update = {"grading": run.config.grading.model_copy(update={"early_exit": False})}
-    other = run.with_config(run.config.model_copy(update=update))
+    other = run.with_settings({"grading.early_exit": False})
     blind = plan_regrade(other, SOURCES)
     assert blind.may_flip == (0, len(decisions(run)))
     assert blind.seconds is None
@@ -161,6 +160,5 @@ def test_a_regrade_that_would_change_too_much_is_warned_of(run: Run) -> None:
     plan = plan_regrade(run, SOURCES)
     share = plan.may_flip[1] / plan.documents
     for most, passed in ((share + 0.01, True), (share - 0.01, False)):
-        table = ChecksTable(max_flip_share=most)
-        held = run.with_config(run.config.model_copy(update={"checks": table}))
+        held = run.with_settings({"checks.max_flip_share": most})
         assert check_regrade(held, plan)["flips"].passed == passed

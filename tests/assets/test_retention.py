@@ -161,8 +161,7 @@ def test_retention_runs_by_itself_only_where_a_time_is_named() -> None:
     run = Run(REPOSITORY / "configs" / "demo.toml")
     job = retention_job(run, list)
     assert retention_schedules(run, job) == []
-    table = run.config.retention.model_copy(update={"cron": "0 4 * * *", "keep_days": 7})
-    named = run.with_config(run.config.model_copy(update={"retention": table}))
+    named = run.with_settings({"retention.cron": "0 4 * * *", "retention.keep_days": 7})
     [schedule] = retention_schedules(named, retention_job(named, list))
     assert schedule.cron_schedule == "0 4 * * *"
     assert schedule.job_name == "retention"

@@ -14,8 +14,9 @@ from loader.plan.ranges import PACKINGS
 from loader.plan.settings import read_toml
 from nmoe_core.base.errors import ConfigError, SourceError
 from nmoe_core.base.strict import validate
+from nmoe_core.config.counts import parse_count
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.run import Run, RunConfig, parse_count
+from nmoe_core.config.run import Run, RunConfig
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.spec import open_source
 
@@ -124,8 +125,8 @@ def test_temperature_makes_quotas_the_weight_to_the_power_of_its_inverse(
     warm = shipped.replace("sample_temperature = 1.0", f"sample_temperature = {temperature}")
     (tmp_path / "flows.toml").write_text(warm)
     run = Run(ROOT / "configs" / "moonlet.toml")
-    config = run.config.model_copy(update={"flow_profiles_toml": str(tmp_path / "flows.toml")})
-    sources = run_sources(run.with_config(config), flow="dev", max_tokens="1B")
+    warmer = run.with_settings({"flow_profiles_toml": str(tmp_path / "flows.toml")})
+    sources = run_sources(warmer, flow="dev", max_tokens="1B")
     weights = [source.spec.tokens_b ** (1 / temperature) for source in sources]
     expected = [10**9 * weight / sum(weights) for weight in weights]
     assert [source.max_tokens for source in sources] == pytest.approx(expected, abs=1)

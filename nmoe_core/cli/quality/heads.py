@@ -13,7 +13,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.cli.beside_config import BACKBONE_KEYS, beside_config, configured_run
 from nmoe_core.cli.paths import add_backbone_flags, default_device, default_dtype, required
 from nmoe_core.cli.quality.labels import Outputs, show
-from nmoe_core.config.run import JudgeTable, ProbeTable
+from nmoe_core.config.quality import JudgeTable, ProbeTable
 
 GIB = 2**30
 _KEYS = {**BACKBONE_KEYS, "max_ctx": "heads.max_ctx"}

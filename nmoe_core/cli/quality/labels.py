@@ -19,7 +19,8 @@ from nmoe_core.base.strict import validate
 from nmoe_core.cli.beside_config import beside_config, configured_run
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.cli.paths import add_experts_flag, default_device, default_dtype, required
-from nmoe_core.config.run import OracleTable, Run
+from nmoe_core.config.quality import OracleTable
+from nmoe_core.config.run import Run
 from nmoe_core.config.shipped import find_rubric
 from nmoe_core.labels.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.run import OracleTable
 from nmoe_core.labels.oracle import Oracle
 
 

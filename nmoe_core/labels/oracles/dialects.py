@@ -26,7 +26,7 @@ from nmoe_core.labels.oracles.prompt import (
 )
 
 if TYPE_CHECKING:
-    from nmoe_core.config.run import HttpOracleTable
+    from nmoe_core.config.quality import HttpOracleTable
 
 OPEN_FINAL = "<|channel|>final<|message|>"
 # One Harmony message: its channel, and a text in which no control token is spelled.

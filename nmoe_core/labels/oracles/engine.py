@@ -35,7 +35,7 @@ from nmoe_core.labels.oracles.harmony import (
 from nmoe_core.labels.oracles.prompt import PROMPT_VERSION
 
 if TYPE_CHECKING:
-    from nmoe_core.config.run import EngineOracleTable
+    from nmoe_core.config.quality import EngineOracleTable
     from nmoe_core.engine import BatchedGenerator
     from nmoe_core.engine.weights.config import ModelConfig
 

@@ -33,7 +33,7 @@ from nmoe_core.labels.oracles.prompt import PROMPT_VERSION
 from nmoe_core.labels.oracles.replies import Reply, is_failure, post
 
 if TYPE_CHECKING:
-    from nmoe_core.config.run import HttpOracleTable
+    from nmoe_core.config.quality import HttpOracleTable
     from nmoe_core.labels.oracles.connection import Address, Connection
 
 # Documents that fail one after another, none answered between them: it is the server's fault.

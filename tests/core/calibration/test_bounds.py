@@ -115,7 +115,7 @@ def test_a_calibration_of_an_older_version_that_breaks_its_bound_fails_the_check
 ) -> None:
     from types import SimpleNamespace
 
-    from nmoe_core.config.run import ChecksTable
+    from nmoe_core.config.tables import ChecksTable
     from nmoe_core.tasks.checks import LEVELS, check_calibration
 
     summary = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nmoe_core.base.errors import CurationError
-from nmoe_core.config.run import CurationTable
+from nmoe_core.config.tables import CurationTable
 from nmoe_core.curate.shards.planning import SHARD_ORDERS, CurateSettings, plan_order
 
 

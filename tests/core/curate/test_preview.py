@@ -25,8 +25,7 @@ def configure(graded: Any, monkeypatch: pytest.MonkeyPatch) -> Configure:
     monkeypatch.setattr(curate, "order_picture", lambda *_: "")
 
     def configured(curation: str = "", seq_len: int = 256) -> Run:
-        run = project(graded.root, curation)
-        return run.with_config(run.config.model_copy(update={"seq_len": seq_len}))
+        return project(graded.root, curation).with_settings({"seq_len": seq_len})
 
     return configured
 

@@ -10,7 +10,7 @@ import torch
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import main
-from nmoe_core.config.run import BackboneTable, EngineOracleTable
+from nmoe_core.config.quality import BackboneTable, EngineOracleTable
 from nmoe_core.engine import ModelConfig, Transformer, backend, memory
 from nmoe_core.engine.devices import Shard
 from nmoe_core.engine.experts import PackedExperts

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.run import HttpOracleTable
 from nmoe_core.labels.oracles import flow
 from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.labels.scores import DIMENSIONS

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nmoe_core.base.errors import CheckpointError, ConfigError
+from nmoe_core.config.quality import EngineOracleTable, OracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.run import EngineOracleTable, OracleTable
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.labels.document_texts import JsonlDocuments
 from nmoe_core.labels.jsonl_texts import JsonlTexts

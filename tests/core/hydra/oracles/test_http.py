@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from nmoe_core.base.errors import ConfigError, LabelError
+from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.run import OracleTable
 from nmoe_core.labels.document_texts import JsonlDocuments
 from nmoe_core.labels.jsonl_texts import JsonlTexts
 from nmoe_core.labels.label import LabelReport, label_shard

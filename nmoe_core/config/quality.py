@@ -1,0 +1,175 @@
+"""Tables of the run for the quality model: oracle, backbone, heads, calibration, grading.
+
+The text below a field is its help where a verb has a flag for it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from nmoe_core.base.settings import ExpertChoice
+from nmoe_core.base.strict import StrictModel
+from nmoe_core.config.tables import PathText
+
+
+class ModelTable(StrictModel):
+    """A gpt-oss checkpoint, and how it is run here."""
+
+    checkpoint: PathText | None = None
+    """Directory of gpt-oss weights."""
+    device: str = "cpu"
+    """Where the model runs, such as cpu or cuda."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the model's numbers."""
+    experts: ExpertChoice = "auto"
+    """How MXFP4 experts lie in memory; auto packs them on a GPU, which takes less memory."""
+
+
+class EngineOracleTable(ModelTable):
+    """`[oracle.engine]`: a checkpoint that answers here."""
+
+    max_ctx: int = Field(default=4096, ge=64)
+    """Most tokens of a prompt and its answer."""
+    max_new: int = Field(default=2048, ge=1)
+    """Most tokens of an answer."""
+    max_batch: int = Field(default=32, ge=1)
+    """Answers at once."""
+    reasoning: Literal["low", "none"] = "low"
+    """Reasoning effort."""
+
+
+class HttpOracleTable(StrictModel):
+    """`[oracle.http]`: a server of OpenAI's protocol; its key is named, never written."""
+
+    base_url: str = Field(pattern=r"^https?://[^\s@]+$")
+    """Server, such as http://127.0.0.1:8000/v1."""
+    model: str = Field(min_length=1)
+    """The server's name for its model."""
+    accept_model: tuple[str, ...] = ()
+    """Other names that the server may give the model in its replies."""
+    api: Literal["chat", "completions"] = "chat"
+    """Form of the protocol; prompts of `completions` are rendered here, in Harmony."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the key."""
+    max_new: int = Field(default=2048, ge=1)
+    reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
+    seed: int = 0
+    concurrency: int = Field(default=64, ge=1, le=4096)
+    """Requests at once."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_attempts: int = Field(default=5, ge=1)
+    max_outage_s: float = Field(default=600.0, ge=0)
+    max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
+
+    @model_validator(mode="after")
+    def _is_rendered_here(self) -> HttpOracleTable:
+        if self.api == "completions" and self.reasoning_effort not in ("low", "none"):
+            raise ValueError('api = "completions" needs reasoning_effort = "low" or "none"')
+        return self
+
+
+class OracleTable(StrictModel):
+    """`[oracle]`: who labels documents, and how."""
+
+    kind: Literal["heuristic", "engine", "http"] = "heuristic"
+    """Who scores documents: fixed text statistics, a model here, or a server."""
+    rubric: PathText = "quality_v1"
+    """A TOML file, or the name of a rubric that comes with the package."""
+    max_doc_tokens: int = Field(default=2048, ge=16)
+    """Most tokens of a document that the oracle reads."""
+    replace: bool = False
+    """Start over where another scorer's labels lie."""
+    retry_failed: int = Field(default=0, ge=0)
+    """How often to ask again for a refused answer."""
+    relabel: int = Field(default=0, ge=0)
+    """Documents of each val slice to label twice."""
+    salvage: bool = False
+    """Also take scores that stand among other words, and mark them."""
+    engine: EngineOracleTable = EngineOracleTable()
+    http: HttpOracleTable | None = None
+
+    @model_validator(mode="after")
+    def _has_its_settings(self) -> OracleTable:
+        if self.kind == "engine" and self.engine.checkpoint is None:
+            raise ValueError('kind = "engine" needs [oracle.engine] checkpoint')
+        if self.kind == "http" and self.http is None:
+            raise ValueError('kind = "http" needs [oracle.http] base_url and model')
+        return self
+
+
+class BackboneTable(ModelTable):
+    """`[backbone]`: the frozen model; `kind = "tiny"` makes a seeded stand-in of the same form."""
+
+    kind: Literal["checkpoint", "tiny"] = "checkpoint"
+    seed: int = 0
+
+
+class ProbeTable(StrictModel):
+    """`[heads.probe]`: by default it reads the states at 18/24 of the depth."""
+
+    tap: int | None = Field(default=None, ge=1)
+    """Block after which states are read; by default at 18/24 (probe) or 24/24 of the depth."""
+    batch_size: int = Field(default=256, ge=1)
+    """Documents in a step."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the labels."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Learning rate."""
+
+
+class JudgeTable(ProbeTable):
+    """`[heads.judge]`: by default it reads the states after the last block."""
+
+    batch_size: int = Field(default=128, ge=1)
+    """Documents in a step."""
+    lr: float = Field(default=5e-4, gt=0)
+    """Learning rate."""
+    mid_dim: int = Field(default=512, ge=8)
+    """Width of the judge."""
+    num_heads: int = Field(default=8, ge=1)
+    """Attention heads."""
+    ffn_dim: int = Field(default=2048, ge=8)
+    """Width of the feed-forward layer."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> JudgeTable:
+        if self.mid_dim % self.num_heads:
+            raise ValueError(f"num_heads {self.num_heads} does not divide mid_dim {self.mid_dim}")
+        return self
+
+
+class HeadsTable(StrictModel):
+    """`[heads]`: probe and judge over the backbone."""
+
+    max_ctx: int = Field(default=4096, ge=8)
+    """Most tokens of a document that the heads read."""
+    seed: int = 0
+    """Seed of the first weights and of the order."""
+    use_salvaged: bool = False
+    """Train on salvaged labels too; calibration never uses those."""
+    probe: ProbeTable = ProbeTable()
+    judge: JudgeTable = JudgeTable()
+
+
+class CalibrationTable(StrictModel):
+    """`[calibration]`: thresholds."""
+
+    target_keep: float = Field(default=0.5, gt=0, lt=1)
+    """Share of documents to keep."""
+    max_false_drop: float = Field(default=0.02, ge=0, lt=1)
+    """Bound on the share of dropped documents that were worth keeping."""
+    target_drop: float | None = Field(default=None, ge=0, lt=1)
+    """Share of documents to drop; by default what max_false_drop allows."""
+
+
+class GradingTable(StrictModel):
+    """`[grading]`: scoring of all documents."""
+
+    max_batch: int = Field(default=64, ge=1)
+    """Documents at once."""
+    early_exit: bool = True
+    """Let the probe alone drop documents that it is sure of."""
+    compat: bool = False
+    """Accept a calibration that was not made from scores of known heads."""

@@ -1,0 +1,160 @@
+"""Tables of the run for prep, compute, curation, checks, automation and retention.
+
+The text below a field is its help where a verb has a flag for it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from loader.files.local_path import local_path
+from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD, RayOptions
+from nmoe_core.base.strict import StrictModel
+from nmoe_core.config.counts import parse_count
+
+
+def _local(text: str) -> str:
+    local_path(text)
+    return text
+
+
+IS_LOCAL = AfterValidator(_local)
+PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), IS_LOCAL]
+
+
+class PrepTable(StrictModel):
+    """`[prep]`: text to token shards."""
+
+    num_shards: int = Field(default=64, ge=1, le=9999)
+    """Shards of the training split."""
+    num_valid_shards: int = Field(default=1, ge=1, le=9999)
+    tokens_per_shard: int = Field(default=DEFAULT_TOKENS_PER_SHARD, ge=2)
+    """Most tokens in one shard file."""
+    min_doc_tokens: int = Field(default=10, ge=1)
+    """Shorter documents are left out."""
+    max_doc_tokens: int = Field(default=1_000_000, ge=1)
+    """Longer documents are cut."""
+    max_tokens: str | int = "flow"
+    """Training tokens to prepare, such as 100M; `flow`: as many as the flow trains on; or `all`."""
+    workers: int = Field(default=1, ge=1, le=4096)
+    """Processes; the bytes do not depend on it."""
+    engine: Literal["quicktok", "tiktoken", "gigatoken"] = "quicktok"
+    """Tokenizer library; the ids are the same, the speed is not."""
+    version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_.]+$")
+    """Version that manifests and shard files are named by."""
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _is_count(cls, value: str | int) -> str | int:
+        if value not in ("flow", "all"):
+            parse_count(value)
+        return value
+
+
+class RayTable(StrictModel):
+    """`[compute.ray]`: the cluster, and what one item holds of it; GPUs are for grading."""
+
+    address: str = ""
+    cpus_per_task: float = Field(default=1.0, gt=0)
+    gpus_per_task: float = Field(default=0.0, ge=0)
+    max_retries: int = Field(default=3, ge=0)
+
+
+class ComputeTable(StrictModel):
+    """`[compute]`: where work runs; no byte depends on it."""
+
+    backend: Literal["pool", "ray"] = "pool"
+    """Processes of this machine, or a cluster, which works on as many shards as it has room for."""
+    workers: int = Field(default=1, ge=1, le=4096)
+    """Shards that the pool grades, gives topics or curates at once; prep has its own workers."""
+    ray: RayTable = RayTable()
+
+    def ray_options(self, gpus: bool = False) -> RayOptions:
+        """What one item holds; GPUs only for work that uses them."""
+        table = self.ray
+        held = table.gpus_per_task if gpus else 0.0
+        return RayOptions(table.address, table.cpus_per_task, held, table.max_retries)
+
+
+class CurationTable(StrictModel):
+    """`[curation]`: which documents are kept, and in which order.
+
+    `seq_len` is the window that orders fill, by default that of the run's loader. `stability` is
+    what an order owes to the one before: nothing (`replan`), that old documents keep their order
+    (`insert_only`), or that those consumed stay in place (`resume`): `resume_from_token` says how
+    many tokens of each source training has read.
+    """
+
+    include: tuple[Literal["drop", "band", "keep"], ...] = Field(default=("keep",), min_length=1)
+    order: Literal[
+        "auto",
+        "golden",
+        "window_fill",
+        "count_stride",
+        "balance_tokens",
+        "insert_only",
+        "bin_packing",
+        "stratified",
+        "round_robin",
+        "shuffle",
+        "original",
+    ] = "auto"
+    seq_len: int | None = Field(default=None, ge=1)
+    loader: Literal["concat", "flush"] = "concat"
+    by: Literal["source", "length", "quality"] = "source"
+    descending: bool = False
+    epoch: int = Field(default=0, ge=0, lt=2**32)
+    stability: Literal["replan", "insert_only", "resume"] = "replan"
+    resume_from_token: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    num_topics: int = Field(default=30, ge=2)
+    sample_documents: int = Field(default=100_000, ge=1)
+
+    @model_validator(mode="after")
+    def _order_is_stable(self) -> CurationTable:
+        if self.stability == "insert_only" and self.order not in ("auto", "insert_only"):
+            raise ValueError(f'order "{self.order}" moves documents: leave it out, or "replan"')
+        if (self.stability == "resume") != bool(self.resume_from_token):
+            raise ValueError('stability = "resume" and resume_from_token belong together')
+        return self
+
+
+class ChecksTable(StrictModel):
+    """`[checks]`: what asset checks hold a run to, and how much a failed one matters.
+
+    `levels` overrides a check's own level: `block` stops what is downstream, `error` and `warn`
+    are shown only. Rates are shares in 0..1.
+    """
+
+    levels: dict[str, Literal["block", "error", "warn"]] = Field(default_factory=dict)
+    min_parse_rate: float = Field(default=0.95, ge=0, le=1)
+    min_spearman: float = Field(default=0.0, ge=-1, le=1)
+    min_val_documents: int = Field(default=100, ge=3)
+    max_nonfinite_share: float = Field(default=0.01, ge=0, le=1)
+    min_keep_rate: float = Field(default=0.0, ge=0, le=1)
+    max_keep_rate: float = Field(default=1.0, ge=0, le=1)
+    max_flip_share: float = Field(default=1.0, ge=0, le=1)
+    standard_errors: float = Field(default=4.0, gt=0)
+    min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
+    max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
+
+
+class AutomationTable(StrictModel):
+    """`[automation]`: what the daemon does by itself; with `starts = false`, nothing till asked."""
+
+    starts: bool = True
+    owners: tuple[str, ...] = ("team:data",)
+    follow_every_s: int = Field(default=30, ge=5)
+    watch_every_s: int = Field(default=300, ge=5)
+    label_retries: int = Field(default=3, ge=0)
+    verify_cron: str = Field(default="0 3 * * *", min_length=9)
+    verify_timezone: str = Field(default="UTC", min_length=1)
+
+
+class RetentionTable(StrictModel):
+    """`[retention]`: what the job `retention` leaves of the runs; `cron` runs it by itself."""
+
+    keep_days: int = Field(default=30, ge=1)
+    keep_last: int = Field(default=20, ge=0)
+    cron: str = ""
