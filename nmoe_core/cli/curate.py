@@ -250,9 +250,9 @@ def run_compare(arguments: argparse.Namespace) -> int:
     facts = asdict(found.comparison)
     if arguments.plot is not None:
         from nmoe_core.base.atomic import write_bytes
-        from nmoe_core.plots import compared_plot
+        from nmoe_core.curate.pictures import compared_picture
 
-        write_bytes(arguments.plot, compared_plot(found, arguments.seed))
+        write_bytes(arguments.plot, compared_picture(found, arguments.seed))
     if arguments.json:
         print_json(facts)
         return 0
@@ -268,15 +268,17 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def run_animate(arguments: argparse.Namespace) -> int:
     """Write the films and name them."""
-    from nmoe_core.plots.animation import animate
+    from nmoe_core.curate.pictures import FilmFiles, animate
 
     for path in animate(
-        arguments.embeddings,
-        arguments.token_counts,
+        FilmFiles(
+            arguments.embeddings,
+            arguments.token_counts,
+            points=arguments.umap,
+            labels=arguments.labels,
+            order=arguments.order,
+        ),
         arguments.output,
-        points=arguments.umap,
-        labels=arguments.labels,
-        order=arguments.order,
         num_clusters=arguments.n_clusters,
         seq_len=arguments.seq_len,
         num_frames=arguments.frames,

@@ -1,20 +1,19 @@
-"""Pictures of what the stages made, as PNG bytes that fit inline into Markdown."""
+"""Pictures of what tasks made, as PNG bytes that fit inline into Markdown."""
 
 from __future__ import annotations
 
 from nmoe_core.plots.calibration import calibration_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
-from nmoe_core.plots.curation import curated_plot
 from nmoe_core.plots.heads import loss_plot
-from nmoe_core.plots.ordering import ordering_plot
+from nmoe_core.plots.ordering import OrderedClusters, ordering_plot
 from nmoe_core.plots.png import png_markdown
 from nmoe_core.plots.shards import manifest_plot
 
 __all__ = [
+    "OrderedClusters",
     "calibration_plot",
     "cloud_plot",
     "compared_plot",
-    "curated_plot",
     "head_tail_plot",
     "k_plot",
     "loss_plot",

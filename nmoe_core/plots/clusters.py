@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmoe_core.plots.colors import cluster_colors, ranks_by_size
-from nmoe_core.plots.names import cluster_name
+from nmoe_core.plots.legend import Terms, cluster_colors, cluster_name, largest_clusters
 from nmoe_core.plots.png import BLUE, GREY, ORANGE, RED, render, short_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from nmoe_core.curate.diversity.compare import ComparedSpaces
-    from nmoe_core.curate.topics.calibrate_k import Calibration
-
-Terms = Sequence[Sequence[str]]
 _COLUMNS = 100
 _MAX_ROWS = 40
 _NAMED = 12
@@ -45,7 +40,7 @@ def share_plot(
         from matplotlib.colors import TwoSlopeNorm
 
         panels = figure.subplots(1, 2, sharey=True)
-        shown = _largest(doc_clusters, _MAX_ROWS)
+        shown = largest_clusters(doc_clusters, _MAX_ROWS)
         names = list(orders)
         for axes, name in zip(panels, (names[0], names[-1])):
             order = orders[name]
@@ -70,12 +65,6 @@ def share_plot(
         bar.ax.set_yticklabels(["none", "half", "its share\nof all", "2x", "3x"], fontsize=8)
 
     return render(draw, 500)
-
-
-def _largest(clusters: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the largest clusters that have documents, largest first."""
-    present = np.count_nonzero(np.bincount(clusters))
-    return np.argsort(ranks_by_size(clusters))[: min(count, present)]
 
 
 def _shares_by_position(clusters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -114,7 +103,7 @@ def head_tail_plot(
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
         names = list(orders)
         num_tokens = min(8 * seq_len, max(1, int(doc_tokens.sum()) // 2))
-        shown = _largest(doc_clusters, _NAMED)[::-1]
+        shown = largest_clusters(doc_clusters, _NAMED)[::-1]
         for axes, name in zip(panels, (names[0], names[-1])):
             order = orders[name]
             ends = _ends(doc_clusters[order], doc_tokens[order], num_tokens)
@@ -169,18 +158,13 @@ def cloud_plot(
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         colors = cluster_colors(labels)
-        chosen = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).astype(int)
-        xy, shown = points[chosen], labels[chosen]
-        size = float(np.clip(60_000 / max(len(xy), 1), 1.5, 24))
-        axes.scatter(*xy.T, s=size, c=colors[shown], alpha=0.85, linewidths=0)
-        axes.set(xticks=[], yticks=[])
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
+        size = float(np.clip(60_000 / max(min(len(points), MAX_POINTS), 1), 1.5, 24))
+        shown = _scatter(axes, points, colors[labels], s=size, alpha=0.85)
         num = len(np.unique(labels))
         axes.set_title(
             f"{len(points):,} records in {num} clusters ({_METHODS.get(method, method)})"
         )
-        low, high = np.percentile(xy, [0.5, 99.5], axis=0)
+        low, high = np.percentile(shown, [0.5, 99.5], axis=0)
         room = np.maximum(high - low, 1e-9) * 0.06
         axes.set(xlim=(low[0] - room[0], high[0] + room[0]))
         axes.set(ylim=(low[1] - room[1], high[1] + room[1]))
@@ -189,43 +173,80 @@ def cloud_plot(
     return render(draw, 500)
 
 
+def compared_plot(
+    spaces: Mapping[str, tuple[np.ndarray, str]], labels: np.ndarray, title: str
+) -> bytes:
+    """The same records in two spaces, both coloured by one clustering.
+
+    Args:
+        spaces: Points of each named space, float `[N, 2]`, and how they were made.
+        labels: Cluster of each record: int `[N]`.
+        title: Stands over both.
+    """
+
+    def draw(figure: Figure) -> None:
+        colors = cluster_colors(labels)[labels]
+        for axes, (name, (points, method)) in zip(figure.subplots(1, 2), spaces.items()):
+            size = float(np.clip(30_000 / max(min(len(points), MAX_POINTS), 1), 1.5, 20))
+            _scatter(axes, points, colors, s=size, alpha=0.65)
+            axes.set_title(f"{name} ({_METHODS[method]})")
+        figure.suptitle(title, fontsize=10.5)
+
+    return render(draw, 440)
+
+
+def _scatter(axes: Axes, points: np.ndarray, colors: np.ndarray, **style: float) -> np.ndarray:
+    """Draw at most `MAX_POINTS` of the points on axes without ticks; return those drawn."""
+    chosen = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).astype(int)
+    axes.scatter(*points[chosen].T, c=colors[chosen], linewidths=0, **style)
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return points[chosen]
+
+
 def _legend(axes: Axes, labels: np.ndarray, colors: np.ndarray, terms: Terms) -> None:
     from matplotlib.lines import Line2D
 
-    order = np.argsort(ranks_by_size(labels))
     sizes = np.bincount(labels)
-    order = [k for k in order if sizes[k]][:30]
+    shown = largest_clusters(labels, 30)
     handles = [
         Line2D([], [], marker="o", linestyle="", markersize=5, color=tuple(colors[k]))
-        for k in order
+        for k in shown
     ]
-    names = [f"{cluster_name(k, terms, 22)} ({short_count(float(sizes[k]))})" for k in order]
+    names = [f"{cluster_name(k, terms, 22)} ({short_count(float(sizes[k]))})" for k in shown]
     axes.legend(
         handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, handletextpad=0.1
     )
 
 
-def k_plot(calibration: Calibration) -> bytes:
-    """Silhouette, and the share of k that a window can hold, against k; what each rule picks."""
+def k_plot(calibration: Mapping[str, Any]) -> bytes:
+    """Silhouette, and the share of k that a window can hold, against k; what each rule picks.
+
+    Args:
+        calibration: As `nmoe curate calibrate-k` writes it: `results` with `k`, `silhouette` and
+            `reachable`; the recommended `within_5pct` and `reachable`, None where there is none.
+    """
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        results = calibration.results
-        ks = [result.k for result in results]
+        results = calibration["results"]
+        ks = [result["k"] for result in results]
+        silhouettes = [result["silhouette"] for result in results]
+        reachable = [100 * result["reachable"] for result in results]
         series = (
-            (left, [r.silhouette for r in results], "Silhouette (cosine)", "mean silhouette"),
-            (right, [100 * r.reachable for r in results], "Reachable diversity", "ceiling / k (%)"),
+            (left, silhouettes, "Silhouette (cosine)", "mean silhouette"),
+            (right, reachable, "Reachable diversity", "ceiling / k (%)"),
         )
         picks = (
-            (calibration.within_5pct, GREY, "within 5 % of the peak"),
-            (calibration.reachable, RED, "reachable"),
+            (calibration["within_5pct"], GREY, "-", "within 5 % of the peak"),
+            (calibration["reachable"], RED, "--", "reachable"),
         )
         for axes, values, title, label in series:
             axes.plot(ks, values, color=BLUE, marker="o", markersize=4)
-            for k, color, name in picks:
+            for k, color, style, name in picks:
                 if k is not None:
                     text = f"{name}: k = {k}"
-                    style = "--" if color == RED else "-"
                     axes.axvline(k, color=color, linestyle=style, linewidth=1.2, label=text)
             axes.set(title=title, xlabel="k, number of clusters", ylabel=label, xscale="log")
             axes.set_xticks(ks, [str(k) for k in ks])
@@ -235,31 +256,3 @@ def k_plot(calibration: Calibration) -> bytes:
         right.legend(loc="upper right", bbox_to_anchor=(1, 0.9))  # the line falls below it
 
     return render(draw, 340)
-
-
-def compared_plot(spaces: ComparedSpaces, seed: int) -> bytes:
-    """The same records in two embeddings, both coloured by the clusters of the first."""
-
-    def draw(figure: Figure) -> None:
-        from nmoe_core.plots.projection import flat_projection
-
-        colors = cluster_colors(spaces.shallow_labels)
-        found = spaces.comparison
-        for axes, rows, name in zip(
-            figure.subplots(1, 2), (spaces.shallow, spaces.deep), ("shallow", "deep")
-        ):
-            points, method = flat_projection(rows, seed)
-            chosen = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).astype(int)
-            size = float(np.clip(30_000 / max(len(chosen), 1), 1.5, 20))
-            shown = colors[spaces.shallow_labels[chosen]]
-            axes.scatter(*points[chosen].T, s=size, c=shown, alpha=0.65, linewidths=0)
-            axes.set(xticks=[], yticks=[], title=f"{name} ({_METHODS[method]})")
-            axes.grid(visible=False)
-            axes.spines[:].set_visible(False)
-        figure.suptitle(
-            f"{found.num_records:,} records, coloured by {found.num_clusters} shallow clusters. "
-            f"ARI {found.ari:.2f}, CKA {found.cka:.2f}: {found.verdict}",
-            fontsize=10.5,
-        )
-
-    return render(draw, 440)

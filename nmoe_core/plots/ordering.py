@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nmoe_core.curate.diversity.measure import window_diversity, window_topics
-from nmoe_core.plots.colors import cluster_colors
+from nmoe_core.plots.legend import cluster_colors
 from nmoe_core.plots.png import BLUE, GREEN, GREY, ORANGE, RED, count_axis, render, say_empty
 
 if TYPE_CHECKING:
@@ -24,42 +23,34 @@ _STRIP_PX, _LINES_PX = 34, 360
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    """Documents in the order they are trained on: clusters and lengths, int64 `[N]` each."""
+class OrderedClusters:
+    """Documents in the order they are trained on.
+
+    Attributes:
+        clusters: Cluster of each document: int `[N]`.
+        counts: Distinct clusters of each window: int `[W]`.
+        ceiling: The highest mean of `counts` that an order of these documents can have.
+    """
 
     clusters: np.ndarray
-    tokens: np.ndarray
+    counts: np.ndarray
+    ceiling: float
 
 
-def ordering_plot(
-    doc_clusters: np.ndarray,
-    doc_tokens: np.ndarray,
-    orders: Mapping[str, np.ndarray],
-    seq_len: int,
-) -> bytes:
-    """A strip of clusters and a line of window diversity (concat) for each order.
+def ordering_plot(orders: Mapping[str, OrderedClusters], seq_len: int, what: str) -> bytes:
+    """A strip of clusters and a line of window diversity for each order.
 
     Args:
-        doc_clusters: Cluster of each document: int `[N]`.
-        doc_tokens: Length of each document, EOS included: int `[N]`.
-        orders: Named permutations, `original` and `shuffle` first.
+        orders: The same documents in each named order.
         seq_len: Tokens of a window.
+        what: What clusters are called, in the plural.
     """
-    named = {
-        name: Sequence(np.asarray(doc_clusters)[order], np.asarray(doc_tokens)[order])
-        for name, order in orders.items()
-    }
-    return draw_sequences(named, seq_len, "clusters")
-
-
-def draw_sequences(named: Mapping[str, Sequence], seq_len: int, what: str) -> bytes:
-    """As `ordering_plot`, of documents already in their orders; the last one has the ceiling."""
 
     def draw(figure: Figure) -> None:
         *strips, lines = figure.subplots(
-            len(named) + 1, 1, height_ratios=[1] * len(named) + [_LINES_PX / _STRIP_PX]
+            len(orders) + 1, 1, height_ratios=[1] * len(orders) + [_LINES_PX / _STRIP_PX]
         )
-        clusters = next(iter(named.values())).clusters
+        clusters = next(iter(orders.values())).clusters
         if not len(clusters):
             for axes in strips:
                 axes.set_axis_off()
@@ -70,11 +61,11 @@ def draw_sequences(named: Mapping[str, Sequence], seq_len: int, what: str) -> by
         strips[0].set_title(
             f"{len(clusters):,} documents in order, a colour for each of {present} {what}"
         )
-        for axes, (name, sequence) in zip(strips, named.items()):
-            _strip(axes, colors[sequence.clusters], name)
-        _diversity(lines, named, seq_len, what)
+        for axes, (name, order) in zip(strips, orders.items()):
+            _strip(axes, colors[order.clusters], name)
+        _diversity(lines, orders, seq_len, what)
 
-    return render(draw, 74 + _STRIP_PX * len(named) + _LINES_PX)
+    return render(draw, 74 + _STRIP_PX * len(orders) + _LINES_PX)
 
 
 def _strip(axes: Axes, pixels: np.ndarray, label: str) -> None:
@@ -85,18 +76,15 @@ def _strip(axes: Axes, pixels: np.ndarray, label: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _diversity(axes: Axes, named: Mapping[str, Sequence], seq_len: int, what: str) -> None:
+def _diversity(axes: Axes, orders: Mapping[str, OrderedClusters], seq_len: int, what: str) -> None:
     others = iter(_OTHERS)
-    ceiling = highest = 0.0
-    for name, sequence in named.items():
-        found = window_diversity(sequence.clusters, sequence.tokens, seq_len)
-        if found is None:
-            continue
-        text = f"{name}: mean {found.mean:.2f}, {found.percent_of_ceiling:.1f} % of ceiling"
-        counts = window_topics(sequence.clusters, sequence.tokens, seq_len)
-        _line(axes, counts, _LINES.get(name) or next(others), text)
-        ceiling = found.ceiling
-        highest = max(highest, ceiling, float(counts.max()))  # one window may pass the mean's bound
+    ceiling = max(order.ceiling for order in orders.values())
+    highest = ceiling
+    for name, order in orders.items():
+        mean = float(order.counts.mean())
+        text = f"{name}: mean {mean:.2f}, {100 * mean / order.ceiling:.1f} % of ceiling"
+        _line(axes, order.counts, _LINES.get(name) or next(others), text)
+        highest = max(highest, float(order.counts.max()))  # one window may pass the mean's bound
     label = f"ceiling of the mean {ceiling:.2f}"
     axes.axhline(ceiling, color=RED, linestyle="--", label=label, linewidth=1)
     axes.set(

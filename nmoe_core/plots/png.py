@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def render(draw: Callable[[Figure], None], height_px: int) -> bytes:
-    """PNG of what `draw` puts on an empty figure of 800 x `height_px` pixels."""
+@contextmanager
+def styled_figure(height_px: int = 400) -> Iterator[Figure]:
+    """An empty figure of 800 x `height_px` pixels; draw and save it inside the block."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,6 +50,12 @@ def render(draw: Callable[[Figure], None], height_px: int) -> bytes:
         size = (WIDTH_PX / _DPI, height_px / _DPI)
         figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
+        yield figure
+
+
+def render(draw: Callable[[Figure], None], height_px: int) -> bytes:
+    """PNG of what `draw` puts on an empty figure of 800 x `height_px` pixels."""
+    with styled_figure(height_px) as figure:
         draw(figure)
         file = io.BytesIO()
         # The library would write its own version into the file.

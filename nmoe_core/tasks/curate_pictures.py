@@ -63,15 +63,15 @@ def topic_pictures(
 def order_pictures(run: Run, source: str, buckets: Iterable[int], seq_len: int) -> str:
     """Markdown of curated shards one after another: order strips with the diversity line and its
     ceiling; topic shares along the order; topics of its two ends."""
+    from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
-    from nmoe_core.plots import curated_plot, head_tail_plot, png_markdown, share_plot
+    from nmoe_core.plots import head_tail_plot, png_markdown, share_plot
 
     documents = arranged_documents(run.paths.curated, source, buckets)
-    pictures = {"order": curated_plot(documents, seq_len)}
+    rows = documents.topics, documents.tokens, documents.orders()
+    pictures = {"order": draw_orders(*rows, seq_len, "topics")}
     if len(documents.topics):
         terms = _terms(run, source)
-        orders = {"before": documents.source_order, "after": np.arange(len(documents.topics))}
-        rows = documents.topics, documents.tokens, orders
         pictures["topic shares"] = share_plot(*rows, terms)
         pictures["head and tail"] = head_tail_plot(*rows, seq_len, terms)
     return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pictures.items())
@@ -79,11 +79,13 @@ def order_pictures(run: Run, source: str, buckets: Iterable[int], seq_len: int) 
 
 def order_picture(run: Run, source: str, bucket: int, seq_len: int) -> str:
     """Markdown of one curated shard: order strips with the diversity line and its ceiling."""
+    from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
-    from nmoe_core.plots import curated_plot, png_markdown
+    from nmoe_core.plots import png_markdown
 
     documents = arranged_documents(run.paths.curated, source, [bucket])
-    return png_markdown(curated_plot(documents, seq_len), f"{source}: order")
+    rows = documents.topics, documents.tokens, documents.orders()
+    return png_markdown(draw_orders(*rows, seq_len, "topics"), f"{source}: order")
 
 
 def _are_there(path: Path) -> bool:
@@ -110,9 +112,9 @@ def _draw_topics(
 ) -> tuple[dict[str, bytes], list[list[str]]]:
     from nmoe_core.curate.topics.calibrate_k import CANDIDATES, calibrate_k
     from nmoe_core.curate.topics.model import nearest_topics
+    from nmoe_core.curate.topics.projection import flat_projection
     from nmoe_core.curate.topics.terms import typical_terms
     from nmoe_core.plots import cloud_plot, k_plot
-    from nmoe_core.plots.projection import flat_projection
 
     seed = run.config.seed
     rows, lengths, texts = _sample(run, sources, table)
@@ -123,7 +125,7 @@ def _draw_topics(
     pictures = {"topic_cloud.png": cloud_plot(points, labels, terms, method)}
     if len(rows) > CANDIDATES[0]:
         found = calibrate_k(rows, lengths, seq_len, seed)
-        pictures["k_calibration.png"] = k_plot(found)
+        pictures["k_calibration.png"] = k_plot(found.to_json())
     return pictures, terms
 
 

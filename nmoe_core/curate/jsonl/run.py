@@ -117,7 +117,7 @@ def calibrate_file(
         if plot:
             from nmoe_core.plots import k_plot
 
-            write_bytes(paths.output.with_name(CALIBRATION_NAME), k_plot(found))
+            write_bytes(paths.output.with_name(CALIBRATION_NAME), k_plot(found.to_json()))
         write_json(paths.beside(CALIBRATION_ENDING), found.to_json())
     return found
 
@@ -138,8 +138,9 @@ def _write(paths: OutputPaths, curated: Curated, *, has_loaded: bool) -> None:
 
 def _draw(paths: OutputPaths, curated: Curated, settings: JsonlSettings) -> None:
     from nmoe_core.curate.order import arrange
-    from nmoe_core.plots import cloud_plot, head_tail_plot, ordering_plot, share_plot
-    from nmoe_core.plots.projection import flat_projection
+    from nmoe_core.curate.pictures import order_picture
+    from nmoe_core.curate.topics.projection import flat_projection
+    from nmoe_core.plots import cloud_plot, head_tail_plot, share_plot
 
     labels, lengths = curated.labels.astype(np.int64), curated.embedded.lengths
     orders = {
@@ -150,7 +151,7 @@ def _draw(paths: OutputPaths, curated: Curated, settings: JsonlSettings) -> None
     points, method = flat_projection(curated.rows, settings.seed)
     write_array(paths.beside(f"_{method}2d.npy"), points)
     pictures = {
-        ORDERING_NAME: ordering_plot(labels, lengths, orders, settings.seq_len),
+        ORDERING_NAME: order_picture(labels, lengths, orders, settings.seq_len),
         CLOUD_NAME: cloud_plot(points, labels, curated.terms, method),
         SHARES_NAME: share_plot(labels, lengths, orders, curated.terms),
         HEAD_TAIL_NAME: head_tail_plot(labels, lengths, orders, settings.seq_len, curated.terms),

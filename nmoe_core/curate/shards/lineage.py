@@ -39,6 +39,10 @@ class ArrangedDocuments:
     tokens: np.ndarray
     source_order: np.ndarray
 
+    def orders(self) -> dict[str, np.ndarray]:
+        """Permutations of these documents: the order before curation, and this one."""
+        return {"before": self.source_order, "after": np.arange(len(self.topics))}
+
 
 def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
     """One line of the file, from a line of `quality_scores.jsonl`."""

@@ -15,33 +15,21 @@ import pytest
 from matplotlib.figure import Figure
 
 from nmoe_core.curate.diversity.compare import compare_embeddings
-from nmoe_core.curate.shards.lineage import ArrangedDocuments
-from nmoe_core.curate.topics.calibrate_k import Calibration, KResult
+from nmoe_core.curate.pictures import compared_picture, order_picture
+from nmoe_core.curate.topics.projection import flat_projection
 from nmoe_core.plots import (
     calibration_plot,
     cloud_plot,
-    compared_plot,
-    curated_plot,
     head_tail_plot,
     k_plot,
     loss_plot,
     manifest_plot,
-    ordering_plot,
     png_markdown,
     share_plot,
 )
-from nmoe_core.plots.animation import (
-    _BAR_TOP,
-    _MARGIN,
-    _steps,
-    _write_mp4,
-    bar_frames,
-    cloud_frames,
-)
-from nmoe_core.plots.colors import cluster_colors, palette
-from nmoe_core.plots.names import cluster_name
+from nmoe_core.plots.animation import OrderFilm, draw_bar, draw_plane, write_films
+from nmoe_core.plots.legend import cluster_colors, cluster_name, palette
 from nmoe_core.plots.png import MAX_PNG_BYTES, short_count
-from nmoe_core.plots.projection import flat_projection
 
 SUMMARY = {
     "keep_curve": [[k / 100, 1 - k / 100] for k in range(1, 100)],
@@ -55,13 +43,6 @@ SUMMARY = {
 }
 
 
-def arranged(num_documents: int, num_topics: int) -> ArrangedDocuments:
-    rng = np.random.default_rng(0)
-    topics = rng.integers(0, num_topics, num_documents)
-    tokens = rng.lognormal(5, 1, num_documents).astype(np.int64) + 2
-    return ArrangedDocuments(topics, tokens, np.argsort(topics, kind="stable"))
-
-
 def lengths(num_documents: int) -> np.ndarray:
     return np.random.default_rng(1).lognormal(6, 1.3, num_documents).astype(np.int64) + 1
 
@@ -69,10 +50,18 @@ def lengths(num_documents: int) -> np.ndarray:
 TERMS = [["import", "class"], ["дом"], ["東京", "city"], [], ["a" * 40]]
 
 
-def ordered(num_documents: int, num_clusters: int) -> tuple:
-    found = arranged(num_documents, num_clusters)
-    orders = {"original": found.source_order, "golden": np.arange(num_documents)}
-    return found.topics, found.tokens, orders
+def ordered(num_documents: int, num_clusters: int, before: str = "original") -> tuple:
+    """Clusters, lengths, and two orders of the documents."""
+    rng = np.random.default_rng(0)
+    clusters = rng.integers(0, num_clusters, num_documents)
+    tokens = rng.lognormal(5, 1, num_documents).astype(np.int64) + 2
+    after = "after" if before == "before" else "golden"
+    source_order = np.argsort(clusters, kind="stable")
+    return clusters, tokens, {before: source_order, after: np.arange(num_documents)}
+
+
+def curated(num_documents: int, num_topics: int, seq_len: int) -> bytes:
+    return order_picture(*ordered(num_documents, num_topics, "before"), seq_len, "topics")
 
 
 def cloud(num_points: int, num_clusters: int) -> bytes:
@@ -83,17 +72,17 @@ def cloud(num_points: int, num_clusters: int) -> bytes:
 
 def compared() -> bytes:
     rows = np.random.default_rng(3).standard_normal((80, 6)).astype(np.float32)
-    return compared_plot(compare_embeddings(rows, rows[:, :4], 5, 0), 0)
+    return compared_picture(compare_embeddings(rows, rows[:, :4], 5, 0), 0)
 
 
-def k_results(reachable: int | None) -> Calibration:
-    results = tuple(KResult(k, 1 / k, 1, 2.0, 9, min(1, 30 / k)) for k in (5, 10, 30, 100))
-    return Calibration(results, 5, reachable)
+def k_results(reachable: int | None) -> dict:
+    results = [{"k": k, "silhouette": 1 / k, "reachable": min(1, 30 / k)} for k in (5, 10, 30, 100)]
+    return {"results": results, "within_5pct": 5, "reachable": reachable}
 
 
 DRAWINGS = {
-    "ordering": lambda: ordering_plot(*ordered(500, 12), 2048),
-    "ordering, large": lambda: ordering_plot(*ordered(100_000, 30), 512),
+    "ordering": lambda: order_picture(*ordered(500, 12), 2048),
+    "ordering, large": lambda: order_picture(*ordered(100_000, 30), 512),
     "shares": lambda: share_plot(*ordered(3000, 30), TERMS),
     "shares of many": lambda: share_plot(*ordered(3000, 200)),
     "shares of one": lambda: share_plot(*ordered(1, 1)),
@@ -111,10 +100,10 @@ DRAWINGS = {
     "manifest of nothing": lambda: manifest_plot([], [0, 0]),
     "manifest without shards": lambda: manifest_plot([], []),
     "calibration": lambda: calibration_plot(SUMMARY),
-    "curated": lambda: curated_plot(arranged(500, 12), 2048),
-    "curated, large": lambda: curated_plot(arranged(100_000, 1000), 512),
-    "curated, one document": lambda: curated_plot(arranged(1, 1), 4096),
-    "curated, nothing kept": lambda: curated_plot(arranged(0, 1), 4096),
+    "curated": lambda: curated(500, 12, 2048),
+    "curated, large": lambda: curated(100_000, 1000, 512),
+    "curated, one document": lambda: curated(1, 1, 4096),
+    "curated, nothing kept": lambda: curated(0, 1, 4096),
     "loss": lambda: loss_plot({"probe": [[1, 0.5], [2, 0.1]], "judge": [[1, 0.4], [9, 0.2]]}),
     "loss of one step": lambda: loss_plot({"probe": [[1, 0.5]]}),
     "loss that reaches zero": lambda: loss_plot({"probe": [[1, 0.5], [2, 0.0]]}),
@@ -153,7 +142,7 @@ def test_pictures_need_no_pyplot_and_importing_them_no_matplotlib():
 
 
 def test_a_picture_shows_its_numbers():
-    assert DRAWINGS["curated"]() != curated_plot(arranged(500, 11), 2048)
+    assert DRAWINGS["curated"]() != curated(500, 11, 2048)
     assert DRAWINGS["calibration"]() != calibration_plot(SUMMARY | {"tau_keep": 0.61})
     assert manifest_plot([5, 6], [11]) != manifest_plot([5, 7], [12])
 
@@ -228,37 +217,56 @@ def test_points_in_the_plane_follow_the_rows():
     assert flat_projection(rows[:1].astype(np.float32), 0, "pca")[0].tolist() == [[0, 0]]
 
 
-def frames_of(num_records: int, num_frames: int):
-    found = arranged(num_records, 5)
-    steps = _steps(num_records, num_frames)
-    order = np.random.default_rng(1).permutation(num_records)
-    points = np.random.default_rng(2).standard_normal((num_records, 2))
-    bars = list(bar_frames(found.topics, found.tokens, order, 512, steps))
-    return found, order, points, steps, bars
+def film(num_records: int) -> OrderFilm:
+    clusters, *_ = ordered(num_records, 5)
+    return OrderFilm(
+        labels=clusters,
+        points=np.random.default_rng(2).standard_normal((num_records, 2)),
+        order=np.random.default_rng(1).permutation(num_records),
+        window=np.arange(num_records) // 4,
+        counts=np.full(-(-num_records // 4), 3),
+        original_mean=1.5,
+    )
+
+
+def pixels(figure: Figure) -> set[tuple[int, ...]]:
+    """Colours of the picture on a figure's first axes."""
+    array = np.asarray(figure.axes[0].images[0].get_array())
+    return {tuple(pixel) for pixel in array.reshape(-1, 3).tolist()}
 
 
 @pytest.mark.parametrize("num_records", [1, 7, 700, 5003])
-def test_the_last_frame_shows_every_record_whatever_the_number_of_frames(num_records: int):
-    found, order, points, steps, bars = frames_of(num_records, 60)
-    assert steps[0] == 0
-    assert steps[-1] == num_records
-    assert steps == sorted(steps)
-    assert len(bars) == len(steps) == 60
-    bright = {tuple(c) for c in (255 * cluster_colors(found.topics)[:, :3]).astype(np.uint8)}
-    bar = bars[-1][_BAR_TOP + 20, _MARGIN:-_MARGIN]
-    assert {tuple(pixel) for pixel in bar} <= bright
-    *_, last = cloud_frames(found.topics, points, order, steps)
-    grey = (last == np.array((222, 224, 228))).all(axis=2)
-    assert not grey.any()
-    first = next(cloud_frames(found.topics, points, order, steps))
-    assert (first == np.array((222, 224, 228))).all(axis=2).any()
+def test_films_begin_with_no_record_in_its_colour_and_end_with_all(num_records: int):
+    shown = film(num_records)
+    bright = (255 * cluster_colors(shown.labels)[:, :3]).astype(np.uint8)
+    bright = {tuple(bright[label].tolist()) for label in shown.labels}
+    for drawing, always in ((draw_bar, set()), (draw_plane, {(255, 255, 255)})):
+        figure = Figure()
+        draw = drawing(figure, shown)
+        draw(0)
+        assert not pixels(figure) & bright
+        draw(num_records // 2)
+        draw(num_records)
+        assert pixels(figure) - always == bright
+        assert "100 %" in figure.axes[0].get_title(loc="center")
 
 
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-def test_a_film_decodes_to_as_many_frames_as_were_drawn(tmp_path: Path):
-    _, _, _, steps, bars = frames_of(300, 24)
-    _write_mp4(tmp_path / "film.mp4", iter(bars))
-    command = ["ffmpeg", "-v", "error", "-i", str(tmp_path / "film.mp4")]
-    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    raw = subprocess.run(command, check=True, capture_output=True).stdout
-    assert len(raw) == len(steps) * bars[0].size
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".gif",
+        pytest.param(
+            ".mp4",
+            marks=pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg"),
+        ),
+    ],
+)
+def test_films_are_written_with_the_same_bytes_each_time(tmp_path: Path, suffix: str):
+    made = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        paths = write_films(film(50), tmp_path / name / f"film{suffix}", 5)
+        assert [path.name for path in paths] == [f"film{suffix}", f"film_umap{suffix}"]
+        assert sorted((tmp_path / name).iterdir()) == paths
+        made.append([path.read_bytes() for path in paths])
+    assert made[0] == made[1]

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from nmoe_core.curate.topics.clusters import fit_pca
+
 Method = Literal["umap", "pca"]
 _FIT_ROWS = 50_000
 _UMAP_WIDTH = 50
@@ -28,8 +30,6 @@ def flat_projection(
     Returns:
         float32 `[N, 2]` and the method.
     """
-    from nmoe_core.curate.topics.clusters import fit_pca
-
     method = method or ("umap" if _has_umap() else "pca")
     width = min(2 if method == "pca" else _UMAP_WIDTH, rows.shape[1], len(rows) - 1)
     if width < 1:

@@ -1,0 +1,158 @@
+"""What pictures and films of an order show, computed from topics, lengths and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.diversity.compare import ComparedSpaces, open_embeddings
+from nmoe_core.curate.diversity.measure import diversity_ceiling, window_topics
+from nmoe_core.curate.order import arrange
+from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
+from nmoe_core.curate.topics.projection import flat_projection
+from nmoe_core.plots import OrderedClusters, compared_plot, ordering_plot
+from nmoe_core.plots.animation import OrderFilm, write_films
+
+
+def order_picture(
+    doc_clusters: np.ndarray,
+    doc_tokens: np.ndarray,
+    orders: Mapping[str, np.ndarray],
+    seq_len: int,
+    what: str = "clusters",
+) -> bytes:
+    """A strip of clusters and a line of window diversity (concat) for each order.
+
+    Args:
+        doc_clusters: int `[N]`.
+        doc_tokens: Length of each document, EOS included: int `[N]`.
+        orders: Named permutations.
+        seq_len: Tokens of a window.
+        what: What clusters are called, in the plural.
+    """
+    ceiling = diversity_ceiling(doc_clusters, doc_tokens, seq_len)
+    shown = {
+        name: OrderedClusters(
+            doc_clusters[order],
+            window_topics(doc_clusters[order], doc_tokens[order], seq_len),
+            ceiling,
+        )
+        for name, order in orders.items()
+    }
+    return ordering_plot(shown, seq_len, what)
+
+
+def compared_picture(spaces: ComparedSpaces, seed: int) -> bytes:
+    """The same records in two embeddings, both coloured by the clusters of the first."""
+    found = spaces.comparison
+    title = (
+        f"{found.num_records:,} records, coloured by {found.num_clusters} shallow clusters. "
+        f"ARI {found.ari:.2f}, CKA {found.cka:.2f}: {found.verdict}"
+    )
+    embeddings = {"shallow": spaces.shallow, "deep": spaces.deep}
+    points = {name: flat_projection(rows, seed) for name, rows in embeddings.items()}
+    return compared_plot(points, spaces.shallow_labels, title)
+
+
+@dataclass(frozen=True, slots=True)
+class FilmFiles:
+    """The arrays of one run of `nmoe curate`.
+
+    Labels and order are read from beside the embeddings (`*_labels.npy`, `*_order.npy`) where they
+    are not named; without them the rows are clustered and ordered for the film.
+
+    Attributes:
+        embeddings: float `[N, D]`.
+        token_counts: int `[N]`, without EOS.
+        points: float `[N, 2]`; default: two principal components.
+        labels: int `[N]`.
+        order: int `[N]`.
+    """
+
+    embeddings: Path
+    token_counts: Path
+    points: Path | None = None
+    labels: Path | None = None
+    order: Path | None = None
+
+    def beside(self, ending: str) -> Path | None:
+        """A file of the same run, if it is there."""
+        stem = self.embeddings.name.removesuffix("_embeddings.npy")
+        path = self.embeddings.with_name(stem + ending)
+        return path if path.is_file() else None
+
+
+def animate(
+    files: FilmFiles,
+    output: Path,
+    *,
+    num_clusters: int = 30,
+    seq_len: int = 131_072,
+    num_frames: int | None = None,
+    seed: int = 42,
+) -> list[Path]:
+    """Write the two films of `plots.animation`; return their paths.
+
+    Args:
+        files: What is shown.
+        output: Name of the first film; the second adds `_umap`.
+        num_clusters: Used where labels must be made.
+        seq_len: Tokens of a window.
+        num_frames: Default 600, or 120 as GIF.
+        seed: Of the clusters and the projection.
+
+    Raises:
+        CurationError: An array is missing or has another length, or ffmpeg failed
+            (E-CURATION-EMBEDDING).
+    """
+    rows = open_embeddings(files.embeddings)
+    lengths = _integers(files.token_counts, len(rows)) + 1
+    unit = np.nan_to_num(np.asarray(rows, np.float32))
+    if path := files.labels or files.beside("_labels.npy"):
+        labels = _integers(path, len(rows))
+    else:
+        labels = nearest_topics(unit, fit_centroids(unit, num_clusters, seed)).astype(np.int64)
+    if path := files.order or files.beside("_order.npy"):
+        order = _integers(path, len(rows))
+    else:
+        order = arrange("golden", labels, lengths, seed=seed)
+    if files.points is None:
+        points = flat_projection(unit, seed, "pca")[0]
+    else:
+        points = open_embeddings(files.points)
+        if points.shape != (len(rows), 2):
+            raise _refuse(files.points, f"shape {points.shape}", f"[{len(rows)}, 2]")
+    film = OrderFilm(
+        labels=labels,
+        points=np.asarray(points),
+        order=order,
+        window=(np.cumsum(lengths[order]) - 1) // seq_len,
+        counts=window_topics(labels[order], lengths[order], seq_len),
+        original_mean=float(window_topics(labels, lengths, seq_len).mean()),
+    )
+    return write_films(film, output, num_frames)
+
+
+def _integers(path: Path, num_records: int) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, FileNotFoundError) as error:
+        raise _refuse(path, str(error), "a .npy file") from None
+    if array.shape != (num_records,) or array.dtype.kind not in "iu":
+        raise _refuse(path, f"{array.dtype} {array.shape}", f"integers [{num_records}]")
+    return array.astype(np.int64)
+
+
+def _refuse(path: Path, found: str, expected: str) -> CurationError:
+    return CurationError(
+        "the film cannot be made",
+        where=path,
+        found=found,
+        expected=expected,
+        do="name the files of one run of `nmoe curate`",
+        code="E-CURATION-EMBEDDING",
+    )
