@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.docid import DocumentReader, parse_doc_id
+from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import CalibrationError, FormatError
 from nmoe_core.calibration.graded import (
     SCORES_NAME,
@@ -34,6 +34,7 @@ from nmoe_core.heads.held_out import held_out
 from nmoe_core.heads.scoring import score_documents
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, as_vector
+from nmoe_core.shards.documents import DocumentReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ import numpy as np
 
 from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.atomic import output_lock
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_json
 from nmoe_core.calibration.decide import GRADE_CODE, decide
@@ -46,6 +45,7 @@ from nmoe_core.heads.features import (
 from nmoe_core.heads.files import Heads, load_heads
 from nmoe_core.heads.scoring import HeadScores, score_documents
 from nmoe_core.labels.scores import as_scores
+from nmoe_core.shards.documents import DocumentReader
 from nmoe_core.shards.manifest import documents_digest
 
 

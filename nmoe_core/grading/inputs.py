@@ -16,11 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from loader.files.format import Manifest
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.heads.features import read_documents
 from nmoe_core.labels.jsonl_texts import JsonlTexts
-from nmoe_core.labels.slices import data_digest, documents_of, source_manifest
+from nmoe_core.labels.slices import data_digest, source_manifest
+from nmoe_core.shards.documents import DocumentReader, document_ids
 from nmoe_core.shards.manifest import documents_digest
 
 
@@ -72,7 +72,7 @@ class ShardInput:
     def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
         """Documents from number `start` on."""
         reader = DocumentReader(self._data_root)
-        found = documents_of(self._manifest, self._data_root, self._source)
+        found = document_ids(self._data_root, self._manifest)
         for document in islice(found, start, None):
             doc_id = str(document)
             (tokens,) = read_documents(reader, [doc_id], self._manifest.eos_token_id, max_ctx)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import HeadError
+from nmoe_core.shards.documents import DocumentReader
 
 BUFFER_BATCHES = 16
 MAX_FAILED = 10

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nmoe_core.base.atomic import output_lock, write_bytes
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.heads.card import head_card
@@ -38,6 +37,7 @@ from nmoe_core.heads.training_state import TrainingState
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.scores import aggregate, stored
 from nmoe_core.labels.slices import data_digest
+from nmoe_core.shards.documents import DocumentReader
 
 MIN_LABELS = 10
 FEATURES_DIR = ".features"

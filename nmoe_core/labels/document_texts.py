@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file
 from nmoe_core.labels.jsonl_texts import JsonlTexts
 from nmoe_core.labels.slices import data_digest, former_data_digest, read_slice
+from nmoe_core.shards.documents import DocumentReader, Text, beginning
 
 
 class Decoder(Protocol):
@@ -33,13 +33,6 @@ class Encoder(Decoder, Protocol):
     """A tokenizer that also cuts long texts."""
 
     def encode_long(self, text: str, max_tokens: int) -> np.ndarray: ...
-
-
-class Text(NamedTuple):
-    """What an oracle is shown of a document."""
-
-    text: str
-    is_truncated: bool
 
 
 class Documents(Protocol):
@@ -114,8 +107,7 @@ class ShardDocuments:
             FormatError: It cannot be read.
         """
         tokens = self._reader.tokens(doc_id, self._eos_token_id)
-        is_truncated = len(tokens) > self._max_doc_tokens
-        return _decoded(self._tokenizer, tokens[: self._max_doc_tokens], is_truncated)
+        return beginning(tokens, self._tokenizer, self._max_doc_tokens)
 
 
 class JsonlDocuments:
@@ -151,13 +143,7 @@ class JsonlDocuments:
         tokens = self._tokenizer.encode_long(text, self._max_doc_tokens + 1)
         if len(tokens) <= self._max_doc_tokens:
             return Text(text, False)
-        return _decoded(self._tokenizer, tokens[: self._max_doc_tokens], True)
-
-
-def _decoded(tokenizer: Decoder, tokens: np.ndarray, is_truncated: bool) -> Text:
-    text = tokenizer.decode(tokens)
-    # A cut between tokens may fall inside a character.
-    return Text(text.rstrip("\ufffd") if is_truncated else text, is_truncated)
+        return beginning(tokens, self._tokenizer, self._max_doc_tokens)
 
 
 def _refuse_twice(doc_ids: Iterable[str], where: Path) -> None:

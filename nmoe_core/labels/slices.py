@@ -16,14 +16,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from loader.files.format import (
     MANIFEST_NAME,
-    IndexReader,
     Manifest,
-    ShardEntry,
     load_manifest,
 )
 from loader.files.sealed import sealed
@@ -38,6 +36,7 @@ from nmoe_core.base.fingerprint import (
     sha256_json,
 )
 from nmoe_core.base.locks import LOCKS_NAME
+from nmoe_core.shards.documents import document_ids
 from nmoe_core.shards.manifest import documents_digest
 
 SLICE_CODE = "slices/1"
@@ -73,43 +72,6 @@ def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
     return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
 
 
-def documents_of(manifest: Manifest, data_root: Path, source: str) -> Iterator[DocId]:
-    """Ids of all documents of a manifest, in slice order.
-
-    Raises:
-        FormatError: An index is missing or malformed, or does not have the documents, tokens or
-            checksum that the manifest names (E-INDEX-...); a name cannot be part of a document id
-            (E-DOCID).
-    """
-    base = PurePosixPath(manifest.path.parent.relative_to(data_root).as_posix())
-    for entry in sorted(manifest.shards, key=lambda entry: PurePosixPath(entry.path).parts):
-        rel = str(base / entry.path)
-        parse_doc_id(str(DocId(source, rel, 0, 1)))
-        for start, end in _checked_index(manifest, entry).iter_documents():
-            yield DocId(source, rel, start, end)
-
-
-def _checked_index(manifest: Manifest, entry: ShardEntry) -> IndexReader:
-    index = IndexReader(manifest.index_path(entry))
-    last = int(index.to_array()[-1, 1]) if index.num_docs else 0
-    digest = entry.extra.get("index_checksum")
-    if (index.num_docs, last) != (entry.num_documents, entry.num_tokens):
-        found = f"{index.num_docs} documents, {last} tokens"
-        expected = f"{entry.num_documents} documents, {entry.num_tokens} tokens"
-    elif digest is not None and (found := sha256_file(index.path)) != digest:
-        expected = digest
-    else:
-        return index
-    raise FormatError(
-        "index does not match its manifest",
-        where=index.path,
-        found=found,
-        expected=expected,
-        do="nmoe regenerate-index rebuilds it from the shard",
-        code="E-INDEX-CHECKSUM",
-    )
-
-
 def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> SliceReport:
     """List the documents of one source in `slices_dir/sources/{source}/docids_{split}.jsonl`.
 
@@ -123,7 +85,7 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Slice
     if _is_whole(summary, fingerprints, [_docids(split) for split in SPLITS]):
         return SliceReport(_read_summary(summary)["counts"], True)
     with output_lock(out_dir):
-        counts = _write_splits(out_dir, documents_of(manifest, data_root, source))
+        counts = _write_splits(out_dir, document_ids(data_root, manifest))
         files = {_docids(split): sha256_file(out_dir / _docids(split)) for split in SPLITS}
         value = {"source": source, "counts": counts, "files": files, "fingerprints": fingerprints}
         write_json(summary, sealed({"format": FORMAT, **value}))

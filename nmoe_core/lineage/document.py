@@ -21,7 +21,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.inputs import load_quality
 from nmoe_core.lineage.facts import Facts, Place, Shard, curated_place, find_labels
 from nmoe_core.prep.mixture import SPLITS, run_sources
-from nmoe_core.shards.documents import ShardFile
+from nmoe_core.shards.documents import ShardFile, beginning
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -111,8 +111,7 @@ def _shards_with(run: Run, ingest_id: str) -> Iterator[Shard]:
 def _text(run: Run, file: ShardFile, document: int) -> str:
     start, end = file.spans[document].tolist()
     tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
-    text = tokenizer.decode(file.tokens[start : min(end - 1, start + TEXT_TOKENS)])
-    return text.rstrip("\ufffd")  # a cut between tokens may fall inside a character
+    return beginning(file.tokens[start : end - 1], tokenizer, TEXT_TOKENS).text
 
 
 def _provenance(run: Run, shard: Shard) -> Facts:

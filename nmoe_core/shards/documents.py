@@ -1,8 +1,9 @@
-"""The documents of a committed manifest, file by file: ids, token spans and mapped tokens.
+"""The only reader of a shard's documents: ids, token spans, mapped tokens, lineage, text.
 
-Every span is checked against its file and its EOS before anything reads it, so the stages after
-prep work on whole documents or refuse. Tokens are mapped, not read: memory does not grow with the
-shard.
+`shard_files` opens whole files, `document_ids` reads indexes alone, `DocumentReader` reads single
+documents by id. Every span is checked against its manifest or its EOS before anything uses it, so
+the tasks after prep work on whole documents or refuse. Tokens are mapped, not read: memory does not
+grow with the shard.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import orjson
@@ -23,7 +25,9 @@ from loader.files.format import (
     open_shard,
     resolve_inside,
 )
-from nmoe_core.base.docid import DocId
+from loader.files.integrity import check_digest
+from loader.files.spans import check_index
+from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.manifest import shard_dir_name
 
@@ -61,12 +65,7 @@ class ShardFile:
         """
         if self.ids_path is None:
             return [(doc_id, "") for doc_id in self.doc_ids()]
-        try:
-            with open(self.ids_path, "rb") as file:
-                rows = [orjson.loads(line) for line in file]
-            ids = [(row["id"], row["text_sha256"]) for row in rows]
-        except (FileNotFoundError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise _bad_ids(self.ids_path, repr(error), "an id and a text hash a line") from None
+        ids = list(_read_ids(self.ids_path))
         if len(ids) != len(self.spans):
             raise _bad_ids(self.ids_path, f"{len(ids)} rows", f"{len(self.spans)} documents")
         return ids
@@ -101,30 +100,150 @@ def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
         FormatError: A file, index or count is not what the manifest says (E-SHARD-..., E-INDEX-...)
             or a document does not end with the manifest's EOS token (E-SHARD-EOS).
     """
-    entries = sorted(manifest.shards, key=lambda entry: PurePosixPath(entry.path).parts)
-    return [open_entry(tree_root, manifest, entry) for entry in entries]
+    return [open_entry(tree_root, manifest, entry) for entry in _in_order(manifest)]
 
 
 def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardFile:
     """Open one file of a manifest; raises as `shard_files` does."""
     npy = manifest.shard_path(entry)
     tokens = open_shard(npy)
-    spans = IndexReader(manifest.index_path(entry)).to_array().astype(np.int64)
-    covered = int(spans[-1, 1]) if len(spans) else 0
-    expected = (entry.num_documents, entry.num_tokens, entry.num_tokens)
-    if (len(spans), covered, len(tokens)) != expected:
+    if len(tokens) != entry.num_tokens:
         raise FormatError(
-            "index or shard is not what the manifest says",
-            where=manifest.index_path(entry),
-            found=f"{len(spans)} documents, {covered} tokens of {len(tokens)}",
-            expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
+            "shard is not what the manifest says",
+            where=npy,
+            found=f"{len(tokens)} tokens",
+            expected=f"{entry.num_tokens} tokens",
+            do="run prep for this shard again",
             code="E-INDEX-FORMAT",
         )
+    spans = document_spans(manifest, entry)
     rel = npy.relative_to(tree_root).as_posix()
     _check_eos(rel, tokens, spans, manifest.eos_token_id)
     ids = entry.extra.get("ids_path")
     ids_path = resolve_inside(manifest.path.parent, ids) if isinstance(ids, str) else None
     return ShardFile(rel.split("/")[0], rel, tokens, spans, ids_path)
+
+
+def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
+    """Start and end of each document of a file, from its index alone: int64 `[num_documents, 2]`.
+
+    Raises:
+        FormatError: The index is missing or malformed, or is not what the manifest says
+            (E-INDEX-...).
+    """
+    path = manifest.index_path(entry)
+    index = IndexReader(path)
+    check_index(index, entry)
+    if isinstance(digest := entry.extra.get("index_checksum"), str):
+        check_digest(path, digest, "E-INDEX-CHECKSUM")
+    return index.to_array().astype(np.int64)
+
+
+def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
+    """Ids of all documents of a manifest, in the order of `shard_files`; memory is one index.
+
+    Raises:
+        FormatError: As `document_spans`; a name cannot be part of a document id (E-DOCID).
+    """
+    for entry in _in_order(manifest):
+        rel = manifest.shard_path(entry).relative_to(tree_root).as_posix()
+        source = rel.split("/")[0]
+        parse_doc_id(str(DocId(source, rel, 0, 1)))
+        for start, end in document_spans(manifest, entry).tolist():
+            yield DocId(source, rel, start, end)
+
+
+def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Ingest id and text hash of each document; trees of other tools have none.
+
+    Raises:
+        FormatError: A lineage file is missing or malformed (E-SHARD-IDS).
+    """
+    for entry in manifest.shards:
+        name = entry.extra.get("ids_path")
+        if isinstance(name, str):
+            yield from _read_ids(resolve_inside(manifest.path.parent, name))
+
+
+class DocumentReader:
+    """Reads the tokens of documents by id under one data root; keeps the last shard mapped.
+
+    Args:
+        data_root: Directory that document ids are relative to.
+    """
+
+    def __init__(self, data_root: Path) -> None:
+        self.data_root = data_root
+        self._open: tuple[str, np.ndarray] | None = None
+
+    def tokens(self, doc_id: str | DocId, eos_token_id: int | None = None) -> np.ndarray:
+        """Token ids of a document: uint32 `[length]`, a view of the mapped shard.
+
+        Args:
+            doc_id: The id, as text or parsed.
+            eos_token_id: When given, the span must end with this token, which is left out.
+
+        Raises:
+            FormatError: The id is malformed (E-DOCID), leads outside the data root
+                (E-PATH-ESCAPE), or its span is not a document of the shard (E-DOCID).
+        """
+        parsed = parse_doc_id(doc_id) if isinstance(doc_id, str) else doc_id
+        if self._open is None or self._open[0] != parsed.rel:
+            self._open = (parsed.rel, open_shard(resolve_inside(self.data_root, parsed.rel)))
+        shard = self._open[1]
+        if parsed.end > len(shard):
+            raise FormatError(
+                "document ends past its shard",
+                where=str(parsed),
+                found=f"end {parsed.end}",
+                expected=f"at most {len(shard)}",
+                code="E-DOCID",
+            )
+        if eos_token_id is None:
+            return shard[parsed.start : parsed.end]
+        if shard[parsed.end - 1] != eos_token_id:
+            raise FormatError(
+                "document does not end with the EOS token",
+                where=str(parsed),
+                found=int(shard[parsed.end - 1]),
+                expected=eos_token_id,
+                code="E-DOCID",
+            )
+        return shard[parsed.start : parsed.end - 1]
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that gives text."""
+
+    def decode(self, ids: np.ndarray) -> str: ...
+
+
+class Text(NamedTuple):
+    """The beginning of a document as text, and whether there is more of it."""
+
+    text: str
+    is_truncated: bool
+
+
+def beginning(tokens: np.ndarray, decoder: Decoder, max_tokens: int) -> Text:
+    """The text of at most `max_tokens` tokens; a character that the cut splits is left out."""
+    is_truncated = len(tokens) > max_tokens
+    text = decoder.decode(tokens[:max_tokens])
+    return Text(text.rstrip("\ufffd") if is_truncated else text, is_truncated)
+
+
+def _in_order(manifest: Manifest) -> list[ShardEntry]:
+    return sorted(manifest.shards, key=lambda entry: PurePosixPath(entry.path).parts)
+
+
+def _read_ids(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                row = orjson.loads(line)
+                yield row["id"], row["text_sha256"]
+    except (FileNotFoundError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise _bad_ids(path, repr(error), "one id and one text hash per line") from None
 
 
 def _check_eos(rel: str, tokens: np.ndarray, spans: np.ndarray, eos_token_id: int) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import orjson
 
 from loader.files.format import (
     MANIFEST_NAME,
@@ -27,6 +26,7 @@ from loader.files.format import (
 )
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.shards.documents import ingest_ids
 from nmoe_core.shards.manifest import entry_row, shard_dir_name
 
 CHUNK_TOKENS = 2**24
@@ -213,19 +213,6 @@ def _differs(check: str, path: Path, found: object, expected: object) -> Problem
     return Problem(check, error)
 
 
-def ingest_ids(manifest: Manifest) -> Iterator[dict[str, str]]:
-    """The lineage rows of a manifest, `{"id", "text_sha256"}` in document order.
-
-    Trees of other tools have none.
-    """
-    for entry in manifest.shards:
-        name = entry.extra.get("ids_path")
-        if isinstance(name, str):
-            with open(resolve_inside(manifest.path.parent, name), "rb") as file:
-                for line in file:
-                    yield orjson.loads(line)
-
-
 @dataclass(frozen=True, slots=True)
 class Leak:
     """Documents of a validation split that training has too."""
@@ -238,13 +225,12 @@ class Leak:
 def find_leak(train: Manifest, valid: Manifest) -> Leak:
     """Count validation documents whose id, or whose exact text, is in training as well."""
     rows = list(ingest_ids(valid))
-    ids = {row["id"] for row in rows}
-    texts = {row["text_sha256"] for row in rows}
+    ids, texts = {ingest_id for ingest_id, _ in rows}, {text for _, text in rows}
     shared_ids, shared_texts, example = set(), set(), None
-    for row in ingest_ids(train):
-        if row["id"] in ids:
-            shared_ids.add(row["id"])
-            example = example or row["id"]
-        if row["text_sha256"] in texts:
-            shared_texts.add(row["text_sha256"])
+    for ingest_id, text in ingest_ids(train):
+        if ingest_id in ids:
+            shared_ids.add(ingest_id)
+            example = example or ingest_id
+        if text in texts:
+            shared_texts.add(text)
     return Leak(len(shared_ids), len(shared_texts), example)

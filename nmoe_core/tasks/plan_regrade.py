@@ -20,10 +20,10 @@ import numpy as np
 import orjson
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_file
 from nmoe_core.config.run import Run
+from nmoe_core.shards.documents import DocumentReader
 from nmoe_core.shards.manifest import shard_dir_name
 
 REASONS = {
@@ -234,14 +234,14 @@ def _graded_sample(
 def _spread(run: Run, shard: StaleShard, count: int) -> tuple[Manifest, list[str], dict[str, str]]:
     """Documents evenly spread over a shard, and the decisions they have."""
     from nmoe_core.grading.grade import SCORES_NAME
-    from nmoe_core.labels.slices import documents_of
+    from nmoe_core.shards.documents import document_ids
 
     directory = run.paths.split(shard.source, "train") / shard.shard
     manifest = load_manifest(directory / MANIFEST_NAME)
     every = max(1, manifest.total_documents // count)
     ids = [
         str(document)
-        for i, document in enumerate(documents_of(manifest, run.paths.data, shard.source))
+        for i, document in enumerate(document_ids(run.paths.data, manifest))
         if i % every == 0
     ][:count]
     wanted, scores = set(ids), run.paths.quality / shard.source / shard.shard / SCORES_NAME

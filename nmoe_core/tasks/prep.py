@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loader.files.format import MANIFEST_NAME, IndexReader, Manifest, load_manifest
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -15,6 +15,7 @@ from nmoe_core.labels.slices import write_source_slices
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
+from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.sources.spec import open_source
 
@@ -71,7 +72,7 @@ def manifest_picture(manifest: Manifest) -> str:
     lengths = [np.empty(0, np.int64)]
     tokens: dict[str, int] = {}
     for entry in manifest.shards:
-        spans = IndexReader(manifest.index_path(entry)).to_array().astype(np.int64)
+        spans = document_spans(manifest, entry)
         lengths.append(spans[:, 1] - spans[:, 0])
         shard = entry.path.split("/")[0]
         tokens[shard] = tokens.get(shard, 0) + entry.num_tokens

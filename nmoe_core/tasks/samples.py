@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from loader.files.format import MANIFEST_NAME, load_manifest
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.config.run import Run
+from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -21,10 +21,8 @@ _TEXT_TOKENS = 64
 
 def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:
     """The first documents of a shard: their number of tokens and the start of their text."""
-    from nmoe_core.labels.slices import documents_of
-
     path = run.paths.split(source, split) / shard_dir_name(bucket) / MANIFEST_NAME
-    documents = list(islice(documents_of(load_manifest(path), run.paths.data, source), count))
+    documents = list(islice(document_ids(run.paths.data, load_manifest(path)), count))
     texts = _texts(run, [str(document) for document in documents])
     return [
         {"text": text, "tokens": document.end - document.start, "doc_id": str(document)}
@@ -95,8 +93,8 @@ def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
     texts = []
     for doc_id in doc_ids:
         tokens = reader.tokens(doc_id, tokenizer.eos_token_id)
-        text = tokenizer.decode(tokens[:_TEXT_TOKENS]).rstrip("\ufffd")
-        texts.append(_start(text, is_whole=len(tokens) <= _TEXT_TOKENS))
+        text, is_truncated = beginning(tokens, tokenizer, _TEXT_TOKENS)
+        texts.append(_start(text, is_whole=not is_truncated))
     return texts
 
 

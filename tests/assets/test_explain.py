@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from loader import build_loader
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import CurationError, FormatError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.lineage import explain_document, explain_step
+from nmoe_core.shards.documents import DocumentReader
 
 STEP = 1
 

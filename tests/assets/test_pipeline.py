@@ -25,8 +25,8 @@ from scipy.stats import spearmanr
 
 from loader import build_loader
 from nmoe_assets.jobs import PART_OF, innermost_error
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.cli import main
+from nmoe_core.shards.documents import DocumentReader
 
 RunHere = Callable[..., ExecuteInProcessResult]
 Execute = Callable[..., subprocess.CompletedProcess[str]]

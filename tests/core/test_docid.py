@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmoe_core.base.docid import DocId, DocumentReader, bucket_of, parse_doc_id, split_of
+from nmoe_core.base.docid import DocId, bucket_of, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError
+from nmoe_core.shards.documents import DocumentReader
 
 DOC_ID = "web//web/train/shard_0000/web-v1-shard-000000.npy#s=0:e=812"
 

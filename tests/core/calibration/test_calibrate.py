@@ -225,8 +225,8 @@ def test_a_share_to_drop_is_dropped_as_asked(tmp_path: Path) -> None:
 
 
 def test_documents_that_the_heads_were_trained_on_are_left_out(own: Any) -> None:
-    from nmoe_core.base.docid import DocumentReader
     from nmoe_core.heads.features import content_digests, read_documents
+    from nmoe_core.shards.documents import DocumentReader
 
     ids = [doc_id for doc_id, _ in own.rows[:30]]
     reader = DocumentReader(own.data)

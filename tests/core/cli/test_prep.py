@@ -16,7 +16,7 @@ import pytest
 from loader.files.format import load_manifest
 from nmoe_core.base.errors import SourceError
 from nmoe_core.cli import main
-from nmoe_core.shards.verify import ingest_ids
+from nmoe_core.shards.documents import ingest_ids
 
 ROWS = [{"key": f"k{i}", "text": f"row {i} " + "some words " * (i % 9 + 6)} for i in range(400)]
 CONFIG = """
@@ -87,7 +87,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def _ids(manifest: str) -> set[str]:
-    return {row["id"] for row in ingest_ids(load_manifest(manifest))}
+    return {ingest_id for ingest_id, _ in ingest_ids(load_manifest(manifest))}
 
 
 def _bytes(directory: str) -> dict[str, bytes]:

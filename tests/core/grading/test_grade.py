@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from loader.files.format import load_manifest
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import CalibrationError, HeadError, SourceError
 from nmoe_core.calibration.decide import decide
 from nmoe_core.calibration.files import Calibration
@@ -23,7 +22,7 @@ from nmoe_core.grading.grade import Grader, grade_documents, grade_rows
 from nmoe_core.grading.inputs import DocIdInput, GradeDocument, TextInput
 from nmoe_core.heads.scoring import HeadScores
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
-from nmoe_core.labels.slices import documents_of
+from nmoe_core.shards.documents import DocumentReader, document_ids
 from tests.core.quality import EOS, MAX_CTX, Grading, rows_of, write_source
 
 
@@ -73,7 +72,7 @@ def test_rows_come_in_document_order_and_every_number_can_be_recomputed(grading:
     rows = grading.graded(report)
     manifest = load_manifest(grading.manifest("web", 0))
     assert [r["doc_id"] for r in rows] == [
-        str(document) for document in documents_of(manifest, grading.data, "web")
+        str(document) for document in document_ids(grading.data, manifest)
     ]
     calibration = json.loads((grading.calibration / "calibration_summary.json").read_text())
     weights, taus = calibration["weights"], calibration

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nmoe_core.base.docid import DocumentReader
 from nmoe_core.base.errors import LabelError
 from nmoe_core.grading.grade import Grader
 from nmoe_core.heads.features import content_digests, read_documents
 from nmoe_core.heads.files import PROBE_NAME, load_head, read_header, save_head
 from nmoe_core.heads.train import train_probe
 from nmoe_core.labels.slices import read_slice
+from nmoe_core.shards.documents import DocumentReader
 from tests.core.quality import (
     EOS,
     MAX_CTX,

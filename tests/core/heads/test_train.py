@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.base.docid import DocumentReader, parse_doc_id
+from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import HeadError, LabelError
 from nmoe_core.engine import Transformer
 from nmoe_core.heads.features import read_documents
@@ -22,6 +22,7 @@ from nmoe_core.heads.train import train_judge, train_probe
 from nmoe_core.heads.training_state import TrainingState
 from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import read_slice
+from nmoe_core.shards.documents import DocumentReader
 from tests.core.quality import EOS, MAX_CTX, VOCAB, slice_all, write_labels
 
 
