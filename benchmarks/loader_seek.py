@@ -14,8 +14,8 @@ import sys
 import time
 
 from loader.order.policies import POLICIES, weight_unit
-from loader.plan.file import LoaderPlan, PlanSource, PlanStage
 from loader.plan.mixture import quotas, weights_fixed_point
+from loader.plan.records import LoaderPlan, PlanSource, PlanStage
 from loader.plan.schedule import build_schedule
 
 SEQ_LEN, BATCH_SIZE, FAR, READ = 2048, 32, 10**9, 65_536

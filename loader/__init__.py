@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from loader.batches import Batch
-from loader.config import read_config, resolve_plan
+from loader.config import resolve_plan
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
 from loader.files.format import IndexReader, Manifest, load_manifest, open_shard
 from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
+from loader.keys import read_config
 from loader.loader import DeterministicLoader
 from loader.metrics import SourceLosses, count_metrics, source_losses
 from loader.opening import build_loader
-from loader.plan.build import PlanSettings, build_plan
-from loader.plan.file import LoaderPlan, load_plan
+from loader.plan.build import build_plan
+from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
+from loader.plan.records import LoaderPlan
+from loader.plan.settings import PlanSettings
 
 __version__ = "0.1.0"
 

@@ -22,7 +22,7 @@ from loader.files.local_path import PathParser
 from loader.files.text import decode, read_vocabulary
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
-from loader.plan.file import LoaderPlan
+from loader.plan.records import LoaderPlan
 from loader.rows.stream import Split
 
 

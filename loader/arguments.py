@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from loader.errors import ConfigError
-from loader.plan.file import LoaderPlan
-from loader.plan.settings import unknown_name
+from loader.plan.records import LoaderPlan
+from loader.plan.tables import unknown_name
 from loader.rows.buffers import check_pinning
 from loader.rows.stream import Split
 

@@ -15,7 +15,7 @@ import numpy as np
 from loader.arguments import ReadOptions, rank_rows, wrapper
 from loader.errors import ConfigError
 from loader.files.spans import IGNORE_INDEX
-from loader.plan.file import LoaderPlan
+from loader.plan.records import LoaderPlan
 from loader.rows.buffers import HeldBuffers, pinned_tensor
 from loader.rows.stream import RankRows, Stream
 

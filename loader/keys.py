@@ -1,56 +1,22 @@
-"""The loader's keys in a run's settings: which there are, where they may stand, what is refused.
+"""A run's settings in any form: a mapping, an object's attributes, a TOML or YAML file.
 
-Of a mapping or a file each key must be one of the loader's, or a table, which is another stage's or
+Of a mapping or a file each key must be one of the loader's, or a table, which is another task's or
 the trainer's own; `data` is the loader's. An object has attributes for many purposes: only those
-with the loader's names are read, and others are not looked at.
+with the loader's names are read, and others are not looked at. None and "" count as not set. Which
+keys there are: `loader.plan.settings.RunSettings`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError
-from loader.plan import settings
+from loader.plan import tables
+from loader.plan.settings import KEYS, RunSettings, checked, from_base
 
-PATH_KEYS = (
-    "root",
-    "data_root",
-    "data_path",
-    "dataset_path",
-    "mixture_toml",
-    "flow_profiles_toml",
-    "cache_dir",
-)
-CONFIG_KEYS = (
-    *PATH_KEYS,
-    "flow_mode",
-    "active_params_b",
-    "batch_size",
-    "seq_len",
-    "steps",
-    "tokenizer",
-    "vocab_size",
-    "eos_token_id",
-    "seed",
-    "policy",
-    "window_stride",
-    "on_exhaust",
-    "packing",
-    "shuffle",
-    "max_epochs",
-    "allow_unmanifested",
-    "tokenizer_path",
-    "hf_dataset_name",
-    "mix_temperature",
-    "anneal_start_step",
-    "datasets",
-    "configs",
-    "weights",
-    "phases",
-    "anneal_weights",
-)
 # What a trainer's flat settings say of its loss and of its evaluation; nothing here reads them.
 _TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
 # Other loaders' names of what is a key here too.
@@ -59,9 +25,38 @@ _ALIASES = {"pack_sequences": "packing"}
 _SLIP = 0.85
 
 
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The loader's own keys of a run's TOML or YAML file; paths are made absolute.
+
+    Relative paths start from the nearest directory above that holds `workspace.yaml`,
+    `pyproject.toml` or `.git`, else from the directory of the file.
+
+    Raises:
+        ConfigError: The file is missing or not valid, or a key is unknown.
+    """
+    path = Path(path)
+    is_yaml = path.suffix in (".yaml", ".yml")
+    table = tables.read_yaml(path) if is_yaml else tables.read_toml(path)
+    return from_base(of_mapping(table, path), tables.project_dir(path), path)
+
+
+def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunSettings:
+    """Settings from the flat keys and the `data` table of a file that is read already.
+
+    Args:
+        table: What the file says, without tables of others.
+        where: The file.
+        base: Directory that relative paths start from.
+
+    Raises:
+        ConfigError: A key is unknown; a value is missing, of another type or out of range.
+    """
+    return checked(from_base(of_mapping(table, where), base, where), str(where))
+
+
 def of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
     """The loader's keys of a mapping and of its `data` table, whose keys come first; and `base`,
-    which `loader.read_config` sets.
+    which `read_config` sets.
 
     Raises:
         ConfigError: A key is unknown; names the nearest one.
@@ -70,11 +65,11 @@ def of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
     if not isinstance(inner, Mapping | None):
         raise ConfigError("not a table", where=f"{where}: data", found=type(inner).__name__)
     for key, value in table.items():
-        if key in (*CONFIG_KEYS, "data", "base") or _is_trainers(key):
+        if key in KEYS or key in ("data", "base") or _is_trainers(key):
             continue
         if not _is_table(value) or _is_slip(key, table):
             raise _unknown(key, where, "; put what is not the loader's into a table of its own")
-    return _chosen(table, ("base", *CONFIG_KEYS)) | _of_data(inner or {}, where)
+    return _chosen(table, ("base", *KEYS)) | _of_data(inner or {}, where)
 
 
 def of_object(cfg: object, where: object) -> dict[str, Any]:
@@ -86,16 +81,16 @@ def of_object(cfg: object, where: object) -> dict[str, Any]:
 
 def _of_data(table: Mapping[str, Any], where: object) -> dict[str, Any]:
     for key in table:
-        if key not in CONFIG_KEYS:
+        if key not in KEYS:
             raise _unknown(key, f"{where}: data", "")
     return _chosen(table)
 
 
 def _attributes(cfg: object) -> dict[str, Any]:
-    return {key: getattr(cfg, key, None) for key in CONFIG_KEYS}
+    return {key: getattr(cfg, key, None) for key in KEYS}
 
 
-def _chosen(table: Mapping[str, Any], keys: tuple[str, ...] = CONFIG_KEYS) -> dict[str, Any]:
+def _chosen(table: Mapping[str, Any], keys: Iterable[str] = KEYS) -> dict[str, Any]:
     return {key: table[key] for key in keys if table.get(key) is not None and table[key] != ""}
 
 
@@ -111,15 +106,12 @@ def _is_table(value: Any) -> bool:
 
 
 def _is_slip(key: str, table: Mapping[str, Any]) -> bool:
-    missing = [known for known in (*CONFIG_KEYS, "data") if known not in table]
+    missing = [known for known in (*KEYS, "data") if known not in table]
     return bool(difflib.get_close_matches(str(key), missing, 1, _SLIP))
 
 
 def _unknown(key: object, where: object, do: str) -> ConfigError:
-    hint = _ALIASES.get(str(key)) or settings.nearest(str(key), (*CONFIG_KEYS, "data"))
+    hint = _ALIASES.get(str(key)) or tables.nearest(str(key), (*KEYS, "data"))
     return ConfigError(
-        "unknown key",
-        where=where,
-        found=repr(key),
-        do=f"did you mean {hint!r}?{do}",
+        "unknown key", where=where, found=repr(key), do=f"did you mean {hint!r}?{do}"
     )

@@ -19,7 +19,7 @@ import numpy as np
 from loader.arguments import ReadOptions, check_arguments, check_plan_allows
 from loader.batches import Batch, BatchReader, Rows
 from loader.errors import ConfigError, PlanError, StateError
-from loader.plan.file import LoaderPlan
+from loader.plan.records import LoaderPlan
 from loader.rows.prefetch import Prefetcher, weak_method
 from loader.rows.stream import Split, Stream
 from loader.state import make_state, resume

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from loader.errors import StateError
-from loader.plan.file import LoaderPlan
+from loader.plan.records import LoaderPlan
 
 
 class Counted(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 from loader.arguments import ReadOptions, check_arguments
 from loader.config import resolve_plan
 from loader.loader import DeterministicLoader
-from loader.plan.file import LoaderPlan
+from loader.plan.records import LoaderPlan
 from loader.rows.stream import Split
 
 

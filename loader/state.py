@@ -26,7 +26,7 @@ from loader.plan.continuation import (
     windows_read,
     without_consumed,
 )
-from loader.plan.file import Consumed, LoaderPlan
+from loader.plan.records import Consumed, LoaderPlan
 
 STATE_VERSION = 3
 _GO_ON = 'or go on from its counts under this plan: load {"datasets": state["datasets"]}'

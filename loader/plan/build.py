@@ -8,45 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from loader.errors import PlanError
 from loader.files.format import Manifest
 from loader.order.policies import weight_unit
 from loader.plan import check as preflight
-from loader.plan.file import LoaderPlan, PlanSource, PlanStage, SourceData
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage
-from loader.plan.settings import nearest
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSettings:
-    """What a caller chooses beside the sources; None takes the manifests' own value.
-
-    batch_size: sequences a step over all ranks. window_stride: tokens between the starts of
-    consecutive windows of a source, `seq_len` (each token predicted once) or `seq_len+1`.
-    on_exhaust: `all_exhausted` reads all that is planned; `first_exhausted` too, but ends the run
-    with the last window of any source, read `max_epochs` times; `wrap` lets a source with too few
-    tokens start again. packing: `concat` cuts a source
-    every `window_stride` tokens, `best_fit` fills windows with whole documents. shuffle: read a
-    source's windows in a new random order each epoch. max_epochs: how often a source may be read;
-    0 is once, or without end under `wrap`.
-    """
-
-    seq_len: int
-    batch_size: int
-    seed: int = 42
-    policy: str = "swrr"
-    window_stride: str = "seq_len"
-    on_exhaust: str = "all_exhausted"
-    packing: str = "concat"
-    shuffle: bool = False
-    max_epochs: int = 0
-    tokenizer: str | None = None
-    vocab_size: int | None = None
-    eos_token_id: int | None = None
+from loader.plan.records import LoaderPlan, PlanSource, PlanStage, SourceData
+from loader.plan.settings import PlanSettings, Vocabulary
+from loader.plan.tables import nearest
 
 
 def build_plan(
@@ -57,22 +30,16 @@ def build_plan(
     root: Path,
     plan_id: str,
     valid: Mapping[str, Path] | None = None,
-    plan_dir: Path | None = None,
-    phases: Sequence[Phase] = (),
-    specs: Mapping[str, str] | None = None,
 ) -> LoaderPlan:
     """Make a plan and check that its data can serve it to the end. Writes nothing.
 
     Args:
         stages: From `loader.plan.mixture.resolve_stages`. A source of weight zero is left out.
         manifests: Path of each source's train manifest, or of a directory without one.
-        settings: Batch shape and policy.
+        settings: Batch shape, policy and phases.
         root: Directory that holds all of them; the plan's paths are relative to it.
         plan_id: Name of the plan for people; not part of its hash.
         valid: The same for the valid split, in the order in which it is to be read.
-        plan_dir: Where the plan's file will lie; `root` when left out.
-        phases: Changes of weights, in order.
-        specs: Where a source's data came from, such as `hf:NAME`, if not its name.
 
     Raises:
         ConfigError: A phase weighs a source that no stage has, or leaves a stage without weight.
@@ -81,46 +48,38 @@ def build_plan(
             another tokenizer (E-PLAN-TOKENIZER); a setting is out of range (E-PLAN-FORMAT).
         FormatError: A manifest is not valid.
     """
-    given = preflight.Vocabulary(settings.tokenizer, settings.vocab_size, settings.eos_token_id)
-    weighed = {name for phase in phases for name, weight in phase.weights.items() if weight}
-    listed = [source for stage in stages for source in stage.sources]
-    check_names(phases, dict.fromkeys(source.name for source in listed), plan_id)
-    names = dict.fromkeys(s.name for s in listed if s.weight or s.name in weighed)
+    given = settings.vocabulary
+    listed = dict.fromkeys(source.name for stage in stages for source in stage.sources)
+    check_names(settings.phases, listed, plan_id)
+    names = sources_read(stages, settings.phases)
     if not names:
         raise PlanError("no source with a weight", where=plan_id, code="E-PLAN-SOURCE")
     train = {name: _opened(name, manifests, given) for name in names}
     held_out = {name: preflight.read_data(path, given) for name, path in (valid or {}).items()}
     vocabulary = preflight.agreed_vocabulary([*train.items(), *held_out.items()], given)
-    specs = specs or {}
-    data = {
-        name: _source_data(name, root, manifests[name], train[name], specs.get(name, ""))
-        for name in names
-    }
+    data = {name: _source_data(name, root, manifests[name], train[name]) for name in names}
     plan = LoaderPlan(
         plan_id=plan_id,
         **vocabulary._asdict(),
-        seq_len=settings.seq_len,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        policy=settings.policy,
-        window_stride=settings.window_stride,
-        on_exhaust=settings.on_exhaust,
-        packing=settings.packing,
-        shuffle=settings.shuffle,
-        max_epochs=settings.max_epochs,
-        stages=_plan_stages(stages, data, train, settings, phases),
+        **settings.of_stream(),
+        stages=_plan_stages(stages, data, train, settings),
         valid=tuple(
-            _source_data(name, root, path, held_out[name], "")
-            for name, path in (valid or {}).items()
+            _source_data(name, root, path, held_out[name]) for name, path in (valid or {}).items()
         ),
-        root=Path(os.path.relpath(root, plan_dir or root)).as_posix(),
         base=Path(os.path.abspath(root)),
     )
     preflight.check_plan(plan)
     return plan
 
 
-def _opened(name: str, manifests: Mapping[str, Path], vocabulary: preflight.Vocabulary) -> Manifest:
+def sources_read(stages: Sequence[Stage], phases: Sequence[Phase]) -> list[str]:
+    """Names of the sources that a stage or a phase gives a weight."""
+    weighed = {name for phase in phases for name, weight in phase.weights.items() if weight}
+    listed = [source for stage in stages for source in stage.sources]
+    return list(dict.fromkeys(s.name for s in listed if s.weight or s.name in weighed))
+
+
+def _opened(name: str, manifests: Mapping[str, Path], vocabulary: Vocabulary) -> Manifest:
     if name not in manifests:
         hint = nearest(name, manifests)
         raise PlanError(
@@ -133,7 +92,7 @@ def _opened(name: str, manifests: Mapping[str, Path], vocabulary: preflight.Voca
     return preflight.read_data(manifests[name], vocabulary)
 
 
-def _source_data(name: str, root: Path, path: Path, manifest: Manifest, spec: str) -> SourceData:
+def _source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:
     relative = Path(os.path.relpath(path, root)).as_posix()
     if relative.startswith("../"):
         raise PlanError(
@@ -143,7 +102,7 @@ def _source_data(name: str, root: Path, path: Path, manifest: Manifest, spec: st
             expected=f"a path inside {root}",
             code="E-PATH-ESCAPE",
         )
-    return SourceData(name, relative, manifest.content_digest(), manifest.total_tokens, spec=spec)
+    return SourceData(name, relative, manifest.content_digest(), manifest.total_tokens)
 
 
 def _plan_stages(
@@ -151,7 +110,6 @@ def _plan_stages(
     data: Mapping[str, SourceData],
     manifests: Mapping[str, Manifest],
     settings: PlanSettings,
-    phases: Sequence[Phase],
 ) -> tuple[PlanStage, ...]:
     planned: list[PlanStage] = []
     first = 0
@@ -165,7 +123,7 @@ def _plan_stages(
                 expected=f"at least seq_len = {settings.seq_len}",
                 code="E-PLAN-ZERO",
             )
-        segments = cut_stage(stage, first, num_sequences, phases, settings.batch_size)
+        segments = cut_stage(stage, first, num_sequences, settings.phases, settings.batch_size)
         # Epochs have a length and not an end of their own: their shares are the weights'.
         to_end = bool(whole) and settings.policy != "epoch_weighted"
         for segment in segments:

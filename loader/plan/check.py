@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from loader.errors import PlanError
 from loader.files.format import (
@@ -21,19 +20,10 @@ from loader.files.format import (
     resolve_inside,
 )
 from loader.plan.ranges import plan_ranges, stage_ranges
-
-if TYPE_CHECKING:
-    from loader.plan.file import LoaderPlan, SourceData
+from loader.plan.records import LoaderPlan, SourceData
+from loader.plan.settings import Vocabulary
 
 _FINGERPRINT = "tokenizer_fingerprint"
-
-
-class Vocabulary(NamedTuple):
-    """What makes token ids of two sources mean the same; None where it is not known yet."""
-
-    tokenizer: str | None = None
-    vocab_size: int | None = None
-    eos_token_id: int | None = None
 
 
 DEFAULT_VOCABULARY = Vocabulary("o200k_harmony", 201_088, 199_999)

@@ -16,8 +16,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from loader.errors import StateError
-from loader.plan.file import Consumed, LoaderPlan, PlanStage, SourceData
 from loader.plan.mixture import quotas
+from loader.plan.records import Consumed, LoaderPlan, PlanStage, SourceData
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ from loader.files.addresses import address, is_url
 from loader.files.format import MANIFEST_NAME
 from loader.files.text_files import TextSource
 from loader.plan import check as preflight
-from loader.plan import settings
-from loader.plan.build import PlanSettings, build_plan
-from loader.plan.file import LoaderPlan
+from loader.plan import tables
+from loader.plan.build import build_plan
 from loader.plan.mixture import Stage, StageSource, temper
-from loader.plan.phases import Phase
+from loader.plan.phases import check_names
+from loader.plan.records import LoaderPlan
 from loader.plan.remote import local_data
+from loader.plan.settings import RunSettings, Vocabulary
 from loader.plan.text_sources import tokenised
 
 _TABLE_KEYS = ("path", "hf_name", "hf_config", "hf_revision", "split", "text_key", "weight", "name")
@@ -67,8 +68,8 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
     sources = []
     for i, row in enumerate(rows):
         place = f"{where}[{i}]"
-        table = settings.table(row, place)
-        settings.refuse_unknown(table, _TABLE_KEYS, place)
+        table = tables.table(row, place)
+        tables.refuse_unknown(table, _TABLE_KEYS, place)
         given = {key: value for key, value in table.items() if value not in (None, "")}
         named = [key for key in ("path", "hf_name") if key in given]
         if len(named) != 1:
@@ -82,8 +83,8 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
             data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
         else:
             data = _hub(given, ("hf_name", "hf_config", "hf_revision"), place)
-        weight = settings.number(given.get("weight", 1.0), f"{place}: weight")
-        name = settings.text(given.get("name", _name_of(origin)), f"{place}: name")
+        weight = tables.number(given.get("weight", 1.0), f"{place}: weight")
+        name = tables.text(given.get("name", _name_of(origin)), f"{place}: name")
         sources.append(ListedSource(name, float(weight), data))
     _refuse_twins(sources, where)
     if not any(source.weight for source in sources):
@@ -100,18 +101,18 @@ def read_mappings(
         ConfigError: A name is in one mapping alone, a key is unknown, a source names no data or two
             kinds of it, or no weight is above 0.
     """
-    configs = settings.table(configs, f"{where}: configs")
-    weights = settings.table(weights, f"{where}: weights")
+    configs = tables.table(configs, f"{where}: configs")
+    weights = tables.table(weights, f"{where}: weights")
     for name in weights:
         if name not in configs:
-            raise settings.unknown_name("source", name, configs, f"{where}: weights")
+            raise tables.unknown_name("source", name, configs, f"{where}: weights")
     sources = []
     for name, value in configs.items():
         place = f"{where}: configs.{name}"
         if name not in weights:
             raise ConfigError("source has no weight", where=place, do=f"set weights.{name}")
-        table = settings.table(value, place)
-        settings.refuse_unknown(table, _CONFIG_KEYS, place)
+        table = tables.table(value, place)
+        tables.refuse_unknown(table, _CONFIG_KEYS, place)
         given = {key: value for key, value in table.items() if value not in (None, "", [], ())}
         kinds = [key for key in ("path", "id", "train_urls") if key in given]
         if len(kinds) != 1:
@@ -127,7 +128,7 @@ def read_mappings(
         else:
             urls = [_urls(given.get(key, []), f"{place}: {key}", base) for key in _CONFIG_KEYS[-2:]]
             data = TextSource(urls=urls[0], valid_urls=urls[1], text_key=_text_key(given, place))
-        weight = settings.number(weights[name], f"{where}: weights.{name}")
+        weight = tables.number(weights[name], f"{where}: weights.{name}")
         sources.append(ListedSource(name, float(weight), data))
     if not any(source.weight for source in sources):
         raise ConfigError(
@@ -136,69 +137,49 @@ def read_mappings(
     return tuple(sources)
 
 
-def datasets_plan(
-    sources: Sequence[ListedSource],
-    chosen: PlanSettings,
-    *,
-    plan_id: str,
-    num_steps: int = 0,
-    temperature: float = 1.0,
-    phases: Sequence[Phase] = (),
-    tokenizer_path: str | None = None,
-    cache_dir: Path | None = None,
-    allow_unmanifested: bool = False,
-) -> LoaderPlan:
-    """The plan of a run over listed sources: `num_steps` steps by weight, or, with 0, every source
-    to its end. Text is tokenised first.
+def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str) -> LoaderPlan:
+    """The plan of a run over listed sources: `steps` steps by weight, or, with 0, every source to
+    its end. Text is tokenised first.
 
     Raises:
         ConfigError, PlanError, FormatError: As `build_plan`; a source has no data (E-PLAN-SOURCE),
             or has weight 0 and is never used.
     """
-    _refuse_unused(sources, phases, plan_id, cache_dir)
+    check_names(run.phases, [source.name for source in sources], where)
+    plan_id = f"{Path(where).stem}:datasets"
+    _refuse_unused(sources, run, plan_id)
     directories = {
-        source.name: tokenised(source.data, source.name, tokenizer_path, chosen, cache_dir)
+        source.name: tokenised(source.data, source.name, run)
         if isinstance(source.data, TextSource)
-        else local_data(source.data, cache_dir)
+        else local_data(source.data, run.cache_dir)
         for source in sources
     }
     splits = {name: split_dirs(directory) for name, directory in directories.items()}
-    manifests = {name: locate(train, allow_unmanifested) for name, (train, _) in splits.items()}
-    weights = [source.weight for source in sources]
-    rows = zip(sources, temper(weights, temperature), weights)
+    manifests = {name: locate(train, run.allow_unmanifested) for name, (train, _) in splits.items()}
+    valid = valid_manifests({name: valid for name, (_, valid) in splits.items() if valid})
+    places = [os.path.abspath(path.parent) for path in (*manifests.values(), *valid.values())]
+    tempered = temper([source.weight for source in sources], run.mix_temperature)
     stage = Stage(
         "train",
         "datasets",
-        num_steps * chosen.batch_size * chosen.seq_len,
-        tuple(StageSource(source.name, tempered, listed) for source, tempered, listed in rows),
-        temperature,
+        run.steps * run.batch_size * run.seq_len,
+        tuple(StageSource(s.name, weight, s.weight) for s, weight in zip(sources, tempered)),
+        run.mix_temperature,
     )
-    valid = valid_manifests({name: valid for name, (_, valid) in splits.items() if valid})
-    places = [os.path.abspath(path.parent) for path in (*manifests.values(), *valid.values())]
     root = Path(os.path.commonpath(places))
-    return build_plan(
-        [stage],
-        manifests,
-        chosen,
-        root=root,
-        plan_id=plan_id,
-        valid=valid,
-        phases=phases,
-        specs={source.name: source.spec for source in sources},
-    )
+    plan = build_plan([stage], manifests, run, root=root, plan_id=plan_id, valid=valid)
+    return plan.with_specs({source.name: source.spec for source in sources})
 
 
-def _refuse_unused(
-    sources: Sequence[ListedSource], phases: Sequence[Phase], where: str, cache_dir: Path | None
-) -> None:
-    weighed = {name for phase in phases for name, weight in phase.weights.items() if weight}
+def _refuse_unused(sources: Sequence[ListedSource], run: RunSettings, where: str) -> None:
+    weighed = {name for phase in run.phases for name, weight in phase.weights.items() if weight}
     for source in sources:
         if source.weight or source.name in weighed:
             continue
         if isinstance(source.data, TextSource):
             has_valid = bool(source.data.valid_urls)
         else:
-            valid = split_dirs(local_data(source.data, cache_dir))[1]
+            valid = split_dirs(local_data(source.data, run.cache_dir))[1]
             has_valid = valid is not None and (valid / MANIFEST_NAME).exists()
         if not has_valid:
             raise ConfigError(
@@ -251,39 +232,38 @@ def locate(directory: Path, allow_unmanifested: bool) -> Path:
     )
 
 
-def single_name(directory: Path, train: Path, chosen: PlanSettings) -> str:
+def single_name(directory: Path, train: Path, vocabulary: Vocabulary) -> str:
     """What a single source is called: its manifest's dataset, else its directory."""
-    given = preflight.Vocabulary(chosen.tokenizer, chosen.vocab_size, chosen.eos_token_id)
-    return preflight.read_data(train, given).dataset or directory.name
+    return preflight.read_data(train, vocabulary).dataset or directory.name
 
 
 def _hub(given: Mapping[str, Any], keys: tuple[str, str, str], where: str) -> TextSource:
     repo, config, revision = (
-        settings.text(given[key], f"{where}: {key}") if key in given else "" for key in keys
+        tables.text(given[key], f"{where}: {key}") if key in given else "" for key in keys
     )
     return TextSource(
         repo=repo,
         config=config,
         revision=revision,
-        split=settings.text(given.get("split", "train"), f"{where}: split"),
+        split=tables.text(given.get("split", "train"), f"{where}: split"),
         text_key=_text_key(given, where),
     )
 
 
 def _text_key(given: Mapping[str, Any], where: str) -> str:
-    return settings.text(given.get("text_key", "text"), f"{where}: text_key")
+    return tables.text(given.get("text_key", "text"), f"{where}: text_key")
 
 
 def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError("not a list", where=where, found=repr(value))
-    urls = [settings.text(url, where) for url in value]
+    urls = [tables.text(url, where) for url in value]
     return tuple(url if is_url(url) else str(base / url) for url in urls)
 
 
 def _place(value: Any, base: Path, where: str) -> Path | str:
     """A directory of shards: a path, or a URL as it is."""
-    text = settings.text(address(value) if isinstance(value, Path) else value, where)
+    text = tables.text(address(value) if isinstance(value, Path) else value, where)
     return address(text) if is_url(text) else base / text
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from loader.errors import ConfigError, PlanError
 from loader.files.store import one_line
 from loader.files.text_files import import_extra, reading
-from loader.plan.build import PlanSettings
+from loader.plan.settings import PlanSettings
 
 _NOT_FETCHED = "the tokenizer cannot be read"
 _FETCH_BEFORE = "without a network, name a tokenizer file in tokenizer_path, or load a saved plan"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError
-from loader.plan import settings
+from loader.plan import tables
 
 STAGE_ORDER = ("pretrain", "mid", "long")
 FIXED_POINT_ONE = 1_000_000
@@ -100,8 +100,8 @@ def read_mixtures(path: str | Path) -> dict[str, Mixture]:
     Raises:
         ConfigError: The file, a key or a value is wrong; an id appears twice in one mixture.
     """
-    tables = settings.table(settings.read_toml(path).get("mixtures", {}), f"{path}: mixtures")
-    return {name: _read_mixture(name, table, path) for name, table in tables.items()}
+    found = tables.table(tables.read_toml(path).get("mixtures", {}), f"{path}: mixtures")
+    return {name: _read_mixture(name, table, path) for name, table in found.items()}
 
 
 def read_flows(path: str | Path) -> dict[str, Flow]:
@@ -110,8 +110,8 @@ def read_flows(path: str | Path) -> dict[str, Flow]:
     Raises:
         ConfigError: The file, a key or a value is wrong, or a flow names a stage that is not one.
     """
-    tables = settings.table(settings.read_toml(path).get("flow", {}), f"{path}: flow")
-    return {name: _read_flow(name, table, path) for name, table in tables.items()}
+    found = tables.table(tables.read_toml(path).get("flow", {}), f"{path}: flow")
+    return {name: _read_flow(name, table, path) for name, table in found.items()}
 
 
 def resolve_stages(
@@ -131,12 +131,12 @@ def resolve_stages(
     """
     flows, mixtures = read_flows(flow_profiles_toml), read_mixtures(mixture_toml)
     if flow_mode not in flows:
-        raise settings.unknown_name("flow", str(flow_mode), flows, flow_profiles_toml)
+        raise tables.unknown_name("flow", str(flow_mode), flows, flow_profiles_toml)
     flow = flows[flow_mode]
     where = f"{flow_profiles_toml}: flow.{flow.name}"
     for mixture in flow.mixture.values():
         if mixture not in mixtures:
-            raise settings.unknown_name("mixture", mixture, mixtures, mixture_toml)
+            raise tables.unknown_name("mixture", mixture, mixtures, mixture_toml)
     parts = {stage: mixtures[name] for stage, name in flow.mixture.items()}
     scale = _scale(flow, parts, active_params_b, where)
     return tuple(
@@ -205,7 +205,7 @@ def _scale(
                 found=f"tokens_b_ratio = {flow.tokens_b_ratio}",
                 do="set active_params_b, the model's active parameters in 10^9",
             )
-        active = settings.number(active_params_b, f"{where}: active_params_b", positive=True)
+        active = tables.number(active_params_b, f"{where}: active_params_b", positive=True)
         total_b = _exact(flow.tokens_b_ratio) * _exact(float(active))
     elif tokens_b is not None:
         total_b = _exact(tokens_b)
@@ -231,8 +231,8 @@ def _stage(flow: Flow, name: str, mixture: Mixture, scale: Fraction, where: str)
 
 def _read_mixture(name: str, value: Any, path: str | Path) -> Mixture:
     where = f"{path}: mixtures.{name}"
-    table = settings.table(value, where)
-    settings.refuse_unknown(table, _MIXTURE_KEYS, where)
+    table = tables.table(value, where)
+    tables.refuse_unknown(table, _MIXTURE_KEYS, where)
     rows = table.get("sources")
     if not isinstance(rows, list) or not rows:
         raise ConfigError("a mixture needs sources", where=where, expected="[[...sources]]")
@@ -248,25 +248,23 @@ def _read_mixture(name: str, value: Any, path: str | Path) -> Mixture:
     temperature = table.get("sample_temperature", 1.0)
     return Mixture(
         name=name,
-        total_tokens_b=settings.number(total_b, f"{where}.total_tokens_b", positive=True),
-        sample_temperature=settings.number(
-            temperature, f"{where}.sample_temperature", positive=True
-        ),
+        total_tokens_b=tables.number(total_b, f"{where}.total_tokens_b", positive=True),
+        sample_temperature=tables.number(temperature, f"{where}.sample_temperature", positive=True),
         sources=sources,
     )
 
 
 def _read_source(value: Any, where: str) -> MixtureSource:
-    rest = dict(settings.table(value, where))
+    rest = dict(tables.table(value, where))
     for key in ("id", "tokens_b"):
         if key not in rest:
             raise ConfigError(
                 f"{key} is missing",
                 where=where,
                 found=f"keys {', '.join(sorted(rest)) or '(none)'}",
-                do=f"nearest key there: {settings.nearest(key, rest)}" if rest else None,
+                do=f"nearest key there: {tables.nearest(key, rest)}" if rest else None,
             )
-    source_id = settings.text(rest.pop("id"), f"{where}.id")
+    source_id = tables.text(rest.pop("id"), f"{where}.id")
     # An id names a directory and the first part of every document id.
     if source_id.startswith(".") or any(c in '/\\#"' or ord(c) < 32 for c in source_id):
         raise ConfigError(
@@ -275,18 +273,18 @@ def _read_source(value: Any, where: str) -> MixtureSource:
             found=repr(source_id),
             expected="no slash, '#', quote or control character, and no leading dot",
         )
-    tokens_b = settings.number(rest.pop("tokens_b"), f"{where}.tokens_b")
+    tokens_b = tables.number(rest.pop("tokens_b"), f"{where}.tokens_b")
     return MixtureSource(source_id, tokens_b, rest)
 
 
 def _read_flow(name: str, value: Any, path: str | Path) -> Flow:
     where = f"{path}: flow.{name}"
-    table = settings.table(value, where)
-    settings.refuse_unknown(table, _FLOW_KEYS, where)
-    stages = settings.table(table.get("mixture"), f"{where}.mixture")
+    table = tables.table(value, where)
+    tables.refuse_unknown(table, _FLOW_KEYS, where)
+    stages = tables.table(table.get("mixture"), f"{where}.mixture")
     if not stages:
         raise ConfigError("a flow needs at least one stage", where=f"{where}.mixture")
-    settings.refuse_unknown(stages, STAGE_ORDER, f"{where}.mixture")
+    tables.refuse_unknown(stages, STAGE_ORDER, f"{where}.mixture")
     listed = table.get("stages", list(stages))
     if not isinstance(listed, list) or sorted(map(str, listed)) != sorted(stages):
         raise ConfigError(
@@ -295,21 +293,21 @@ def _read_flow(name: str, value: Any, path: str | Path) -> Flow:
             found=f"stages = {listed!r}",
             expected=f"the keys of its mixture table: {sorted(stages)}",
         )
-    override = settings.table(table.get("tokens_b_override", {}), f"{where}.tokens_b_override")
-    settings.refuse_unknown(override, tuple(stages), f"{where}.tokens_b_override")
+    override = tables.table(table.get("tokens_b_override", {}), f"{where}.tokens_b_override")
+    tables.refuse_unknown(override, tuple(stages), f"{where}.tokens_b_override")
     given = [key for key in ("tokens_b", "tokens_b_ratio", "scale") if key in table]
     if len(given) > 1:
         raise ConfigError("more than one budget", where=where, found=" and ".join(given))
     numbers = {
-        key: settings.number(table[key], f"{where}.{key}", positive=True)
+        key: tables.number(table[key], f"{where}.{key}", positive=True)
         for key in (*given, "sample_temperature")
         if key in table
     }
     return Flow(
         name=name,
-        mixture={k: settings.text(v, f"{where}.mixture.{k}") for k, v in stages.items()},
+        mixture={k: tables.text(v, f"{where}.mixture.{k}") for k, v in stages.items()},
         tokens_b_override={
-            k: settings.number(v, f"{where}.tokens_b_override.{k}", positive=True)
+            k: tables.number(v, f"{where}.tokens_b_override.{k}", positive=True)
             for k, v in override.items()
         },
         **numbers,

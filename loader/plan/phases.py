@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loader.errors import ConfigError
-from loader.plan import settings
+from loader.plan import tables
 from loader.plan.mixture import Stage, StageSource, temper
 
 INHERIT = ("original", "zero")
@@ -91,7 +91,7 @@ def check_names(phases: Sequence[Phase], names: Collection[str], where: object) 
         for name in phase.weights:
             if name not in names:
                 place = f"{where}: phase of step {phase.start_step}"
-                raise settings.unknown_name("source", name, names, place)
+                raise tables.unknown_name("source", name, names, place)
 
 
 def cut_stage(
@@ -144,20 +144,20 @@ def _weighed(stage: Stage, phase: Phase, is_later_part: bool) -> Stage:
 
 
 def _read_phase(value: Any, where: str) -> Phase:
-    table = settings.table(value, where)
-    settings.refuse_unknown(table, _KEYS, where)
+    table = tables.table(value, where)
+    tables.refuse_unknown(table, _KEYS, where)
     for key in ("start_step", "dataset_weights"):
         if key not in table:
             raise ConfigError(f"{key} is missing", where=where)
     inherit = table.get("inherit", "original")
     if inherit not in INHERIT:
-        raise settings.unknown_name("inherit", str(inherit), INHERIT, where)
-    weights = settings.table(table["dataset_weights"], f"{where}: dataset_weights")
-    lr_scale = settings.number(table.get("lr_scale", 1.0), f"{where}: lr_scale", positive=True)
+        raise tables.unknown_name("inherit", str(inherit), INHERIT, where)
+    weights = tables.table(table["dataset_weights"], f"{where}: dataset_weights")
+    lr_scale = tables.number(table.get("lr_scale", 1.0), f"{where}: lr_scale", positive=True)
     return Phase(
-        start_step=int(settings.number(table["start_step"], f"{where}: start_step", whole=True)),
+        start_step=int(tables.number(table["start_step"], f"{where}: start_step", whole=True)),
         weights={
-            str(name): settings.number(weight, f"{where}: dataset_weights.{name}")
+            str(name): tables.number(weight, f"{where}: dataset_weights.{name}")
             for name, weight in weights.items()
         },
         lr_scale=float(lr_scale),

@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import fields
 
-from loader.order.policies import POLICIES, weight_unit
+from loader.order.policies import weight_unit
+from loader.plan.records import LoaderPlan, PlanStage
+from loader.plan.settings import KEYS, PlanSettings
 
-if TYPE_CHECKING:
-    from loader.plan.file import LoaderPlan, PlanStage
-
-WINDOW_STRIDES = ("seq_len", "seq_len+1")
-PACKINGS = ("concat", "best_fit")
-ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
 _MAX_STAGE_SOURCES = 4096
 
 
 def plan_ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
     """Values of the plan as a whole: found, expected, whether it is so."""
-    for key, low, high in (
-        ("seq_len", 1, 2**24),
-        ("batch_size", 1, 2**31),
-        ("vocab_size", 1, 2**32),
-        ("eos_token_id", 0, plan.vocab_size - 1),
-        ("seed", 0, 2**63 - 1),
-        ("max_epochs", 0, 2**31),
-    ):
-        value = getattr(plan, key)
-        yield f"{key} = {value}", f"{low} to {high}", low <= value <= high
-    for key, choices in (
-        ("policy", POLICIES),
-        ("window_stride", WINDOW_STRIDES),
-        ("on_exhaust", ON_EXHAUST),
-        ("packing", PACKINGS),
-    ):
-        value = getattr(plan, key)
-        yield f"{key} = {value!r}", f"one of {', '.join(choices)}", value in choices
+    for name in (f.name for f in fields(PlanSettings)):
+        value, key = getattr(plan, name, None), KEYS[name]
+        if key.choices:
+            yield f"{name} = {value!r}", f"one of {', '.join(key.choices)}", value in key.choices
+        elif type(value) is int:
+            low = int(key.positive)
+            high = plan.vocab_size - 1 if key.high is None else key.high
+            yield f"{name} = {value}", f"{low} to {high}", low <= value <= high
     yield (
         "policy = 'least_consumed' with packing = 'best_fit'",
         "packing = 'concat' or another policy: rows of best_fit hold different numbers of tokens",

@@ -1,69 +1,205 @@
-"""JSON objects as records: exactly a record's fields, each of its type."""
+"""A loader plan: everything that decides which token is read when, as values and as JSON.
+
+A plan names sources by manifest and content digest, with fixed-point weights and whole-sequence
+quotas per stage. Its hash covers all that determines the stream and no path, so a tree can move.
+Format: docs/formats.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import fields
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from loader.errors import PlanError
-from loader.plan.settings import nearest
+from loader.plan.settings import KEYS, StreamSettings, Vocabulary
 
-_TYPES = {"str": str, "int": int, "bool": bool, "float": float}
+PLAN_FORMAT = "nmoe-loader-plan/1"
+_STREAM = tuple(f.name for f in fields(StreamSettings))
+_IF_CHOSEN = tuple(name for name in _STREAM if KEYS[name].if_chosen)
+# In a plan's file.
+_ORDER = (
+    *("plan_id", *Vocabulary._fields),
+    *(name for name in _STREAM if name not in _IF_CHOSEN),
+    *("stages", "valid", *_IF_CHOSEN, "consumed", "root"),
+)
+# Left out of a plan's file, so that plans made before these fields existed keep their hash.
+DEFAULTS: dict[str, Any] = {
+    **{f.name: f.default for f in fields(StreamSettings) if f.name in _IF_CHOSEN},
+    "consumed": (),
+    "spec": "",
+    "lr_scale": 1.0,
+    "start_step": 0,
+}
 
 
-def list_of(value: Any, path: Path, where: str) -> list[Any]:
-    """`value`, which must be a list. Raises PlanError."""
-    if not isinstance(value, list):
-        raise malformed(path, f"{where} {type(value).__name__}", "a list")
-    return value
+@dataclass(frozen=True, slots=True)
+class SourceData:
+    """The data of a source. `manifest` is a POSIX path relative to the plan's root; a directory
+    there has no manifest and was let in by `allow_unmanifested`. `spec` says where the data came
+    from, such as `hf:bigcode/the-stack-v2`; blank means the name."""
+
+    name: str
+    manifest: str
+    content_hash: str
+    num_tokens: int
+    spec: str = field(default="", kw_only=True)
 
 
-def typed(
-    value: Any,
-    record: type,
-    path: Path,
-    where: str,
-    *,
-    optional: Container[str] = (),
-    skip: Container[str] = (),
-) -> dict[str, Any]:
-    """Check that `value` has exactly the record's fields (but `skip`), each of its type.
+@dataclass(frozen=True, slots=True)
+class PlanSource(SourceData):
+    """A source in a stage: how many sequences the stage takes, and its weight as a part of
+    `loader.order.policies.weight_unit`."""
 
-    Args:
-        value: A part of a plan's JSON.
-        record: A dataclass with fields of type str, int, bool or float.
-        path, where: File and place in it that an error names.
-        optional: Fields that may be missing.
-        skip: Fields that are read elsewhere.
+    weight: int
+    quota_sequences: int
 
-    Raises:
-        PlanError: It has not (E-PLAN-FORMAT).
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What was read of a source before the plan began, as another run's state says.
+
+    source: Its name, or its spec where the plan has no such source. sequences: windows to pass
+    over. rows, tokens: what the state counted. content_hash, order: the data and the reading order
+    (`loader.plan.continuation.reading_order`) of the counts; blank where the state does not say.
     """
-    if not isinstance(value, dict):
-        raise malformed(path, f"{where} {type(value).__name__}", "an object")
-    expected = {f.name: _TYPES[str(f.type)] for f in fields(record) if f.name not in skip}
-    for key in value:
-        if key not in expected:
-            raise malformed(path, f"{where}: unknown key {key!r}", f"{nearest(key, expected)!r}")
-    for key, kind in expected.items():
-        if key in optional and key not in value:
-            continue
-        if type(value.get(key)) is not kind or not _is_clean(value[key]):
-            raise malformed(path, f"{where}.{key} = {value.get(key)!r}"[:120], kind.__name__)
+
+    source: str
+    sequences: int
+    rows: int
+    tokens: int
+    content_hash: str
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStage:
+    """A stretch of the stream with one set of weights. `start_step` is set where a phase begins,
+    `lr_scale` is the phase's factor on the learning rate."""
+
+    name: str
+    mixture: str
+    sources: tuple[PlanSource, ...]
+    start_step: int = 0
+    lr_scale: float = 1.0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sum of quotas; `first_exhausted` may end the run sooner."""
+        return sum(source.quota_sequences for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderPlan(StreamSettings):
+    """A checked plan. `root`, as the JSON holds it, is relative to the plan's file; `base` is the
+    same directory on this machine, and no part of the plan's identity."""
+
+    plan_id: str
+    tokenizer: str
+    vocab_size: int
+    eos_token_id: int
+    stages: tuple[PlanStage, ...]
+    valid: tuple[SourceData, ...] = ()
+    consumed: tuple[Consumed, ...] = ()
+    root: str = "."
+    base: Path = field(default=Path(), compare=False)
+
+    @property
+    def stride(self) -> int:
+        """Tokens between the starts of consecutive windows of a source."""
+        return self.seq_len + (self.window_stride == "seq_len+1")
+
+    @property
+    def wraps(self) -> bool:
+        """Whether a source with too few tokens starts again."""
+        return self.epoch_limit != 1
+
+    @property
+    def epoch_limit(self) -> int:
+        """How often a source may be read; 0 is without end."""
+        endless = self.on_exhaust == "wrap" or self.policy == "epoch_weighted"
+        return self.max_epochs or (0 if endless else 1)
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch of a source has its own random order of windows."""
+        return self.shuffle or self.policy == "epoch_weighted"
+
+    @property
+    def wraps_tokens(self) -> bool:
+        """Whether a source starts again in the middle of a window: its files are one endless text,
+        token positions modulo its tokens. Else whole windows come again."""
+        return self.wraps and self.packing == "concat" and not self.shuffles
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in all stages together; `first_exhausted` may end them sooner."""
+        return sum(stage.num_sequences for stage in self.stages)
+
+    def limits(self, capacities: Sequence[int]) -> list[int]:
+        """Windows of each source until its data end, `capacities` in one pass over it."""
+        return [max(1, self.max_epochs) * capacity for capacity in capacities]
+
+    @property
+    def sources(self) -> tuple[SourceData, ...]:
+        """Train sources, each once, in the order in which the stages first name them."""
+        first: dict[str, SourceData] = {}
+        for stage in self.stages:
+            for source in stage.sources:
+                first.setdefault(source.name, source)
+        return tuple(first.values())
+
+    @property
+    def plan_hash(self) -> str:
+        """SHA-256 of the canonical JSON of `identity()`."""
+        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that determines the stream, as JSON values: no path, plan id or mixture."""
+        value: dict[str, Any] = {"format": PLAN_FORMAT} | _json_value(self)
+        for key in ("plan_id", "root"):
+            del value[key]
+        for stage in value["stages"]:
+            del stage["mixture"]
+        for source in [s for stage in value["stages"] for s in stage["sources"]] + value["valid"]:
+            del source["manifest"]
+            source.pop("spec", None)
+        return value
+
+    def placed_in(self, directory: Path) -> LoaderPlan:
+        """The same plan for a file in `directory`."""
+        return replace(self, root=Path(os.path.relpath(self.base, directory)).as_posix())
+
+    def with_specs(self, specs: Mapping[str, str]) -> LoaderPlan:
+        """The same plan that says where sources' data came from, by source."""
+        stages = (
+            replace(stage, sources=tuple(replace(s, spec=specs[s.name]) for s in stage.sources))
+            for stage in self.stages
+        )
+        return replace(self, stages=tuple(stages))
+
+    def to_json(self) -> str:
+        """Text of the plan's file: the same for the same plan."""
+        value = {"format": PLAN_FORMAT, "plan_hash": self.plan_hash} | _json_value(self)
+        return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def _json_value(plan: LoaderPlan) -> dict[str, Any]:
+    value = asdict(plan)
+    value = _chosen({key: value[key] for key in _ORDER})
+    value["valid"] = [_chosen(source) for source in value["valid"]]
+    value["stages"] = [
+        _chosen(stage) | {"sources": [_chosen(source) for source in stage["sources"]]}
+        for stage in value["stages"]
+    ]
+    if "consumed" in value:
+        value["consumed"] = list(value["consumed"])
     return value
 
 
-def _is_clean(value: str | float) -> bool:
-    """Whether a text can be part of a path: JSON may hold NUL and halves of surrogate pairs."""
-    if not isinstance(value, str):
-        return True
-    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def malformed(path: Path, found: str, expected: str) -> PlanError:
-    """A file that is not a plan."""
-    return PlanError(
-        "not a loader plan", where=path, found=found, expected=expected, code="E-PLAN-FORMAT"
-    )
+def _chosen(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if k not in DEFAULTS or v != DEFAULTS[k]}

@@ -28,12 +28,12 @@ from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manife
 from loader.files.integrity import check_digest
 from loader.files.local_path import local_path
 from loader.files.store import STORE_CODE, copy, read_bytes
-from loader.plan.file import PLAN_FORMAT
+from loader.plan.records import PLAN_FORMAT
+from loader.plan.settings import LOCAL_CACHE
 
 WORKERS = 8
 _MAX_HEADER_BYTES = 4200
 SPLITS = ("train", "valid")
-LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are mapped"
 
 
 def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:

@@ -18,7 +18,7 @@ import numpy as np
 from loader.errors import PlanError
 from loader.order.policies import Schedule, Sequential, make_schedule
 from loader.order.shuffle import Permutation, key_of
-from loader.plan.file import LoaderPlan, SourceData
+from loader.plan.records import LoaderPlan, SourceData
 
 _ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
 

@@ -1,144 +1,205 @@
-"""Reading TOML tables: bounded, typed, and refusing what it does not know.
+"""What a run may set: each key once, with its type, its default and the values that are good.
 
-Every refusal is a ConfigError that names the file, the key, the value found and, for a name that
-is not known, the nearest one that is. Nothing here has a default that hides a mistake.
+`PlanSettings` decide which tokens are read and in which order; `RunSettings` add where the data are
+and how long the run is. A field's type says how its value is read: `Path` is a path on this
+machine, `str | Path` may be a URL as well, and relative ones of either start at the run's base.
+Values that only the parts of a plan can judge (`datasets`, `phases`, ...) are read there.
 """
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from loader.errors import ConfigError
+from loader.files.addresses import is_url
+from loader.files.local_path import local_path
+from loader.order.policies import POLICIES
+from loader.plan import tables
+from loader.plan.phases import Phase, read_phases
 
-_LARGEST = 2**62
-MAX_TOML_BYTES = 16 * 2**20
-_PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
+_BUILD_THERE = "build the plan where the files are, and give the plan's URL"
+ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
+LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are mapped"
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Parse a TOML file of at most 16 MiB.
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which values of a field are good.
 
-    Raises:
-        ConfigError: Missing (E-CONFIG-MISSING), or not valid TOML (E-CONFIG).
+    positive: above 0; numbers are at least 0 in any case. high: largest number of a plan. choices:
+    all values there are. do: what to do instead where a path is a URL. if_chosen: not written to a
+    plan's file where it has its default, so that plans made before the key keep their hash. types,
+    is_required: those of the field.
     """
-    try:
-        return tomllib.loads(_read_text(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError("not valid TOML", where=path, found=str(error)) from None
+
+    positive: bool = False
+    high: int | None = None
+    choices: tuple[str, ...] = ()
+    do: str = ""
+    if_chosen: bool = False
+    types: tuple[Any, ...] = ()
+    is_required: bool = False
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Parse a YAML file of at most 16 MiB; needs the extra `yaml`.
+class Vocabulary(NamedTuple):
+    """What makes token ids of two sources mean the same; None where it is not known yet."""
 
-    Raises:
-        ConfigError: PyYAML is not installed, the file is missing (E-CONFIG-MISSING), or it is not a
-            YAML mapping (E-CONFIG).
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    eos_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """What decides the order of a stream.
+
+    batch_size: sequences per step over all ranks. window_stride: tokens between the starts of
+    consecutive windows of a source, `seq_len` (each token is predicted once) or `seq_len+1`.
+    on_exhaust: `all_exhausted` reads all that is planned; `first_exhausted` too, but ends the run
+    with the last window of any source, read `max_epochs` times; `wrap` lets a source with too few
+    tokens start again. packing: `concat` cuts a source every `window_stride` tokens, `best_fit`
+    fills windows with whole documents. shuffle: read a source's windows in a new random order each
+    epoch. max_epochs: how often a source may be read; 0 is once, or without end under `wrap`.
     """
-    try:
-        import yaml
-    except ImportError:
-        raise ConfigError(
-            "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
-        ) from None
-    try:
-        value = yaml.safe_load(_read_text(path))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError("not valid YAML", where=path, found=str(error)) from None
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise ConfigError("not a table", where=path, found=type(value).__name__)
-    return value
+
+    seq_len: Annotated[int, Key(positive=True, high=2**24)]
+    batch_size: Annotated[int, Key(positive=True, high=2**31)]
+    seed: Annotated[int, Key(high=2**63 - 1)] = 42
+    policy: Annotated[str, Key(choices=POLICIES)] = "swrr"
+    window_stride: Annotated[str, Key(choices=("seq_len", "seq_len+1"))] = "seq_len"
+    on_exhaust: Annotated[str, Key(choices=ON_EXHAUST)] = "all_exhausted"
+    packing: Annotated[str, Key(choices=("concat", "best_fit"), if_chosen=True)] = "concat"
+    shuffle: Annotated[bool, Key(if_chosen=True)] = False
+    max_epochs: Annotated[int, Key(high=2**31, if_chosen=True)] = 0
+
+    def of_stream(self) -> dict[str, Any]:
+        """The values of this class alone, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(StreamSettings)}
 
 
-def _read_text(path: str | Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_TOML_BYTES + 1)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise ConfigError("no such file", where=path, code="E-CONFIG-MISSING") from None
-    if len(content) > MAX_TOML_BYTES:
-        raise ConfigError("file is too large", where=path, expected="at most 16 MiB")
-    return content.decode()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings(StreamSettings):
+    """What a plan is made by, beside its sources. tokenizer, vocab_size, eos_token_id: None takes
+    the manifests' own. phases: changes of weights, in order of their steps."""
+
+    tokenizer: str | None = None
+    vocab_size: Annotated[int | None, Key(positive=True, high=2**32)] = None
+    eos_token_id: int | None = None
+    phases: tuple[Phase, ...] = ()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary that the sources must have."""
+        return Vocabulary(self.tokenizer, self.vocab_size, self.eos_token_id)
 
 
-def project_dir(path: Path) -> Path:
-    """Directory that relative paths in a TOML file are relative to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings(PlanSettings):
+    """Everything that a run's configuration may set for its loader.
 
-    The nearest ancestor that holds `workspace.yaml`, `pyproject.toml` or `.git`; without one, the
-    directory of the file itself.
+    steps: length of the run; 0 is as long as its data or its flow. tokenizer_path: tokenizer of
+    text sources, a file, a name on the hub or an encoding of tiktoken. anneal_start_step,
+    anneal_weights: short for one phase, which `phases` holds. base: where relative paths start.
     """
-    own = path.absolute().parent
-    for directory in (own, *own.parents):
-        if any((directory / mark).exists() for mark in _PROJECT_MARKS):
-            return directory
-    return own
+
+    steps: int = 0
+    root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
+    data_root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
+    data_path: str | Path | None = None
+    dataset_path: str | Path | None = None
+    mixture_toml: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
+    flow_profiles_toml: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
+    cache_dir: Annotated[Path | None, Key(do=LOCAL_CACHE)] = None
+    flow_mode: str | None = None
+    active_params_b: Annotated[float | None, Key(positive=True)] = None
+    allow_unmanifested: bool = False
+    tokenizer_path: str | None = None
+    hf_dataset_name: str | None = None
+    mix_temperature: Annotated[float, Key(positive=True)] = 1.0
+    datasets: Any = None
+    configs: Any = None
+    weights: Any = None
+    anneal_start_step: Any = None
+    anneal_weights: Any = None
+    base: Path = Path()
+
+    def required(self, key: str, where: str) -> Any:
+        """A value that this kind of run cannot do without. Raises ConfigError."""
+        if (value := getattr(self, key)) is None:
+            raise _missing(key, where)
+        return value
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`; None when there is none to choose from."""
-    matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
-    return matches[0] if matches else None
-
-
-def unknown_name(
-    kind: str, name: str, known: Collection[str], where: object, code: str | None = None
-) -> ConfigError:
-    """The error for a name that nothing is known by; names the nearest one and lists all."""
-    hint = nearest(name, known)
-    return ConfigError(
-        f"unknown {kind}",
-        where=where,
-        found=repr(name),
-        expected=f"one of {', '.join(sorted(known)) or '(there are none)'}",
-        do=None if hint is None else f"did you mean {hint!r}?",
-        code=code,
-    )
-
-
-def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: object) -> None:
-    """Raise ConfigError for the first key of `table` that is not in `known`."""
-    for key in table:
-        if key not in known:
-            raise unknown_name("key", key, known, where)
-
-
-def number(
-    value: Any,
-    where: object,
-    *,
-    positive: bool = False,
-    whole: bool = False,
-) -> int | float:
-    """Check that `value` is a number of at most 2^62, >= 0 (`positive`: > 0), an int where `whole`.
-
-    Raises:
-        ConfigError: It is not; names `where` and the value.
-    """
-    kinds = (int,) if whole else (int, float)
-    good = isinstance(value, kinds) and not isinstance(value, bool) and value <= _LARGEST
-    if not good or not value >= 0 or (positive and value == 0):
-        noun = "whole number" if whole else "finite number"
-        raise ConfigError(
-            "value is out of range",
-            where=where,
-            found=repr(value),
-            expected=f"a {noun} {'above' if positive else 'of at least'} 0",
+def _keys() -> dict[str, Key]:
+    types = get_type_hints(RunSettings)
+    annotated = get_type_hints(RunSettings, include_extras=True)
+    found = {}
+    for own in fields(RunSettings):
+        rules = [rule for rule in get_args(annotated[own.name]) if isinstance(rule, Key)]
+        kinds = get_args(types[own.name]) or (types[own.name],)
+        found[own.name] = replace(
+            rules[0] if rules else Key(), types=kinds, is_required=own.default is MISSING
         )
+    del found["base"]  # where a file lies, not what it says
+    return found
+
+
+KEYS = _keys()
+
+
+def checked(given: Mapping[str, Any], where: str) -> RunSettings:
+    """Settings from the values that are given, by key.
+
+    Raises:
+        ConfigError: A value is missing, of another type or out of range; names its key.
+    """
+    for name, key in KEYS.items():
+        if key.is_required and name not in given:
+            raise _missing(name, where)
+    values = {name: _read(name, value, where) for name, value in given.items() if name in KEYS}
+    phases = read_phases(given, where)
+    return RunSettings(**values | {"phases": phases, "base": given.get("base", Path())})
+
+
+def _read(name: str, value: Any, where: str) -> Any:
+    key, place = KEYS[name], f"{where}: {name}"
+    if key.choices:
+        if value not in key.choices:
+            raise tables.unknown_name(name, str(value), key.choices, where)
+    elif bool in key.types:
+        if not isinstance(value, bool):
+            raise ConfigError("not a switch", where=place, found=repr(value))
+    elif int in key.types or float in key.types:
+        whole = int in key.types
+        return tables.number(value, place, positive=key.positive, whole=whole)
+    elif Path in key.types:
+        value = value if isinstance(value, os.PathLike) else tables.text(value, place)
+        return value if str in key.types else local_path(value, place, key.do)
+    elif str in key.types:
+        return tables.text(value, place)
     return value
 
 
-def table(value: Any, where: object) -> dict[str, Any]:
-    """Check that `value` is a table. Raises ConfigError."""
-    if not isinstance(value, dict):
-        raise ConfigError("not a table", where=where, found=type(value).__name__)
-    return value
+def _missing(key: str, where: str) -> ConfigError:
+    return ConfigError(f"{key} is missing", where=where, do=f"set {key}")
 
 
-def text(value: Any, where: object) -> str:
-    """Check that `value` is a string with something in it. Raises ConfigError."""
-    if not isinstance(value, str) or not value:
-        raise ConfigError("not a name", where=where, found=repr(value), expected="a string")
-    return value
+def from_base(given: Mapping[str, Any], base: Path, where: object) -> dict[str, Any]:
+    """Values of a file that lies in a project: relative paths start at its directory.
+
+    Raises:
+        ConfigError: A path is no text.
+    """
+    own: dict[str, Any] = {"base": base}
+    for key in (key for key, rules in KEYS.items() if key in given and Path in rules.types):
+        path = tables.text(given[key], f"{where}: {key}")
+        own[key] = path if is_url(path) else base / path
+    if "tokenizer_path" in given:
+        tokenizer = tables.text(given["tokenizer_path"], f"{where}: tokenizer_path")
+        if (base / tokenizer).exists():  # else the name of one
+            own["tokenizer_path"] = str(base / tokenizer)
+    return dict(given) | own

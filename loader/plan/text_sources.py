@@ -29,40 +29,32 @@ from loader.errors import ConfigError, PlanError
 from loader.files.addresses import is_url
 from loader.files.format import MANIFEST_NAME
 from loader.files.text_files import TextSource, content_stamp, expand, import_extra, reading
-from loader.plan.build import PlanSettings
 from loader.plan.encoders import Encoder, open_encoder
+from loader.plan.settings import RunSettings
 
 SHARD_TOKENS = 2**26
 _VERSION = 1
 
 
-def tokenised(
-    source: TextSource,
-    name: str,
-    tokenizer_path: str | None,
-    chosen: PlanSettings,
-    cache_dir: Path | None,
-) -> Path:
+def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     """The directory of a source's shards, with `train/` and, of files for validation, `valid/`.
 
     Args:
         source: Where the text is.
         name: Name of the source.
-        tokenizer_path: A tokenizer file or its directory, a tokenizer on the hub, or the name of an
-            encoding of tiktoken.
-        chosen: The run's settings; `tokenizer`, if set, is what manifests call the tokenizer.
-        cache_dir: Where the shards go.
+        run: The run's settings; `tokenizer`, if set, is what manifests call the tokenizer.
 
     Raises:
         ConfigError: `cache_dir`, the tokenizer or its EOS id is missing, or a package is.
         PlanError: A file is missing, the source has no text, or it changed meanwhile
             (E-PLAN-SOURCE).
     """
+    cache_dir = run.cache_dir
     if cache_dir is None:
         raise ConfigError(
             "cache_dir is missing", where=f"source {name!r}", do="set cache_dir for its tokens"
         )
-    tokenizer = open_encoder(tokenizer_path, chosen, name)
+    tokenizer = open_encoder(run.tokenizer_path or run.tokenizer, run, name)
     made_by = [tokenizer.name, tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eos_token_id]
     stamp = content_stamp(source)
     if source.repo and not Path(source.repo).is_dir():

@@ -18,7 +18,7 @@ from loader.errors import PlanError
 from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.plan import check as preflight
-from loader.plan.file import LoaderPlan
+from loader.plan.records import LoaderPlan
 from loader.plan.schedule import build_schedule
 from loader.rows.packed import PackedReader, require_index
 from loader.rows.token_counts import TokenCounts

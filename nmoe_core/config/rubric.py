@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from loader.plan.settings import read_toml
+from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel, validate

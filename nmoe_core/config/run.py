@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from loader.plan.settings import project_dir, read_toml
+from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.base.strict import StrictModel, validate

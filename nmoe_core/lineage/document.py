@@ -11,7 +11,8 @@ from pathlib import Path
 import orjson
 
 from loader.files.format import MANIFEST_NAME, load_manifest
-from loader.plan.file import LoaderPlan, load_plan
+from loader.plan.file import load_plan
+from loader.plan.records import LoaderPlan
 from loader.rows.origins import origins, readings
 from loader.rows.stream import Stream
 from nmoe_core.base.docid import DocId, bucket_of, parse_doc_id, split_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.plan.mixture import Stage, quotas, resolve_stages
-from loader.plan.settings import read_toml
+from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.counts import parse_count

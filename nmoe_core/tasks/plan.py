@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loader.files.format import MANIFEST_NAME
-from loader.plan.build import PlanSettings, build_plan
+from loader.plan.build import build_plan
 from loader.plan.check import check_steps
+from loader.plan.settings import PlanSettings
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -28,8 +29,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         root=paths.root,
         plan_id=f"{run.path.stem}:{config.flow_mode}",
         valid={name: paths.split(name, "valid") / MANIFEST_NAME for name in valid_sources},
-        plan_dir=paths.plan.parent,
-    )
+    ).placed_in(paths.plan.parent)
     check_steps(plan, config.steps, run.path)
     payload = plan.to_json().encode()
     changed = not paths.plan.is_file() or paths.plan.read_bytes() != payload

@@ -7,7 +7,8 @@ from typing import Any
 
 from loader.__main__ import fingerprint
 from loader.files.format import MANIFEST_NAME, load_manifest
-from loader.plan.file import LoaderPlan, load_plan
+from loader.plan.file import load_plan
+from loader.plan.records import LoaderPlan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.calibration.files import CALIBRATION_NAME, read_calibration
 from nmoe_core.calibration.graded import read_grading_summary

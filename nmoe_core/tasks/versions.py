@@ -98,7 +98,7 @@ def curated_manifest(run: Run, source: str) -> str:
 def loader_plan(run: Run) -> str:
     """Of the loader plan."""
     stages = [dataclasses.asdict(stage) for stage in run_stages(run)]
-    settings = dataclasses.asdict(plan_settings(run))
+    settings = {k: v for k, v in dataclasses.asdict(plan_settings(run)).items() if v != ()}
     return _version("plan/1", [run.path.stem, run.config.flow_mode, stages, settings])
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader.order.policies import POLICIES
-from loader.plan.ranges import PACKINGS
-from loader.plan.settings import read_toml
+from loader.plan.settings import KEYS
+from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError, SourceError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.counts import parse_count
@@ -134,7 +134,7 @@ def test_temperature_makes_quotas_the_weight_to_the_power_of_its_inverse(
 
 def test_a_run_takes_every_value_that_the_loader_takes() -> None:
     run = Run(ROOT / "configs" / "moonlet.toml")
-    for key, values in (("policy", POLICIES), ("packing", PACKINGS)):
+    for key, values in (("policy", POLICIES), ("packing", KEYS["packing"].choices)):
         for value in values:
             table = run.config.model_dump() | {key: value}
             assert getattr(validate(RunConfig, table, "run"), key) == value

@@ -13,7 +13,7 @@ import pytest
 from loader import build_loader
 from loader.__main__ import main as loader_main
 from loader.errors import ConfigError
-from loader.plan.file import PLAN_FORMAT
+from loader.plan.records import PLAN_FORMAT
 from nmoe_core import JSONLSource, PrepConfig, PrepPipeline
 from nmoe_core.cli import build_parser, main
 from nmoe_core.config.run import Run

@@ -45,8 +45,7 @@ def saved(tree, tmp_path) -> Path:
         root=tmp_path,
         plan_id="mix:test",
         valid=valid,
-        plan_dir=tmp_path / "mixture",
-    )
+    ).placed_in(tmp_path / "mixture")
     return save(plan, tmp_path / "mixture" / "loader_plan.json")
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from loader import PlanError, build_loader, resolve_plan
 from loader.order.policies import POLICIES, weight_unit
-from loader.plan.file import LoaderPlan, PlanSource, PlanStage
 from loader.plan.mixture import quotas, weights_fixed_point
+from loader.plan.records import LoaderPlan, PlanSource, PlanStage
 from loader.plan.schedule import build_schedule
 
 

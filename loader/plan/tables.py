@@ -1,0 +1,144 @@
+"""Reading TOML tables: bounded, typed, and refusing what it does not know.
+
+Every refusal is a ConfigError that names the file, the key, the value found and, for a name that
+is not known, the nearest one that is. Nothing here has a default that hides a mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loader.errors import ConfigError
+
+_LARGEST = 2**62
+MAX_TOML_BYTES = 16 * 2**20
+_PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Parse a TOML file of at most 16 MiB.
+
+    Raises:
+        ConfigError: Missing (E-CONFIG-MISSING), or not valid TOML (E-CONFIG).
+    """
+    try:
+        return tomllib.loads(_read_text(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError("not valid TOML", where=path, found=str(error)) from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Parse a YAML file of at most 16 MiB; needs the extra `yaml`.
+
+    Raises:
+        ConfigError: PyYAML is not installed, the file is missing (E-CONFIG-MISSING), or it is not a
+            YAML mapping (E-CONFIG).
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(
+            "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
+        ) from None
+    try:
+        value = yaml.safe_load(_read_text(path))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError("not valid YAML", where=path, found=str(error)) from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ConfigError("not a table", where=path, found=type(value).__name__)
+    return value
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_TOML_BYTES + 1)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise ConfigError("no such file", where=path, code="E-CONFIG-MISSING") from None
+    if len(content) > MAX_TOML_BYTES:
+        raise ConfigError("file is too large", where=path, expected="at most 16 MiB")
+    return content.decode()
+
+
+def project_dir(path: Path) -> Path:
+    """Directory that relative paths in a TOML file are relative to.
+
+    The nearest ancestor that holds `workspace.yaml`, `pyproject.toml` or `.git`; without one, the
+    directory of the file itself.
+    """
+    own = path.absolute().parent
+    for directory in (own, *own.parents):
+        if any((directory / mark).exists() for mark in _PROJECT_MARKS):
+            return directory
+    return own
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`; None when there is none to choose from."""
+    matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
+    return matches[0] if matches else None
+
+
+def unknown_name(
+    kind: str, name: str, known: Collection[str], where: object, code: str | None = None
+) -> ConfigError:
+    """The error for a name that nothing is known by; names the nearest one and lists all."""
+    hint = nearest(name, known)
+    return ConfigError(
+        f"unknown {kind}",
+        where=where,
+        found=repr(name),
+        expected=f"one of {', '.join(sorted(known)) or '(there are none)'}",
+        do=None if hint is None else f"did you mean {hint!r}?",
+        code=code,
+    )
+
+
+def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: object) -> None:
+    """Raise ConfigError for the first key of `table` that is not in `known`."""
+    for key in table:
+        if key not in known:
+            raise unknown_name("key", key, known, where)
+
+
+def number(
+    value: Any,
+    where: object,
+    *,
+    positive: bool = False,
+    whole: bool = False,
+) -> int | float:
+    """Check that `value` is a number of at most 2^62, >= 0 (`positive`: > 0), an int where `whole`.
+
+    Raises:
+        ConfigError: It is not; names `where` and the value.
+    """
+    kinds = (int,) if whole else (int, float)
+    good = isinstance(value, kinds) and not isinstance(value, bool) and value <= _LARGEST
+    if not good or not value >= 0 or (positive and value == 0):
+        noun = "whole number" if whole else "finite number"
+        raise ConfigError(
+            "value is out of range",
+            where=where,
+            found=repr(value),
+            expected=f"a {noun} {'above' if positive else 'of at least'} 0",
+        )
+    return value
+
+
+def table(value: Any, where: object) -> dict[str, Any]:
+    """Check that `value` is a table. Raises ConfigError."""
+    if not isinstance(value, dict):
+        raise ConfigError("not a table", where=where, found=type(value).__name__)
+    return value
+
+
+def text(value: Any, where: object) -> str:
+    """Check that `value` is a string with something in it. Raises ConfigError."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError("not a name", where=where, found=repr(value), expected="a string")
+    return value
