@@ -130,7 +130,7 @@ def _grade(run: Run, shard: Shard, number: int) -> Facts | None:
     if not (directory / "summary.json").is_file():
         return None
     bucket = int(shard.name.removeprefix("shard_"))
-    quality = load_quality(run.tree.quality, shard.source, bucket, shard.manifest)
+    quality = load_quality(run.tree.shard(shard.source, bucket), shard.manifest)
     with open(quality.path, "rb") as file:
         return orjson.loads(next(islice(file, number, None)))
 

@@ -1,16 +1,15 @@
-"""Stages of curation: topics, curated shards and their manifest."""
+"""Tasks of curation: topics, curated shards and their manifest."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
-from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.sources.digests import Identity, file_identity
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
 
@@ -24,45 +23,26 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Result:
 
     One that an order depends on (stability other than `replan`) is kept although documents came.
     """
-    from nmoe_core.curate.topics.assign import MODEL_NAME, fit_topic_model
+    from nmoe_core.curate.topics.assign import TopicSettings, fit_topic_model
     from nmoe_core.curate.topics.model import load_topic_model
 
-    table, path = run.config.curation, run.paths.topics / MODEL_NAME
-    if table.stability != "replan" and path.is_file():
+    table, embeddings = run.config.curation, _table(run)
+    if table.stability != "replan" and run.tree.topic_model.is_file():
         # New topics would move old documents: an order that keeps its past keeps its model.
-        model = load_topic_model(path)
-        facts = {"topics": len(model.centroids), "path": str(path)}
-        return Result(
-            model.digest, facts, topic_pictures(run, sources, _table(run), model, _window(run))
-        )
-    embeddings = _table(run)
-    report = fit_topic_model(
-        run.paths.data,
-        list(sources),
-        embeddings,
-        run.paths.topics,
-        num_topics=table.num_topics,
-        seed=run.config.seed,
-        sample_documents=table.sample_documents,
-    )
-    facts = {
-        "topics": table.num_topics,
-        "documents_sampled": report.num_sampled,
-        "smallest_topic": min(report.count_per_topic),
-        "largest_topic": max(report.count_per_topic),
-        "path": str(report.path),
-    }
-    model = load_topic_model(report.path)
+        result = open_topics(run, sources)
+    else:
+        settings = TopicSettings(table.num_topics, run.config.seed, table.sample_documents)
+        result = fit_topic_model(run.tree, sources, embeddings, settings)
+    model = load_topic_model(run.tree.topic_model)
     pictures = topic_pictures(run, sources, embeddings, model, _window(run))
-    return Result(report.digest, facts, pictures)
+    return replace(result, picture=pictures)
 
 
 def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Result:
     """The topic model that is there; fitted over all sources where there is none, or on request."""
-    from nmoe_core.curate.topics.assign import MODEL_NAME
     from nmoe_core.curate.topics.model import load_topic_model
 
-    path = run.paths.topics / MODEL_NAME
+    path = run.tree.topic_model
     if refit or not path.is_file():
         return fit_topics(run, sources)
     model = load_topic_model(path)
@@ -71,47 +51,25 @@ def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Res
 
 def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Label the documents of shards with their topics; current ones are left alone."""
-    from nmoe_core.curate.topics.assign import MODEL_NAME, TOPICS_NAME, assign_topics
+    from nmoe_core.curate.topics.assign import assign_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
-    table, model = _table(run), load_topic_model(run.paths.topics / MODEL_NAME)
-    outputs = {}
-    for bucket in buckets:
-        report = assign_topics(run.paths.data, run.paths.topics, source, bucket, table, model)
-        path = run.paths.topics / source / shard_dir_name(bucket) / TOPICS_NAME
-        facts = {
-            "documents": report.num_documents,
-            "topics_used": sum(count > 0 for count in report.count_per_topic),
-        }
-        outputs[bucket] = Result(sha256_file(path), facts)
-    return outputs
+    table, model = _table(run), load_topic_model(run.tree.topic_model)
+    return {k: assign_topics(run.tree.shard(source, k), table, model) for k in buckets}
 
 
 def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Filter and order the documents of shards; current ones are left alone."""
     from nmoe_core.curate.shards.curated import curate_shard
 
-    paths, settings = run.paths, curate_settings(run, source)
-    outputs = {}
+    settings = curate_settings(run, source)
+    results = {}
     for bucket in sorted(buckets):
-        report = curate_shard(
-            paths.data, paths.curated, paths.quality, paths.topics, source, bucket, settings
-        )
-        facts = {
-            "documents": report.num_kept,
-            "documents_read": report.num_documents,
-            **{f"decided_{name}": count for name, count in report.decisions.items()},
-            "tokens": report.num_kept_tokens,
-            "order_taken": report.order,
-            "changed": not report.is_current,
-            **_composition(report.diversity, settings.loader),
-        }
-        if settings.resume_from_token is not None:
-            facts["documents_frozen"] = report.num_frozen
-            facts["documents_deferred"] = report.num_deferred
-        picture = order_picture(run, source, bucket, settings.seq_len)
-        outputs[bucket] = Result(report.content_hash, facts, picture)
-    return outputs
+        shard = run.tree.shard(source, bucket)
+        result = curate_shard(shard, settings)
+        picture = order_picture(shard, settings.seq_len)
+        results[bucket] = replace(result, picture=picture)
+    return results
 
 
 def combine(run: Run, source: str) -> Result:
@@ -119,22 +77,9 @@ def combine(run: Run, source: str) -> Result:
     from nmoe_core.curate.shards.combine import combine_curated
 
     num_shards, settings = run.config.prep.num_shards, curate_settings(run, source)
-    report = combine_curated(
-        run.paths.data, run.paths.curated, source, num_shards, settings.seq_len
-    )
-    facts = {
-        "documents": report.num_documents,
-        "tokens": report.num_tokens,
-        "orders_taken": ", ".join(f"{name} ({count})" for name, count in report.orders.items()),
-        "misaligned_shards": report.num_misaligned,
-        "changed": not report.is_current,
-        "path": str(report.path),
-        **_composition(report.diversity, settings.loader),
-    }
-    if settings.resume_from_token is not None:
-        facts["documents_deferred"] = report.num_deferred
-    pictures = order_pictures(run, source, range(num_shards), settings.seq_len)
-    return Result(report.content_hash, facts, pictures)
+    result = combine_curated(run.tree, source, num_shards, settings)
+    pictures = order_pictures(run, source, num_shards, settings.seq_len)
+    return replace(result, picture=pictures)
 
 
 def curate_settings(run: Run, source: str) -> CurateSettings:
@@ -161,19 +106,6 @@ def _window(run: Run) -> int:
     config = run.config
     stride = config.seq_len + (config.window_stride == "seq_len+1")
     return config.curation.seq_len or stride
-
-
-def _composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
-    """The figures people look at, of the order beside the source order and a shuffle."""
-    windows = diversity[loader]
-    facts: dict[str, Any] = {}
-    for when in ("before", "after", "shuffle"):
-        if windows[when] is not None:
-            facts[f"window_topics_{when}"] = windows[when]["mean"]
-            facts[f"percent_of_ceiling_{when}"] = windows[when]["percent_of_ceiling"]
-            facts[f"wrap_tv_8_{when}"] = windows[when]["wrap_tv_8"]
-    names = ("min_full", "last", "std", "kl_mean", "discrepancy_max", "padding", "cut_documents")
-    return facts | {name: windows["after"][name] for name in names if windows["after"]}
 
 
 def _table(run: Run) -> EmbeddingTable:

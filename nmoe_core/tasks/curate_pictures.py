@@ -6,7 +6,7 @@ of its topics; those of orders are drawn from curated shards. Each PNG is at mos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
 
 if TYPE_CHECKING:
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.curate.topics.model import TopicModel
 
-TERMS_NAME = "topic_terms.json"
 _PICTURES = {"topic_cloud.png": "topics of a sample", "k_calibration.png": "number of topics"}
 _SAMPLE_DOCUMENTS = 4000
 _TEXT_TOKENS = 512
@@ -42,13 +42,13 @@ def topic_pictures(
     from nmoe_core.base.locks import replacing
     from nmoe_core.plots import png_markdown
 
-    directory = run.paths.topics
+    directory = run.tree.topics
     made_from: Fingerprints = {
         "code": "pictures/2",
         "topic_model": model.digest,
         "seq_len": str(seq_len),
     }
-    path = directory / TERMS_NAME
+    path = run.tree.topic_terms
     with replacing(path):
         if not (is_current(path, made_from) and _are_there(path)):
             pngs, terms = _draw_topics(run, sources, table, model, seq_len)
@@ -60,14 +60,14 @@ def topic_pictures(
     return "\n\n".join(shown)
 
 
-def order_pictures(run: Run, source: str, buckets: Iterable[int], seq_len: int) -> str:
+def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
     """Markdown of curated shards one after another: order strips with the diversity line and its
     ceiling; topic shares along the order; topics of its two ends."""
     from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.plots import head_tail_plot, png_markdown, share_plot
 
-    documents = arranged_documents(run.paths.curated, source, buckets)
+    documents = arranged_documents(run.tree.shards(source, num_shards))
     rows = documents.topics, documents.tokens, documents.orders()
     pictures = {"order": draw_orders(*rows, seq_len, "topics")}
     if len(documents.topics):
@@ -77,15 +77,15 @@ def order_pictures(run: Run, source: str, buckets: Iterable[int], seq_len: int) 
     return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pictures.items())
 
 
-def order_picture(run: Run, source: str, bucket: int, seq_len: int) -> str:
+def order_picture(shard: ShardPaths, seq_len: int) -> str:
     """Markdown of one curated shard: order strips with the diversity line and its ceiling."""
     from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.plots import png_markdown
 
-    documents = arranged_documents(run.paths.curated, source, [bucket])
+    documents = arranged_documents([shard])
     rows = documents.topics, documents.tokens, documents.orders()
-    return png_markdown(draw_orders(*rows, seq_len, "topics"), f"{source}: order")
+    return png_markdown(draw_orders(*rows, seq_len, "topics"), f"{shard.source}: order")
 
 
 def _are_there(path: Path) -> bool:
@@ -97,11 +97,11 @@ def _are_there(path: Path) -> bool:
 
 def _terms(run: Run, source: str) -> list[list[str]]:
     """Names of the topics that a source was curated by; none where they were never drawn."""
-    from loader.files.format import read_json_object
-    from nmoe_core.shards.documents import shard_manifest
+    from loader.files.format import load_manifest, read_json_object
 
-    path = run.paths.topics / TERMS_NAME
-    used = shard_manifest(run.paths.curated, source, 0).extra["fingerprints"]["topic_model"]
+    path = run.tree.topic_terms
+    first = load_manifest(run.tree.shard(source, 0).curated_manifest)
+    used = first.extra["fingerprints"]["topic_model"]
     if (recorded(path) or {}).get("topic_model") != used:
         return []
     return read_json_object(path)["terms"]
@@ -133,19 +133,16 @@ def _sample(
     run: Run, sources: Sequence[str], table: EmbeddingTable
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Embeddings, lengths and first texts of sampled documents that have text."""
-    from loader.files.format import MANIFEST_NAME, load_manifest
+    from loader.files.format import load_manifest
     from nmoe_core.curate.topics.assign import sampled_documents
     from nmoe_core.curate.topics.embed import embed_documents
     from nmoe_core.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
-    splits = [run.paths.split(name, "train") for name in sorted(sources)]
-    manifests = [load_manifest(split / MANIFEST_NAME) for split in splits]
+    manifests = [load_manifest(run.tree.manifest(name)) for name in sorted(sources)]
     blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
     lengths, texts = [np.empty(0, np.int64)], []
-    for file, spans in sampled_documents(
-        run.paths.data, manifests, _SAMPLE_DOCUMENTS, run.config.seed
-    ):
+    for file, spans in sampled_documents(run.tree, manifests, _SAMPLE_DOCUMENTS, run.config.seed):
         blocks += embed_documents(file.tokens, spans, table)
         lengths.append(spans[:, 1] - spans[:, 0])
         for start, end in spans.tolist():

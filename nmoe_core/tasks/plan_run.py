@@ -82,30 +82,21 @@ def _is_changed(run: Run, source: SourcePlan, split: str, made: Path) -> bool:
 def _stale_curated(run: Run, source: str) -> dict[str, str]:
     """Shard -> why it would be curated again, from what lies there now."""
     from nmoe_core.curate.shards.curated import planned_tokens
-    from nmoe_core.curate.shards.inputs import SCORES_NAME
-    from nmoe_core.curate.shards.shard_inputs import CurationRoots, curation_inputs
-    from nmoe_core.curate.topics.assign import TOPICS_NAME
+    from nmoe_core.curate.shards.current import current_inputs
     from nmoe_core.tasks.curate import curate_settings
 
-    paths, settings = run.paths, curate_settings(run, source)
-    roots = CurationRoots(paths.data, paths.curated, paths.quality, paths.topics)
+    settings = curate_settings(run, source)
     stale: dict[str, str] = {}
     planned: dict[int, int] = {}
-    for bucket in range(run.config.prep.num_shards):
-        name = shard_dir_name(bucket)
-        needed = (
-            paths.split(source, "train") / name / MANIFEST_NAME,
-            paths.quality / source / name / SCORES_NAME,
-            paths.topics / source / name / TOPICS_NAME,
-        )
-        if not all(path.is_file() for path in needed):
+    for shard in run.tree.shards(source, run.config.prep.num_shards):
+        if not all(path.is_file() for path in (shard.manifest, shard.scores, shard.topics)):
             continue
         try:
-            inputs = curation_inputs(roots, source, bucket, settings, planned)
+            inputs = current_inputs(shard, settings, planned)
             if reasons := inputs.stale():
-                stale[name] = ", ".join(reasons)
+                stale[shard.name] = ", ".join(reasons)
                 if settings.resume_from_token:  # where later shards begin follows from this one
-                    planned[bucket] = planned_tokens(inputs, settings)
+                    planned[shard.bucket] = planned_tokens(inputs, settings)
         except NmoeError as error:
-            stale[name] = str(error)
+            stale[shard.name] = str(error)
     return stale

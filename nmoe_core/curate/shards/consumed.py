@@ -8,44 +8,50 @@ training has begun, from the curated shards that it reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
-from pathlib import Path
 
 import numpy as np
 import orjson
 
-from loader.files.format import MANIFEST_NAME, Manifest, load_manifest, read_json_object
+from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import is_current, recorded
+from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.order import consumed
-from nmoe_core.curate.shards.inputs import SCORES_NAME, load_quality, select_documents
+from nmoe_core.curate.shards.inputs import document_lengths, load_quality, select_documents
 from nmoe_core.curate.shards.lineage import lineage_lines
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
-from nmoe_core.shards.documents import ShardFile, shard_files, shard_manifest
-from nmoe_core.shards.manifest import documents_digest, shard_dir_name
+from nmoe_core.shards.documents import ShardFile, shard_files
+from nmoe_core.shards.manifest import documents_digest
 
-CURATION_NAME = "curation.json"
+# Inode, time and size of each file that a shard's kept tokens follow from.
+Stamps = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class ConsumedPrefix:
     """Documents at the front of a curated shard that training has consumed.
 
     Attributes:
         start: Tokens of the source's stream before the shard.
-        count: Number of documents.
-        lengths: int64 `[count]`.
+        lengths: Their tokens: int64 `[count]`.
         is_whole: Whether the whole shard is consumed, so that nothing can be added to it.
+        manifest: Of the curated shard that training reads; None where none of it is consumed.
+        files: Of that shard.
     """
 
-    start: int
-    count: int
-    lengths: np.ndarray
-    is_whole: bool
-    manifest: Manifest | None
-    files: tuple[ShardFile, ...]
+    start: int = 0
+    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    is_whole: bool = False
+    manifest: Manifest | None = None
+    files: tuple[ShardFile, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of consumed documents."""
+        return len(self.lengths)
 
     def documents(self) -> Iterator[tuple[np.ndarray, tuple[str, str]]]:
         """Tokens, and ingest id with text hash."""
@@ -59,23 +65,16 @@ class Front:
         Raises:
             CurationError: The file is damaged (E-CURATION-LINEAGE).
         """
-        if self.manifest is None:
-            return []
-        return list(islice(lineage_lines(self.manifest), self.count))
+        return list(islice(lineage_lines(self.manifest), self.count)) if self.manifest else []
 
     def topics(self) -> np.ndarray:
         """int64 `[count]`."""
         return np.asarray([orjson.loads(line)["topic"] for line in self.lineage()], np.int64)
 
 
-def no_front(start: int = 0) -> Front:
-    """Nothing of a shard is consumed."""
-    return Front(start, 0, np.empty(0, np.int64), False, None, ())
-
-
-def consumed_front(
-    curated_root: Path, source: str, bucket: int, from_token: int, planned: Mapping[int, int]
-) -> Front:
+def consumed_prefix(
+    shard: ShardPaths, from_token: int, planned: Mapping[int, int]
+) -> ConsumedPrefix:
     """What training has consumed of a curated shard, after `from_token` tokens of its source.
 
     `planned` has the tokens of earlier shards that are to be curated again before this one.
@@ -83,98 +82,68 @@ def consumed_front(
     Raises:
         CurationError: A curated shard that was consumed is not there (E-CURATION-RESUME).
     """
+    earlier = shard.tree.shards(shard.source, shard.bucket)
     start = sum(
-        planned[k] if k in planned else _committed(curated_root, source, k).total_tokens
-        for k in range(bucket)
+        planned[k] if k in planned else _committed(before).total_tokens
+        for k, before in enumerate(earlier)
     )
     if start >= from_token:
-        return no_front(start)
-    manifest = _committed(curated_root, source, bucket)
-    files = shard_files(curated_root, manifest)
-    lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
+        return ConsumedPrefix(start)
+    manifest = _committed(shard)
+    files = shard_files(shard.tree.curated, manifest)
+    lengths = document_lengths(files)
     total = int(lengths.sum())
     count = consumed(lengths, min(from_token - start, total))
-    is_whole = start + total <= from_token
-    return Front(start, count, lengths[:count], is_whole, manifest, tuple(files))
+    return ConsumedPrefix(
+        start, lengths[:count], start + total <= from_token, manifest, tuple(files)
+    )
 
 
-def kept_tokens_before(
-    data_root: Path,
-    curated_root: Path,
-    quality_root: Path,
-    source: str,
-    bucket: int,
-    include: Iterable[str],
-) -> int:
-    """Tokens of the documents that the shards before `bucket` keep.
+def kept_tokens_before(shard: ShardPaths, include: Iterable[str]) -> int:
+    """Tokens of the documents that the shards before this one keep.
 
     Raises:
         CurationError: One of them is not graded yet (E-CURATION-MISSING).
         FormatError: One of them is missing or broken.
     """
-    names = tuple(include)
-    roots = data_root, curated_root, quality_root
-    return sum(
-        _kept_tokens(*roots, source, k, names, _stamps(data_root, quality_root, source, k))
-        for k in range(bucket)
-    )
+    earlier, names = shard.tree.shards(shard.source, shard.bucket), tuple(include)
+    return sum(_kept_tokens(before, names, _stamps(before)) for before in earlier)
 
 
 @lru_cache(maxsize=65_536)
-def _kept_tokens(
-    data_root: Path,
-    curated_root: Path,
-    quality_root: Path,
-    source: str,
-    bucket: int,
-    include: tuple[str, ...],
-    stamps: tuple[tuple[int, int, int], ...],
-) -> int:
-    """Tokens that a shard keeps: read once a process, or N shards would read N^2 / 2 of them."""
-    manifest = shard_manifest(data_root, source, bucket)
-    quality = load_quality(quality_root, source, bucket, manifest)
+def _kept_tokens(shard: ShardPaths, include: tuple[str, ...], stamps: Stamps) -> int:
+    """Tokens that a shard keeps: read once per process, or N shards would read N^2 / 2 of them."""
+    manifest = load_manifest(shard.manifest)
+    quality = load_quality(shard, manifest)
     made_from = {
         "parent": documents_digest(manifest),
         "quality": quality.checksum,
         "include": ",".join(include),
     }
-    facts = curated_root / source / "train" / shard_dir_name(bucket) / CURATION_NAME
-    known = recorded(facts) or {}
+    known = recorded(shard.curation) or {}
     is_known = "resume_from_token" not in known and made_from.items() <= known.items()
-    if is_known and is_current(facts, known):
-        return read_json_object(facts)["num_kept_tokens"]
-    files = shard_files(data_root, manifest)
+    if is_known and is_current(shard.curation, known):
+        return read_json_object(shard.curation)["num_kept_tokens"]
+    files = shard_files(shard.tree.data, manifest)
     doc_ids = (doc_id for file in files for doc_id in file.doc_ids())
     kept = select_documents(quality.path, doc_ids, include).indices
-    lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
-    return int(lengths[kept].sum())
+    return int(document_lengths(files)[kept].sum())
 
 
-def _stamps(
-    data_root: Path, quality_root: Path, source: str, bucket: int
-) -> tuple[tuple[int, int, int], ...]:
-    """Inode, time and size of what a shard's kept tokens follow from; commits replace inodes."""
-    shard = shard_dir_name(bucket)
-    scores = quality_root / source / shard
-    stamps = []
-    for path in (
-        data_root / source / "train" / shard / MANIFEST_NAME,
-        scores / SCORES_NAME,
-        scores / SUMMARY_NAME,
-    ):
-        stat = path.stat() if path.is_file() else None
-        stamps.append((stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else (0, 0, 0))
-    return tuple(stamps)
+def _stamps(shard: ShardPaths) -> Stamps:
+    """Of the shard's manifest, scores and summary; every commit makes a new inode."""
+    paths = shard.manifest, shard.scores, shard.graded / SUMMARY_NAME
+    stats = [path.stat() if path.is_file() else None for path in paths]
+    return tuple((s.st_ino, s.st_mtime_ns, s.st_size) if s else (0, 0, 0) for s in stats)
 
 
-def _committed(curated_root: Path, source: str, bucket: int) -> Manifest:
-    path = curated_root / source / "train" / shard_dir_name(bucket) / MANIFEST_NAME
-    if not path.is_file():
+def _committed(shard: ShardPaths) -> Manifest:
+    if not shard.curated_manifest.is_file():
         raise CurationError(
-            "training cannot have consumed a curated shard that is not there",
-            where=path,
+            "a curated shard that training has consumed is missing",
+            where=shard.curated_manifest,
             found="no file",
             do='set stability = "replan", or restore the curated shards in training',
             code="E-CURATION-RESUME",
         )
-    return load_manifest(path)
+    return load_manifest(shard.curated_manifest)

@@ -3,83 +3,36 @@
 Shards are immutable, so curation writes new ones: documents whose decision is asked for, token by
 token what they were, with their ingest ids and text hashes, and a line of lineage each. The shard,
 its lineage and `curation.json` (counts, diversity before and after, fingerprints) appear together.
-A shard of which nothing is kept succeeds with no file. Unchanged inputs mean no work. Documents
-that training has consumed stay where they are when a run resumes.
+A shard of which no document is kept succeeds and has no file. Unchanged inputs mean no work.
+Documents that training has consumed stay where they are when a run resumes.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from loader.files.format import Manifest, read_json_object
+from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.fingerprint import Fingerprints, seal_summary
 from nmoe_core.base.locks import replacing
+from nmoe_core.base.result import Result
+from nmoe_core.config.tree import CURATION_NAME, LINEAGE_NAME, ShardPaths
 from nmoe_core.curate.diversity.measure import compare_orders
-from nmoe_core.curate.shards.consumed import CURATION_NAME
-from nmoe_core.curate.shards.inputs import Selection, select_documents
-from nmoe_core.curate.shards.lineage import LINEAGE_NAME, lineage_line
+from nmoe_core.curate.shards.current import CurrentInputs, current_inputs
+from nmoe_core.curate.shards.inputs import Selection, document_lengths, select_documents
+from nmoe_core.curate.shards.lineage import lineage_line
 from nmoe_core.curate.shards.planning import CurateSettings, plan_order
-from nmoe_core.curate.shards.shard_inputs import CurationInputs, CurationRoots, curation_inputs
-from nmoe_core.shards.documents import shard_files, shard_manifest
-from nmoe_core.shards.manifest import ShardFormat, documents_digest, shard_dir_name
+from nmoe_core.shards.documents import shard_files
+from nmoe_core.shards.manifest import ShardFormat, documents_digest
 from nmoe_core.shards.writer import ShardWriter
 
-__all__ = ["CURATION_NAME", "CurateSettings", "CurationReport", "curate_shard", "shard_format"]
 
-
-@dataclass(frozen=True, slots=True)
-class CurationReport:
-    """One curated shard; `is_current` when it was there already.
-
-    `num_documents` and `num_tokens` are those of the parent. `diversity` is what `compare_orders`
-    returns for the kept documents: in the parent's order, and as written. `order` is the one taken,
-    `offset` the place in a window where the shard was taken to begin (None where it does not
-    matter). Of the written documents the first `num_frozen` were consumed before; `num_deferred`
-    kept ones found no place, since training is past the shard.
-    """
-
-    source: str
-    bucket: int
-    is_current: bool
-    content_hash: str
-    num_documents: int
-    num_tokens: int
-    num_kept: int
-    num_kept_tokens: int
-    decisions: dict[str, int]
-    diversity: dict[str, Any]
-    order: str
-    offset: int | None
-    num_frozen: int
-    num_deferred: int
-
-
-def curate_shard(
-    data_root: Path,
-    curated_root: Path,
-    quality_root: Path,
-    topics_root: Path,
-    source: str,
-    bucket: int,
-    settings: CurateSettings,
-) -> CurationReport:
-    """Write `{curated_root}/{source}/train/shard_NNNN/` from the shard of the same number.
-
-    Args:
-        data_root: Holds the parent, `{source}/train/shard_NNNN/`.
-        curated_root: Root of the curated tree.
-        quality_root: Holds `{source}/shard_NNNN/quality_scores.jsonl` and `summary.json`.
-        topics_root: Holds `{source}/shard_NNNN/topics.npy` and `summary.json`.
-        source: Source name.
-        bucket: Shard number.
-        settings: Selection and order.
+def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
+    """Write the curated shard of the same number; a current one is left alone.
 
     Raises:
         CurationError: Scores or topics are missing (E-CURATION-MISSING) or describe other
@@ -90,27 +43,42 @@ def curate_shard(
             `tokens_per_shard`.
         LockedError: Another process is curating this shard.
     """
-    roots = CurationRoots(data_root, curated_root, quality_root, topics_root)
-    directory = curated_root / source / "train" / shard_dir_name(bucket)
-    with replacing(directory):
-        inputs = curation_inputs(roots, source, bucket, settings)
-        unchanged = not inputs.stale()
-        if not unchanged:
+    with replacing(shard.curated):
+        inputs = current_inputs(shard, settings)
+        changed = bool(inputs.stale())
+        if changed:
             _ShardCuration(inputs, settings).write()
-        facts = read_json_object(directory / CURATION_NAME)
-        content_hash = shard_manifest(curated_root, source, bucket).content_digest()
-    names = ("num_documents", "num_tokens", "num_kept", "num_kept_tokens", "num_frozen")
-    names += ("num_deferred", "decisions", "diversity", "order", "offset")
-    return CurationReport(
-        source=source,
-        bucket=bucket,
-        is_current=unchanged,
-        content_hash=content_hash,
-        **{name: facts[name] for name in names},
-    )
+        found = read_json_object(shard.curation)
+        digest = load_manifest(shard.curated_manifest).content_digest()
+    facts = {
+        "documents": found["num_kept"],
+        "documents_read": found["num_documents"],
+        **{f"decided_{name}": count for name, count in found["decisions"].items()},
+        "tokens": found["num_kept_tokens"],
+        "order_taken": found["order"],
+        "changed": changed,
+        **composition(found["diversity"], settings.loader),
+    }
+    if settings.resume_from_token is not None:
+        facts["documents_frozen"] = found["num_frozen"]
+        facts["documents_deferred"] = found["num_deferred"]
+    return Result(digest, facts)
 
 
-def planned_tokens(inputs: CurationInputs, settings: CurateSettings) -> int:
+def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
+    """The figures people look at, of the order beside the source order and a shuffle."""
+    windows = diversity[loader]
+    facts: dict[str, Any] = {}
+    for when in ("before", "after", "shuffle"):
+        if windows[when] is not None:
+            facts[f"window_topics_{when}"] = windows[when]["mean"]
+            facts[f"percent_of_ceiling_{when}"] = windows[when]["percent_of_ceiling"]
+            facts[f"wrap_tv_8_{when}"] = windows[when]["wrap_tv_8"]
+    names = ("min_full", "last", "std", "kl_mean", "discrepancy_max", "padding", "cut_documents")
+    return facts | {name: windows["after"][name] for name in names if windows["after"]}
+
+
+def planned_tokens(inputs: CurrentInputs, settings: CurateSettings) -> int:
     """Tokens that a shard has once it is curated; costs its curation without the writing."""
     return int(_ShardCuration(inputs, settings).tokens.sum())
 
@@ -130,34 +98,32 @@ def shard_format(manifest: Manifest) -> ShardFormat:
 class _ShardCuration:
     """Selects, orders and writes the documents of one shard."""
 
-    def __init__(self, inputs: CurationInputs, settings: CurateSettings) -> None:
+    def __init__(self, inputs: CurrentInputs, settings: CurateSettings) -> None:
         self.inputs, self.settings = inputs, settings
-        self.manifest, self.front = inputs.manifest, inputs.front
-        front, data_root = inputs.front, inputs.roots.data
-        self.files = shard_files(data_root, self.manifest)
-        self.source = self.manifest.path.relative_to(data_root).parts[0]
+        self.shard, self.manifest, self.prefix = inputs.shard, inputs.manifest, inputs.prefix
+        self.files = shard_files(self.shard.tree.data, self.manifest)
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
         self.chosen: Selection = select_documents(inputs.quality.path, doc_ids, settings.include)
         self.ids = [pair for file in self.files for pair in file.ids()]
-        fresh = self._not_in_front()
-        self.num_deferred = len(fresh) if front.is_whole else 0
+        fresh = self._not_consumed()
+        self.num_deferred = len(fresh) if self.prefix.is_whole else 0
         self.fresh = fresh[: len(fresh) - self.num_deferred]
         kept = self.chosen.indices[self.fresh]
-        lengths = [np.empty(0, np.int64), *(file.lengths() for file in self.files)]
         new_topics = inputs.topics.topics[kept].astype(np.int64)
-        new_tokens = np.concatenate(lengths)[kept]
+        new_tokens = document_lengths(self.files)[kept]
         rows = [self.chosen.rows[k] for k in self.fresh.tolist()]
-        begin = front.start + int(front.lengths.sum())
+        begin = self.prefix.start + int(self.prefix.lengths.sum())
         self.order_name, self.new_order = plan_order(
             settings, new_topics, new_tokens, rows, begin % settings.seq_len
         )
-        self.topics = np.concatenate([front.topics(), new_topics])
-        self.tokens = np.concatenate([front.lengths, new_tokens])
-        self.order = np.concatenate([np.arange(front.count), front.count + self.new_order])
+        self.topics = np.concatenate([self.prefix.topics(), new_topics])
+        self.tokens = np.concatenate([self.prefix.lengths, new_tokens])
+        count = self.prefix.count
+        self.order = np.concatenate([np.arange(count), count + self.new_order])
 
-    def _not_in_front(self) -> np.ndarray:
-        """Which of the chosen documents the front does not hold, by ingest id and text hash."""
-        held = Counter(ids for _, ids in self.front.documents())
+    def _not_consumed(self) -> np.ndarray:
+        """Which of the chosen documents training has not consumed, by ingest id and text hash."""
+        held = Counter(ids for _, ids in self.prefix.documents())
         fresh: list[int] = []
         for k, number in enumerate(self.chosen.indices.tolist()):
             if held[self.ids[number]]:
@@ -167,8 +133,8 @@ class _ShardCuration:
         return np.asarray(fresh, np.int64)
 
     def write(self) -> None:
-        directory, size = self.inputs.directory, self.settings.tokens_per_shard
-        writer = ShardWriter(directory, shard_format(self.manifest), size)
+        size = self.settings.tokens_per_shard
+        writer = ShardWriter(self.shard.curated, shard_format(self.manifest), size)
         try:
             for tokens, ingest_id, text_sha256 in self._documents():
                 writer.add_document(tokens, ingest_id, text_sha256)
@@ -179,8 +145,8 @@ class _ShardCuration:
             writer.abandon()
 
     def _documents(self) -> Iterator[tuple[np.ndarray, str, str]]:
-        """Tokens, ingest id and text hash of the front, then of the others in the new order."""
-        for tokens, ids in self.front.documents():
+        """Tokens, ingest id and text hash: the consumed ones, then the others in the new order."""
+        for tokens, ids in self.prefix.documents():
             yield tokens, *ids
         first = np.cumsum([0, *(len(file.spans) for file in self.files)])
         for number in self.chosen.indices[self.fresh[self.new_order]].tolist():
@@ -189,8 +155,8 @@ class _ShardCuration:
             yield self.files[k].tokens[start:end], *self.ids[number]
 
     def _lineage(self) -> Iterator[bytes]:
-        yield from self.front.lineage()
-        topics = self.topics[self.front.count :]
+        yield from self.prefix.lineage()
+        topics = self.topics[self.prefix.count :]
         for i in self.new_order.tolist():
             kept = int(self.fresh[i])
             number = int(self.chosen.indices[kept])
@@ -198,18 +164,18 @@ class _ShardCuration:
 
     def _facts(self, fingerprints: Fingerprints) -> bytes:
         facts = {
-            "source": self.source,
-            "shard": self.manifest.path.parent.name,
+            "source": self.shard.source,
+            "shard": self.shard.name,
             "num_documents": self.manifest.total_documents,
             "num_tokens": self.manifest.total_tokens,
             "num_kept": len(self.order),
             "num_kept_tokens": int(self.tokens.sum()),
-            "num_frozen": self.front.count,
+            "num_frozen": self.prefix.count,
             "num_deferred": self.num_deferred,
             "decisions": self.chosen.decisions,
             "order": self.order_name,
             "offset": (
-                self.front.start % self.settings.seq_len if self.settings.fills_windows() else None
+                self.prefix.start % self.settings.seq_len if self.settings.fills_windows() else None
             ),
             "diversity": compare_orders(
                 self.topics, self.tokens, self.order, self.settings.seq_len
@@ -221,13 +187,13 @@ class _ShardCuration:
 
     def _source_info(self, lineage_checksum: str) -> dict[str, Any]:
         return {
-            "source": self.source,
+            "source": self.shard.source,
             "assignment": "sequential",
             "parent": documents_digest(self.manifest),
             "order": self.settings.order,
             "include": self.settings.decisions(),
             "seed": self.settings.seed,
-            "frozen_documents": self.front.count,
+            "frozen_documents": self.prefix.count,
             "deferred_documents": self.num_deferred,
             "lineage_path": LINEAGE_NAME,
             "lineage_checksum": lineage_checksum,

@@ -1,6 +1,6 @@
 """What curation reads about a shard besides its tokens: topics and quality decisions.
 
-Both are in document order and both must describe exactly the shard's documents: labels are bound to
+Both are in document order and both must describe exactly the shard's documents: topics are bound to
 the shard's content hash, quality rows to each document id. A difference is refused by name.
 """
 
@@ -20,10 +20,10 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary, sha256_file, sha256_json
 from nmoe_core.calibration.decide import DECISIONS
 from nmoe_core.calibration.graded import read_graded
-from nmoe_core.curate.topics.assign import SUMMARY_NAME, TOPICS_NAME
-from nmoe_core.shards.manifest import documents_digest, shard_dir_name
-
-SCORES_NAME = "quality_scores.jsonl"
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.topics.assign import SUMMARY_NAME
+from nmoe_core.shards.documents import ShardFile
+from nmoe_core.shards.manifest import documents_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +65,25 @@ class Selection:
     decisions: dict[str, int]
 
 
-def load_topics(topics_root: Path, source: str, bucket: int, manifest: Manifest) -> ShardTopics:
+def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
     """Committed labels of the shard that `manifest` describes.
 
     Raises:
         CurationError: There are none (E-CURATION-MISSING), or they are of other documents or
             damaged (E-CURATION-MISMATCH).
     """
-    directory = topics_root / source / shard_dir_name(bucket)
-    _summary(directory, TOPICS_NAME, "assign topics to this shard first")
+    directory = shard.with_topics
+    _summary(shard.topics, "assign topics to this shard first")
     summary = read_summary(directory / SUMMARY_NAME, CurationError, "E-CURATION-MISMATCH")
-    made_from, checksum = summary["fingerprints"], sha256_file(directory / TOPICS_NAME)
+    made_from, checksum = summary["fingerprints"], sha256_file(shard.topics)
     _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
     _check(directory, "checksum", checksum, summary["topics_checksum"])
-    topics = np.load(directory / TOPICS_NAME, allow_pickle=False)
+    topics = np.load(shard.topics, allow_pickle=False)
     _check(directory, "number of documents", len(topics), manifest.total_documents)
     return ShardTopics(topics, checksum, made_from["topic_model"])
 
 
-def load_quality(quality_root: Path, source: str, bucket: int, manifest: Manifest) -> ShardQuality:
+def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
     """Committed quality scores of the shard that `manifest` describes.
 
     Raises:
@@ -91,12 +91,16 @@ def load_quality(quality_root: Path, source: str, bucket: int, manifest: Manifes
             of the shard (E-CURATION-MISMATCH).
         FormatError: They were edited or damaged (E-GRADE-CHANGED).
     """
-    directory = quality_root / source / shard_dir_name(bucket)
-    made_from = _summary(directory, SCORES_NAME, "grade this shard first")["fingerprints"]
-    _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
-    graded = read_graded(directory)
+    made_from = _summary(shard.scores, "grade this shard first")["fingerprints"]
+    _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
+    graded = read_graded(shard.graded)
     grader = sha256_json({key: value for key, value in made_from.items() if key != "shard"})
     return ShardQuality(graded.path, graded.checksum, grader)
+
+
+def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:
+    """Tokens of each document of files, EOS included: int64 `[N]`."""
+    return np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
 
 
 def select_documents(path: Path, doc_ids: Iterable[str], include: Iterable[str]) -> Selection:
@@ -151,17 +155,18 @@ def _bad_row(path: Path, number: int, found: str) -> CurationError:
     )
 
 
-def _summary(directory: Path, name: str, do: str) -> dict[str, Any]:
-    for required in (SUMMARY_NAME, name):
-        if not (directory / required).is_file():
+def _summary(path: Path, do: str) -> dict[str, Any]:
+    """The summary beside an input, which must be there too."""
+    for required in (path.with_name(SUMMARY_NAME), path):
+        if not required.is_file():
             raise CurationError(
                 "curation lacks one of its inputs",
-                where=directory / required,
+                where=required,
                 found="no file",
                 do=do,
                 code="E-CURATION-MISSING",
             )
-    return read_json_object(directory / SUMMARY_NAME)
+    return read_json_object(path.with_name(SUMMARY_NAME))
 
 
 def _check(directory: Path, what: str, found: object, expected: object) -> None:

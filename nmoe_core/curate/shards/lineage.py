@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from loader.files.format import Manifest
+from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
-from nmoe_core.shards.documents import shard_files, shard_manifest
-
-LINEAGE_NAME = "lineage.jsonl"
+from nmoe_core.config.tree import LINEAGE_NAME, ShardPaths
+from nmoe_core.shards.documents import shard_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +78,7 @@ def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
         yield from file
 
 
-def arranged_documents(
-    curated_root: Path, source: str, buckets: Iterable[int]
-) -> ArrangedDocuments:
+def arranged_documents(shards: Iterable[ShardPaths]) -> ArrangedDocuments:
     """Topics and lengths of curated shards one after another, and the order they had before.
 
     Raises:
@@ -92,12 +88,12 @@ def arranged_documents(
     empty = np.empty(0, np.int64)
     topics, tokens, source_order = [empty], [empty], [empty]
     num_documents = 0
-    for bucket in buckets:
-        manifest = shard_manifest(curated_root, source, bucket)
+    for shard in shards:
+        manifest = load_manifest(shard.curated_manifest)
         rows = [(row["topic"], row["parent_index"]) for row in read_lineage(manifest)]
         columns = np.asarray(rows, np.int64).reshape(-1, 2)
         topics.append(columns[:, 0])
         source_order.append(num_documents + np.argsort(columns[:, 1]))
-        tokens += [file.lengths() for file in shard_files(curated_root, manifest)]
+        tokens += [file.lengths() for file in shard_files(shard.tree.curated, manifest)]
         num_documents += len(rows)
     return ArrangedDocuments(*map(np.concatenate, (topics, tokens, source_order)))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 
+from loader.files.format import load_manifest
 from nmoe_core.base.errors import CurationError
+from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.inputs import load_quality, select_documents
 from nmoe_core.curate.shards.lineage import read_lineage
-from nmoe_core.shards.documents import shard_files, shard_manifest
+from nmoe_core.shards.documents import shard_files
 
 
-def verify_curated_shard(
-    data_root: Path, curated_root: Path, quality_root: Path, source: str, bucket: int
-) -> int:
+def verify_curated_shard(shard: ShardPaths) -> int:
     """Check that a curated shard holds exactly the kept documents of its parent.
 
     Tokens, ingest id and text hash of each document are compared with those of the parent document
@@ -30,12 +29,11 @@ def verify_curated_shard(
             missing (E-CURATION-VERIFY); or scores or lineage are missing or foreign.
         FormatError: A shard is missing or broken.
     """
-    parent = shard_manifest(data_root, source, bucket)
-    curated = shard_manifest(curated_root, source, bucket)
-    quality = load_quality(quality_root, source, bucket, parent)
+    parent, curated = load_manifest(shard.manifest), load_manifest(shard.curated_manifest)
+    quality = load_quality(shard, parent)
     originals = {
         doc_id: (tokens, ids)
-        for file in shard_files(data_root, parent)
+        for file in shard_files(shard.tree.data, parent)
         for doc_id, tokens, ids in file.documents()
     }
     info = curated.extra["source_info"]
@@ -44,7 +42,7 @@ def verify_curated_shard(
     chosen = select_documents(quality.path, names, include).indices
     missing = dict.fromkeys(names[k] for k in chosen)
     places = {originals[name][1]: name for name in missing}
-    copies = (row for file in shard_files(curated_root, curated) for row in file.documents())
+    copies = (row for file in shard_files(shard.tree.curated, curated) for row in file.documents())
     with closing(read_lineage(curated)) as lineage:
         rows = zip(copies, lineage, strict=True)
         for number, ((doc_id, tokens, ids), row) in enumerate(rows):

@@ -8,16 +8,20 @@ clusters are fitted again under the next version number. The projection (PCA) is
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import CurationError
-from nmoe_core.curate.topics.model import MAX_TOPICS, fit_centroids, nearest_topics
+from nmoe_core.curate.topics.model import (
+    MAX_TOPICS,
+    fit_centroids,
+    load_tensors,
+    nearest_topics,
+    save_tensors,
+)
 
 CLUSTERS_FORMAT = "clusters/1"
 MAX_SHARE_DRIFT = 0.1
@@ -163,11 +167,8 @@ def project(embeddings: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.nd
 
 def save_clusters(path: Path, clusters: Clusters) -> None:
     """Commit clusters; equal ones give equal bytes."""
-    from safetensors.numpy import save
-
     tensors = {"centroids": clusters.centroids, "mean": clusters.mean, "axes": clusters.axes}
-    text = json.dumps(clusters.header, sort_keys=True, allow_nan=False)
-    write_bytes(path, save(tensors, {"header": text}))
+    save_tensors(path, tensors, clusters.header)
 
 
 def load_clusters(path: Path) -> Clusters:
@@ -176,21 +177,6 @@ def load_clusters(path: Path) -> Clusters:
     Raises:
         CurationError: The file is missing or is none of this format (E-CURATION-MODEL).
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {}).get("header", "{}"))
-            if header.get("format") != CLUSTERS_FORMAT:
-                raise ValueError(f"format {header.get('format')!r}")
-            tensors = {name: file.get_tensor(name) for name in ("centroids", "mean", "axes")}
-    except (SafetensorError, ValueError, FileNotFoundError) as error:
-        raise CurationError(
-            "no clusters",
-            where=path,
-            found=str(error),
-            expected=f"a file of format {CLUSTERS_FORMAT}",
-            do="delete it: they are fitted again",
-            code="E-CURATION-MODEL",
-        ) from None
+    do = "delete it: the clusters are fitted again"
+    tensors, header = load_tensors(path, CLUSTERS_FORMAT, ("centroids", "mean", "axes"), do)
     return Clusters(**tensors, header=header)

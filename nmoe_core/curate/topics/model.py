@@ -19,7 +19,6 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
 
 MODEL_FORMAT = "topic-model/2"
-MODEL_NAME = "topic_model.safetensors"
 MAX_TOPICS = 65_536  # labels are uint16
 FIRST_ROWS = 16_384
 BATCH_ROWS = 16_384
@@ -120,11 +119,7 @@ def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 
 def save_topic_model(path: Path, centroids: np.ndarray, header: dict[str, Any]) -> None:
     """Commit centroids and header; the same arguments give the same bytes."""
-    from safetensors.numpy import save
-
-    # One metadata entry: the library keeps several in no fixed order.
-    text = json.dumps(header, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, save({"centroids": centroids}, {"header": text}))
+    save_tensors(path, {"centroids": centroids}, header)
 
 
 def load_topic_model(path: Path) -> TopicModel:
@@ -134,29 +129,54 @@ def load_topic_model(path: Path) -> TopicModel:
         CurationError: The file is missing, or is no topic model of this format
             (E-CURATION-MODEL).
     """
+    do = "fit the topic model; delete the file first if it is there"
+    tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do)
+    return TopicModel(tensors["centroids"], sha256_file(path), header)
+
+
+def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]) -> None:
+    """Commit tensors and their header as safetensors; the same arguments give the same bytes."""
+    from safetensors.numpy import save
+
+    # One metadata entry: the library keeps several in no fixed order.
+    text = json.dumps(header, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, save(tensors, {"header": text}))
+
+
+def load_tensors(
+    path: Path, expected_format: str, names: tuple[str, ...], do: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Finite float32 matrices and the header of a file that `save_tensors` wrote.
+
+    Args:
+        path: The file.
+        expected_format: `format` of its header.
+        names: Of the tensors; `mean` is a vector.
+        do: What the user should do about a file that cannot be used.
+
+    Raises:
+        CurationError: The file is missing, or is none of this format (E-CURATION-MODEL).
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get("header", "{}"))
-            centroids = file.get_tensor("centroids")
-    except FileNotFoundError:
-        raise _bad_model(path, "no file") from None
-    except (SafetensorError, ValueError) as error:
-        raise _bad_model(path, str(error)) from None
-    if header.get("format") != MODEL_FORMAT:
-        raise _bad_model(path, f"format {header.get('format')!r}")
-    if centroids.dtype != np.float32 or centroids.ndim != 2 or not np.isfinite(centroids).all():
-        raise _bad_model(path, f"centroids {centroids.dtype} {centroids.shape}")
-    return TopicModel(centroids, sha256_file(path), header)
-
-
-def _bad_model(path: Path, found: str) -> CurationError:
-    return CurationError(
-        "no topic model",
-        where=path,
-        found=found,
-        expected=f"{MODEL_FORMAT} with finite float32 centroids [topics, hidden]",
-        do="fit the topic model; delete the file first if it is there",
-        code="E-CURATION-MODEL",
-    )
+            if header.get("format") != expected_format:
+                raise ValueError(f"format {header.get('format')!r}")
+            tensors = {name: file.get_tensor(name) for name in names}
+        for name, tensor in tensors.items():
+            is_matrix = tensor.dtype == np.float32 and tensor.ndim == 2 - (name == "mean")
+            if not is_matrix or not np.isfinite(tensor).all():
+                raise ValueError(f"{name} {tensor.dtype} {tensor.shape}")
+    except (SafetensorError, ValueError, FileNotFoundError) as error:
+        found = "no file" if isinstance(error, FileNotFoundError) else str(error)
+        raise CurationError(
+            "topics cannot be read",
+            where=path,
+            found=found,
+            expected=f"{expected_format} with finite float32 {', '.join(names)}",
+            do=do,
+            code="E-CURATION-MODEL",
+        ) from None
+    return tensors, header

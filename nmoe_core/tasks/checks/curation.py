@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.format import load_manifest
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.config.run import Run
@@ -28,11 +28,10 @@ def check_topic_model(run: Run) -> Verdicts:
     """`readable`: as many finite centroids as asked for, no two alike."""
     import numpy as np
 
-    from nmoe_core.curate.topics.assign import MODEL_NAME
     from nmoe_core.curate.topics.model import load_topic_model
 
     def found() -> tuple[str, dict[str, Any]]:
-        centroids = load_topic_model(run.paths.topics / MODEL_NAME).centroids
+        centroids = load_topic_model(run.tree.topic_model).centroids
         distinct = len(np.unique(centroids, axis=0))
         if distinct != len(centroids):
             raise CurationError(
@@ -48,18 +47,16 @@ def check_topic_model(run: Run) -> Verdicts:
 def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """`topic_range`: a topic of the model for each document of the shard as it is now."""
     from nmoe_core.curate.shards.inputs import load_topics
-    from nmoe_core.curate.topics.assign import MODEL_NAME
     from nmoe_core.curate.topics.model import load_topic_model
 
     def found() -> tuple[str, dict[str, Any]]:
-        num_topics, count = len(load_topic_model(run.paths.topics / MODEL_NAME).centroids), 0
+        num_topics, count = len(load_topic_model(run.tree.topic_model).centroids), 0
         for bucket in buckets:
-            name = shard_dir_name(bucket)
-            manifest = load_manifest(run.paths.split(source, "train") / name / MANIFEST_NAME)
-            topics = load_topics(run.paths.topics, source, bucket, manifest).topics
+            shard = run.tree.shard(source, bucket)
+            topics = load_topics(shard, load_manifest(shard.manifest)).topics
             if len(topics) and int(topics.max()) >= num_topics:
                 largest = int(topics.max())
-                raise CurationError("topic is not of the model", where=name, found=largest)
+                raise CurationError("topic id out of range", where=shard.name, found=largest)
             count += len(topics)
         facts = {"documents": count, "topics": num_topics}
         return f"{count} documents, a topic below {num_topics} each", facts
@@ -79,10 +76,9 @@ def check_curated(run: Run, source: str) -> Verdicts:
     read what `combine` recorded. An order passes when it reaches the limits, or does as well as a
     shuffle of its documents: few or short sources cannot reach them by any order.
     """
-    from nmoe_core.curate.shards.consumed import CURATION_NAME
     from nmoe_core.tasks.curate import curate_settings
 
-    recorded = read_summary(run.paths.curated / source / "train" / CURATION_NAME)
+    recorded = read_summary(run.tree.curation(source))
     windows = recorded["diversity"][curate_settings(run, source).loader]
     return {
         "permutation": _permutation(run, source),
@@ -94,10 +90,9 @@ def check_curated(run: Run, source: str) -> Verdicts:
 def _permutation(run: Run, source: str) -> Verdict:
     from nmoe_core.curate.shards.verify import verify_curated_shard
 
-    roots = run.paths.data, run.paths.curated, run.paths.quality
     try:
-        buckets = range(run.config.prep.num_shards)
-        documents = sum(verify_curated_shard(*roots, source, bucket) for bucket in buckets)
+        shards = run.tree.shards(source, run.config.prep.num_shards)
+        documents = sum(verify_curated_shard(shard) for shard in shards)
     except CurationError as error:
         return Verdict(False, str(error))
     found = f"{documents} documents, each once and unchanged"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,12 @@ import pytest
 from loader.files.format import MANIFEST_NAME
 from nmoe_core.base.atomic import write_json, write_jsonl
 from nmoe_core.base.docid import bucket_of
-from nmoe_core.curate.shards.curated import CurateSettings, CurationReport, curate_shard
-from nmoe_core.curate.topics.assign import assign_topics, fit_topic_model
+from nmoe_core.base.result import Result
+from nmoe_core.config.tree import ShardPaths, Tree, shard_dir_name
+from nmoe_core.curate.shards.combine import combine_curated
+from nmoe_core.curate.shards.curated import CurateSettings, curate_shard
+from nmoe_core.curate.shards.verify import verify_curated_shard
+from nmoe_core.curate.topics.assign import TopicSettings, assign_topics, fit_topic_model
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.curate.topics.model import load_topic_model
 from nmoe_core.shards.documents import shard_files, shard_manifest
@@ -23,7 +29,6 @@ from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,
     documents_digest,
-    shard_dir_name,
 )
 from nmoe_core.shards.writer import ShardWriter
 
@@ -35,7 +40,7 @@ FORMAT = ShardFormat("web", "v1", "toy", VOCAB_SIZE, EOS, "toy-fingerprint")
 
 @dataclass
 class Corpus:
-    """A data tree, its backbone, and roots for what is made from it."""
+    """A data tree, its backbone, and the tree of what is made from it."""
 
     root: Path
     num_buckets: int
@@ -44,8 +49,9 @@ class Corpus:
     source: str = "web"
 
     def __post_init__(self) -> None:
-        self.data, self.curated = self.root / "data", self.root / "curated"
-        self.quality, self.topics = self.root / "quality", self.root / "topics"
+        self.tree = Tree.below(self.root)
+        self.data, self.curated = self.tree.data, self.tree.curated
+        self.quality, self.topics = self.tree.quality, self.tree.topics
         rows = np.random.default_rng(9).standard_normal((VOCAB_SIZE, HIDDEN)).astype(np.float32)
         self.loads = 0
         self.table = EmbeddingTable("backbone-a", lambda: self._load(rows))
@@ -53,6 +59,9 @@ class Corpus:
     def _load(self, rows: np.ndarray) -> np.ndarray:
         self.loads += 1
         return rows
+
+    def shard(self, bucket: int) -> ShardPaths:
+        return self.tree.shard(self.source, bucket)
 
     def files(self, bucket: int, tree: Path | None = None):
         root = tree or self.data
@@ -64,23 +73,18 @@ class Corpus:
     def ingest_ids(self, bucket: int, tree: Path | None = None) -> list[str]:
         return [name for file in self.files(bucket, tree) for name, _ in file.ids()]
 
-    def fit(self, **options):
-        return fit_topic_model(
-            self.data,
-            [self.source],
-            self.table,
-            self.topics,
-            **({"num_topics": self.num_topics, "seed": 3} | options),
-        )
+    def fit(self, **options: int) -> Result:
+        settings = TopicSettings(**({"num_topics": self.num_topics, "seed": 3} | options))
+        return fit_topic_model(self.tree, [self.source], self.table, settings)
 
-    def assign(self, bucket: int):
-        model = load_topic_model(self.topics / "topic_model.safetensors")
-        return assign_topics(self.data, self.topics, self.source, bucket, self.table, model)
+    def assign(self, bucket: int) -> Result:
+        model = load_topic_model(self.tree.topic_model)
+        return assign_topics(self.shard(bucket), self.table, model)
 
     def grade(self, bucket: int, decide: Callable[[int], str] | None = None) -> None:
-        """Write quality rows as the grading stage does; by default every third document each."""
+        """Write quality rows as grading does; by default every third document has each decision."""
         decide = decide or (lambda i: ("keep", "band", "drop")[i % 3])
-        directory = self.quality / self.source / shard_dir_name(bucket)
+        shard = self.shard(bucket)
         rows = [
             {
                 "doc_id": doc_id,
@@ -93,18 +97,28 @@ class Corpus:
             }
             for i, doc_id in enumerate(self.doc_ids(bucket))
         ]
-        write_jsonl(directory / "quality_scores.jsonl", rows)
+        write_jsonl(shard.scores, rows)
         content = documents_digest(shard_manifest(self.data, self.source, bucket))
         write_json(
-            directory / "summary.json",
+            shard.graded / "summary.json",
             {"total": len(rows), "fingerprints": {"shard": content, "calibration": "c1"}},
         )
 
-    def curate(self, bucket: int, **options) -> CurationReport:
-        settings = CurateSettings(**({"seq_len": 256} | options))
-        return curate_shard(
-            self.data, self.curated, self.quality, self.topics, self.source, bucket, settings
-        )
+    def curate(self, bucket: int, **options: Any) -> Result:
+        return curate_shard(self.shard(bucket), CurateSettings(**({"seq_len": 256} | options)))
+
+    def combine(self, seq_len: int = 256) -> Result:
+        settings = CurateSettings(seq_len=seq_len)
+        return combine_curated(self.tree, self.source, self.num_buckets, settings)
+
+    def curation(self, bucket: int | None = None) -> dict[str, Any]:
+        """What was recorded of a curated shard, or of all of them."""
+        whole = self.tree.curation(self.source)
+        path = whole if bucket is None else self.shard(bucket).curation
+        return json.loads(path.read_text())
+
+    def verify(self, bucket: int = 0) -> int:
+        return verify_curated_shard(self.shard(bucket))
 
     def prepare(self) -> None:
         """Fit, assign and grade everything."""

@@ -11,11 +11,10 @@ from loader.files.format import MANIFEST_NAME, load_manifest
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import CurationError, FormatError, LockedError
+from nmoe_core.base.result import Result
 from nmoe_core.curate.diversity.measure import measure
-from nmoe_core.curate.shards.combine import combine_curated
 from nmoe_core.curate.shards.curated import CurateSettings
 from nmoe_core.curate.shards.lineage import read_lineage
-from nmoe_core.curate.shards.verify import verify_curated_shard
 from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.shards.verify import verify_manifest
@@ -25,10 +24,6 @@ def documents(corpus, bucket: int, tree) -> list[tuple[bytes, tuple[str, str]]]:
     """Token bytes, ingest id and text hash of every document, in order."""
     files = corpus.files(bucket, tree)
     return [(tokens.tobytes(), ids) for file in files for _, tokens, ids in file.documents()]
-
-
-def verify(corpus, bucket: int = 0) -> int:
-    return verify_curated_shard(corpus.data, corpus.curated, corpus.quality, "web", bucket)
 
 
 def edit(path, change) -> None:
@@ -45,10 +40,11 @@ def test_a_curated_shard_holds_exactly_the_kept_documents_token_for_token(graded
     curated = documents(graded, 0, graded.curated)
     assert Counter(curated) == Counter(kept)
     assert all(np.frombuffer(tokens, "<u4")[-1] == 1200 for tokens, _ in curated)
-    assert report.num_kept == len(kept)
-    assert report.num_kept_tokens == sum(len(tokens) // 4 for tokens, _ in kept)
-    assert report.num_documents == len(parents) == sum(report.decisions.values())
-    assert verify(graded) == len(kept)
+    facts = graded.curation(0)
+    assert report.facts["documents"] == facts["num_kept"] == len(kept)
+    assert report.facts["tokens"] == sum(len(tokens) // 4 for tokens, _ in kept)
+    assert report.facts["documents_read"] == len(parents) == sum(facts["decisions"].values())
+    assert graded.verify() == len(kept)
     manifest = shard_manifest(graded.curated, "web", 0)
     assert manifest.num_shards > 1
     assert verify_manifest(manifest, checksums=True, deep=True) == []
@@ -68,14 +64,15 @@ def test_lineage_leads_each_document_back_to_its_parent(graded):
 
 
 def test_the_order_spreads_topics_over_windows(graded):
-    report = graded.curate(0, seq_len=512)
+    graded.curate(0, seq_len=512)
     for metric in ("concat", "flush"):
-        found = report.diversity[metric]
+        found = graded.curation(0)["diversity"][metric]
         assert found["after"]["mean"] > found["before"]["mean"] + 1
         assert found["after"]["percent_of_ceiling"] > 90
-    unordered = graded.curate(1, order="original")
+    graded.curate(1, order="original")
     for metric in ("concat", "flush"):
-        assert unordered.diversity[metric]["before"] == unordered.diversity[metric]["after"]
+        unordered = graded.curation(1)["diversity"][metric]
+        assert unordered["before"] == unordered["after"]
     rows = read_lineage(shard_manifest(graded.curated, "web", 1))
     indices = [row["parent_index"] for row in rows]
     assert indices == sorted(indices)
@@ -87,7 +84,7 @@ def test_reruns_and_other_directories_give_the_same_bytes(make_corpus):
         corpus.prepare()
         corpus.curate(0)
         corpus.curate(1)
-        combine_curated(corpus.data, corpus.curated, "web", 2, 256)
+        corpus.combine()
     assert first.outputs(first.curated) == second.outputs(second.curated)
     assert any(name.endswith("lineage.jsonl") for name in first.outputs(first.curated))
 
@@ -96,9 +93,8 @@ def test_unchanged_inputs_mean_no_work(graded):
     made = graded.curate(0)
     times = graded.times(graded.curated)
     again = graded.curate(0)
-    assert (made.is_current, again.is_current) == (False, True)
-    assert again.diversity == made.diversity
-    assert again.content_hash == made.content_hash
+    assert made.facts["changed"]
+    assert again == Result(made.digest, made.facts | {"changed": False})
     assert graded.times(graded.curated) == times
 
 
@@ -108,21 +104,21 @@ def test_unchanged_inputs_mean_no_work(graded):
 def test_changed_settings_are_curated_again(graded, options):
     made = graded.curate(0)
     changed = graded.curate(0, **options)
-    assert not changed.is_current
-    assert (changed.content_hash == made.content_hash) == ("seq_len" in options)
-    assert verify(graded) == changed.num_kept
+    assert changed.facts["changed"]
+    assert (changed.digest == made.digest) == ("seq_len" in options)
+    assert graded.verify() == changed.facts["documents"]
 
 
 def test_changed_scores_or_topics_are_curated_again(graded):
     graded.curate(0)
     graded.grade(0, lambda i: "keep")
     regraded = graded.curate(0)
-    assert not regraded.is_current
-    assert regraded.num_kept == regraded.num_documents
+    assert regraded.facts["changed"]
+    assert regraded.facts["documents"] == regraded.facts["documents_read"]
     graded.fit(num_topics=3)
     graded.assign(0)
-    assert not graded.curate(0).is_current
-    assert graded.curate(0).is_current
+    assert graded.curate(0).facts["changed"]
+    assert not graded.curate(0).facts["changed"]
 
 
 def test_a_damaged_curated_shard_is_made_again(graded):
@@ -130,31 +126,33 @@ def test_a_damaged_curated_shard_is_made_again(graded):
     before = graded.outputs(graded.curated)
     path = next(graded.curated.rglob("*.npy"))
     path.unlink()
-    assert not graded.curate(0).is_current
+    assert graded.curate(0).facts["changed"]
     assert graded.outputs(graded.curated) == before
 
 
 def test_a_shard_of_which_nothing_is_kept_succeeds(graded):
     graded.grade(0, lambda i: "drop")
     report = graded.curate(0)
-    assert (report.num_kept, report.num_kept_tokens) == (0, 0)
-    assert report.diversity["concat"] == {"before": None, "after": None, "shuffle": None}
+    assert (report.facts["documents"], report.facts["tokens"]) == (0, 0)
+    none = {"before": None, "after": None, "shuffle": None}
+    assert graded.curation(0)["diversity"]["concat"] == none
     manifest = shard_manifest(graded.curated, "web", 0)
     assert (manifest.num_shards, manifest.total_documents, manifest.total_tokens) == (0, 0, 0)
-    assert verify(graded) == 0
-    assert graded.curate(0).is_current
+    assert graded.verify() == 0
+    assert not graded.curate(0).facts["changed"]
     graded.curate(1)
-    combined = combine_curated(graded.data, graded.curated, "web", 2, 256)
-    assert combined.num_documents == shard_manifest(graded.curated, "web", 1).total_documents
+    combined = graded.combine()
+    kept = shard_manifest(graded.curated, "web", 1).total_documents
+    assert combined.facts["documents"] == kept
 
 
 def test_a_shard_without_documents_succeeds(make_corpus):
     corpus = make_corpus(num_documents=4, num_topics=2, num_buckets=5)
     corpus.prepare()
     reports = [corpus.curate(bucket) for bucket in range(5)]
-    assert any(report.num_documents == 0 for report in reports)
-    combined = combine_curated(corpus.data, corpus.curated, "web", 5, 256)
-    assert combined.num_documents == sum(report.num_kept for report in reports)
+    assert any(report.facts["documents_read"] == 0 for report in reports)
+    combined = corpus.combine()
+    assert combined.facts["documents"] == sum(report.facts["documents"] for report in reports)
 
 
 def test_a_tree_of_another_tool_is_curated_under_its_document_ids(graded):
@@ -170,7 +168,7 @@ def test_a_tree_of_another_tool_is_curated_under_its_document_ids(graded):
     graded.assign(0)
     graded.grade(0)
     graded.curate(0)
-    assert verify(graded) == len(graded.ingest_ids(0, graded.curated))
+    assert graded.verify() == len(graded.ingest_ids(0, graded.curated))
     assert set(graded.ingest_ids(0, graded.curated)) <= set(graded.doc_ids(0))
 
 
@@ -263,7 +261,7 @@ def test_a_failed_run_leaves_the_old_shard_and_the_next_one_cleans_up(graded, mo
     monkeypatch.delenv("NMOE_FAILPOINT")
     train = graded.curated / "web" / "train"
     (train / ".shard_0000.tmp.old").mkdir()
-    assert graded.curate(0).is_current
+    assert not graded.curate(0).facts["changed"]
     assert not list(train.glob(".shard*"))
 
 
@@ -276,33 +274,30 @@ def test_two_writers_of_one_shard_exclude_each_other_but_not_other_shards(graded
 
 def test_combining_is_idempotent_and_names_the_parent(graded):
     reports = [graded.curate(bucket) for bucket in range(2)]
-    combined = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    combined = graded.combine(512)
     times = graded.times(graded.curated)
-    again = combine_curated(graded.data, graded.curated, "web", 2, 512)
-    assert (combined.is_current, again.is_current) == (False, True)
+    again = graded.combine(512)
+    assert (combined.facts["changed"], again.facts["changed"]) == (True, False)
     assert graded.times(graded.curated) == times
-    manifest = load_manifest(combined.path)
-    parent = load_manifest(graded.data / "web" / "train" / MANIFEST_NAME)
+    manifest = load_manifest(graded.tree.curated_manifest("web"))
+    parent = load_manifest(graded.tree.manifest("web"))
     info = manifest.extra["source_info"]
     assert info["parent"] == documents_digest(parent)
-    assert (info["assignment"], info["order"], info["include"]) == (
-        "sequential",
-        "golden",
-        ["keep"],
-    )
-    assert manifest.total_documents == sum(report.num_kept for report in reports)
-    assert manifest.extra["content_hash"] == combined.content_hash
+    found = info["assignment"], info["order"], info["include"]
+    assert found == ("sequential", "golden", ["keep"])
+    assert manifest.total_documents == sum(report.facts["documents"] for report in reports)
+    assert manifest.extra["content_hash"] == combined.digest
     assert manifest.extra["tokenizer_fingerprint"] == "toy-fingerprint"
     assert verify_manifest(manifest, checksums=True, deep=True) == []
     for metric in ("concat", "flush"):
-        found = combined.diversity[metric]
+        found = graded.curation()["diversity"][metric]
         assert found["after"]["mean"] > found["before"]["mean"] + 1
 
 
 def test_diversity_after_is_that_of_the_documents_as_written(graded):
     for bucket in range(2):
         graded.curate(bucket)
-    combined = combine_curated(graded.data, graded.curated, "web", 2, 512)
+    graded.combine(512)
     topics: list[int] = []
     lengths: list[int] = []
     for bucket in range(2):
@@ -311,18 +306,19 @@ def test_diversity_after_is_that_of_the_documents_as_written(graded):
         lengths += [len(row[0]) // 4 for row in documents(graded, bucket, graded.curated)]
     for metric in ("concat", "flush"):
         found = measure(np.arange(len(topics)), np.array(topics), np.array(lengths), 512, metric)
-        assert combined.diversity[metric]["after"] == pytest.approx(asdict(found))
+        recorded = graded.curation()["diversity"][metric]["after"]
+        assert recorded == pytest.approx(asdict(found))
 
 
 def test_diversity_before_is_that_of_the_parents_order(graded):
-    plain = [graded.curate(bucket, order="original") for bucket in range(2)]
-    unordered = combine_curated(graded.data, graded.curated, "web", 2, 512)
-    for bucket in range(2):
-        graded.curate(bucket)
-    ordered = combine_curated(graded.data, graded.curated, "web", 2, 512)
-    assert len(plain) == 2
+    found = []
+    for order in ("original", "golden"):
+        for bucket in range(2):
+            graded.curate(bucket, order=order)
+        graded.combine(512)
+        found.append(graded.curation()["diversity"])
     for metric in ("concat", "flush"):
-        assert ordered.diversity[metric]["before"] == unordered.diversity[metric]["after"]
+        assert found[1][metric]["before"] == found[0][metric]["after"]
 
 
 def other_documents(manifest: dict) -> None:
@@ -334,13 +330,13 @@ def test_shards_of_another_parent_or_other_settings_are_not_combined(graded):
     graded.curate(0)
     graded.curate(1, order="shuffle")
     with pytest.raises(FormatError) as caught:
-        combine_curated(graded.data, graded.curated, "web", 2, 512)
+        graded.combine(512)
     assert caught.value.code == "E-MANIFEST-MIXED"
     graded.curate(1)
     path = graded.data / "web" / "train" / "shard_0001" / MANIFEST_NAME
     edit(path, other_documents)
     with pytest.raises(CurationError) as caught:
-        combine_curated(graded.data, graded.curated, "web", 2, 512)
+        graded.combine(512)
     assert caught.value.code == "E-CURATION-STALE"
     assert not (graded.curated / "web" / "train" / MANIFEST_NAME).exists()
 
@@ -359,6 +355,6 @@ def test_verification_finds_a_shard_that_is_not_its_parents_copy(graded, damage)
     if damage == "decision":
         graded.grade(0, lambda i: "keep" if i % 2 else "drop")
     with pytest.raises(CurationError) as caught:
-        verify(graded)
+        graded.verify()
     code = "E-CURATION-LINEAGE" if damage == "lineage" else "E-CURATION-VERIFY"
     assert caught.value.code == code

@@ -17,13 +17,13 @@ from safetensors.numpy import save_file
 SCRIPT = """
 import sys
 from pathlib import Path
+from nmoe_core.config.tree import Tree
 from nmoe_core.curate.shards.combine import combine_curated
 from nmoe_core.curate.shards.curated import CurateSettings, curate_shard
-root = Path(sys.argv[1])
-trees = [root / name for name in ("data", "curated", "quality", "topics")]
-for bucket in range(2):
-    curate_shard(*trees, "web", bucket, CurateSettings(seq_len=256))
-combine_curated(trees[0], trees[1], "web", 2, 256)
+tree, settings = Tree.below(Path(sys.argv[1])), CurateSettings(seq_len=256)
+for shard in tree.shards("web", 2):
+    curate_shard(shard, settings)
+combine_curated(tree, "web", 2, settings)
 """
 # Inside a file, between files, at the swap of a shard, at the manifest of the source.
 KILLS = ["write:30", "fsync:3", "rename:2", "rename:6"]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nmoe_core.base.errors import NmoeError
-from nmoe_core.curate.shards.combine import combine_curated
 
 TOPICS = "topics/web/shard_0000/summary.json"
 SHARD = "curated/web/train/shard_0000/curation.json"
@@ -20,7 +19,7 @@ def _run(corpus: Any) -> None:
     for bucket in range(2):
         corpus.assign(bucket)
         corpus.curate(bucket, order="window_fill")
-    combine_curated(corpus.data, corpus.curated, "web", 2, 256)
+    corpus.combine()
 
 
 def _outputs(corpus: Any) -> dict[str, bytes]:
@@ -58,7 +57,7 @@ def test_what_reads_an_edited_summary_refuses_it(graded: Any, name: str, key: st
     def read() -> object:
         if name == TOPICS:
             return graded.curate(0, order="window_fill")
-        return combine_curated(graded.data, graded.curated, "web", 2, 256)
+        return graded.combine()
 
     with pytest.raises(NmoeError, match="content_hash"):
         read()

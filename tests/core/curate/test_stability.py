@@ -11,9 +11,7 @@ from loader.files.format import MANIFEST_NAME
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.docid import bucket_of
 from nmoe_core.base.errors import CurationError
-from nmoe_core.curate.shards.combine import combine_curated
 from nmoe_core.curate.shards.lineage import read_lineage
-from nmoe_core.curate.shards.verify import verify_curated_shard
 from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.verify import verify_manifest
@@ -54,7 +52,7 @@ def stream(corpus) -> list[tuple[str, bytes]]:
 def check(corpus) -> None:
     """Every curated shard is what it says it is."""
     for bucket in range(2):
-        verify_curated_shard(corpus.data, corpus.curated, corpus.quality, "web", bucket)
+        corpus.verify(bucket)
         manifest = shard_manifest(corpus.curated, "web", bucket)
         assert verify_manifest(manifest, checksums=True, deep=True) == []
         assert len(list(read_lineage(manifest))) == manifest.total_documents
@@ -70,7 +68,7 @@ def test_appended_documents_leave_all_old_ones_in_their_order(corpus):
     for bucket in range(2):
         after, kept = corpus.ingest_ids(bucket, corpus.curated), set(before[bucket])
         assert [name for name in after if name in kept] == before[bucket]
-        assert new[bucket].num_kept > old[bucket].num_kept
+        assert new[bucket].facts["documents"] > old[bucket].facts["documents"]
         inserted = [i for i, name in enumerate(after) if name not in kept]
         assert min(inserted) < 0.7 * len(after)  # among the old ones, not behind them
     check(corpus)
@@ -94,15 +92,16 @@ def test_a_resumed_run_keeps_the_consumed_tokens_and_orders_all_others(corpus, o
     assert after[: len(front)] == front
     assert len(after) > len(before)
     assert len({name for name, _ in after}) == len(after)
-    assert sum(report.num_frozen for report in made) == len(front)
+    assert sum(report.facts["documents_frozen"] for report in made) == len(front)
     check(corpus)
-    assert (made[0].num_deferred > 0) == (consumed > first_shard)
+    assert (made[0].facts["documents_deferred"] > 0) == (consumed > first_shard)
     again = [corpus.curate(b, order=order, resume_from_token=consumed) for b in range(2)]
-    assert all(report.is_current for report in again)
-    combined = combine_curated(corpus.data, corpus.curated, "web", 2, 256)
-    assert combined.num_documents == len(after)
-    assert combined.num_deferred == sum(report.num_deferred for report in made)
-    assert combined.num_misaligned == 0
+    assert not any(report.facts["changed"] for report in again)
+    combined = corpus.combine()
+    assert combined.facts["documents"] == len(after)
+    deferred = sum(report.facts["documents_deferred"] for report in made)
+    assert corpus.curation()["num_deferred"] == deferred
+    assert combined.facts["misaligned_shards"] == 0
 
 
 def test_a_resume_without_what_was_consumed_is_refused(graded):
@@ -115,10 +114,10 @@ def test_a_resume_without_what_was_consumed_is_refused(graded):
 def test_windows_of_every_shard_are_filled_from_where_the_one_before_ends(graded):
     options = {"order": "window_fill", "seq_len": 512}
     reports = [graded.curate(bucket, **options) for bucket in range(2)]
-    assert reports[0].offset == 0
-    assert reports[1].offset == reports[0].num_kept_tokens % 512
-    combined = combine_curated(graded.data, graded.curated, "web", 2, 512)
-    assert (combined.num_misaligned, combined.orders) == (0, {"window_fill": 2})
+    assert graded.curation(0)["offset"] == 0
+    assert graded.curation(1)["offset"] == reports[0].facts["tokens"] % 512
+    combined = graded.combine(512).facts
+    assert (combined["misaligned_shards"], combined["orders_taken"]) == (0, "window_fill (2)")
     # The place is known from decisions and lengths, so shards may be made in any order.
     made = {k: v for k, v in graded.outputs(graded.curated).items() if "shard_" in k}
     (graded.curated / "web").rename(graded.root / "first")
@@ -133,15 +132,15 @@ def test_a_change_in_a_shard_before_is_noticed_and_mended(graded):
         graded.curate(bucket, **options)
     graded.grade(0, lambda i: "keep" if i % 4 else "drop")
     graded.curate(0, **options)
-    assert combine_curated(graded.data, graded.curated, "web", 2, 512).num_misaligned == 1
-    assert not graded.curate(1, **options).is_current
-    assert combine_curated(graded.data, graded.curated, "web", 2, 512).num_misaligned == 0
+    assert graded.combine(512).facts["misaligned_shards"] == 1
+    assert graded.curate(1, **options).facts["changed"]
+    assert graded.combine(512).facts["misaligned_shards"] == 0
 
 
 @pytest.mark.parametrize("seq_len", [128, 2048])
 def test_auto_takes_the_order_whose_windows_hold_more_topics(graded, seq_len):
     found = {
-        order: graded.curate(0, order=order, seq_len=seq_len).diversity["concat"]["after"]["mean"]
+        order: graded.curate(0, order=order, seq_len=seq_len).facts["window_topics_after"]
         for order in ("golden", "window_fill", "auto")
     }
     assert found["auto"] == max(found.values())

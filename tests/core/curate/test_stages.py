@@ -227,9 +227,9 @@ def test_scores_of_earlier_shards_are_read_once_a_process(graded_run, corpus, mo
     reads: list[int] = []
     load = consumed.load_quality
 
-    def counted(quality_root, source, bucket, manifest):
-        reads.append(bucket)
-        return load(quality_root, source, bucket, manifest)
+    def counted(shard, manifest):
+        reads.append(shard.bucket)
+        return load(shard, manifest)
 
     monkeypatch.setattr(consumed, "load_quality", counted)
     digests = [curate.curate_shards(run, "web", [1])[1].digest for _ in range(3)]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import CurationError
+from nmoe_core.base.result import Result
 from nmoe_core.curate.shards.inputs import load_topics
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.curate.topics.model import (
@@ -35,7 +36,7 @@ def test_planted_topics_are_recovered(corpus):
     for bucket in range(corpus.num_buckets):
         corpus.assign(bucket)
         manifest = shard_manifest(corpus.data, "web", bucket)
-        topics = load_topics(corpus.topics, "web", bucket, manifest).topics
+        topics = load_topics(corpus.shard(bucket), manifest).topics
         assert topics.dtype == np.uint16
         pairs |= {(corpus.planted[i], int(t)) for i, t in zip(corpus.ingest_ids(bucket), topics)}
     assert len(pairs) == len({planted for planted, _ in pairs}) == corpus.num_topics
@@ -52,14 +53,11 @@ def test_two_runs_give_the_same_bytes(make_corpus):
 
 def test_unchanged_inputs_mean_no_work(corpus):
     fitted, assigned = corpus.fit(), corpus.assign(0)
-    assert (fitted.is_current, assigned.is_current) == (False, False)
+    assert (fitted.facts["changed"], assigned.facts["changed"]) == (True, True)
     before = corpus.times(corpus.topics)
     corpus.table = EmbeddingTable("backbone-a", lambda: pytest.fail("the table was read"))
-    again, assigned_again = corpus.fit(), corpus.assign(0)
-    assert again.is_current
-    assert assigned_again.is_current
-    assert again.digest == fitted.digest
-    assert assigned_again.count_per_topic == assigned.count_per_topic
+    assert corpus.fit() == Result(fitted.digest, fitted.facts | {"changed": False})
+    assert corpus.assign(0) == Result(assigned.digest, assigned.facts | {"changed": False})
     assert corpus.times(corpus.topics) == before
 
 
@@ -72,19 +70,17 @@ def test_one_table_serves_all_shards(corpus):
 
 def test_changed_settings_fit_again_and_relabel(corpus):
     fitted, assigned = corpus.fit(), corpus.assign(0)
-    refitted = corpus.fit(num_topics=4)
-    assert not refitted.is_current
+    refitted, relabelled = corpus.fit(num_topics=4), corpus.assign(0)
+    assert refitted.facts["changed"]
     assert refitted.digest != fitted.digest
-    relabelled = corpus.assign(0)
-    assert not relabelled.is_current
-    assert len(relabelled.count_per_topic) == 4
-    assert sum(relabelled.count_per_topic) == assigned.num_documents
+    assert relabelled.facts == {"documents": assigned.facts["documents"], "topics_used": 4,
+                                "changed": True}  # fmt: skip
 
 
 def test_header_and_summary_name_what_they_were_made_from(corpus):
     fitted = corpus.fit()
     corpus.assign(1)
-    header = load_topic_model(fitted.path).header
+    header = load_topic_model(corpus.tree.topic_model).header
     assert header["format"] == "topic-model/2"
     assert header["embedding"] == "shallow-mean-l2"
     assert header["backbone"] == header["fingerprints"]["backbone"] == "backbone-a"
@@ -98,27 +94,24 @@ def test_header_and_summary_name_what_they_were_made_from(corpus):
 
 def test_a_sample_is_spread_over_all_shards(make_corpus):
     corpus = make_corpus(num_documents=400, num_topics=4)
-    report = corpus.fit(sample_documents=80)
-    assert report.num_sampled == 80
-    assert report.num_documents == 400
-    assert min(report.count_per_topic) >= 10  # 20 of each planted topic
+    facts = corpus.fit(sample_documents=80).facts
+    assert facts["documents_sampled"] == 80
+    assert facts["smallest_topic"] >= 10  # 20 of each planted topic
 
 
 def test_a_shard_without_documents_gets_an_empty_label_file(make_corpus):
     corpus = make_corpus(num_documents=4, num_topics=2, num_buckets=5)
     empty = next(k for k in range(5) if not shard_manifest(corpus.data, "web", k).num_shards)
     corpus.fit()
-    report = corpus.assign(empty)
-    assert report.num_documents == 0
-    assert report.count_per_topic == [0, 0]
+    facts = corpus.assign(empty).facts
+    assert (facts["documents"], facts["topics_used"]) == (0, 0)
     topics = np.load(corpus.topics / "web" / f"shard_{empty:04d}" / "topics.npy")
     assert (topics.dtype, topics.shape) == (np.dtype(np.uint16), (0,))
 
 
 def test_documents_without_text_do_not_shape_topics_and_get_the_lowest(make_corpus):
     corpus = make_corpus(num_documents=60, num_topics=3, num_empty=5)
-    report = corpus.fit()
-    assert (report.num_documents, report.num_sampled) == (65, 60)
+    assert corpus.fit().facts["documents_sampled"] == 60
     corpus.assign(0)
     topics = np.load(corpus.topics / "web" / "shard_0000" / "topics.npy")
     assert corpus.ingest_ids(0)[-3:] == ["empty-0", "empty-2", "empty-4"]
@@ -141,10 +134,10 @@ def test_damaged_labels_are_made_again(corpus):
     path = corpus.topics / "web" / "shard_0000" / "topics.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-2] + b"\x07\x00")
-    assert not corpus.assign(0).is_current
+    assert corpus.assign(0).facts["changed"]
     assert path.read_bytes() == whole
     path.unlink()
-    assert not corpus.assign(0).is_current
+    assert corpus.assign(0).facts["changed"]
     assert path.read_bytes() == whole
 
 
@@ -159,7 +152,7 @@ def test_a_killed_run_leaves_no_summary_for_labels_it_replaced(corpus, monkeypat
     assert not (corpus.topics / "web" / "shard_0000" / "summary.json").exists()
     monkeypatch.delenv("NMOE_FAILPOINT")
     corpus.fit()
-    assert not corpus.assign(0).is_current
+    assert corpus.assign(0).facts["changed"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from nmoe_core.calibration.calibrate import calibrate_compat
 from nmoe_core.calibration.files import load_calibration
 from nmoe_core.calibration.graded import read_graded, read_grading_summary
 from nmoe_core.calibration.rows import rows_from_predictions
+from nmoe_core.config.tree import Tree
 from nmoe_core.curate.shards.inputs import load_quality
 from nmoe_core.labels.files import read_labels
 from nmoe_core.labels.scores import DIMENSIONS, parse_scores
@@ -41,14 +42,14 @@ def flip_decisions(path: Path, count: int = 5) -> None:
 
 def test_five_decisions_edited_by_hand_are_refused_by_everyone_who_reads_them(own: Any) -> None:
     report = own.grade()
-    directory, quality = report.path.parent, own.base / "quality"
+    directory, shard = report.path.parent, Tree.below(own.base).shard("web", 0)
     manifest = load_manifest(own.manifest("web", 0))
-    assert load_quality(quality, "web", 0, manifest).path == report.path
+    assert load_quality(shard, manifest).path == report.path
     payload = report.path.read_bytes()
     flip_decisions(report.path)
     readers = (
         lambda: read_graded(directory),
-        lambda: load_quality(quality, "web", 0, manifest),
+        lambda: load_quality(shard, manifest),
         lambda: rows_from_predictions(report.path, read_labels(own.labels)),
     )
     for reader in readers:
