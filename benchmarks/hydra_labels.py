@@ -29,9 +29,9 @@ from nmoe_core.base.atomic import write_json
 from nmoe_core.cli.output import print_table
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.document_texts import ShardDocuments
+from nmoe_core.labels.document_texts import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.oracles.dialects import dialect_of
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import DIMENSIONS
@@ -138,7 +138,7 @@ async def _run_bare(port: int, body: bytes) -> float:
 class _Instant:
     """An oracle that takes no time."""
 
-    scorer_model, scorer_version, fingerprint = "instant", "1", "instant"
+    scorer, fingerprint = Scorer("instant", "1", "rubric"), "instant"
     facts: dict[str, Any] = {"backend": "none"}  # noqa: RUF012
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
@@ -146,7 +146,7 @@ class _Instant:
             yield i, OracleResult(SCORES, "", "stop")
 
 
-def make_documents(root: Path) -> ShardDocuments:
+def make_documents(root: Path) -> Documents:
     """Shards of one source, and a slice of all its documents."""
     tokenizer = load_tokenizer()
     split = root / "data" / "web" / "train"
@@ -166,16 +166,16 @@ def make_documents(root: Path) -> ShardDocuments:
         for i in range(NUM_DOCUMENTS)
     ]
     (root / "slice").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ShardDocuments(root / "slice", root / "data", tokenizer, 2048, eos)
+    return shard_documents(root / "slice", root / "data", tokenizer, 2048)
 
 
-def timed(documents: ShardDocuments, oracle: Any, rubric: Rubric) -> tuple[float, float]:
+def timed(documents: Documents, oracle: Any) -> tuple[float, float]:
     """(documents a second, CPU milliseconds a document) of labelling all of them."""
     with tempfile.TemporaryDirectory() as out:
         started, cpu = time.perf_counter(), time.process_time()
-        report = label_shard(documents, Path(out), oracle, rubric)
+        made = label_shard(documents, Path(out), oracle)
         elapsed_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-    assert report.parsed == report.num_new == NUM_DOCUMENTS
+    assert made.facts["parsed"] == made.facts["num_new"] == NUM_DOCUMENTS
     return NUM_DOCUMENTS / elapsed_s, 1000 * cpu_s / NUM_DOCUMENTS
 
 

@@ -12,8 +12,9 @@ from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import LabelError
 from nmoe_core.heads.held_out import held_out
 from nmoe_core.labels.agreement import agreement, baselines
-from nmoe_core.labels.files import Labels, Scorer
+from nmoe_core.labels.files import Labels
 from nmoe_core.labels.noise import read_noise
+from nmoe_core.labels.oracle import Scorer
 
 MIN_DOCUMENTS = 3
 

@@ -19,9 +19,10 @@ from nmoe_core.base.atomic import output_lock, write_json, write_jsonl
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
+from nmoe_core.base.result import Result
+from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.records import (
     Record,
-    Scorer,
     coverage,
     is_salvaged,
     latest,
@@ -88,19 +89,16 @@ def checked_digest(path: Path) -> str:
     return digest
 
 
-@dataclass(frozen=True, slots=True)
-class MergeReport:
-    """What a merged file holds; `is_current` when it was there already."""
-
-    path: Path
-    total: int
-    parsed: int
-    salvaged: int
-    is_current: bool
+def merged_path(labels_dir: Path, split: str) -> Path:
+    """The merged labels of a split."""
+    return labels_dir / "merged" / f"labels_{split}.jsonl"
 
 
-def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> MergeReport:
+def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> Result:
     """Join `labels_dir/{split}/shard_{i}/scores.jsonl` into `merged/labels_{split}.jsonl`.
+
+    Returns:
+        The merged file's digest; facts: `total`, `parsed`, `salvaged`, and whether it `changed`.
 
     Raises:
         LabelError: A shard is not finished (E-LABEL-COVERAGE), it or the merged file was changed
@@ -110,24 +108,31 @@ def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> MergeRepo
     shards = [labels_dir / split / f"shard_{i}" for i in range(num_shards)]
     digests = {shard.name: _finished_digest(shard) for shard in shards}
     fingerprints = {"code": MERGE_CODE, **digests}
-    path = labels_dir / "merged" / f"labels_{split}.jsonl"
-    summary = path.with_name(f"labels_{split}.summary.json")
+    path = merged_path(labels_dir, split)
+    summary, _ = _summary_of(path)
     if is_current(summary, fingerprints) and path.is_file():
-        checked_digest(path)
-        value = read_summary(summary)
-        return MergeReport(path, value["total"], value["parsed"], value["salvaged"], True)
+        return _merged(checked_digest(path), read_summary(summary), changed=False)
     records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
     scorer = one_scorer(records, where=labels_dir / split)
     merged = list(latest(records).values())
-    facts = dict(zip(("scorer_model", "scorer_version", "rubric_hash"), scorer))
-    # Two splits share the directory, so the lock is one of the split's own.
+    # Two splits share the directory, so each has its own lock.
     with output_lock(path.parent / f".{split}"):
         summary.unlink(missing_ok=True)
         write_jsonl(path, merged)
-        digest = {"labels_sha256": sha256_file(path), "fingerprints": fingerprints}
-        counts = coverage(merged)
-        write_summary(summary, counts | facts | digest)
-    return MergeReport(path, counts["total"], counts["parsed"], counts["salvaged"], False)
+        digest = sha256_file(path)
+        value = {
+            **coverage(merged),
+            **scorer._asdict(),
+            "labels_sha256": digest,
+            "fingerprints": fingerprints,
+        }
+        write_summary(summary, value)
+    return _merged(digest, value, changed=True)
+
+
+def _merged(digest: str, summary: dict[str, Any], changed: bool) -> Result:
+    counts = {key: summary[key] for key in ("total", "parsed", "salvaged")}
+    return Result(digest, {**counts, "changed": changed})
 
 
 def _finished_digest(shard: Path) -> str:

@@ -1,28 +1,16 @@
-"""A label file under way: where each document's record lies in it, and how a record is made."""
+"""The records of a label file under way that count, and where each lies in the file."""
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-
-from nmoe_core.labels.oracle import OracleResult
-from nmoe_core.labels.records import (
-    Record,
-    Scorer,
-    indexed_records,
-    is_salvaged,
-    scorer_of,
-)
-from nmoe_core.labels.scores import aggregate, as_vector, parse_scores
+from nmoe_core.base.append_log import AppendLog
+from nmoe_core.labels.oracle import Scorer
+from nmoe_core.labels.records import Record, is_salvaged, parse_record, scorer_of
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """Where the record of a document lies in the file, and what came of it."""
 
     offset: int
@@ -32,12 +20,12 @@ class Mark:
     attempts: int
 
 
-@dataclass(slots=True)
 class Marks:
-    """The records that count, one a document; memory does not grow with their text."""
+    """One mark per labelled document; memory does not grow with the records' text."""
 
-    by_id: dict[str, Mark] = field(default_factory=dict)
-    num_parsed: int = 0
+    def __init__(self) -> None:
+        self.by_id: dict[str, Mark] = {}
+        self.num_parsed = 0
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -52,15 +40,14 @@ class Marks:
         mark = Mark(offset, size, record["ok"], is_salvaged(record), attempts)
         self.by_id[record["doc_id"]] = mark
 
-    def read(self, path: Path, scorer: Scorer) -> Scorer | None:
-        """Mark every whole record and cut what follows; the first scorer that is not `scorer`."""
-        foreign, end = None, 0
-        for offset, size, record in indexed_records(path):
-            self.add(record, offset, size)
-            end = offset + size
+    def read(self, log: AppendLog, scorer: Scorer) -> Scorer | None:
+        """Mark every whole record; the first scorer that is not `scorer`."""
+        foreign = None
+        for line in log.lines():
+            record = parse_record(line, log.path)
+            self.add(record, line.offset, len(line.payload))
             if foreign is None and scorer_of(record) != scorer:
                 foreign = scorer_of(record)
-        os.truncate(path, end)
         return foreign
 
     def attempts(self, doc_id: str) -> int:
@@ -81,50 +68,3 @@ class Marks:
         for doc_id, source in rows:
             mark = self.by_id[doc_id]
             yield {"source": source, "ok": mark.is_ok, "salvaged": mark.is_salvaged}
-
-
-def label_record(
-    row: tuple[str, str],
-    shown: tuple[str, bool],
-    result: OracleResult,
-    scorer: Scorer,
-    attempts: int,
-) -> Record:
-    """The record of an answer.
-
-    Args:
-        row: Document id and source.
-        shown: The beginning of the text, and whether the oracle was shown only a part.
-        result: The answer.
-        scorer: Who gave it.
-        attempts: How often it was asked, this time included.
-    """
-    record: Record = {
-        "doc_id": row[0],
-        "source": row[1],
-        "ok": result.scores is not None,
-        "snippet": shown[0],
-    }
-    if result.scores is None:
-        record["raw"] = result.raw
-    else:
-        scores = parse_scores(result.scores)
-        record["scores"] = scores
-        record["aggregated"] = _aggregated(tuple(as_vector(scores)))
-    model, version, rubric_hash = scorer
-    return record | {
-        "scorer_model": model,
-        "scorer_version": version,
-        "rubric_hash": rubric_hash,
-        "finish_reason": result.finish_reason,
-        "attempts": attempts,
-        "num_new_tokens": result.num_new_tokens,
-        "salvaged": result.is_salvaged,
-        "truncated": shown[1] or result.is_truncated,
-    }
-
-
-@functools.cache
-def _aggregated(grades: tuple[float, ...]) -> float:
-    """`aggregate` of five whole grades: there are 3,125."""
-    return float(aggregate(np.asarray(grades)))

@@ -8,18 +8,16 @@ opinion would correlate with one labelling at about the root of the two labellin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.config.rubric import Rubric
+from nmoe_core.base.result import Result
 from nmoe_core.labels.agreement import spearman
-from nmoe_core.labels.document_texts import Documents, Text, sample_of
+from nmoe_core.labels.document_texts import Documents, sample_of
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
-from nmoe_core.labels.label import LabelReport, label_shard
+from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.records import Record, latest, read_records
 from nmoe_core.labels.scores import DIMENSIONS
@@ -27,52 +25,22 @@ from nmoe_core.labels.scores import DIMENSIONS
 RELABELLED_NAME = "relabelled"
 
 
-class Sample:
-    """Some of the documents, the same ones whenever it is drawn."""
-
-    def __init__(self, documents: Documents, count: int) -> None:
-        self._documents, self._count = documents, count
-        self.rows = sample_of(documents.rows, count)
-
-    @property
-    def fingerprints(self) -> Fingerprints:
-        """Those of the documents, and the size of the sample."""
-        return {**self._documents.fingerprints, "sample": str(self._count)}
-
-    @property
-    def former_fingerprints(self) -> Fingerprints:
-        """Likewise."""
-        return {**self._documents.former_fingerprints, "sample": str(self._count)}
-
-    def text(self, doc_id: str) -> Text:
-        """As the documents."""
-        return self._documents.text(doc_id)
-
-
 def label_again(
-    documents: Documents,
-    count: int,
-    out_dir: Path,
-    make: Callable[[Rubric], Oracle],
-    rubric: Rubric,
-    **options: Any,
-) -> LabelReport:
-    """Label `count` of the documents once more, into `out_dir/relabelled`.
+    documents: Documents, count: int, out_dir: Path, oracle: Oracle, **options: Any
+) -> Result:
+    """Label `count` of the documents, at most all, once more into `out_dir/relabelled`.
 
     Args:
         documents: What was labelled.
-        count: Size of the sample, at most all.
+        count: Size of the sample.
         out_dir: Directory of the first labels.
-        make: The oracle for a rubric.
-        rubric: The rubric of the first labels.
+        oracle: One that was made with the first rubric turned round (`Rubric.turned`).
         options: As `label_shard`.
 
     Raises:
         LabelError: As `label_shard`.
     """
-    turned = rubric.turned()
-    out_dir = out_dir / RELABELLED_NAME
-    return label_shard(Sample(documents, count), out_dir, make(turned), turned, **options)
+    return label_shard(sample_of(documents, count), out_dir / RELABELLED_NAME, oracle, **options)
 
 
 def merge_noise(labels_dir: Path, split: str, num_shards: int = 8) -> dict[str, Any] | None:

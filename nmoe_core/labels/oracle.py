@@ -1,21 +1,34 @@
 """What an oracle is: it reads texts and gives each five scores, or says why it could not.
 
-An oracle is named by the model that scored and by a version; both go into every record. Labels of
-two oracles are never mixed in one file. The version is a digest of everything an answer depends on,
-as far as it can be measured (`Provenance`): weights, prompt, decoding settings.
+A scorer is a model, a version and a rubric; all three go into every record, and labels of two
+scorers are never mixed in one file. The version is a digest of everything an answer depends on, as
+far as it can be measured: weights, prompt, decoding settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nmoe_core.base.fingerprint import sha256_json
 
 # Asked again, a model that answers greedily would say the same: later attempts are drawn.
 RETRY_TEMPERATURE = 1.0
 _VERSION_DIGITS = 16
+
+
+class Scorer(NamedTuple):
+    """Who scores, and by which rubric, under the keys that records have."""
+
+    scorer_model: str
+    scorer_version: str
+    rubric_hash: str
+
+    @property
+    def name(self) -> str:
+        """`{model}/{version}`, for people."""
+        return f"{self.scorer_model}/{self.scorer_version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +55,19 @@ class OracleResult:
     is_truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Who scores, and the facts that answers depend on (JSON values)."""
-
-    model: str
-    facts: dict[str, Any]
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over the model's name and all facts."""
-        return sha256_json([self.model, self.facts])
-
-    @property
-    def version(self) -> str:
-        """What labels carry: the beginning of the fingerprint."""
-        return self.fingerprint[:_VERSION_DIGITS]
-
-
 class Oracle(Protocol):
     """A scorer of documents.
 
-    `fingerprint` changes whenever the same text could get another answer: weights, prompt, decoding
-    settings, code.
+    Attributes:
+        scorer: Goes into every record.
+        fingerprint: Changes whenever the same text could get another answer: weights, prompt,
+            decoding settings, code.
+        facts: What the answers depend on, for people (JSON values).
     """
 
-    @property
-    def scorer_model(self) -> str: ...
-
-    @property
-    def scorer_version(self) -> str: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the answers depend on, for people: weights, prompt, decoding settings."""
-        ...
+    scorer: Scorer
+    fingerprint: str
+    facts: dict[str, Any]
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """Yield (number of the question, its result) for each, as soon as it is known.
@@ -90,31 +78,14 @@ class Oracle(Protocol):
 
 
 class MeasuredOracle:
-    """An oracle whose name and version are those of its provenance; backends add `label`.
+    """An oracle whose version is the digest of its model and facts; backends add `label`.
 
     Args:
-        provenance: Who scores, and the facts that answers depend on.
+        model: Name of the model that scores.
+        facts: What its answers depend on; `rubric` is the rubric's hash.
     """
 
-    def __init__(self, provenance: Provenance) -> None:
-        self._provenance = provenance
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the answers depend on."""
-        return self._provenance.facts
-
-    @property
-    def scorer_model(self) -> str:
-        """Name of the model that scores."""
-        return self._provenance.model
-
-    @property
-    def scorer_version(self) -> str:
-        """Beginning of the fingerprint."""
-        return self._provenance.version
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over model and facts."""
-        return self._provenance.fingerprint
+    def __init__(self, model: str, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self.fingerprint = sha256_json([model, facts])
+        self.scorer = Scorer(model, self.fingerprint[:_VERSION_DIGITS], facts["rubric"])

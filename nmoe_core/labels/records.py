@@ -1,24 +1,70 @@
-"""Label records: how the lines of a label file are read, counted, and told apart."""
+"""Label records: how the lines of a label file are made, read, and counted."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.errors import LabelError
+from nmoe_core.labels.oracle import OracleResult, Scorer
+from nmoe_core.labels.scores import aggregate, as_vector, parse_scores
 
 Record = dict[str, Any]
-Scorer = tuple[str, str, str]
+
+
+def label_record(
+    row: tuple[str, str],
+    shown: tuple[str, bool],
+    result: OracleResult,
+    scorer: Scorer,
+    attempts: int,
+) -> Record:
+    """The record of an answer.
+
+    Args:
+        row: Document id and source.
+        shown: The beginning of the text, and whether the oracle was shown only a part.
+        result: The answer.
+        scorer: Who gave it.
+        attempts: How often it was asked, this time included.
+    """
+    record: Record = {
+        "doc_id": row[0],
+        "source": row[1],
+        "ok": result.scores is not None,
+        "snippet": shown[0],
+    }
+    if result.scores is None:
+        record["raw"] = result.raw
+    else:
+        record["scores"] = scores = parse_scores(result.scores)
+        record["aggregated"] = _aggregated(tuple(as_vector(scores)))
+    return record | {
+        **scorer._asdict(),
+        "finish_reason": result.finish_reason,
+        "attempts": attempts,
+        "num_new_tokens": result.num_new_tokens,
+        "salvaged": result.is_salvaged,
+        "truncated": shown[1] or result.is_truncated,
+    }
+
+
+@functools.cache
+def _aggregated(grades: tuple[float, ...]) -> float:
+    """`aggregate` of five whole grades: there are 3,125."""
+    return float(aggregate(np.asarray(grades)))
 
 
 def scorer_of(record: Record) -> Scorer:
-    """(scorer model, scorer version, rubric hash) of a record; empty where it does not say."""
-    keys = ("scorer_model", "scorer_version", "rubric_hash")
-    model, version, rubric = (str(record.get(key) or "") for key in keys)
-    return model, version, rubric
+    """The scorer of a record; empty strings where it does not say."""
+    return Scorer(*(str(record.get(key) or "") for key in Scorer._fields))
 
 
 def is_salvaged(record: Record) -> bool:
@@ -27,34 +73,25 @@ def is_salvaged(record: Record) -> bool:
 
 
 def indexed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
-    """(offset, size in bytes, record) of each whole line of an append-only file.
-
-    A line without its newline is what a killed writer leaves; it is not counted.
+    """(offset, size in bytes, record) of each whole line of a label file; a torn one is left out.
 
     Raises:
         LabelError: A whole line is not a record (E-LABEL-CORRUPT).
     """
-    offset = 0
     with open(path, "rb") as file:
-        for i, line in enumerate(file):
-            if not line.endswith(b"\n"):
-                return
-            yield offset, len(line), _record(path, i, line)
-            offset += len(line)
+        for line in whole_lines(file):
+            yield line.offset, len(line.payload), parse_record(line, path)
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a label file, in its order.
-
-    Raises:
-        LabelError: As `indexed_records`.
-    """
+    """The records of a label file, in its order. Raises as `indexed_records`."""
     return [record for _, _, record in indexed_records(path)]
 
 
-def _record(path: Path, i: int, line: bytes) -> Record:
+def parse_record(line: Line, path: Path) -> Record:
+    """The record of a line of the file `path`. Raises LabelError (E-LABEL-CORRUPT)."""
     try:
-        record = json.loads(line)
+        record = json.loads(line.payload)
         is_record = isinstance(record["doc_id"], str) and isinstance(record["source"], str)
         if is_record and isinstance(record["ok"], bool):
             return record
@@ -62,15 +99,15 @@ def _record(path: Path, i: int, line: bytes) -> Record:
         pass
     raise LabelError(
         "not a label record",
-        where=f"{path}:{i + 1}",
-        found=repr(line[:80]),
+        where=f"{path}:{line.number}",
+        found=repr(line.payload[:80]),
         do="delete the directory and label again, or restore the file",
         code="E-LABEL-CORRUPT",
     )
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:
-    """One record a document, in the order of first appearance; the last parsed one wins."""
+    """One record per document, in the order of first appearance; the last parsed one wins."""
     chosen: dict[str, Record] = {}
     for record in records:
         known = chosen.get(record["doc_id"])
@@ -90,26 +127,20 @@ def coverage(records: Iterable[Record]) -> dict[str, Any]:
         count["count"] += 1
         count["parsed"] += record["ok"]
         count["salvaged"] += is_salvaged(record)
-    per_source = {
-        source: {
-            "count": count["count"],
-            "parsed": count["parsed"],
-            "salvaged": count["salvaged"],
-            "parse_rate": count["parsed"] / count["count"],
-        }
-        for source, count in sorted(counts.items())
-    }
-    total, parsed, salvaged = (
-        sum(row[key] for row in per_source.values()) for key in ("count", "parsed", "salvaged")
-    )
-    rate = parsed / total if total else 1.0
+    totals = sum(counts.values(), Counter())
     return {
-        "total": total,
-        "parsed": parsed,
-        "salvaged": salvaged,
-        "parse_rate": rate,
-        "per_source": per_source,
+        "total": totals["count"],
+        **_rates(totals),
+        "per_source": {
+            source: {"count": count["count"], **_rates(count)}
+            for source, count in sorted(counts.items())
+        },
     }
+
+
+def _rates(count: Counter[str]) -> dict[str, Any]:
+    parsed, rate = count["parsed"], count["parsed"] / count["count"] if count["count"] else 1.0
+    return {"parsed": parsed, "salvaged": count["salvaged"], "parse_rate": rate}
 
 
 def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
@@ -128,4 +159,4 @@ def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
             do="label all of it with one oracle",
             code="E-LABEL-MIXED",
         )
-    return scorers[0] if scorers else ("", "", "")
+    return scorers[0] if scorers else Scorer("", "", "")

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +35,7 @@ from nmoe_core.base.fingerprint import (
     sha256_json,
 )
 from nmoe_core.base.locks import LOCKS_NAME
+from nmoe_core.base.result import Result
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.shards.manifest import documents_digest
 
@@ -43,18 +43,10 @@ SLICE_CODE = "slices/1"
 SUMMARY_NAME = "slices.json"
 COMBINED_NAME = "slices_manifest.json"
 FORMAT = "nmoe-slices/1"
-_MAX_WAIT_S = 600.0
+MAX_WAIT_S = 600.0
 SPLITS = ("train", "val", "test")
 LABELLED_SPLITS = SPLITS
 NUM_LABEL_SHARDS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class SliceReport:
-    """Documents in each split; `is_current` when the files were there already."""
-
-    counts: dict[str, int]
-    is_current: bool
 
 
 def source_manifest(data_root: Path, source: str) -> Manifest:
@@ -72,8 +64,11 @@ def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
     return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
 
 
-def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> SliceReport:
+def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Result:
     """List the documents of one source in `slices_dir/sources/{source}/docids_{split}.jsonl`.
+
+    Returns:
+        The digest of the summary; facts: documents of each split, and whether they `changed`.
 
     Raises:
         FormatError: The source has no committed manifest, or an index does not match it.
@@ -83,13 +78,18 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Slice
     summary = out_dir / SUMMARY_NAME
     fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
     if _is_whole(summary, fingerprints, [_docids(split) for split in SPLITS]):
-        return SliceReport(_read_summary(summary)["counts"], True)
+        return _result(summary, changed=False)
     with output_lock(out_dir):
         counts = _write_splits(out_dir, document_ids(data_root, manifest))
         files = {_docids(split): sha256_file(out_dir / _docids(split)) for split in SPLITS}
         value = {"source": source, "counts": counts, "files": files, "fingerprints": fingerprints}
         write_json(summary, sealed({"format": FORMAT, **value}))
-    return SliceReport(counts, False)
+    return _result(summary, changed=True)
+
+
+def _result(summary: Path, changed: bool) -> Result:
+    counts = _read_summary(summary)["counts"]
+    return Result(sha256_file(summary), {**counts, "changed": changed})
 
 
 def _write_splits(out_dir: Path, documents: Iterator[DocId]) -> dict[str, int]:
@@ -107,12 +107,15 @@ def _write_splits(out_dir: Path, documents: Iterator[DocId]) -> dict[str, int]:
     return {split: counts[split] for split in SPLITS}
 
 
-def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
+def combine_slices(slices_dir: Path, sources: Sequence[str]) -> Result:
     """Join the slices of sources, in the order of their names, and deal out the label shards.
 
     Writes `docids_{train,val,test}.jsonl`, `{train,val,test}_shard_00` to `_07` (line `j` goes to
     shard `j mod 8`), and `slices_manifest.json` last. Processes that label different shards may
     call it at once: one writes, the others wait for it.
+
+    Returns:
+        As `write_source_slices`, over all sources.
 
     Raises:
         FormatError: A source has no slices yet (E-MANIFEST-MISSING), or they were changed after
@@ -124,10 +127,10 @@ def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
     fingerprints = {"code": SLICE_CODE, **{f"slices:{s}": sha256_json(parts[s]) for s in names}}
     summary = slices_dir / COMBINED_NAME
     if _is_whole(summary, fingerprints, _combined_names()):
-        return SliceReport(_read_summary(summary)["counts"], True)
+        return _result(summary, changed=False)
     with _combining(slices_dir):
         if _is_whole(summary, fingerprints, _combined_names()):
-            return SliceReport(_read_summary(summary)["counts"], True)
+            return _result(summary, changed=False)
         for name in names:
             for split in SPLITS:
                 path = slices_dir / "sources" / name / _docids(split)
@@ -137,7 +140,7 @@ def combine_slices(slices_dir: Path, sources: Sequence[str]) -> SliceReport:
         files = {name: sha256_file(slices_dir / name) for name in _combined_names()}
         value = {"counts": counts, "sources": names, "files": files, "fingerprints": fingerprints}
         write_json(summary, sealed({"format": FORMAT, **value}))
-    return SliceReport(counts, False)
+    return _result(summary, changed=True)
 
 
 @contextmanager
@@ -146,7 +149,7 @@ def _combining(slices_dir: Path) -> Iterator[None]:
 
     Not the lock of the whole directory: sources below it may be written at the same time.
     """
-    ends_at = time.monotonic() + _MAX_WAIT_S
+    ends_at = time.monotonic() + MAX_WAIT_S
     while True:
         with ExitStack() as stack:
             try:

@@ -1,4 +1,4 @@
-"""Where labelling stands, shard by shard, read from the files alone.
+"""Where labelling stands, read from the files alone, and whether labels are of today's documents.
 
 DONE: the summary is there. RUNNING: a process holds the shard's lock now. PENDING: the rest, also
 one that was killed; `labelled` says how far it came.
@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Literal
 
 from nmoe_core.base.atomic import LOCK_NAME
+from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.files import SCORES_NAME, SUMMARY_NAME, read_summary
-from nmoe_core.labels.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS, shard_name
+from nmoe_core.labels.slices import (
+    LABELLED_SPLITS,
+    NUM_LABEL_SHARDS,
+    data_digest,
+    former_data_digest,
+    shard_name,
+)
 
 State = Literal["PENDING", "RUNNING", "DONE"]
 
@@ -27,13 +34,13 @@ class ShardStatus:
     state: State
     documents: int | None
     labelled: int
-    parsed: int | None
-    salvaged: int | None
-    scorer: str | None
+    parsed: int | None = None
+    salvaged: int | None = None
+    scorer: str | None = None
 
 
 def label_status(labels_dir: Path, slices_dir: Path) -> list[ShardStatus]:
-    """The shards of both labelled splits, in their order.
+    """The shards of all labelled splits, in their order.
 
     Raises:
         FormatError: A summary is not JSON.
@@ -48,14 +55,13 @@ def label_status(labels_dir: Path, slices_dir: Path) -> list[ShardStatus]:
 
 def _status(labels_dir: Path, slices_dir: Path, split: str, i: int) -> ShardStatus:
     shard = labels_dir / split / f"shard_{i}"
-    slice_file = slices_dir / shard_name(split, i)
+    slice_file, scores = slices_dir / shard_name(split, i), shard / SCORES_NAME
     documents = _num_lines(slice_file) if slice_file.is_file() else None
-    scores, summary = shard / SCORES_NAME, shard / SUMMARY_NAME
     labelled = _num_lines(scores) if scores.is_file() else 0
-    if not summary.is_file():
+    if not (shard / SUMMARY_NAME).is_file():
         state = "RUNNING" if _is_locked(shard / LOCK_NAME) else "PENDING"
-        return ShardStatus(split, i, state, documents, labelled, None, None, None)
-    value = read_summary(summary)
+        return ShardStatus(split, i, state, documents, labelled)
+    value = read_summary(shard / SUMMARY_NAME)
     scorer = f"{value.get('scorer_model')}/{value.get('scorer_version')}"
     counts = value.get("parsed"), value.get("salvaged")
     return ShardStatus(split, i, "DONE", documents, labelled, *counts, scorer)
@@ -77,3 +83,36 @@ def _is_locked(path: Path) -> bool:
             return True
         fcntl.flock(file, fcntl.LOCK_UN)
         return False
+
+
+def require_current_labels(labels_dir: Path, split: str, data_root: Path) -> None:
+    """Refuse labels of a split that were made of other documents than those under `data_root`.
+
+    A record that was edited since moves the token spans, and so the ids, of documents behind it: a
+    head would train on other texts than the oracle was shown. Labels of JSON lines name no sources
+    of shards; they are taken as they are.
+
+    Raises:
+        LabelError: E-LABEL-STALE, for the first such shard of labels; its summary was changed
+            after it was written (E-LABEL-CORRUPT).
+        FormatError: One of the sources is not there any more.
+    """
+    digests: dict[tuple[str, ...], str] = {}  # the shards of a split are mostly of the same sources
+    for summary in sorted((labels_dir / split).glob(f"shard_*/{SUMMARY_NAME}")):
+        value = read_summary(summary)
+        made_from = (value.get("fingerprints") or {}).get("data")
+        sources = tuple(sorted(value.get("per_source") or {}))
+        if made_from is None or not sources:
+            continue
+        if sources not in digests:
+            digests[sources] = data_digest(data_root, sources)
+        found = digests[sources]
+        if made_from != found and made_from != former_data_digest(data_root, sources):
+            raise LabelError(
+                "labels are of documents that have changed since",
+                where=summary.parent,
+                found=f"data {found}",
+                expected=f"{made_from}, which was labelled",
+                do="label again: job label, or nmoe hydra slices and oracle-label; then train",
+                code="E-LABEL-STALE",
+            )

@@ -59,8 +59,7 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
     Raises:
         LabelError: As `label_shard`.
     """
-    from nmoe_core.labels.document_texts import ShardDocuments
-    from nmoe_core.labels.files import SCORES_NAME
+    from nmoe_core.labels.document_texts import shard_documents
     from nmoe_core.labels.label import label_shard
     from nmoe_core.labels.noise import label_again
     from nmoe_core.labels.oracles import make_oracle
@@ -76,36 +75,35 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
         split, _, number = key.rpartition("-")
         out_dir = paths.labels / split / f"shard_{int(number)}"
         slice_file = paths.slices / shard_name(split, int(number))
-        documents = ShardDocuments(
-            slice_file, paths.data, tokenizer, table.max_doc_tokens, tokenizer.eos_token_id
-        )
+        documents = shard_documents(slice_file, paths.data, tokenizer, table.max_doc_tokens)
         oracle = make(run.rubric)
-        report = label_shard(documents, out_dir, oracle, run.rubric, **options)
+        made = label_shard(documents, out_dir, oracle, **options)
         facts = {
-            "documents": report.total,
-            "parse_rate": report.parsed / max(report.total, 1),
-            "salvaged": report.salvaged,
-            "oracle_calls": report.num_new,
-            "scorer": f"{oracle.scorer_model}/{oracle.scorer_version}",
+            "documents": made.facts["total"],
+            "parse_rate": made.facts["parsed"] / max(made.facts["total"], 1),
+            "salvaged": made.facts["salvaged"],
+            "oracle_calls": made.facts["num_new"],
+            "scorer": oracle.scorer.name,
         }
         if split == "val" and table.relabel:
-            again = label_again(documents, table.relabel, out_dir, make, run.rubric, **options)
-            facts["relabelled"] = again.total
-        outputs[key] = Result(sha256_file(out_dir / SCORES_NAME), facts)
+            turned = make(run.rubric.turned())
+            again = label_again(documents, table.relabel, out_dir, turned, **options)
+            facts["relabelled"] = again.facts["total"]
+        outputs[key] = Result(made.digest, facts)
     return outputs
 
 
 def merge_directory(labels_dir: Path, split: str) -> Result:
     """Join the labels of a split into one file; a current one is left alone."""
-    from nmoe_core.labels.files import merge_labels
+    from nmoe_core.labels.files import merge_labels, merged_path
     from nmoe_core.labels.noise import merge_noise
 
-    report = merge_labels(labels_dir, split)
-    facts: dict[str, Any] = {"labels": report.total, "parsed": report.parsed}
-    facts |= {"salvaged": report.salvaged, "changed": not report.is_current}
+    made = merge_labels(labels_dir, split)
+    facts = {"labels": made.facts["total"]}
+    facts |= {key: made.facts[key] for key in ("parsed", "salvaged", "changed")}
     if (noise := merge_noise(labels_dir, split)) is not None:
         facts["oracle_reliability"] = noise["reliability"]
-    return Result(sha256_file(report.path), facts | {"path": str(report.path)})
+    return Result(made.digest, facts | {"path": str(merged_path(labels_dir, split))})
 
 
 def train_head(run: Run, kind: HeadKind) -> Result:
@@ -224,11 +222,12 @@ def head_facts(report: TrainReport) -> dict[str, Any]:
 
 
 def _merged(run: Run, split: str) -> Path:
-    from nmoe_core.labels.currency import require_current_labels
-    from nmoe_core.labels.files import merge_labels
+    from nmoe_core.labels.files import merge_labels, merged_path
+    from nmoe_core.labels.status import require_current_labels
 
     require_current_labels(run.paths.labels, split, run.paths.data)
-    return merge_labels(run.paths.labels, split).path
+    merge_labels(run.paths.labels, split)
+    return merged_path(run.paths.labels, split)
 
 
 def _merged_test(run: Run) -> Path | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
-from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import write_source_slices
@@ -60,9 +59,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str) -> tuple[Manifest, b
 
 def make_slices(run: Run, source: SourcePlan) -> Result:
     """Write the train, val and test document ids of one source."""
-    report = write_source_slices(run.paths.data, source.name, run.paths.slices)
-    summary = run.paths.slices / "sources" / source.name / "slices.json"
-    return Result(sha256_file(summary), {**report.counts, "changed": not report.is_current})
+    return write_source_slices(run.paths.data, source.name, run.paths.slices)
 
 
 def manifest_picture(manifest: Manifest) -> str:

@@ -20,12 +20,13 @@ from nmoe_core.grading.grade import Grader, GradeReport, grade_shard
 from nmoe_core.grading.inputs import DocIdInput
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
 
+Results = Iterable[tuple[int, OracleResult]]
 VOCAB = 512
 EOS = 511
 MAX_CTX = 24
@@ -72,25 +73,36 @@ class FakeTokenizer:
     def decode(self, ids: np.ndarray) -> str:
         return " ".join(f"w{i}" for i in np.asarray(ids).tolist())
 
+    def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
+        return np.array([int(word[1:]) for word in text.split()[:max_tokens]], np.uint32)
+
 
 @dataclass
 class FakeOracle:
-    """Scores by the numbers in the text; remembers what it was asked; fails where told to."""
+    """Scores by the numbers in the text; remembers what it was asked; fails where told to.
 
-    scorer_model: str = "fake"
-    scorer_version: str = "v1"
+    `change` alters the results of one call of `label`: which, how many, and in which order.
+    """
+
+    version: str = "v1"
+    rubric_hash: str = "r"
     fails_on: Callable[[str], bool] = lambda text: False
+    change: Callable[[Results], Results] = lambda results: results
     asked: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=lambda: {"backend": "fake"})
+
+    @property
+    def scorer(self) -> Scorer:
+        return Scorer("fake", self.version, self.rubric_hash)
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.scorer_model}/{self.scorer_version}"
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"backend": "fake"}
+        return self.scorer.name
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+        return iter(self.change(self._results(questions)))
+
+    def _results(self, questions: Iterable[Question]) -> Results:
         for i, question in enumerate(questions):
             self.asked.append(question.text)
             if self.fails_on(question.text):

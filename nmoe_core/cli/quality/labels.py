@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
@@ -23,6 +23,9 @@ from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.run import Run
 from nmoe_core.config.shipped import find_rubric
 from nmoe_core.labels.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS
+
+if TYPE_CHECKING:
+    from nmoe_core.labels.document_texts import Documents
 
 SHOW_EVERY = 50
 Outputs = dict[str, Result]
@@ -129,12 +132,8 @@ def slices(arguments: argparse.Namespace) -> Outputs:
     names = arguments.sources or sorted(p.parent.name for p in data_root.glob("*/train"))
     if not names:
         raise ConfigError("no source here", where=data_root, expected="directories with train/")
-    reports = {name: write_source_slices(data_root, name, out) for name in names}
-    reports["all"] = combine_slices(out, names)
-    return {
-        name: Result("", {**report.counts, "changed": not report.is_current})
-        for name, report in reports.items()
-    }
+    made = {name: write_source_slices(data_root, name, out) for name in names}
+    return made | {"all": combine_slices(out, names)}
 
 
 def oracle_label(arguments: argparse.Namespace) -> Outputs:
@@ -166,33 +165,29 @@ def _label_file(arguments: argparse.Namespace) -> Outputs:
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
     oracle = make_oracle(table, rubric, Path)
     progress = None if arguments.quiet else _Progress().show
-    report = label_shard(documents, out, oracle, rubric, progress=progress, **options)
-    facts = dataclasses.asdict(report)
+    made = label_shard(documents, out, oracle, progress=progress, **options)
+    facts = dict(made.facts)
     if table.relabel:
-        again = label_again(
-            documents, table.relabel, out, lambda turned: make_oracle(table, turned, Path), rubric,
-            **options,
-        )  # fmt: skip
-        facts["relabelled"] = again.total
-    facts["scorer"] = f"{oracle.scorer_model}/{oracle.scorer_version}"
-    return {str(out): Result("", facts)}
+        turned = make_oracle(table, rubric.turned(), Path)
+        again = label_again(documents, table.relabel, out, turned, **options)
+        facts["relabelled"] = again.facts["total"]
+    facts["scorer"] = oracle.scorer.name
+    return {str(out): Result(made.digest, facts)}
 
 
-def _documents(arguments: argparse.Namespace) -> Any:
-    from nmoe_core.labels.document_texts import JsonlDocuments, ShardDocuments
+def _documents(arguments: argparse.Namespace) -> Documents:
+    from nmoe_core.labels.document_texts import jsonl_documents, shard_documents
     from nmoe_core.labels.jsonl_texts import JsonlTexts
     from nmoe_core.text.tokenizer import load_tokenizer
 
     tokenizer, most = load_tokenizer(arguments.tokenizer), arguments.max_doc_tokens
     if arguments.input_jsonl is not None:
         fields = arguments.text_field, arguments.id_field
-        return JsonlDocuments(JsonlTexts(arguments.input_jsonl, *fields), tokenizer, most)
+        return jsonl_documents(JsonlTexts(arguments.input_jsonl, *fields), tokenizer, most)
     if arguments.input_docids is None:
         raise ConfigError("nothing to label", expected="--input-docids, --input-jsonl or --config")
     data_root = required(arguments, "data_root")
-    return ShardDocuments(
-        arguments.input_docids, data_root, tokenizer, most, tokenizer.eos_token_id
-    )
+    return shard_documents(arguments.input_docids, data_root, tokenizer, most)
 
 
 def _oracle_table(arguments: argparse.Namespace) -> OracleTable:

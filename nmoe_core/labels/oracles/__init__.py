@@ -38,7 +38,7 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
         return HttpOracle(table.http, rubric, _api_key(table.http.api_key_env), table.salvage)
     from nmoe_core.labels.oracles.heuristic import HeuristicOracle
 
-    return HeuristicOracle()
+    return HeuristicOracle(rubric.hash)
 
 
 def _api_key(name: str | None) -> str | None:

@@ -21,7 +21,6 @@ from nmoe_core.labels.oracle import (
     RETRY_TEMPERATURE,
     MeasuredOracle,
     OracleResult,
-    Provenance,
     Question,
 )
 from nmoe_core.labels.oracles.harmony import (
@@ -109,7 +108,7 @@ class EngineOracle(MeasuredOracle):
             "retry_temperature": RETRY_TEMPERATURE,
             **({"salvage": True} if salvage else {}),
         }
-        super().__init__(Provenance(model_name(config), facts))
+        super().__init__(model_name(config), facts)
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """Results as answers end; as many more questions are taken as there is room for."""

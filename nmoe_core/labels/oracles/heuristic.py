@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.oracles import text_statistics
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 
@@ -101,20 +101,17 @@ _DIMENSIONS = {
 
 
 class HeuristicOracle:
-    """Scores texts by their statistics; equal texts get equal scores, anywhere."""
+    """Scores texts by their statistics; equal texts get equal scores, anywhere.
 
-    scorer_model = SCORER_MODEL
-    scorer_version = SCORER_VERSION
+    Args:
+        rubric_hash: Of the rubric that records name; it is not read.
+    """
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over the version and every number above."""
-        return sha256_json([SCORER_MODEL, SCORER_VERSION, _table()])
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """No weights and no prompt: the digest of the numbers above."""
-        return {"backend": "heuristic", "table": self.fingerprint}
+    def __init__(self, rubric_hash: str = "") -> None:
+        self.scorer = Scorer(SCORER_MODEL, SCORER_VERSION, rubric_hash)
+        self.fingerprint = sha256_json([SCORER_MODEL, SCORER_VERSION, _table()])
+        # No weights and no prompt: the digest of the version and every number above.
+        self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """One result a text; white space alone, or a script that is not measured, has no scores."""

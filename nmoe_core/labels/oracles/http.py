@@ -24,7 +24,6 @@ from nmoe_core.labels.oracle import (
     RETRY_TEMPERATURE,
     MeasuredOracle,
     OracleResult,
-    Provenance,
     Question,
 )
 from nmoe_core.labels.oracles.dialects import dialect_of
@@ -76,7 +75,7 @@ class HttpOracle(MeasuredOracle):
             **self._dialect.facts,
             **({"salvage": True} if salvage else {}),
         }
-        super().__init__(Provenance(table.model, facts))
+        super().__init__(table.model, facts)
         self._rng = random.Random()
 
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
@@ -260,7 +259,9 @@ class _Requests:
             if len(self._failed) >= MAX_FAILED_IN_A_ROW:
                 reason = f"{item[1].finish_reason}: {item[1].raw[:200]!r}"
                 expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
-                self._error = self._error or down(self._oracle.scorer_model, reason, expected)
+                self._error = self._error or down(
+                    self._oracle.scorer.scorer_model, reason, expected
+                )
             return []
         if self._error is not None:
             return [item]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +13,12 @@ from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.slices import write_source_slices
 from nmoe_core.tasks.hydra import label_slices
+from tests.core.labels.oracles.server import MODEL, JudgeServer
+from tests.core.quality import RUBRIC
 
 
 @pytest.fixture
-def project(tmp_path: Path, talk: Any) -> Path:
+def project(tmp_path: Path) -> Path:
     """A run with one small source, prepared and sliced."""
     path = tmp_path / "web.jsonl"
     rows = [{"id": f"w{i}", "text": f"Document number {i} " + "and more " * 9} for i in range(60)]
@@ -42,13 +43,13 @@ def _forget_the_model() -> Iterator[None]:
 
 
 def test_a_run_labels_over_http_with_two_lines_of_settings(
-    project: Path, server: Any, talk: Any
+    project: Path, server: JudgeServer
 ) -> None:
     settings = f'kind = "http"\nrelabel = 2\n[oracle.http]\nbase_url = "{server.url}"\n'
-    run = run_of(project, talk.RUBRIC, settings + f'model = "{talk.MODEL}"')
+    run = run_of(project, RUBRIC, settings + f'model = "{MODEL}"')
     outputs = label_slices(run, ["web"], ["train-00", "val-01"])
     assert outputs["train-00"].facts["parse_rate"] == 1.0
-    assert outputs["train-00"].facts["scorer"].startswith(f"{talk.MODEL}/")
+    assert outputs["train-00"].facts["scorer"].startswith(f"{MODEL}/")
     assert outputs["val-01"].facts["relabelled"] <= 2
     asked = server.asked.total()
     again = label_slices(run, ["web"], ["train-00", "val-01"])
@@ -57,17 +58,17 @@ def test_a_run_labels_over_http_with_two_lines_of_settings(
 
 
 def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
-    project: Path, talk: Any, monkeypatch: pytest.MonkeyPatch
+    project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
     make_tiny_checkpoint(project / "weights", num_layers=2, num_experts=4, hidden_size=32)
     settings = f'kind = "engine"\n[oracle.engine]\ncheckpoint = "{project}/weights"\n'
-    run = run_of(project, talk.RUBRIC, settings + "max_ctx = 764\nmax_new = 16\n")
+    run = run_of(project, RUBRIC, settings + "max_ctx = 764\nmax_new = 16\n")
     facts = label_slices(run, ["web"], ["val-00"])["val-00"].facts
     assert facts["oracle_calls"] == facts["documents"]
     assert facts["parse_rate"] == 0.0
     with pytest.raises(LabelError) as mixed:
-        label_slices(run_of(project, talk.RUBRIC, 'kind = "heuristic"'), ["web"], ["val-00"])
+        label_slices(run_of(project, RUBRIC, 'kind = "heuristic"'), ["web"], ["val-00"])
     assert mixed.value.code == "E-LABEL-MIXED"
 
 
@@ -85,7 +86,7 @@ def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused_when_the_run_is_read(
-    tmp_path: Path, talk: Any, oracle: str, named: str
+    tmp_path: Path, oracle: str, named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        run_of(tmp_path, talk.RUBRIC, oracle)
+        run_of(tmp_path, RUBRIC, oracle)

@@ -9,6 +9,7 @@ from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.calibration.decide import decide
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_scores, parse_scores, stored
+from tests.core.quality import RUBRIC
 
 GOOD = dict(zip(DIMENSIONS, (0, 1, 2, 3, 4)))
 
@@ -77,12 +78,12 @@ def test_the_decision_keeps_from_tau_keep_on_and_drops_below_tau_drop() -> None:
 
 
 def test_the_shipped_rubric_has_five_dimensions_and_a_hash_of_every_word(
-    tmp_path, rubric: Rubric, world
+    tmp_path, rubric: Rubric
 ) -> None:
     assert [d.name for d in rubric.dimensions] == list(DIMENSIONS)
     assert all(len(d.grades) == 5 for d in rubric.dimensions)
     assert all(name in rubric.text() for name in DIMENSIONS)
-    text = world.RUBRIC.read_text("utf-8")
+    text = RUBRIC.read_text("utf-8")
     changed = tmp_path / "rubric.toml"
     changed.write_text(text.replace("Serious errors", "Grave errors"))
     assert Rubric.load(changed).hash != rubric.hash

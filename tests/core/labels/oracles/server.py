@@ -9,21 +9,14 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from nmoe_core.config.quality import HttpOracleTable
-from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.oracles import flow
 from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.labels.scores import DIMENSIONS
 
 MODEL = "judge-1"
-RUBRIC = Path(__file__).parents[4] / "configs" / "rubrics" / "quality_v1.toml"
 
 
 @dataclass
@@ -166,46 +159,3 @@ async def _turns() -> None:
     """Let the loop turn: accepted connections get their task, closed ones let go of theirs."""
     for _ in range(5):
         await asyncio.sleep(0)
-
-
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    made = JudgeServer()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def judge_rubric() -> Rubric:
-    return Rubric.load(RUBRIC)
-
-
-@pytest.fixture
-def table(server: JudgeServer) -> Callable[..., HttpOracleTable]:
-    def make(**more: Any) -> HttpOracleTable:
-        settings: dict[str, Any] = {"timeout_s": 60.0, "max_outage_s": 60.0, "concurrency": 8}
-        return HttpOracleTable(base_url=server.url, model=MODEL, **settings | more)
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow, "FIRST_PAUSE_S", 0.02)
-
-
-@pytest.fixture
-def talk() -> Any:
-    """The builders above, for the test files."""
-    from types import SimpleNamespace
-
-    return SimpleNamespace(
-        Reply=Reply,
-        JudgeServer=JudgeServer,
-        completion=completion,
-        text_completion=text_completion,
-        answers=answers,
-        grades_of=grades_of,
-        MODEL=MODEL,
-        RUBRIC=RUBRIC,
-    )

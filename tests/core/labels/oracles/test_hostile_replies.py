@@ -19,6 +19,7 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles.http import RAW_CHARS, HttpOracle
 from nmoe_core.labels.scores import DIMENSIONS
+from tests.core.labels.oracles.server import JudgeServer, Reply, answers, completion, grades_of
 
 GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
 KEY = "sk-s3cret/with+marks"
@@ -37,7 +38,7 @@ def write_documents(path: Path, count: int) -> Path:
     return path
 
 
-def label(server: Any, path: Path, out: Path, *more: str) -> int:
+def label(server: JudgeServer, path: Path, out: Path, *more: str) -> int:
     flags = ["--oracle", "http", "--base-url", server.url, "--model", "judge-1", "--quiet"]
     places = ["--input-jsonl", str(path), "--out", str(out), "--concurrency", "4"]
     return main(["hydra", "oracle-label", *flags, *places, *more])
@@ -49,13 +50,13 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_follow(
-    server: Any, talk: Any, tmp_path: Path, status: int
+    server: JudgeServer, tmp_path: Path, status: int
 ) -> None:
     path, out = write_documents(tmp_path / "in.jsonl", 60), tmp_path / "out"
 
     def behave(document: str, nth: int) -> Any:
         is_refused = int(document.split()[1]) < 50
-        return talk.Reply(TOO_LONG, status) if is_refused else talk.answers(document, nth)
+        return Reply(TOO_LONG, status) if is_refused else answers(document, nth)
 
     server.behave = behave
     assert label(server, path, out) == 0
@@ -71,9 +72,9 @@ def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_f
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404, 407, 410])
 def test_a_refusal_that_is_not_about_the_document_is_no_label(
-    server: Any, talk: Any, tmp_path: Path, status: int, capsys: pytest.CaptureFixture[str]
+    server: JudgeServer, tmp_path: Path, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.behave = lambda document, nth: talk.Reply(b"no", status)
+    server.behave = lambda document, nth: Reply(b"no", status)
     path = write_documents(tmp_path / "in.jsonl", 40)
     assert label(server, path, tmp_path / "out") == 1
     assert "ERROR [E-LABEL-ORACLE]" in capsys.readouterr().err
@@ -89,22 +90,22 @@ ERRORS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("body", ERRORS)
 def test_an_error_in_a_reply_of_status_200_is_a_failed_request(
-    server: Any, talk: Any, table: Callable, judge_rubric: Rubric, body: Any
+    server: JudgeServer, table: Callable, rubric: Rubric, body: Any
 ) -> None:
-    error = talk.Reply(json.dumps(body).encode())
-    server.behave = lambda d, nth: error if nth < 2 else talk.answers(d, nth)
+    error = Reply(json.dumps(body).encode())
+    server.behave = lambda d, nth: error if nth < 2 else answers(d, nth)
     documents = [f"document {i}" for i in range(20)]
-    found = ask(HttpOracle(table(), judge_rubric), documents)
-    assert {d: r.scores for d, r in found.items()} == {d: talk.grades_of(d) for d in documents}
+    found = ask(HttpOracle(table(), rubric), documents)
+    assert {d: r.scores for d, r in found.items()} == {d: grades_of(d) for d in documents}
     assert set(server.asked.values()) == {3}
 
 
 @pytest.mark.parametrize("body", ERRORS)
 def test_a_server_that_gives_errors_alone_ends_the_run_and_leaves_no_label(
-    server: Any, talk: Any, table: Callable, judge_rubric: Rubric, body: Any
+    server: JudgeServer, table: Callable, rubric: Rubric, body: Any
 ) -> None:
-    server.behave = lambda d, nth: talk.Reply(json.dumps(body).encode())
-    oracle = HttpOracle(table(max_attempts=1), judge_rubric)
+    server.behave = lambda d, nth: Reply(json.dumps(body).encode())
+    oracle = HttpOracle(table(max_attempts=1), rubric)
     seen: list[Any] = []
     with pytest.raises(LabelError) as down:
         seen.extend(oracle.label(Question(f"document {i}") for i in range(60)))
@@ -113,10 +114,10 @@ def test_a_server_that_gives_errors_alone_ends_the_run_and_leaves_no_label(
 
 @pytest.mark.parametrize("reason", ["http_error", "http_", "timeouts", "x" * 5000])
 def test_a_finish_reason_of_the_servers_own_is_no_failure_of_the_server(
-    server: Any, talk: Any, table: Callable, judge_rubric: Rubric, reason: str
+    server: JudgeServer, table: Callable, rubric: Rubric, reason: str
 ) -> None:
-    server.behave = lambda d, nth: talk.completion("no scores", reason=reason)
-    found = ask(HttpOracle(table(), judge_rubric), [f"document {i}" for i in range(40)])
+    server.behave = lambda d, nth: completion("no scores", reason=reason)
+    found = ask(HttpOracle(table(), rubric), [f"document {i}" for i in range(40)])
     assert {r.finish_reason for r in found.values()} == {reason[:64]}
 
 
@@ -148,12 +149,12 @@ def echoes() -> dict[str, Callable[[str], dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", echoes())
 def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
-    server: Any, talk: Any, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str],
+    server: JudgeServer, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("JUDGE_KEY", KEY)
     monkeypatch.setattr("nmoe_core.labels.oracles.flow.FIRST_PAUSE_S", 0.001)
-    server.behave = lambda d, nth: talk.Reply(**echoes()[name](d))
+    server.behave = lambda d, nth: Reply(**echoes()[name](d))
     label(server, write_documents(tmp_path / "in.jsonl", 20), tmp_path / "out",
           "--api-key-env", "JUDGE_KEY")  # fmt: skip
     assert f"Bearer {KEY}" in server.headers[0]
@@ -242,11 +243,11 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_reply_that_does_not_end_is_cut_at_its_limit_and_ends_the_run_in_one_line(
-    table: Callable, judge_rubric: Rubric, flood: str
+    table: Callable, rubric: Rubric, flood: str
 ) -> None:
     with endless(*FLOODS[flood]) as (url, sent):
         settings = table(max_attempts=1, concurrency=1, max_reply_bytes=2**20, timeout_s=60.0)
-        oracle = HttpOracle(settings.model_copy(update={"base_url": url}), judge_rubric)
+        oracle = HttpOracle(settings.model_copy(update={"base_url": url}), rubric)
         with pytest.raises(LabelError) as down:
             list(oracle.label(Question(f"document {i}") for i in range(40)))
         num_sent = sent[0]

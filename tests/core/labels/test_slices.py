@@ -4,7 +4,6 @@ import hashlib
 import json
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.labels.slices import combine_slices, data_digest, read_slice, write_source_slices
 from nmoe_core.shards.manifest import build_manifest
 from nmoe_core.shards.writer import ShardWriter
+from tests.core.quality import random_documents, shard_format, slice_all, write_source
 
 
 def reference_slices(root: Path) -> dict[str, list[str]]:
@@ -33,10 +33,8 @@ def reference_slices(root: Path) -> dict[str, list[str]]:
     return lines
 
 
-def test_slices_equal_an_independent_reading_of_the_rule(
-    tmp_path: Path, shared_data: Path, world: SimpleNamespace
-) -> None:
-    slices = world.slice_all(shared_data, tmp_path / "slices")
+def test_slices_equal_an_independent_reading_of_the_rule(tmp_path: Path, shared_data: Path) -> None:
+    slices = slice_all(shared_data, tmp_path / "slices")
     expected = reference_slices(shared_data)
     for split, lines in expected.items():
         assert (slices / f"docids_{split}.jsonl").read_text("utf-8") == "".join(lines)
@@ -47,16 +45,14 @@ def test_slices_equal_an_independent_reading_of_the_rule(
             assert shard == "".join(expected[split][i::8])
 
 
-def test_files_are_ordered_by_path_component_and_unnamed_files_are_left_out(
-    tmp_path: Path, world: SimpleNamespace
-) -> None:
+def test_files_are_ordered_by_path_component_and_unnamed_files_are_left_out(tmp_path: Path) -> None:
     # As strings "s-b/x" sorts before "s/x", by component after it.
     split = tmp_path / "data" / "web" / "train"
-    fmt = world.shard_format("web")
+    fmt = shard_format("web")
     entries = []
     for name in ("s-b", "s", "not-named"):
         writer = ShardWriter(split / name, fmt)
-        for tokens in world.random_documents(len(name), 30):
+        for tokens in random_documents(len(name), 30):
             writer.add_document(np.array(tokens, np.uint32), "id", "sha")
         for entry in writer.finish({}, {})["shards"]:
             named = {k: f"{name}/{entry[k]}" for k in ("path", "index_path", "ids_path")}
@@ -70,34 +66,34 @@ def test_files_are_ordered_by_path_component_and_unnamed_files_are_left_out(
 
 
 def test_a_second_call_does_no_work_until_data_or_files_change(
-    tmp_path: Path, data_root: Path, world: SimpleNamespace
+    tmp_path: Path, data_root: Path
 ) -> None:
     slices = tmp_path / "slices"
     first = write_source_slices(data_root, "web", slices)
     path = slices / "sources" / "web" / "docids_train.jsonl"
     before = path.stat().st_mtime_ns
     again = write_source_slices(data_root, "web", slices)
-    assert again.is_current
-    assert again.counts == first.counts
+    assert not again.facts["changed"]
+    assert again.facts == first.facts | {"changed": False}
     assert path.stat().st_mtime_ns == before
     path.unlink()
-    assert not write_source_slices(data_root, "web", slices).is_current
+    assert write_source_slices(data_root, "web", slices).facts["changed"]
     digest = data_digest(data_root, ["web"])
-    world.write_source(data_root, "web", world.random_documents(9, 41))
+    write_source(data_root, "web", random_documents(9, 41))
     assert data_digest(data_root, ["web"]) != digest
-    assert not write_source_slices(data_root, "web", slices).is_current
+    assert write_source_slices(data_root, "web", slices).facts["changed"]
 
 
 def test_combined_slices_follow_their_parts_and_not_the_order_of_arguments(
-    tmp_path: Path, data_root: Path, world: SimpleNamespace
+    tmp_path: Path, data_root: Path
 ) -> None:
-    slices = world.slice_all(data_root, tmp_path / "slices")
+    slices = slice_all(data_root, tmp_path / "slices")
     whole = (slices / "docids_train.jsonl").read_bytes()
-    assert combine_slices(slices, ["books", "web"]).is_current
+    assert not combine_slices(slices, ["books", "web"]).facts["changed"]
     (slices / "train_shard_03").unlink()
-    assert not combine_slices(slices, ["web", "books"]).is_current
+    assert combine_slices(slices, ["web", "books"]).facts["changed"]
     assert (slices / "docids_train.jsonl").read_bytes() == whole
-    assert combine_slices(slices, ["books"]).counts["train"] < len(whole.splitlines())
+    assert combine_slices(slices, ["books"]).facts["train"] < len(whole.splitlines())
 
 
 def test_an_index_that_is_not_the_manifests_is_refused_before_anything_is_written(

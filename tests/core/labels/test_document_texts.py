@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from nmoe_core.base.errors import LabelError, NmoeError, SourceError
-from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.document_texts import JsonlDocuments
+from nmoe_core.labels.document_texts import jsonl_documents
 from nmoe_core.labels.jsonl_texts import JsonlTexts
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.records import read_records
@@ -20,11 +18,10 @@ from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Record
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.core.quality import FakeOracle
 
 
-def test_json_lines_are_labelled_without_shards(
-    tmp_path: Path, world: SimpleNamespace, rubric: Rubric
-) -> None:
+def test_json_lines_are_labelled_without_shards(tmp_path: Path) -> None:
     path = tmp_path / "web.jsonl"
     rows = [
         {"doc_id": "a", "source": "s", "text": "w1 w2"},
@@ -32,9 +29,9 @@ def test_json_lines_are_labelled_without_shards(
         {"text": "w5\ud83d"},
     ]
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    documents = JsonlDocuments(JsonlTexts(path), load_tokenizer(), 16)
+    documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 16)
     assert documents.rows == [("a", "s"), ("7", "web"), ("web/web.jsonl:2", "web")]
-    label_shard(documents, tmp_path / "out", world.FakeOracle(fails_on=bool), rubric)
+    label_shard(documents, tmp_path / "out", FakeOracle(fails_on=bool))
     records = read_records(tmp_path / "out" / "scores.jsonl")
     assert [record["truncated"] for record in records] == [False, True, False]
     assert "w3" in records[1]["snippet"]
@@ -90,20 +87,18 @@ def test_a_line_has_the_id_and_the_text_that_prep_gives_it(tmp_path: Path) -> No
     assert [texts.text(r.id) for r in prepared] == [normalize_text(r.text) for r in prepared]
 
 
-def test_labels_of_lines_named_by_an_earlier_rule_are_not_dropped_unasked(
-    tmp_path: Path, world: SimpleNamespace, rubric: Rubric
-) -> None:
+def test_labels_of_lines_named_by_an_earlier_rule_are_not_dropped_unasked(tmp_path: Path) -> None:
     path, out = tmp_path / "web.jsonl", tmp_path / "out"
     path.write_text('{"text": "w1 w2"}\n')
-    documents = JsonlDocuments(JsonlTexts(path), load_tokenizer(), 16)
-    label_shard(documents, out, world.FakeOracle(), rubric)
+    documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 16)
+    label_shard(documents, out, FakeOracle())
     (out / "summary.json").unlink()
     started = json.loads((out / "started.json").read_text())
     del started["fingerprints"]["reader"]
     (out / "started.json").write_text(json.dumps(started))
     before = (out / "scores.jsonl").read_bytes()
     with pytest.raises(LabelError, match="earlier version") as refused:
-        label_shard(documents, out, world.FakeOracle(), rubric)
+        label_shard(documents, out, FakeOracle())
     assert refused.value.code == "E-LABEL-MIXED"
     assert (out / "scores.jsonl").read_bytes() == before
-    assert label_shard(documents, out, world.FakeOracle(), rubric, replace=True).num_new == 1
+    assert label_shard(documents, out, FakeOracle(), replace=True).facts["num_new"] == 1

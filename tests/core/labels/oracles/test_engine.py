@@ -13,7 +13,7 @@ from nmoe_core.base.errors import CheckpointError, ConfigError
 from nmoe_core.config.quality import EngineOracleTable, OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.engine import make_tiny_checkpoint
-from nmoe_core.labels.document_texts import JsonlDocuments
+from nmoe_core.labels.document_texts import jsonl_documents
 from nmoe_core.labels.jsonl_texts import JsonlTexts
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question
@@ -58,14 +58,14 @@ def ask(oracle: EngineOracle, texts: list[str], attempt: int = 0) -> dict[int, O
 
 @pytest.mark.usefixtures("_short_answers")
 def test_random_weights_give_failures_that_are_counted_and_kept(
-    checkpoint: Path, judge_rubric: Rubric, tmp_path: Path
+    checkpoint: Path, rubric: Rubric, tmp_path: Path
 ) -> None:
     rows = [{"id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(TEXTS)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    documents = JsonlDocuments(JsonlTexts(tmp_path / "in.jsonl"), load_tokenizer(), 2048)
-    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), judge_rubric)
-    report = label_shard(documents, tmp_path / "out", oracle, judge_rubric)
-    assert (report.total, report.parsed) == (5, 0)
+    documents = jsonl_documents(JsonlTexts(tmp_path / "in.jsonl"), load_tokenizer(), 2048)
+    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), rubric)
+    report = label_shard(documents, tmp_path / "out", oracle)
+    assert (report.facts["total"], report.facts["parsed"]) == (5, 0)
     lines = (tmp_path / "out" / "scores.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["doc_id"] for record in records] == [row["id"] for row in rows]
@@ -75,16 +75,16 @@ def test_random_weights_give_failures_that_are_counted_and_kept(
     assert summary["parse_rate"] == 0.0
     assert summary["scorer_model"] == "gpt-oss-shaped-2x32x4"
     assert len(summary["oracle"]["weights"]) == 64
-    assert label_shard(documents, tmp_path / "out", oracle, judge_rubric).is_current
+    assert label_shard(documents, tmp_path / "out", oracle).facts["num_new"] == 0
 
 
 @pytest.mark.usefixtures("_short_answers")
 def test_answers_do_not_depend_on_the_batch_and_reasoning_ends_at_its_budget(
-    checkpoint: Path, judge_rubric: Rubric
+    checkpoint: Path, rubric: Rubric
 ) -> None:
-    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), judge_rubric)
+    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), rubric)
     together = ask(oracle, TEXTS)
-    alone = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24, max_batch=1), judge_rubric)
+    alone = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24, max_batch=1), rubric)
     assert together == ask(alone, TEXTS)
     assert {result.num_new_tokens for result in together.values()} == {24}
 
@@ -139,14 +139,14 @@ FINAL = f"<|channel|>final<|message|>{GOOD}<|return|>"
 
 
 def test_an_answer_ends_with_its_first_action_stop_and_not_with_the_end_of_reasoning(
-    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+    checkpoint: Path, rubric: Rubric, scripted: Any
 ) -> None:
     generator = scripted(
         THINK + FINAL + "more",
         "<|channel|>analysis<|message|>Hm.<|return|>more",
         "<|channel|>commentary to=f<|message|>{}<|call|>more",
     )
-    results = ask(EngineOracle(checkpoint, settings(), judge_rubric), ["a", "b", "c"])
+    results = ask(EngineOracle(checkpoint, settings(), rubric), ["a", "b", "c"])
     assert [results[i].finish_reason for i in range(3)] == [
         "final_stop",
         "stop_outside_final",
@@ -159,7 +159,7 @@ def test_an_answer_ends_with_its_first_action_stop_and_not_with_the_end_of_reaso
 
 
 def test_reasoning_that_does_not_end_is_ended_and_the_answer_still_comes(
-    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+    checkpoint: Path, rubric: Rubric, scripted: Any
 ) -> None:
     table = settings()
     room = table.max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
@@ -168,25 +168,25 @@ def test_reasoning_that_does_not_end_is_ended_and_the_answer_still_comes(
     # The script goes on as a model would that finds its final channel opened.
     generator.scripts[0] = [*thoughts, *engine.TO_FINAL, *script(GOOD), RETURN]
     generator.scripts[0][room] = 11
-    result = ask(EngineOracle(checkpoint, table, judge_rubric), ["a"])[0]
+    result = ask(EngineOracle(checkpoint, table, rubric), ["a"])[0]
     assert (result.finish_reason, result.scores) == ("final_stop", json.loads(GOOD))
     assert generator.written[0][room : room + len(engine.TO_FINAL)] == list(engine.TO_FINAL)
 
 
 def test_a_final_answer_under_way_at_the_budget_is_not_interrupted(
-    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+    checkpoint: Path, rubric: Rubric, scripted: Any
 ) -> None:
     room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
     head = script("<|channel|>analysis<|message|>" + "hm " * 100)[: room - 10]
     generator = scripted("")
     generator.scripts[0] = [*head, *engine.TO_FINAL, *script(GOOD), RETURN]
-    result = ask(EngineOracle(checkpoint, settings(), judge_rubric), ["a"])[0]
+    result = ask(EngineOracle(checkpoint, settings(), rubric), ["a"])[0]
     assert (result.finish_reason, result.scores) == ("final_stop", json.loads(GOOD))
     assert generator.written[0] == generator.scripts[0]
 
 
 def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_rest(
-    checkpoint: Path, judge_rubric: Rubric, scripted: Any
+    checkpoint: Path, rubric: Rubric, scripted: Any
 ) -> None:
     generator = scripted(*[THINK * (i % 3) + FINAL for i in range(20)])
     taken: list[int] = []
@@ -196,7 +196,7 @@ def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_res
             taken.append(i)
             yield Question(f"text {i}")
 
-    results = EngineOracle(checkpoint, settings(), judge_rubric).label(questions())
+    results = EngineOracle(checkpoint, settings(), rubric).label(questions())
     assert next(results)[1].scores
     assert len(taken) == generator.most_live == 6
     results.close()
@@ -204,17 +204,17 @@ def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_res
 
 
 def test_the_version_is_measured_from_weights_prompt_and_decoding(
-    checkpoint: Path, judge_rubric: Rubric, tmp_path: Path
+    checkpoint: Path, rubric: Rubric, tmp_path: Path
 ) -> None:
-    base = EngineOracle(checkpoint, settings(), judge_rubric).fingerprint
-    assert EngineOracle(checkpoint, settings(max_batch=7), judge_rubric).fingerprint == base
+    base = EngineOracle(checkpoint, settings(), rubric).fingerprint
+    assert EngineOracle(checkpoint, settings(max_batch=7), rubric).fingerprint == base
     other = make_tiny_checkpoint(tmp_path, seed=1, num_layers=2, num_experts=4, hidden_size=32)
     changed = [
-        EngineOracle(other, settings(), judge_rubric),
-        EngineOracle(checkpoint, settings(max_new=128), judge_rubric),
-        EngineOracle(checkpoint, settings(reasoning="none"), judge_rubric),
-        EngineOracle(checkpoint, settings(), judge_rubric.turned()),
-        EngineOracle(checkpoint, settings(), replace(judge_rubric, version="v2")),
+        EngineOracle(other, settings(), rubric),
+        EngineOracle(checkpoint, settings(max_new=128), rubric),
+        EngineOracle(checkpoint, settings(reasoning="none"), rubric),
+        EngineOracle(checkpoint, settings(), rubric.turned()),
+        EngineOracle(checkpoint, settings(), replace(rubric, version="v2")),
     ]
     assert len({base, *(oracle.fingerprint for oracle in changed)}) == 6
 
@@ -233,12 +233,12 @@ def test_published_shapes_have_their_names() -> None:
 
 
 def test_what_cannot_label_is_refused_before_anything_is_loaded(
-    judge_rubric: Rubric, checkpoint: Path, tmp_path: Path
+    rubric: Rubric, checkpoint: Path, tmp_path: Path
 ) -> None:
     small = make_tiny_checkpoint(tmp_path, num_layers=2, vocab_size=512)
     with pytest.raises(CheckpointError, match="vocabulary"):
-        EngineOracle(small, settings(), judge_rubric)
+        EngineOracle(small, settings(), rubric)
     table = OracleTable(kind="engine", engine=settings(checkpoint=str(checkpoint), max_new=800))
     with pytest.raises(ConfigError) as refused:
-        make_oracle(table, judge_rubric, Path)
+        make_oracle(table, rubric, Path)
     assert refused.value.code == "E-CONFIG-CONTEXT"

@@ -1,0 +1,65 @@
+"""Slices and labels of one small tree, made with the fakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.result import Result
+from nmoe_core.labels.document_texts import Documents, shard_documents
+from nmoe_core.labels.files import merged_path
+from nmoe_core.labels.label import label_shard
+from nmoe_core.labels.oracle import Oracle
+from nmoe_core.labels.records import Record, read_records
+from tests.core.quality import FakeOracle, FakeTokenizer, slice_all
+
+
+class Labelling:
+    """Labels the slices of a tree, `train_shard_00` where no other is named."""
+
+    def __init__(self, base: Path, data_root: Path) -> None:
+        self.data_root = data_root
+        self.labels, self.slices = base / "labels", slice_all(data_root, base / "slices")
+        self.merged = merged_path(self.labels, "val")
+
+    def shard(self, i: int = 0, split: str = "train") -> Path:
+        return self.labels / split / f"shard_{i}"
+
+    def documents(self, i: int = 0, split: str = "train", max_doc_tokens: int = 16) -> Documents:
+        path = self.slices / f"{split}_shard_{i:02d}"
+        return shard_documents(path, self.data_root, FakeTokenizer(), max_doc_tokens)
+
+    def run(
+        self,
+        oracle: Oracle | None = None,
+        i: int = 0,
+        split: str = "train",
+        max_doc_tokens: int = 16,
+        **more: Any,
+    ) -> Result:
+        documents = self.documents(i, split, max_doc_tokens)
+        return label_shard(documents, self.shard(i, split), oracle or FakeOracle(), **more)
+
+    def run_all(self, oracle: Oracle | None = None) -> None:
+        for split in ("train", "val"):
+            for i in range(8):
+                self.run(oracle, i, split)
+
+    def files(self) -> dict[str, bytes]:
+        paths = sorted(self.shard().iterdir())
+        return {path.name: path.read_bytes() for path in paths if path.name != ".lock"}
+
+    def records(self) -> list[Record]:
+        return read_records(self.shard() / "scores.jsonl")
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.shard() / "summary.json").read_text())
+
+    def lines(self) -> list[bytes]:
+        return (self.shard() / "scores.jsonl").read_bytes().splitlines(keepends=True)
+
+    def break_off(self, *left: bytes) -> None:
+        """The state of a labelling that was killed when its file held these bytes."""
+        (self.shard() / "scores.jsonl").write_bytes(b"".join(left))
+        (self.shard() / "summary.json").unlink()

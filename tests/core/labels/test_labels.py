@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import FormatError, LabelError
+from nmoe_core.labels.files import merge_labels, merged_path, read_labels
+from nmoe_core.labels.noise import agreement, label_again, merge_noise
+from nmoe_core.labels.records import read_records
+from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.slices import read_slice
+from nmoe_core.labels.status import label_status
+from tests.core.labels.labelling import Labelling
+from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, write_source
+
+
+def test_a_record_names_document_scores_and_scorer_and_never_shows_the_eos(
+    labelling: Labelling,
+) -> None:
+    oracle = FakeOracle()
+    made = labelling.run(oracle)
+    records, summary = labelling.records(), labelling.summary()
+    rows = read_slice(labelling.slices / "train_shard_00")
+    assert [(r["doc_id"], r["source"]) for r in records] == rows
+    assert list(records[0]) == [
+        *("doc_id", "source", "ok", "snippet", "scores", "aggregated"),
+        *("scorer_model", "scorer_version", "rubric_hash", "finish_reason"),
+        *("attempts", "num_new_tokens", "salvaged", "truncated"),
+    ]
+    for text, record in zip(oracle.asked, records):
+        assert f"w{EOS}" not in text
+        assert record["snippet"] == text[:256]
+        assert record["aggregated"] == pytest.approx(sum(record["scores"].values()) / 20)
+    assert max(len(text.split()) for text in oracle.asked) == 16
+    assert made.facts == {
+        "total": len(rows), "parsed": len(rows), "salvaged": 0,
+        "num_new": len(rows), "resumed_from": 0,
+    }  # fmt: skip
+    assert summary["total"] == summary["parsed"] == len(rows)
+    assert summary["scores_sha256"] == made.digest
+    assert sum(s["count"] for s in summary["per_source"].values()) == len(rows)
+    assert (summary["scorer_model"], summary["resumed_from"]) == ("fake", None)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"doc_id": "web//we', b"\0\0\0\0"])
+def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(
+    labelling: Labelling, torn: bytes
+) -> None:
+    labelling.run()
+    whole, lines = labelling.files(), labelling.lines()
+    labelling.break_off(*lines[:3], torn)
+    with pytest.raises(LabelError):
+        labelling.run(FakeOracle(change=lambda results: islice(results, 2)))
+    # Killed a second time: a record glued to the torn line would be none.
+    assert [record["ok"] for record in labelling.records()] == [True] * 5
+    oracle = FakeOracle()
+    assert labelling.run(oracle).facts["resumed_from"] == 5
+    assert labelling.files() == whole
+    assert len(oracle.asked) == len(lines) - 5
+
+
+def test_a_failed_record_after_a_parsed_one_of_the_same_document_does_not_count(
+    labelling: Labelling,
+) -> None:
+    labelling.run()
+    whole, lines = labelling.files(), labelling.lines()
+    failed = json.loads(lines[0]) | {"ok": False, "raw": "?"}
+    labelling.break_off(*lines[:4], json.dumps(failed).encode() + b"\n")
+    oracle = FakeOracle()
+    assert labelling.run(oracle, retry_failed=1).facts["resumed_from"] == 4
+    assert labelling.files() == whole
+    assert len(oracle.asked) == len(lines) - 4
+
+
+def test_a_summary_does_not_outlive_its_lost_records(labelling: Labelling) -> None:
+    labelling.run()
+    (labelling.shard() / "scores.jsonl").unlink()
+    with pytest.raises(LabelError) as refused:
+        labelling.run(FakeOracle(change=lambda results: islice(results, 2)))
+    assert refused.value.code == "E-LABEL-ORACLE"
+    assert not (labelling.shard() / "summary.json").exists()
+    assert labelling.run().facts["resumed_from"] == 2
+
+
+def test_a_second_run_asks_nothing_and_writes_nothing(labelling: Labelling) -> None:
+    first = labelling.run()
+    before = {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()}
+    oracle = FakeOracle()
+    again = labelling.run(oracle)
+    total = first.facts["total"]
+    assert again.digest == first.digest
+    assert again.facts == first.facts | {"num_new": 0, "resumed_from": total}
+    assert not oracle.asked
+    assert {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()} == before
+
+
+def test_labels_of_another_scorer_or_rubric_are_refused_unless_replaced(
+    labelling: Labelling,
+) -> None:
+    labelling.run()
+    kept, other = labelling.files(), FakeOracle(version="v2")
+    for oracle in (other, FakeOracle(rubric_hash="other")):
+        with pytest.raises(LabelError) as refused:
+            labelling.run(oracle)
+        assert refused.value.code == "E-LABEL-MIXED"
+        assert labelling.files() == kept
+    labelling.run(other, replace=True)
+    assert {record["scorer_version"] for record in labelling.records()} == {"v2"}
+    assert len(labelling.records()) == len(read_slice(labelling.slices / "train_shard_00"))
+
+
+def test_labels_that_do_not_say_where_they_come_from_are_refused(labelling: Labelling) -> None:
+    labelling.run()
+    labelling.break_off(*labelling.lines())
+    (labelling.shard() / "started.json").unlink()
+    with pytest.raises(LabelError) as refused:
+        labelling.run()
+    assert refused.value.code == "E-LABEL-MIXED"
+
+
+def test_labelling_starts_over_when_documents_slices_or_lengths_change(
+    labelling: Labelling,
+) -> None:
+    labelling.run()
+    # Other documents under the same ids: the lengths stay, the tokens change.
+    documents = [[(t + 7) % 500 for t in d] for d in random_documents(1, 40)]
+    write_source(labelling.data_root, "web", documents)
+    before = (labelling.slices / "train_shard_00").read_bytes()
+    slice_all(labelling.data_root, labelling.slices)
+    assert (labelling.slices / "train_shard_00").read_bytes() == before
+    made = labelling.run()
+    assert (made.facts["num_new"], made.facts["resumed_from"]) == (len(before.splitlines()), 0)
+
+    write_source(labelling.data_root, "web", random_documents(5, 30))
+    slice_all(labelling.data_root, labelling.slices)
+    assert labelling.run().facts["resumed_from"] == 0
+    rows = read_slice(labelling.slices / "train_shard_00")
+    assert [r["doc_id"] for r in labelling.records()] == [doc_id for doc_id, _ in rows]
+
+    oracle = FakeOracle()
+    labelling.run(oracle, max_doc_tokens=4)
+    assert {len(text.split()) for text in oracle.asked} <= set(range(5))
+    assert len(oracle.asked) == len(rows)
+
+
+def test_refused_answers_are_kept_raw_and_asked_again_only_on_request(labelling: Labelling) -> None:
+    failing = FakeOracle(fails_on=lambda text: True)
+    total = labelling.run(failing).facts["total"]
+    outcomes = {(r["ok"], r["raw"], r["finish_reason"]) for r in labelling.records()}
+    assert outcomes == {(False, "no scores", "length")}
+    assert labelling.run().facts["num_new"] == 0
+    # No document is asked about more often than allowed.
+    for _ in range(4):
+        labelling.run(failing, retry_failed=2)
+    assert len(failing.asked) == 3 * total
+    again = FakeOracle()
+    assert labelling.run(again, retry_failed=3).facts["parsed"] == len(again.asked) == total
+    assert labelling.run(retry_failed=3).facts["num_new"] == 0
+    for i in range(1, 8):
+        labelling.run(i=i)
+    merged = merge_labels(labelling.labels, "train").facts
+    assert merged["parsed"] == merged["total"]
+
+
+def test_a_broken_line_inside_the_file_is_refused_with_its_number(labelling: Labelling) -> None:
+    labelling.run()
+    first, *others = labelling.lines()
+    labelling.break_off(first, b"{broken\n", *others)
+    with pytest.raises(LabelError, match=r"scores\.jsonl:2") as refused:
+        labelling.run()
+    assert refused.value.code == "E-LABEL-CORRUPT"
+
+
+def test_an_empty_slice_makes_empty_labels(labelling: Labelling) -> None:
+    (labelling.slices / "slices_manifest.json").unlink()
+    (labelling.slices / "train_shard_00").write_bytes(b"")
+    facts = labelling.run().facts
+    assert (facts["total"], facts["parsed"]) == (0, 0)
+    assert labelling.files()["scores.jsonl"] == b""
+    assert labelling.summary()["parse_rate"] == 1.0
+
+
+def test_merged_labels_hold_every_document_of_the_split_once(labelling: Labelling) -> None:
+    labelling.run_all()
+    path = merged_path(labelling.labels, "train")
+    assert merge_labels(labelling.labels, "train").facts["changed"]
+    shards = [read_slice(labelling.slices / f"train_shard_{i:02d}") for i in range(8)]
+    ids = [record["doc_id"] for record in read_records(path)]
+    assert ids == [doc_id for rows in shards for doc_id, _ in rows]
+    payload, mtime = path.read_bytes(), path.stat().st_mtime_ns
+    assert not merge_labels(labelling.labels, "train").facts["changed"]
+    assert path.stat().st_mtime_ns == mtime
+    path.with_name("labels_train.summary.json").unlink()
+    merge_labels(labelling.labels, "train")
+    assert path.read_bytes() == payload
+    labels = read_labels(path)
+    assert labels.scores.shape == (len(ids), 5)
+    assert (labels.scorer, labels.num_failed) == (("fake", "v1", "r"), 0)
+
+
+def test_unfinished_mixed_or_altered_shards_are_not_merged(labelling: Labelling) -> None:
+    labelling.run_all()
+
+    def code() -> str:
+        with pytest.raises(LabelError) as refused:
+            merge_labels(labelling.labels, "train")
+        return refused.value.code
+
+    (labelling.shard(5) / "summary.json").unlink()
+    assert code() == "E-LABEL-COVERAGE"
+    labelling.run(FakeOracle(version="v2"), i=5, replace=True)
+    assert code() == "E-LABEL-MIXED"
+    labelling.run(i=5, replace=True)
+    scores = labelling.shard(5) / "scores.jsonl"
+    scores.write_bytes(scores.read_bytes().replace(b'"helpfulness": ', b'"helpfulness":  '))
+    assert code() == "E-LABEL-CORRUPT"
+    assert not (labelling.labels / "merged").exists()
+
+
+def test_of_several_records_the_last_parsed_one_counts(tmp_path: Path) -> None:
+    def row(name: str, grade: int | None) -> dict[str, Any]:
+        scores = {} if grade is None else {"scores": dict.fromkeys(DIMENSIONS, grade)}
+        return {"doc_id": name, "source": "web", "ok": grade is not None, **scores}
+
+    path = tmp_path / "labels_val.jsonl"
+    rows = [row("a", 1), row("b", None), row("c", None), row("a", 3), row("a", None), row("b", 2)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    labels = read_labels(path)
+    assert labels.doc_ids == ["a", "b"]
+    assert labels.scores[:, 0].tolist() == [3.0, 2.0]
+    assert labels.num_failed == 1
+
+
+def test_missing_or_malformed_labels_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "labels_val.jsonl"
+    with pytest.raises(LabelError) as missing:
+        read_labels(path)
+    assert missing.value.code == "E-LABEL-MISSING"
+    record = {"doc_id": "a", "source": "s", "ok": True, "scores": {"helpfulness": 9}}
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(LabelError) as bad:
+        read_labels(path)
+    assert bad.value.code == "E-LABEL-SCORES"
+
+
+def test_the_bytes_do_not_depend_on_the_order_of_answers(labelling: Labelling) -> None:
+    def out_of_order(seed: int) -> FakeOracle:
+        rng = random.Random(seed)
+        return FakeOracle(change=lambda results: sorted(results, key=lambda _: rng.random()))
+
+    labelling.run()
+    whole, lines = labelling.files(), labelling.lines()
+    for seed in range(3):
+        shutil.rmtree(labelling.shard())
+        labelling.run(out_of_order(seed))
+        assert labelling.files() == whole
+    labelling.break_off(lines[4], lines[1], lines[2])
+    assert labelling.run(out_of_order(9)).facts["resumed_from"] == 3
+    assert labelling.files() == whole
+
+
+def test_an_oracle_that_answers_a_question_twice_is_refused(labelling: Labelling) -> None:
+    twice = FakeOracle(change=lambda results: (item for item in results for _ in range(2)))
+    with pytest.raises(LabelError, match="question 0 twice") as refused:
+        labelling.run(twice)
+    assert refused.value.code == "E-LABEL-ORACLE"
+
+
+def test_a_slice_that_names_a_document_twice_is_refused(labelling: Labelling) -> None:
+    (labelling.slices / "slices_manifest.json").unlink()
+    path = labelling.slices / "train_shard_00"
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(FormatError, match="named twice"):
+        labelling.run()
+    assert not labelling.shard().exists()
+
+
+def test_progress_is_on_disk_while_labelling_and_gone_after_it(
+    labelling: Labelling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.labels.label.PARTIAL_EVERY", 2)
+    partial = labelling.shard() / "summary.partial.json"
+    seen: list[dict[str, Any]] = []
+
+    def look(done: int, total: int) -> None:
+        if partial.exists():
+            seen.append(json.loads(partial.read_text()))
+
+    failing = FakeOracle(fails_on=lambda text: len(failing.asked) % 2 == 0)
+    labelling.run(failing, progress=look)
+    assert seen[0] == {"total_seen": 2, "parsed": 1, "parse_rate": 0.5}
+    assert not partial.exists()
+
+
+def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labelling) -> None:
+    def noisy(results: Any) -> Any:
+        for i, result in results:
+            density = (result.scores["density"] + (i + 1) % 2) % 5
+            yield i, dataclasses.replace(result, scores=result.scores | {"density": density})
+
+    labelling.run_all()
+    assert merge_noise(labelling.labels, "val") is None
+    num_rows = 0
+    for i in range(8):
+        documents = labelling.documents(i, "val")
+        num_rows += min(3, len(documents.rows))
+        again = FakeOracle(rubric_hash="turned", change=noisy)
+        label_again(documents, 3, labelling.shard(i, "val"), again)
+    noise = merge_noise(labelling.labels, "val")
+    assert noise is not None
+    assert noise["asked"] == noise["count"] == num_rows
+    assert noise["same_grade"]["helpfulness"] == 1.0
+    assert noise["same_grade"]["density"] < 1.0
+    assert noise["mae"] > 0
+    assert noise["ceiling"] == pytest.approx(noise["reliability"] ** 0.5)
+    written = json.loads((labelling.labels / "merged" / "noise_val.json").read_text())
+    assert {key: written[key] for key in noise} == noise
+
+
+def test_noise_without_pairs_has_no_numbers() -> None:
+    noise = agreement([])
+    assert (noise["count"], noise["reliability"], noise["ceiling"]) == (0, None, None)
+
+
+def test_status_tells_pending_running_and_done_shards_apart(labelling: Labelling) -> None:
+    for i in range(3):
+        labelling.run(i=i)
+    for i in (1, 2):
+        (labelling.shard(i) / "summary.json").unlink()
+    with output_lock(labelling.shard(2)):
+        rows = label_status(labelling.labels, labelling.slices)
+    assert [row.state for row in rows] == ["DONE", "PENDING", "RUNNING", *["PENDING"] * 21]
+    assert [(row.split, row.shard) for row in rows][7:9] == [("train", 7), ("val", 0)]
+    total = len(labelling.lines())
+    assert (rows[0].documents, rows[0].labelled, rows[0].parsed) == (total, total, total)
+    assert rows[0].scorer == "fake/v1"
+    assert (rows[1].labelled > 0, rows[9].labelled) == (True, 0)
+    assert label_status(labelling.labels, labelling.slices / "none")[3].documents is None
