@@ -164,7 +164,7 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         metadata=about(rows=SLICE_ROWS, leads_to=[["hydra", "oracle_labels"]]),
     )
     def make_slices(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
-        return whole(context, machine, lambda: prep.make_slices(run, source), held_to)
+        return whole(context, machine, lambda: prep.make_slices(run, source.name), held_to)
 
     return make_slices
 

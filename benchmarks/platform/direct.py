@@ -23,7 +23,7 @@ def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:
         prep.make_shards(run, source, split, buckets)
         manifest, _ = prep.make_manifest(run, source, split)
         if split == "train":
-            prep.make_slices(run, source)
+            prep.make_slices(run, source.name)
         if not bare:
             for bucket in buckets:
                 samples.sample_documents(run, name, split, bucket)

@@ -20,6 +20,7 @@ from nmoe_core.cli import (
     explain,
     export,
     generate,
+    heads,
     init,
     models,
     plan,
@@ -28,8 +29,6 @@ from nmoe_core.cli import (
     report,
     shards,
 )
-from nmoe_core.cli.beside_config import require_no_ignored_flag
-from nmoe_core.cli.quality import grading as hydra
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = PathParser(prog="nmoe", description="Data platform for language-model pre-training.")
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    data, stages = (prep_mixture, prep, shards), (models, hydra, generate, curate)
+    data, stages = (prep_mixture, prep, shards), (models, heads, generate, curate)
     for module in (init, *data, *stages, plan, report, explain, export):
         module.register(verbs)
     return parser
@@ -50,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     send_again_if_ignored(SystemExit, signal.SIGTERM)
     send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
-        require_no_ignored_flag(arguments, sys.argv[1:] if argv is None else argv)
         return arguments.run(arguments)
     except NmoeError as error:
         if arguments.traceback:

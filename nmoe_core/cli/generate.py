@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli.flags import default_dtype
 from nmoe_core.cli.output import print_json
-from nmoe_core.cli.paths import add_experts_flag, default_dtype
 from nmoe_core.tasks.completions import Report, Settings, check_is_file, complete_file
 
 if TYPE_CHECKING:
@@ -36,7 +36,12 @@ def register(verbs: Any) -> None:
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--device", default="cpu", help="cuda: the device of the shard's number")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
-    add_experts_flag(parser)
+    parser.add_argument(
+        "--experts",
+        choices=("auto", "decoded", "packed"),
+        default="auto",
+        help="auto: packed on a GPU (less memory)",
+    )
     parser.add_argument("--threads", type=int, help="default: those torch chooses")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits in any batch; slower"

@@ -20,9 +20,9 @@ class ModelTable(StrictModel):
     checkpoint: PathText | None = None
     """Directory of gpt-oss weights."""
     device: str = "cpu"
-    """Where the model runs, such as cpu or cuda."""
+    """Where the model runs: by default cpu; without a configuration on a GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the model's numbers."""
+    """Type of its numbers: by default float32; without a configuration bfloat16 on a GPU."""
     experts: ExpertChoice = "auto"
     """How MXFP4 experts lie in memory; auto packs them on a GPU, which takes less memory."""
 
@@ -46,7 +46,7 @@ class HttpOracleTable(StrictModel):
     base_url: str = Field(pattern=r"^https?://[^\s@]+$")
     """Server, such as http://127.0.0.1:8000/v1."""
     model: str = Field(min_length=1)
-    """The server's name for its model."""
+    """Server's name for its model."""
     accept_model: tuple[str, ...] = ()
     """Other names that the server may give the model in its replies."""
     api: Literal["chat", "completions"] = "chat"
@@ -74,7 +74,7 @@ class OracleTable(StrictModel):
     """`[oracle]`: who labels documents, and how."""
 
     kind: Literal["heuristic", "engine", "http"] = "heuristic"
-    """Who scores documents: fixed text statistics, a model here, or a server."""
+    """Text statistics, a model here, or a server; by default engine without a configuration."""
     rubric: PathText = "quality_v1"
     """A TOML file, or the name of a rubric that comes with the package."""
     max_doc_tokens: int = Field(default=2048, ge=16)
@@ -149,6 +149,8 @@ class HeadsTable(StrictModel):
     """Seed of the first weights and of the order."""
     use_salvaged: bool = False
     """Train on salvaged labels too; calibration never uses those."""
+    cache_gib: float = Field(default=0.5, ge=0)
+    """Memory, in GiB, for states that the judge trains on; those above it are computed again."""
     probe: ProbeTable = ProbeTable()
     judge: JudgeTable = JudgeTable()
 

@@ -95,6 +95,7 @@ class Run:
     Attributes:
         rubric: That of `[oracle] rubric`.
         tree: Where its files lie.
+        has_file: Whether it was read from a TOML file.
 
     Raises:
         ConfigError: The file, or one that it names, is missing; a key is unknown or a value out of
@@ -108,6 +109,7 @@ class Run:
         settings: Mapping[str, Any] | None = None,
         roots: Mapping[str, Path] | None = None,
     ) -> None:
+        self.has_file = path is not None
         self.path = Path("nmoe") if path is None else Path(path).resolve()
         self.base = Path.cwd() if path is None else project_dir(self.path)
         table = {} if path is None else read_toml(self.path)
@@ -118,7 +120,7 @@ class Run:
         self.rubric = Rubric.load(find_rubric(config.oracle.rubric, self.base))
         for key in ("mixture_toml", "flow_profiles_toml"):
             self._require_file(key)
-        root = self.base if path is None and config.root is None else self._root()
+        root = self._root() if path is not None or config.root else self.base
         named = config.data_root, config.backbone.checkpoint
         tree = Tree.below(root, *(self.resolve(path) if path else None for path in named))
         self.tree = self.paths = replace(tree, **(roots or {}))  # `paths` until all say `tree`

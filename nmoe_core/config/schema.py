@@ -41,6 +41,8 @@ class Key:
         Raises:
             ConfigError: It stands for no value of this key.
         """
+        if self.is_path:  # whether it can be one, the run says with its own error
+            return text
         of_one = TypeAdapter(get_args(self.annotation)[0] if self.is_list else self.annotation)
         try:
             if self.is_list:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from loader.files.format import MANIFEST_NAME, load_manifest
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from nmoe_core.heads.training import TrainReport
 
 HeadKind = Literal["probe", "judge"]
+LabelFiles = Mapping[str, Path | None]
+NO_FILES: LabelFiles = MappingProxyType({})
 CALIBRATION_FACTS = (
     *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
     *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
@@ -53,25 +56,38 @@ def make_backbone(run: Run) -> Result:
     return Result(checkpoint_digest(path), facts)
 
 
-def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[str, Result]:
-    """Label slices named `train-00` and so on with the run's oracle.
+def label_slices(
+    run: Run, sources: Sequence[str], keys: Iterable[str] | None = None
+) -> dict[str, Result]:
+    """Label slices named `train-00` and so on, by default all, with the run's oracle.
 
     Raises:
+        ConfigError: There is no such slice.
         LabelError: As `label_shard`.
     """
     from nmoe_core.labels.document_texts import shard_documents
     from nmoe_core.labels.label import label_shard
     from nmoe_core.labels.noise import label_again
     from nmoe_core.labels.oracles import make_oracle
-    from nmoe_core.labels.slices import combine_slices, shard_name
+    from nmoe_core.labels.slices import (
+        LABELLED_SPLITS,
+        NUM_LABEL_SHARDS,
+        combine_slices,
+        shard_name,
+    )
 
+    known = [f"{split}-{i:02d}" for split in LABELLED_SPLITS for i in range(NUM_LABEL_SHARDS)]
+    asked = known if keys is None else list(keys)
+    for key in asked:
+        if key not in known:
+            raise ConfigError("no such slice", found=key, expected=f"{known[0]} to {known[-1]}")
     paths, table = run.paths, run.config.oracle
     combine_slices(paths.slices, sources)
     tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
     make = functools.cache(lambda asked: make_oracle(table, asked, run.resolve))
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
     outputs = {}
-    for key in keys:
+    for key in asked:
         split, _, number = key.rpartition("-")
         out_dir = paths.labels / split / f"shard_{int(number)}"
         slice_file = paths.slices / shard_name(split, int(number))
@@ -93,28 +109,32 @@ def label_slices(run: Run, sources: Sequence[str], keys: Iterable[str]) -> dict[
     return outputs
 
 
-def merge_directory(labels_dir: Path, split: str) -> Result:
+def merge_split(run: Run, split: str) -> Result:
     """Join the labels of a split into one file; a current one is left alone."""
-    from nmoe_core.labels.files import merge_labels, merged_path
+    from nmoe_core.labels.files import merge_labels
     from nmoe_core.labels.noise import merge_noise
 
-    made = merge_labels(labels_dir, split)
+    made = merge_labels(run.tree.labels, split)
     facts = {"labels": made.facts["total"]}
     facts |= {key: made.facts[key] for key in ("parsed", "salvaged", "changed")}
-    if (noise := merge_noise(labels_dir, split)) is not None:
+    if (noise := merge_noise(run.tree.labels, split)) is not None:
         facts["oracle_reliability"] = noise["reliability"]
-    return Result(made.digest, facts | {"path": str(merged_path(labels_dir, split))})
+    return Result(made.digest, facts | {"path": str(run.tree.merged_labels(split))})
 
 
-def train_head(run: Run, kind: HeadKind) -> Result:
-    """Train the probe or the judge on the merged labels; a current head is left alone."""
+def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
+    """Train the probe or the judge on the merged labels; a current head is left alone.
+
+    Args:
+        run: The configuration.
+        kind: Which head.
+        labels: Files of labels by split, in place of the merged ones; None for no labels.
+    """
     from nmoe_core.heads.train import train_judge, train_probe
     from nmoe_core.plots import loss_plot, png_markdown
 
     common: dict[str, Any] = {
-        "labels_train": _merged(run, "train"),
-        "labels_val": _merged(run, "val"),
-        "labels_test": _merged_test(run),
+        **{f"labels_{split}": _labels(run, labels, split) for split in ("train", "val", "test")},
         "model": load_backbone(run),
         "data_root": run.paths.data,
         "heads_dir": run.paths.heads,
@@ -126,7 +146,9 @@ def train_head(run: Run, kind: HeadKind) -> Result:
     if kind == "probe":
         report = train_probe(**common, **run.config.heads.probe.model_dump())
     else:
-        report = train_judge(**common, **run.config.heads.judge.model_dump())
+        cache_bytes = int(run.config.heads.cache_gib * 2**30)
+        judge = run.config.heads.judge.model_dump()
+        report = train_judge(**common, **judge, cache_bytes=cache_bytes)
     picture = png_markdown(loss_plot({kind: report.loss_curve}), f"loss of the {kind}")
     return Result(report.digest, head_facts(report), picture)
 
@@ -142,25 +164,31 @@ def import_head(run: Run, path: Path) -> Result:
     return Result(sha256_file(made), {"path": str(made)})
 
 
-def calibrate_heads(run: Run) -> Result:
-    """Fit weights and thresholds on the heads' own scores of val documents."""
+def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
+    """Fit weights and thresholds on the heads' own scores of val documents.
+
+    Args:
+        run: The configuration.
+        labels: As those of `train_head`; test is only reported on.
+    """
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.plots import calibration_plot, png_markdown
 
     table, model = run.config.calibration, load_backbone(run)
     tokens_before = model.tokens_processed
     report = calibrate(
-        _merged(run, "val"),
+        labels.get("val") or _merged(run, "val"),
         run.paths.heads,
         model,
         run.paths.data,
         run.paths.calibration,
         eos_token_id=_eos_token_id(run),
         max_ctx=run.config.heads.max_ctx,
+        max_batch=run.config.grading.max_batch,
         target_keep=table.target_keep,
         max_false_drop=table.max_false_drop,
         target_drop=table.target_drop,
-        labels_test=_merged_test(run),
+        labels_test=_labels(run, labels, "test"),
     )
     summary = report.summary
     facts = {key: summary[key] for key in CALIBRATION_FACTS}
@@ -221,33 +249,39 @@ def head_facts(report: TrainReport) -> dict[str, Any]:
     }
 
 
+def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:
+    """The labels of a split; None for a test split that is not labelled: older runs have none."""
+    from nmoe_core.labels.files import SUMMARY_NAME
+    from nmoe_core.labels.slices import NUM_LABEL_SHARDS
+
+    if split in files:
+        return files[split]
+    shards = (run.tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS))
+    if split == "test" and not all((shard / SUMMARY_NAME).is_file() for shard in shards):
+        return None
+    return _merged(run, split)
+
+
 def _merged(run: Run, split: str) -> Path:
-    from nmoe_core.labels.files import merge_labels, merged_path
+    from nmoe_core.labels.files import merge_labels
     from nmoe_core.labels.status import require_current_labels
 
     require_current_labels(run.paths.labels, split, run.paths.data)
     merge_labels(run.paths.labels, split)
-    return merged_path(run.paths.labels, split)
+    return run.tree.merged_labels(split)
 
 
-def _merged_test(run: Run) -> Path | None:
-    """Labels of the test slices; None unless all are labelled: runs of old had none."""
-    from nmoe_core.labels.files import SUMMARY_NAME
-    from nmoe_core.labels.slices import NUM_LABEL_SHARDS
-
-    test = run.paths.labels / "test"
-    shards = (test / f"shard_{i}" / SUMMARY_NAME for i in range(NUM_LABEL_SHARDS))
-    return _merged(run, "test") if all(path.is_file() for path in shards) else None
-
-
-def labelled_splits(labels_dir: Path) -> list[str]:
-    """The splits to merge: test only where it was labelled, as it is in runs of today."""
+def labelled_splits(run: Run) -> list[str]:
+    """The splits to merge: test only where it was labelled, which older runs did not do."""
     from nmoe_core.labels.slices import LABELLED_SPLITS
 
-    return [s for s in LABELLED_SPLITS if s != "test" or (labels_dir / s).is_dir()]
+    return [s for s in LABELLED_SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
 
 
 def _eos_token_id(run: Run) -> int:
+    """The tokenizer's; where no file names a tokenizer, what the shards say."""
+    if not run.has_file:
+        return eos_of(run.tree.data)
     return load_tokenizer(run.config.tokenizer, run.config.prep.engine).eos_token_id
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
-from nmoe_core.labels.slices import write_source_slices
-from nmoe_core.prep.mixture import SourcePlan, prep_settings
+from nmoe_core.labels.slices import combine_slices, write_source_slices
+from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
@@ -57,9 +58,29 @@ def make_manifest(run: Run, source: SourcePlan, split: str) -> tuple[Manifest, b
     return load_manifest(split_dir / MANIFEST_NAME), changed
 
 
-def make_slices(run: Run, source: SourcePlan) -> Result:
+def make_slices(run: Run, source: str) -> Result:
     """Write the train, val and test document ids of one source."""
-    return write_source_slices(run.paths.data, source.name, run.paths.slices)
+    return write_source_slices(run.tree.data, source, run.tree.slices)
+
+
+def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
+    """The slices of sources, and those of all of them together.
+
+    Args:
+        run: The configuration.
+        names: Sources; by default those of the mixture, or all below the data root without one.
+
+    Raises:
+        ConfigError: There is no source.
+    """
+    if names is None and run.has_file:
+        names = [source.name for source in run_sources(run)]
+    data = run.tree.data
+    names = names or sorted(path.parent.name for path in data.glob("*/train"))
+    if not names:
+        raise ConfigError("no source here", where=data, expected="directories with train/")
+    made = {name: make_slices(run, name) for name in names}
+    return made | {"all": combine_slices(run.tree.slices, names)}
 
 
 def manifest_picture(manifest: Manifest) -> str:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from nmoe_core.base.errors import NmoeError
+from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate, hydra
 
 Stage = Literal["grade", "topics", "curate"]
@@ -67,6 +68,30 @@ def outputs_of(run: Run, stage: Stage, source: str) -> dict[int, Result]:
         if failed.error is not None:
             raise failed.error
     return {int(one.key): one.output for one in done if one.output is not None}
+
+
+def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
+    """Grades of every shard of sources, by `{source}/{shard}`."""
+    return {
+        f"{name}/{bucket:04d}": output
+        for name in chosen_sources(run, names)
+        for bucket, output in outputs_of(run, "grade", name).items()
+    }
+
+
+def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
+    """The named sources of a run in its order, by default all.
+
+    Raises:
+        ConfigError: It has no such source.
+    """
+    known = [source.name for source in run_sources(run)]
+    unknown = sorted(set(names or ()) - set(known))
+    if unknown:
+        raise ConfigError(
+            "no such source", found=", ".join(unknown), expected=f"of {', '.join(known)}"
+        )
+    return [name for name in known if names is None or name in names]
 
 
 def attempt(key: str, make: Callable[[str], Result]) -> Attempt:

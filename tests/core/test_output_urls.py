@@ -37,6 +37,7 @@ TEXTS = {
     "flow",
     "splits",
     "config",
+    "settings",
     "device",
     "devices",
     "sources",

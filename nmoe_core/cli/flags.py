@@ -1,0 +1,169 @@
+"""Flags of verbs that work on a run: each sets a key of its schema or a root of its tree.
+
+With `--config`, flags override what the file says; without it, they are all of the configuration.
+Either way a verb gets one checked `Run` from `run_of`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.run import Run
+from nmoe_core.config.schema import Key, run_keys, setting
+
+MODEL_KEYS = ("checkpoint", "device", "dtype", "experts")
+_ROOTS = {
+    "data": "directory of token shards",
+    "slices": "directory of slices",
+    "labels": "directory of labels: train/, val/",
+    "heads": "directory of the heads",
+    "calibration": "directory of the thresholds",
+    "quality": "directory of the grades",
+}
+
+
+def add_run_flags(
+    parser: argparse.ArgumentParser,
+    keys: Iterable[str] = (),
+    roots: Mapping[str, str] | None = None,
+    *,
+    is_required: bool = False,
+    **renamed: str,
+) -> None:
+    """Add `--config`, `--set`, and the flags of some keys and roots.
+
+    Args:
+        parser: Of the verb.
+        keys: Dotted keys; the flag has the last part of the name.
+        roots: Attribute of `Tree` by the name of the flag that replaces it.
+        is_required: Whether the verb needs a file.
+        renamed: Dotted key by the name of the flag, where that is another.
+    """
+    named = {key.rpartition(".")[2]: key for key in keys} | renamed
+    roots = dict(roots or {})
+    group = parser.add_argument_group("the run", "flags override what --config says")
+    group.add_argument("--config", required=is_required, metavar="TOML", help="its configuration")
+    for name, key in named.items():
+        _add_key(group, name, run_keys()[key])
+    for name, root in roots.items():
+        group.add_argument(flag_of(name), type=Path, metavar="DIR", help=_ROOTS[root])
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="KEY=VALUE",
+        help="another value for any key of the run, such as compute.workers=4; repeatable",
+    )
+    parser.set_defaults(keys=named, roots=roots)
+
+
+def run_of(
+    arguments: argparse.Namespace,
+    *needed: str,
+    defaults: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Run:
+    """The run that the command line describes.
+
+    Args:
+        arguments: Of a verb with `add_run_flags`.
+        needed: Flags that must be given where there is no `--config`.
+        defaults: Values by dotted keys that hold where there is no `--config`.
+        more: Values by dotted keys that the verb itself found on the command line.
+
+    Raises:
+        ConfigError: A needed flag is missing; else as `Run`.
+    """
+    settings: dict[str, Any] = {}
+    if arguments.config is None:
+        for name in needed:
+            required(arguments, name)
+        settings |= defaults or {}
+    for name, key in arguments.keys.items():
+        if (value := getattr(arguments, name)) is not None:
+            settings[key] = str(Path.cwd() / value) if isinstance(value, Path) else value
+    settings |= more or {}
+    settings |= dict(map(setting, arguments.settings))
+    given = {root: getattr(arguments, name) for name, root in arguments.roots.items()}
+    roots = {root: path for root, path in given.items() if path is not None}
+    return Run(arguments.config, settings, roots)
+
+
+def required(arguments: argparse.Namespace, name: str) -> Any:
+    """A flag that this use of the verb cannot do without.
+
+    Raises:
+        ConfigError: It was not given.
+    """
+    value = getattr(arguments, name)
+    if value is None:
+        raise ConfigError(
+            f"{flag_of(name)} is not given", do=f"add {flag_of(name)}, or --config of a run"
+        )
+    return value
+
+
+def model_defaults(arguments: argparse.Namespace, table: str) -> dict[str, str]:
+    """Where a model runs if neither a flag nor a file says it: on a GPU where there is one."""
+    import torch
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return {f"{table}.device": device, f"{table}.dtype": default_dtype(device)}
+
+
+def default_dtype(device: str) -> str:
+    """float32 on a CPU, which has no fast bfloat16, else bfloat16."""
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def number(least: int) -> Any:
+    """The type of a flag that takes whole numbers from `least` on."""
+
+    def whole_number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
+
+    return whole_number
+
+
+def _add_key(group: Any, name: str, key: Key) -> None:
+    if key.annotation is bool:
+        flag = flag_of(f"no_{name}" if key.default else name)
+        text = f"do not {_lower(key.help)}" if key.default else _lower(key.help)
+        group.add_argument(flag, action="store_const", const=not key.default, dest=name, help=text)
+        return
+
+    def value(text: str) -> Any:
+        try:
+            typed = key.typed(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+        return typed[0] if key.is_list else typed
+
+    has_default = isinstance(key.default, (str, int, float)) and "default" not in key.help
+    default = f" (default {key.default})" if has_default else ""
+    group.add_argument(
+        flag_of(name),
+        type=Path if key.is_path else value,
+        choices=key.choices or None,
+        nargs="+" if key.is_list else None,
+        metavar=None if key.choices else "PATH" if key.is_path else name.upper(),
+        help=_lower(key.help) + default,
+    )
+
+
+def _lower(text: str) -> str:
+    """A help text as argparse prints its own."""
+    return (text[:1].lower() + text[1:]).rstrip(".").replace("%", "%%")
+
+
+def flag_of(name: str) -> str:
+    """`--data-root` of `data_root`."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,136 @@
+"""`nmoe train probe|judge|import-pt`, `nmoe hydra calibrate|grade`: heads, thresholds, grades."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli import labels
+from nmoe_core.cli.flags import MODEL_KEYS, add_run_flags, model_defaults, required, run_of
+from nmoe_core.cli.labels import Outputs, add_file_flags, add_verb, named_file
+from nmoe_core.config.quality import JudgeTable, ProbeTable
+from nmoe_core.config.run import Run
+
+_MODEL = [*(f"backbone.{name}" for name in MODEL_KEYS), "heads.max_ctx"]
+_TARGETS = [f"calibration.{name}" for name in ("target_keep", "target_drop", "max_false_drop")]
+
+
+def register(verbs: Any) -> None:
+    """Add `nmoe hydra` and `nmoe train`."""
+    hydra = verbs.add_parser("hydra", help="slices, labels, thresholds, grades")
+    parts = hydra.add_subparsers(dest="part", required=True, metavar="TASK")
+    labels.register(parts)
+    _add_calibrate(parts)
+    _add_grade(parts)
+    train = verbs.add_parser("train", help="train the heads")
+    heads = train.add_subparsers(dest="head_kind", required=True, metavar="HEAD")
+    for kind, table in (("probe", ProbeTable), ("judge", JudgeTable)):
+        head = add_verb(heads, kind, train_head, f"train the {kind} on labels")
+        for flag, text in (("labels", "fit"), ("labels-val", "report on"), ("labels-test", "test")):
+            head.add_argument(f"--{flag}", type=Path, metavar="FILE", help=f"merged labels: {text}")
+        keys = [f"heads.{kind}.{name}" for name in table.model_fields]
+        keys += ["heads.seed", "heads.use_salvaged"]
+        keys += ["heads.cache_gib"] if kind == "judge" else []
+        add_run_flags(head, _MODEL + keys, {"data_root": "data", "out": "heads"})
+    convert = add_verb(heads, "import-pt", import_pt, "convert a pickled head of another tool")
+    convert.add_argument("head", type=Path, help="the .pt file")
+    add_run_flags(convert, [*_MODEL, "heads.judge.num_heads"], {"out": "heads"})
+
+
+def _add_calibrate(parts: Any) -> None:
+    verb = add_verb(parts, "calibrate", calibrate, "fit thresholds on the heads' own scores of val")
+    verb.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
+    verb.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
+    verb.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
+    verb.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
+    roots = {"data_root": "data", "heads_dir": "heads", "out": "calibration"}
+    add_run_flags(verb, [*_MODEL, "grading.max_batch", *_TARGETS], roots)
+
+
+def _add_grade(parts: Any) -> None:
+    verb = add_verb(parts, "grade", grade, "score and decide documents")
+    verb.add_argument("--source", help="only this source of the run")
+    add_file_flags(verb)
+    verb.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
+    keys = [*_MODEL, "tokenizer", *(f"grading.{n}" for n in ("max_batch", "early_exit", "compat"))]
+    roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
+    add_run_flags(verb, keys, roots | {"out": "quality"})
+
+
+def train_head(arguments: argparse.Namespace) -> Outputs:
+    """The head that the verb names."""
+    from nmoe_core.tasks import hydra
+
+    run = _model_run(arguments, "labels", "data_root", "out")
+    files = {"train": arguments.labels, "val": arguments.labels_val, "test": arguments.labels_test}
+    if run.config.backbone.kind == "tiny":
+        hydra.make_backbone(run)
+    kind = arguments.head_kind
+    return {kind: hydra.train_head(run, kind, _given(run, files))}
+
+
+def import_pt(arguments: argparse.Namespace) -> Outputs:
+    """The head file made from a pickle."""
+    from nmoe_core.tasks import hydra
+
+    run = _model_run(arguments, "out")
+    if run.config.backbone.kind == "tiny":
+        hydra.make_backbone(run)
+    return {arguments.head.name: hydra.import_head(run, arguments.head)}
+
+
+def calibrate(arguments: argparse.Namespace) -> Outputs:
+    """Weights and thresholds, from heads, from rows of grading, or by the published rule."""
+    from nmoe_core.tasks import files, hydra
+
+    if arguments.compat or arguments.predictions is not None:
+        run, val = run_of(arguments, "labels", "out"), arguments.labels
+        val = val or run.tree.merged_labels("val")
+        rows = None if arguments.compat else arguments.predictions
+        return {"calibration": files.calibrate_file(run, val, rows)}
+    if arguments.config is None and arguments.heads_dir is None:
+        raise ConfigError(
+            "there are no scores to calibrate on",
+            expected="--predictions, or --heads-dir with --checkpoint and --data-root",
+            do="add one of them; --compat fits the published rule to labels alone",
+        )
+    run = _model_run(arguments, "labels", "out", "data_root")
+    named = {"val": arguments.labels, "test": arguments.labels_test}
+    return {"calibration": hydra.calibrate_heads(run, _given(run, named))}
+
+
+def grade(arguments: argparse.Namespace) -> Outputs:
+    """Grades of a run's sources, of a slice, or of a file of texts."""
+    from nmoe_core.tasks.files import grade_file
+    from nmoe_core.tasks.shards import grade_sources
+
+    file = named_file(arguments, "grade", of_run=("source",))
+    if (thresholds := arguments.calibration) is not None and thresholds.is_file():
+        arguments.calibration = thresholds.parent
+    if file is None:
+        return grade_sources(run_of(arguments), arguments.source and [arguments.source])
+    needed = () if file.is_text else ("data_root",)
+    run = _model_run(arguments, "calibration", "heads_dir", "out", *needed)
+    out = required(arguments, "out")
+    progress = None if arguments.quiet else _show_progress
+    return {str(out): grade_file(run, file, out, progress)}
+
+
+def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
+    if arguments.config is not None:
+        return run_of(arguments)
+    defaults = model_defaults(arguments, "backbone")
+    return run_of(arguments, *needed, "checkpoint", defaults=defaults)
+
+
+def _given(run: Run, files: dict[str, Path | None]) -> dict[str, Path | None]:
+    """The files that replace the run's own labels; without a run, all of them."""
+    return {k: path for k, path in files.items() if path is not None or not run.has_file}
+
+
+def _show_progress(num_done: int, num_all: int | None) -> None:
+    of_all = f" of {num_all:,}" if num_all is not None else ""
+    print(f"{num_done:,}{of_all} documents graded", file=sys.stderr)

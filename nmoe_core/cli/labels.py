@@ -1,0 +1,188 @@
+"""`nmoe hydra slices|oracle-label|merge-labels|status`: from documents to merged labels."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.result import Result
+from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, required, run_of
+from nmoe_core.cli.output import print_json, print_table
+from nmoe_core.config.run import Run
+
+_EVERY = 50
+_ORACLE = ("max_doc_tokens", "retry_failed", "replace", "relabel", "salvage")
+_ENGINE = ("checkpoint", "device", "dtype", "experts", "max_ctx", "max_batch")
+_HTTP = ("base_url", "model", "accept_model", "api", "api_key_env", "concurrency")
+Outputs = dict[str, Result]
+Verb = Callable[[argparse.Namespace], Outputs]
+
+
+def register(parts: Any) -> None:
+    """Add the verbs."""
+    listing = add_verb(parts, "slices", slices, "list the documents of each source by split")
+    listing.add_argument("--sources", nargs="+", metavar="NAME", help="only these sources")
+    add_run_flags(listing, roots={"data_root": "data", "out": "slices"})
+
+    label = add_verb(parts, "oracle-label", oracle_label, "score documents with the oracle")
+    label.add_argument("--slices", nargs="+", metavar="train-00", help="only these of the run")
+    add_file_flags(label)
+    label.add_argument("--out", type=Path, metavar="DIR", help="directory of the file's labels")
+    label.add_argument("--max-new", type=int, help="most tokens of an answer")
+    label.add_argument("--reasoning", choices=("low", "none"), help="reasoning effort")
+    label.add_argument("--rubric", type=Path, metavar="TOML", help="a file, or a name (quality_v1)")
+    keys = [f"oracle.{name}" for name in _ORACLE]
+    keys += [f"oracle.engine.{name}" for name in _ENGINE] + [f"oracle.http.{n}" for n in _HTTP]
+    add_run_flags(label, ["tokenizer", *keys], {"data_root": "data"}, oracle="oracle.kind")
+
+    merge = add_verb(parts, "merge-labels", merge_labels, "join the labels of each split")
+    add_run_flags(merge, roots={"labels": "labels"})
+
+    status = add_verb(parts, "status", None, "PENDING, RUNNING or DONE of each label shard")
+    add_run_flags(status, roots={"labels": "labels", "slices": "slices"})
+    status.set_defaults(run=show_status)
+
+
+def add_verb(parts: Any, name: str, verb: Verb | None, text: str) -> argparse.ArgumentParser:
+    """A verb whose outputs are printed, one row per output."""
+    parser = parts.add_parser(name, help=text)
+    parser.add_argument("--json", action="store_true")
+    if verb is not None:
+        parser.set_defaults(run=lambda arguments: show(verb(arguments), arguments.json))
+    return parser
+
+
+def add_file_flags(parser: argparse.ArgumentParser) -> None:
+    """A file of documents in place of the run's own; the same for every verb."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--input-docids", type=Path, metavar="SLICE", help="rows of document ids")
+    source.add_argument("--input-jsonl", type=Path, metavar="FILE", help="rows with a text")
+    parser.add_argument("--text-field", help="of --input-jsonl; default: text")
+    parser.add_argument("--id-field", help="of --input-jsonl; default: doc_id, else id, if there")
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def show(outputs: Outputs, as_json: bool) -> int:
+    """Print the facts of each output, one row per output."""
+    facts = {name: output.facts for name, output in outputs.items()}
+    if as_json:
+        print_json(facts)
+        return 0
+    header = list(dict.fromkeys(key for row in facts.values() for key in row))
+    rows = [[name, *(row.get(key) for key in header)] for name, row in facts.items()]
+    print_table(["output", *header], rows)
+    return 0
+
+
+def slices(arguments: argparse.Namespace) -> Outputs:
+    """Slices of every source."""
+    from nmoe_core.tasks.prep import make_all_slices
+
+    return make_all_slices(run_of(arguments, "data_root", "out"), arguments.sources)
+
+
+def oracle_label(arguments: argparse.Namespace) -> Outputs:
+    """Labels of slices of a run, or of one file of documents."""
+    from nmoe_core.tasks.files import label_file
+    from nmoe_core.tasks.hydra import label_slices
+    from nmoe_core.tasks.shards import chosen_sources
+
+    run = _labelling_run(arguments)
+    file = named_file(arguments, "label", of_run=("slices",), of_file=("out",))
+    if file is None:
+        return label_slices(run, chosen_sources(run), arguments.slices)
+    out = required(arguments, "out")
+    return {str(out): label_file(run, file, out, None if arguments.quiet else _progress())}
+
+
+def merge_labels(arguments: argparse.Namespace) -> Outputs:
+    """One label file per split."""
+    from nmoe_core.tasks.hydra import labelled_splits, merge_split
+
+    run = run_of(arguments, "labels")
+    return {split: merge_split(run, split) for split in labelled_splits(run)}
+
+
+def show_status(arguments: argparse.Namespace) -> int:
+    """Where each label shard stands."""
+    from nmoe_core.labels.status import label_status
+
+    tree = run_of(arguments, "labels", "slices").tree
+    rows = [asdict(row) for row in label_status(tree.labels, tree.slices)]
+    if arguments.json:
+        print_json(rows)
+        return 0
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
+    states = [row["state"] for row in rows]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in ("DONE", "RUNNING", "PENDING"))
+    print(f"{len(rows)} shards: {counts}")
+    return 0
+
+
+def named_file(
+    arguments: argparse.Namespace, what: str, of_run: Sequence[str], of_file: Sequence[str] = ()
+) -> Any:
+    """The file of documents that the command line names, if any.
+
+    Raises:
+        ConfigError: There is neither a file nor a run, or a flag was given that works only with
+            the other of them.
+    """
+    from nmoe_core.tasks.files import InputFile
+
+    texts, rows = arguments.input_jsonl, arguments.input_docids
+    path = texts or rows
+    is_run = path is None
+    if is_run and arguments.config is None:
+        expected = "--input-docids, --input-jsonl or --config"
+        raise ConfigError(f"there is nothing to {what}", expected=expected)
+    wrong = [*(of_file if is_run else of_run)]
+    wrong += ["text_field", "id_field"] if texts is None else []
+    wrong += ["sample"] if rows is None else []
+    for name in wrong:
+        if getattr(arguments, name, None) is not None:
+            kind = "the run's own documents" if is_run else "this kind of input file"
+            raise ConfigError(f"{flag_of(name)} is not used with {kind}", do="leave it out")
+    if path is None:
+        return None
+    sample = getattr(arguments, "sample", None)
+    fields = arguments.text_field or "text", arguments.id_field
+    return InputFile(path, texts is not None, *fields, sample)
+
+
+def _labelling_run(arguments: argparse.Namespace) -> Run:
+    """The run, whose oracle is by default the engine where there is no `--config`."""
+    kind = arguments.oracle
+    if kind is None:
+        kind = Run(arguments.config).config.oracle.kind if arguments.config else "engine"
+    needed = ["out", *{"engine": ["checkpoint"], "http": ["base_url", "model"]}.get(kind, [])]
+    needed += ["data_root"] if arguments.input_docids else []
+    defaults: dict[str, Any] = {"oracle.kind": kind}
+    if kind == "engine" and arguments.config is None:
+        defaults |= model_defaults(arguments, "oracle.engine")
+    more: dict[str, Any] = {}
+    if effort := {"engine": "reasoning", "http": "reasoning_effort"}.get(kind):
+        more[f"oracle.{kind}.max_new"] = arguments.max_new
+        more[f"oracle.{kind}.{effort}"] = arguments.reasoning
+    if (rubric := arguments.rubric) is not None:
+        more["oracle.rubric"] = str(Path.cwd() / rubric if rubric.is_file() else rubric)
+    given = {key: value for key, value in more.items() if value is not None}
+    return run_of(arguments, *needed, defaults=defaults, more=given)
+
+
+def _progress() -> Callable[[int, int | None], None]:
+    """Shows documents done and documents per second on standard error."""
+    started = time.monotonic()
+
+    def show(num_done: int, num_all: int | None) -> None:
+        if num_done % _EVERY == 0 or num_done == num_all:
+            rate = num_done / max(time.monotonic() - started, 1e-9)
+            print(f"{num_done:,}/{num_all:,} labelled, {rate:,.1f} per second", file=sys.stderr)
+
+    return show

@@ -1,1 +1,0 @@
-"""`nmoe hydra` and `nmoe train`: labels, heads, calibration and grades."""
