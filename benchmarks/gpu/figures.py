@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.gpu import machine
 from benchmarks.gpu.machine import Limits
+from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Request
 from nmoe_core.engine.generation.cache import PagedCache
-from nmoe_core.engine.generation.generator import BatchedGenerator, Request
 from nmoe_core.engine.generation.step import Chunk
 from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.rope import rotation_table
@@ -93,8 +93,7 @@ def decoding_step(model: Transformer, limits: Limits, sizes: Sizes, batch: int) 
     config, device = model.config, model.embedding.device
     length = sizes.context + PAGE_SIZE
     num_pages = batch * -(-length // PAGE_SIZE)
-    size = (batch, length, num_pages, PAGE_SIZE, model.embedding.dtype, device)
-    cache = PagedCache(config, *size)
+    cache = PagedCache(config, batch, length, num_pages, PAGE_SIZE, model.embedding)
     slots = [cache.open() for _ in range(batch)]
     chunks = [Chunk(slot, sizes.context, 1) for slot in slots if slot is not None]
     assert all(cache.reserve(chunk.slot, chunk.stop) for chunk in chunks)
@@ -117,14 +116,8 @@ def generating(model: Transformer, limits: Limits, sizes: Sizes, batch: int) -> 
     """Tokens after each prompt's first, through the generator: scheduling and sampling included."""
     context, new = sizes.context, sizes.new_tokens
     device = model.embedding.device
-    generator = BatchedGenerator(
-        model,
-        context + new + 1,
-        batch,
-        page_size=PAGE_SIZE,
-        max_step_tokens=sizes.step_tokens,
-        max_prefixes=0,
-    )
+    options = GeneratorOptions(PAGE_SIZE, max_step_tokens=sizes.step_tokens, max_prefixes=0)
+    generator = BatchedGenerator(model, context + new + 1, batch, options=options)
     numbers = torch.Generator().manual_seed(1)
     shape = (batch, context)
     prompts = torch.randint(0, model.config.vocab_size - 2, shape, generator=numbers).tolist()

@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmoe_core.engine import backend
-from nmoe_core.engine.experts import PackedExperts
-from nmoe_core.engine.model import Block, Transformer
+from nmoe_core.engine.block import Block
+from nmoe_core.engine.load import Parts, choose_runtime
+from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, ModelConfig, YarnScaling
+from nmoe_core.engine.weights.experts import PackedExperts
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 
 # Layers, experts, hidden and intermediate size, query heads, key heads, vocabulary.
@@ -105,21 +106,17 @@ def _stored(name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
 def random_model(config: ModelConfig, device: torch.device) -> Transformer:
     """A bfloat16 model with packed experts, in memory alone; on kernels where there are any."""
     torch.manual_seed(0)
-    blocks = [Block(config, i, _layer(config, device)) for i in range(config.num_hidden_layers)]
-    size = (config.vocab_size, config.hidden_size)
-    model = Transformer(
-        config,
-        blocks,
-        _stored("embed_tokens.weight", size, device),
-        torch.ones(config.hidden_size, device=device),
-        _stored("lm_head.weight", size, device),
-        "random",
+    runtime = choose_runtime(device)
+    blocks = [
+        runtime.block(config, Block(config, i, _layer(config, device)))
+        for i in range(config.num_hidden_layers)
+    ]
+    embedding, unembedding = (
+        _stored(name, (config.vocab_size, config.hidden_size), device)
+        for name in ("embed_tokens.weight", "lm_head.weight")
     )
-    if not backend.has_kernels(device):
-        return model
-    from nmoe_core.engine.kernels.block import with_kernels
-
-    return with_kernels(model)
+    final_norm = torch.ones(config.hidden_size, device=device)
+    return Transformer(Parts(config, runtime, blocks, embedding, final_norm, unembedding, "random"))
 
 
 def _layer(config: ModelConfig, device: torch.device) -> LayerTensors:

@@ -80,7 +80,7 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
     """
     import torch
 
-    from nmoe_core.engine import BatchedGenerator, Sampling, Transformer
+    from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Sampling, Transformer
 
     sampling = (arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed)
     Sampling(*sampling)
@@ -95,10 +95,8 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
         dtype=getattr(torch, arguments.dtype or default_dtype(device.type)),
         experts=arguments.experts,
     )
-    invariant = arguments.batch_invariant
-    generator = BatchedGenerator(
-        model, arguments.max_seq_len, arguments.max_batch, batch_invariant=invariant
-    )
+    options = GeneratorOptions(batch_invariant=arguments.batch_invariant)
+    generator = BatchedGenerator(model, arguments.max_seq_len, arguments.max_batch, options=options)
     eos = model.config.eos_token_id
     stop_ids = arguments.stop_ids
     if stop_ids is None:

@@ -12,9 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nmoe_core.engine.generation.generator import BatchedGenerator, Completion, Request
+    from nmoe_core.engine.generation.generator import BatchedGenerator
+    from nmoe_core.engine.generation.requests import Completion, GeneratorOptions, Request
     from nmoe_core.engine.generation.sampling import Sampling
     from nmoe_core.engine.model import Transformer
+    from nmoe_core.engine.packing import Residual
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest, load_embedding_table
     from nmoe_core.engine.weights.config import ModelConfig, tap_layers
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchedGenerator",
     "Completion",
+    "GeneratorOptions",
     "ModelConfig",
     "Request",
+    "Residual",
     "Sampling",
     "Transformer",
     "checkpoint_digest",
@@ -34,9 +38,11 @@ __all__ = [
 
 _HOME = {
     "BatchedGenerator": "generation.generator",
-    "Completion": "generation.generator",
+    "Completion": "generation.requests",
+    "GeneratorOptions": "generation.requests",
     "ModelConfig": "weights.config",
-    "Request": "generation.generator",
+    "Request": "generation.requests",
+    "Residual": "packing",
     "Sampling": "generation.sampling",
     "Transformer": "model",
     "checkpoint_digest": "weights.checkpoint",

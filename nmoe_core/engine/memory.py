@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.engine.experts import ExpertForm
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
+from nmoe_core.engine.weights.experts import ExpertForm
 from nmoe_core.engine.weights.layout import EXPERT_PARTS, part_shapes
 
 if TYPE_CHECKING:

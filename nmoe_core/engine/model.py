@@ -5,10 +5,7 @@ router are float32 always. Matrix products are shaped so that the rounding of a 
 does not depend on the rest of the batch: with MKL on x86 its result is the same to the last bit,
 elsewhere to float32 rounding. A call of the model computes whole documents and keeps nothing;
 `extend` runs new tokens of sequences that a cache keeps, through the same blocks. Blocks can be
-run in parts, so that documents a first head has rejected cost nothing further.
-
-`Transformer.from_checkpoint` is where a model gets its blocks: plain ones, or those of
-`nmoe_core.engine.kernels` on a device that has them.
+run in parts, so that documents that a first head has rejected cost nothing further.
 """
 
 from __future__ import annotations
@@ -22,44 +19,14 @@ from torch import Tensor, nn
 
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.settings import ExpertChoice
-from nmoe_core.engine import backend, memory
-from nmoe_core.engine.attention import Attention, Context, PackedDocuments
+from nmoe_core.engine.attention import Context
+from nmoe_core.engine.block import Recorder, RMSNorm
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
-from nmoe_core.engine.moe import MixtureOfExperts
-from nmoe_core.engine.packing import MIN_ROWS, Packing, describe, is_whole, linear
+from nmoe_core.engine.load import Parts, load_parts
+from nmoe_core.engine.packing import MIN_ROWS, Packing, Residual, describe, is_integer, linear
 from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.weights.checkpoint import LayerTensors, checkpoint_digest, open_checkpoint
 from nmoe_core.engine.weights.config import ModelConfig
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in float32; the result has the dtype of x."""
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(weight, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
-
-
-class Block(nn.Module):
-    """One block: attention and experts, each on the normalised residual and added to it."""
-
-    def __init__(self, config: ModelConfig, layer: int, tensors: LayerTensors) -> None:
-        super().__init__()
-        self.attn_norm = RMSNorm(tensors.attn_norm, config.rms_norm_eps)
-        self.attn = Attention(config, layer, tensors)
-        self.mlp_norm = RMSNorm(tensors.mlp_norm, config.rms_norm_eps)
-        self.mlp = MixtureOfExperts(config, tensors)
-
-    def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
-        """Residual [N, hidden] before the block to the one after it."""
-        x = x + self.attn(self.attn_norm(x), context, rotation)
-        return x + self.mlp(self.mlp_norm(x), min_rows=context.min_rows)
 
 
 class Transformer(nn.Module):
@@ -69,25 +36,19 @@ class Transformer(nn.Module):
         config: Its shape.
         digest: Name of its weights, as `checkpoint_digest` gives it.
         tokens_processed: Real tokens that went through the first block of a call, over all calls.
+        use_graphs: Whether decoding steps are recorded, if the blocks run on kernels.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        blocks: Sequence[Block],
-        embedding: Tensor,
-        final_norm: Tensor,
-        unembedding: Tensor,
-        digest: str,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.config = config
-        self.digest = digest
+        self.config, self.digest, self.runtime = parts.config, parts.digest, parts.runtime
         self.tokens_processed = 0
-        self.embedding = nn.Parameter(embedding, requires_grad=False)
-        self.blocks = nn.ModuleList(blocks)
-        self.norm = RMSNorm(final_norm, config.rms_norm_eps)
-        self.unembedding = nn.Parameter(unembedding, requires_grad=False)
+        self.embedding = nn.Parameter(parts.embedding, requires_grad=False)
+        self.blocks = nn.ModuleList(parts.blocks)
+        self.norm = RMSNorm(parts.final_norm, parts.config.rms_norm_eps)
+        self.unembedding = nn.Parameter(parts.unembedding, requires_grad=False)
+        self.use_graphs = parts.embedding.is_cuda
+        self._recorder: Recorder | None = None
 
     @classmethod
     def from_checkpoint(
@@ -112,63 +73,35 @@ class Transformer(nn.Module):
             use_kernels: None for wherever the device has them (`backend.has_kernels`).
 
         Raises:
-            CheckpointError: As `open_checkpoint`.
+            CheckpointError: As `open_checkpoint`; the kernels cannot take a scale of packed experts
+                (E-CHECKPOINT-SCALE).
             ConfigError: Another dtype (E-CONFIG-DTYPE); a device that is not here
                 (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
                 not MXFP4 cannot stay packed (E-CONFIG-EXPERTS).
         """
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise ConfigError(
-                "the engine does not compute in this dtype",
-                found=dtype,
-                expected="torch.float32 or torch.bfloat16",
-                code="E-CONFIG-DTYPE",
-            )
-        device = backend.usable_device(device)
-        with open_checkpoint(path, config, device) as checkpoint:
-            config, form = checkpoint.config, checkpoint.expert_form(experts)
-            memory.check_fits(checkpoint, dtype, form)
-            # The tables first: what is read of a mapping counts, and they are the largest tensors.
-            tables = checkpoint.embedding(dtype), checkpoint.unembedding(dtype)
-            blocks = [
-                Block(config, layer, checkpoint.layer(layer, dtype, form))
-                for layer in range(config.num_hidden_layers)
-            ]
-            final_norm = checkpoint.final_norm()
-        model = cls(config, blocks, tables[0], final_norm, tables[1], checkpoint_digest(path))
-        if use_kernels is None:
-            use_kernels = backend.has_kernels(device)
-        if not use_kernels:
-            return model
-        from nmoe_core.engine.kernels.block import with_kernels
-
-        return with_kernels(model)
+        return cls(load_parts(path, config, device, dtype, experts, use_kernels))
 
     @torch.inference_mode()
     def forward(
         self,
-        input_ids: Tensor | None,
+        input_ids: Tensor | Residual,
         lengths: Tensor | None = None,
         *,
         return_hidden_states: Sequence[int] = (),
         up_to_layer: int | None = None,
         no_logits: bool = False,
-        from_layer: int = 0,
-        hidden: Tensor | None = None,
     ) -> Tensor | tuple[Tensor | None, dict[int, Tensor]]:
         """Run documents through the blocks.
 
         Args:
             input_ids: int64 or int32 [B, T], right-padded; ids past a document's end are not read.
-                Not used, and may be None, with `hidden`.
+                Or the residual of an earlier call, from which the next blocks go on.
             lengths: int64 or int32 [B], tokens of each document; None when all have T.
             return_hidden_states: Numbers n of blocks, from 1, whose residual is asked for: the
                 stream after block n, before the final norm.
             up_to_layer: Number of the last block to run. Default: all, or the last one asked for
                 when no logits are.
             no_logits: Leave out the final norm and the unembedding.
-            from_layer: Blocks already run; `hidden` is then the residual after block `from_layer`.
-            hidden: [B, T, hidden_size], as an earlier call returned it.
 
         Returns:
             float32 logits [B, T, vocab]; with `return_hidden_states`, the pair of logits (None if
@@ -180,32 +113,29 @@ class Transformer(nn.Module):
             TokenizerError: An id is outside the vocabulary (E-TOKENIZER-VOCAB).
         """
         taps = tuple(return_hidden_states)
-        last = self._last_block(taps, up_to_layer, no_logits, from_layer)
-        x, packing = self._start(input_ids, lengths, from_layer, hidden)
-        context = self.documents(packing)
+        done = input_ids.layer if isinstance(input_ids, Residual) else 0
+        last = self._last_block(taps, up_to_layer, no_logits, done)
+        x, packing = self._start(input_ids, lengths)
+        context = self.runtime.documents(self.config, packing)
         rotation = rotation_table(self.config, packing.length, x.device)[packing.positions]
         self.tokens_processed += packing.num_tokens
         states: dict[int, Tensor] = {}
-        for number, block in enumerate(self.blocks[from_layer:last], from_layer + 1):
+        for number, block in enumerate(self.blocks[done:last], done + 1):
             x = block(x, context, rotation)
             if number in taps:
                 states[number] = packing.unpack_ordinary(x)
         logits = None if no_logits else packing.unpack_ordinary(self._logits(x))
         return (logits, states) if taps or logits is None else logits
 
-    def documents(self, packing: Packing) -> Context:
-        """Context of whole documents, on the model's device."""
-        return PackedDocuments(self.config, packing)
-
     def step(
         self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
-    ) -> Context:
+    ) -> StepBatch:
         """Context of new tokens of sequences that `cache` keeps, on the model's device."""
-        return StepBatch(cache, chunks, batch_invariant)
+        return self.runtime.step(cache, chunks, batch_invariant)
 
     @torch.inference_mode()
     def extend(
-        self, input_ids: Tensor, context: Context, rotation: Tensor, wanted: Tensor
+        self, input_ids: Tensor, context: StepBatch, rotation: Tensor, wanted: Tensor
     ) -> Tensor:
         """Run new tokens of sequences that a cache keeps.
 
@@ -219,25 +149,43 @@ class Transformer(nn.Module):
             float32 [M, vocab].
         """
         self.tokens_processed += len(input_ids)
+        recorder = self._recorder_of(context.cache)
+        if recorder is not None and recorder.takes(context):
+            return recorder.run(input_ids, context)[wanted]
+        return self._logits(self._through(input_ids, context, rotation)[wanted], context.min_rows)
+
+    def _recorder_of(self, cache: PagedCache) -> Recorder | None:
+        """The recorder of steps over this cache, if the blocks have one and it is to be used."""
+        if self.runtime.record is None or not self.use_graphs:
+            return None
+        if self._recorder is None or self._recorder.cache is not cache:
+            table = rotation_table(self.config, cache.max_length, self.embedding.device)
+            self._recorder = self.runtime.record(
+                lambda *rows: self._logits(self._through(*rows)), table, cache
+            )
+        return self._recorder
+
+    def _through(self, input_ids: Tensor, context: Context, rotation: Tensor) -> Tensor:
+        """[N, hidden]: the residual after all blocks."""
         x = F.embedding(input_ids, self.embedding)
         for block in self.blocks:
             x = block(x, context, rotation)
-        return self._logits(x[wanted], context.min_rows)
+        return x
 
     def _logits(self, x: Tensor, min_rows: int = MIN_ROWS) -> Tensor:
         return linear(self.norm(x), self.unembedding, min_rows=min_rows).float()
 
     def _last_block(
-        self, taps: tuple[int, ...], up_to_layer: int | None, no_logits: bool, from_layer: int
+        self, taps: tuple[int, ...], up_to_layer: int | None, no_logits: bool, done: int
     ) -> int:
         """Number of the last block to run; refuses arguments that contradict each other."""
         depth = self.config.num_hidden_layers
         last = max(taps) if taps and no_logits else depth
         last = last if up_to_layer is None else up_to_layer
-        if not 0 <= from_layer < last <= depth:
-            raise _refused(f"blocks {from_layer + 1} to {last}", f"within 1 to {depth}")
-        if outside := [n for n in taps if not from_layer < n <= last]:
-            raise _refused(f"hidden state {outside[0]}", f"one of {from_layer + 1} to {last}")
+        if not 0 <= done < last <= depth:
+            raise _refused(f"blocks {done + 1} to {last}", f"within 1 to {depth}")
+        if outside := [n for n in taps if not done < n <= last]:
+            raise _refused(f"hidden state {outside[0]}", f"one of {done + 1} to {last}")
         if no_logits and not taps:
             raise _refused("no_logits and no hidden state", "at least one result asked for")
         if not no_logits and last < depth:
@@ -245,51 +193,55 @@ class Transformer(nn.Module):
         return last
 
     def _start(
-        self,
-        input_ids: Tensor | None,
-        lengths: Tensor | None,
-        from_layer: int,
-        hidden: Tensor | None,
+        self, input_ids: Tensor | Residual, lengths: Tensor | None
     ) -> tuple[Tensor, Packing]:
         """The packed residual before the first block to run."""
-        if (from_layer > 0) != (hidden is not None):
-            raise _refused(f"from_layer {from_layer}", "with hidden, and hidden only with it")
-        batch = self._checked_ids(input_ids) if hidden is None else self._checked_hidden(hidden)
-        if batch.shape[1] > self.config.max_position_embeddings:
-            limit = self.config.max_position_embeddings
+        is_resumed = isinstance(input_ids, Residual)
+        batch = self._checked_hidden(input_ids) if is_resumed else self._checked_ids(input_ids)
+        limit = self.config.max_position_embeddings
+        if batch.shape[1] > limit:
             raise _refused(f"{batch.shape[1]} positions", f"at most {limit}")
         device = self.embedding.device
         packing = Packing.of(batch.shape[0], batch.shape[1], lengths, device)
         rows = packing.pack(batch.to(device))
-        if hidden is not None:
+        if is_resumed:
             return rows, packing
-        self._check_vocabulary(rows)
+        if len(rows):
+            low, high = (int(bound) for bound in rows.aminmax())
+            check_vocabulary(low if low < 0 else high, self.config)
         return F.embedding(rows, self.embedding), packing
 
-    def _checked_ids(self, input_ids: Tensor | None) -> Tensor:
-        if input_ids is None or not is_whole(input_ids) or input_ids.ndim != 2:
-            raise _refused(describe(input_ids), "input_ids int64 or int32 [B, T]")
+    def _checked_ids(self, input_ids: Tensor) -> Tensor:
+        if not is_integer(input_ids) or input_ids.ndim != 2:
+            raise _refused(describe(input_ids), "input_ids int64 or int32 [B, T], or a Residual")
         if not input_ids.numel():
             raise _refused(f"input_ids {describe(input_ids)}", "at least one document and token")
         return input_ids.long()
 
-    def _checked_hidden(self, hidden: Tensor) -> Tensor:
-        size, dtype = self.config.hidden_size, self.embedding.dtype
+    def _checked_hidden(self, residual: Residual) -> Tensor:
+        hidden, size, dtype = residual.hidden, self.config.hidden_size, self.embedding.dtype
+        if residual.layer < 1:
+            raise _refused(f"a residual after block {residual.layer}", "a block from 1 on")
         is_tensor = isinstance(hidden, Tensor) and hidden.dtype == dtype
         if not is_tensor or hidden.ndim != 3 or hidden.shape[2] != size:
             raise _refused(f"hidden {describe(hidden)}", f"{dtype} [B, T, {size}]")
         return hidden
 
-    def _check_vocabulary(self, ids: Tensor) -> None:
-        low, high = (int(bound) for bound in ids.aminmax()) if len(ids) else (0, 0)
-        if low < 0 or high >= self.config.vocab_size:
-            raise TokenizerError(
-                "a token id is outside the backbone's vocabulary",
-                found=low if low < 0 else high,
-                expected=f"0 to {self.config.vocab_size - 1}",
-                do="use the tokenizer the backbone was trained with",
-                code="E-TOKENIZER-VOCAB",
-            )
+
+def check_vocabulary(token: int, config: ModelConfig) -> None:
+    """Refuse an id that the model does not have.
+
+    Raises:
+        TokenizerError: It is outside the vocabulary (E-TOKENIZER-VOCAB).
+    """
+    if not 0 <= token < config.vocab_size:
+        raise TokenizerError(
+            "a token id is outside the model's vocabulary",
+            found=token,
+            expected=f"0 to {config.vocab_size - 1}",
+            do="use the tokenizer the model was trained with",
+            code="E-TOKENIZER-VOCAB",
+        )
 
 
 def _refused(found: str, expected: str) -> ConfigError:

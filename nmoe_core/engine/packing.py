@@ -20,6 +20,14 @@ THIN_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual after block `layer` (from 1): [B, T, hidden], as an earlier call returned it."""
+
+    layer: int
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """Where the real tokens of a batch [B, T] lie.
 
@@ -134,7 +142,7 @@ def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | 
     return out.copy_(result) if bias is None else torch.add(result, bias, out=out)
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Whether this is a tensor of int64 or int32."""
     return isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
 
@@ -148,7 +156,7 @@ def describe(value: object) -> str:
 
 def _checked_lengths(lengths: Tensor, batch_size: int, length: int) -> Tensor:
     """The lengths as int64."""
-    is_shaped = is_whole(lengths) and lengths.shape == (batch_size,)
+    is_shaped = is_integer(lengths) and lengths.shape == (batch_size,)
     if is_shaped and bool(((lengths >= 0) & (lengths <= length)).all()):
         return lengths.long()
     raise ConfigError(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
+from nmoe_core.engine.packing import Residual
 from nmoe_core.shards.documents import DocumentReader
 
 BUFFER_BATCHES = 16
@@ -52,14 +53,12 @@ class Backbone(Protocol):
 
     def __call__(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | Residual,
         lengths: Tensor | None = None,
         *,
         return_hidden_states: tuple[int, ...] = (),
         up_to_layer: int | None = None,
         no_logits: bool = False,
-        from_layer: int = 0,
-        hidden: Tensor | None = None,
     ) -> tuple[Tensor | None, Mapping[int, Tensor]]: ...
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
+from nmoe_core.engine.packing import Residual
 from nmoe_core.heads.features import (
     Backbone,
     Batch,
@@ -172,12 +173,10 @@ def _continue(
 ) -> Tensor:
     with torch.no_grad():
         _, states = model(
-            batch.input_ids,
+            Residual(from_layer, hidden),
             batch.lengths,
             return_hidden_states=(to_layer,),
             up_to_layer=to_layer,
             no_logits=True,
-            from_layer=from_layer,
-            hidden=hidden,
         )
     return states[to_layer]

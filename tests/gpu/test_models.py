@@ -125,7 +125,7 @@ def test_generation_is_that_of_the_cpu(tiny, use_graphs):
         if isinstance(model, KernelTransformer):
             model.use_graphs = use_graphs
         generator = BatchedGenerator(model, 96, 6, num_pages=16, max_step_tokens=40)
-        assert generator._is_ahead == (device == "cuda")
+        assert generator.launches_ahead == (device == "cuda")
         done.append(sorted(generator.complete(requests), key=lambda completion: completion.index))
     assert done[0] == done[1]
     assert {completion.finish_reason for completion in done[0]} == {"stop", "length"}

@@ -19,7 +19,6 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nmoe_core.engine.weights.config import ModelConfig
@@ -47,8 +46,7 @@ class PagedCache:
         max_seq_len: Positions a slot can have.
         num_pages: Pages of each block that sees everything, over all slots.
         page_size: Positions of a page.
-        dtype: Of keys and values.
-        device: Where they lie.
+        like: Has the dtype of keys and values, and lies on their device.
     """
 
     def __init__(
@@ -58,10 +56,9 @@ class PagedCache:
         max_seq_len: int,
         num_pages: int,
         page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        like: Tensor,
     ) -> None:
-        self.page_size = page_size
+        self.page_size, self.num_pages = page_size, num_pages
         self.max_pages = -(-max_seq_len // page_size)
         self.windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
         self.window = config.sliding_window
@@ -71,8 +68,8 @@ class PagedCache:
             num_pages if window is None else max_batch * self.ring_pages for window in self.windows
         ]
         # Zeros, not garbage: what a mask hides is still multiplied, by zero.
-        self.keys = [torch.zeros(n, *shape, dtype=dtype, device=device) for n in counts]
-        self.values = [torch.zeros(n, *shape, dtype=dtype, device=device) for n in counts]
+        self.keys = [like.new_zeros(n, *shape) for n in counts]
+        self.values = [like.new_zeros(n, *shape) for n in counts]
         self.tables = np.zeros((max_batch, self.max_pages), np.int32)
         self._pages: list[list[int]] = [[] for _ in range(max_batch)]
         self._references = [0] * num_pages

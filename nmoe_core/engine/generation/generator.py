@@ -14,78 +14,33 @@ that pass made of the sequence is thrown away. On a CPU they are read at once.
 from __future__ import annotations
 
 import itertools
-import operator
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nmoe_core.base.errors import ConfigError, StateError, TokenizerError
+from nmoe_core.base.errors import StateError
 from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.passes import UNKNOWN, Launched, Passes
 from nmoe_core.engine.generation.prefixes import PrefixTree
+from nmoe_core.engine.generation.requests import (
+    Completion,
+    GeneratorOptions,
+    Request,
+    check_size,
+    checked_prompt,
+    refused,
+)
 from nmoe_core.engine.generation.sampling import Sampling, checked, choose
-from nmoe_core.engine.generation.scheduler import Counts, Planned, Scheduler, wanted_rows
+from nmoe_core.engine.generation.scheduler import Counts, Scheduler
 from nmoe_core.engine.generation.scheduler import Sequence as Running
-from nmoe_core.engine.model import Transformer
-from nmoe_core.engine.rope import rotation_table
-from nmoe_core.engine.transfers import Arriving, on_device
+from nmoe_core.engine.model import Transformer, check_vocabulary
+from nmoe_core.engine.transfers import Arriving
 
-FinishReason = Literal["stop", "length"]
-# Stands for a token that is known on the device alone.
-_UNKNOWN = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt and how to go on from it; `stop_ids` end a sequence and are not part of it."""
-
-    tokens: Sequence[int]
-    max_tokens: int = 256
-    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
-    stop_ids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """What request `index` became: its new tokens, and why there are no more.
-
-    `stop_id` is the stop token that came, with reason `stop`; with `length` it is None.
-    """
-
-    index: int
-    tokens: list[int]
-    finish_reason: FinishReason
-    stop_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A pass whose tokens are chosen, row by row for `seq_ids`, but not known on the host.
-
-    `places` are where they belong in their sequences; a token not known is a sequence's last.
-    """
-
-    ids: Arriving
-    sequences: list[Running]
-    places: list[int]
-
-    def fill(self, ids: Tensor, wanted: list[tuple[int, Running]]) -> None:
-        """Put the tokens of sequences that end with an unknown one into their rows of `ids`."""
-        own = {sequence.seq_id: row for row, sequence in enumerate(self.sequences)}
-        pairs = [
-            (row, own[sequence.seq_id])
-            for row, sequence in wanted
-            if sequence.tokens[-1] == _UNKNOWN
-        ]
-        if pairs:
-            rows, sources = on_device(np.array(pairs).T, ids.device)
-            # What is not finite is refused when it is read; until then it must be a token.
-            ids[rows] = self.ids.values[sources].clamp(min=0)
+# Requests under way in `complete`, with their places, by the ids of their sequences.
+Taken = dict[int, tuple[int, Request]]
 
 
 class BatchedGenerator:
@@ -97,13 +52,11 @@ class BatchedGenerator:
         max_batch: Sequences that run at once.
         device: Where a checkpoint is loaded; a model stays where it is.
         dtype: As `Transformer.from_checkpoint`, for a checkpoint.
-        page_size: Positions of a page of the cache.
-        num_pages: Pages of the cache; by default enough for `max_batch` sequences of any length.
-            With fewer, sequences go back to the queue when pages run out and are computed again.
-        max_step_tokens: Prompt tokens of one pass. More fill the pass better; running sequences
-            wait longer for it.
-        max_prefixes: Shared beginnings kept at once; 0 shares nothing.
-        batch_invariant: Make a sequence's logits the same to the last bit in any batch; slower.
+        options: Sizes of the cache and of a pass, and batch invariance.
+
+    Attributes:
+        launches_ahead: Whether a pass of `complete` is launched before the tokens of the one
+            before it are read.
 
     Raises:
         ConfigError: A size is out of range (E-CONFIG-GENERATE).
@@ -116,47 +69,30 @@ class BatchedGenerator:
         max_seq_len: int = 512,
         max_batch: int = 32,
         device: str | torch.device | None = None,
-        *,
         dtype: torch.dtype = torch.float32,
-        page_size: int = 16,
-        num_pages: int | None = None,
-        max_step_tokens: int = 512,
-        max_prefixes: int = 8,
-        batch_invariant: bool = False,
+        options: GeneratorOptions = GeneratorOptions(),  # noqa: B008 (frozen)
     ) -> None:
-        max_pages = -(-max_seq_len // max(page_size, 1))
-        num_pages = max_batch * max_pages if num_pages is None else num_pages
-        _check_sizes(
-            max_seq_len=(max_seq_len, 2),
-            max_batch=(max_batch, 1),
-            page_size=(page_size, 1),
-            num_pages=(num_pages, max_pages),
-            max_step_tokens=(max_step_tokens, 1),
-            max_prefixes=(max_prefixes, 0),
-        )
+        check_size("max_seq_len", max_seq_len, 2)
+        check_size("max_batch", max_batch, 1)
+        max_pages = -(-max_seq_len // options.page_size)
+        num_pages = max_batch * max_pages if options.num_pages is None else options.num_pages
+        check_size("num_pages", num_pages, max_pages)
         if not isinstance(checkpoint, Transformer):
             checkpoint = Transformer.from_checkpoint(
                 checkpoint, device=device or "cpu", dtype=dtype
             )
-        self.model, self.max_seq_len = checkpoint, max_seq_len
+        self.model, self.max_seq_len, self.max_batch = checkpoint, max_seq_len, max_batch
         config, embedding = checkpoint.config, checkpoint.embedding
         if max_seq_len > config.max_position_embeddings:
             expected = f"at most the model's {config.max_position_embeddings}"
-            raise _refused("max_seq_len is out of range", max_seq_len, expected)
-        self._cache = PagedCache(
-            config, max_batch, max_seq_len, num_pages, page_size, embedding.dtype, embedding.device
+            raise refused("max_seq_len is out of range", max_seq_len, expected)
+        self.cache = PagedCache(
+            config, max_batch, max_seq_len, num_pages, options.page_size, embedding
         )
-        self._prefixes = PrefixTree(self._cache, max_prefixes)
-        self._scheduler = Scheduler(self._cache, self._prefixes, max_step_tokens)
-        self._rotation = rotation_table(config, max_seq_len, embedding.device)
-        self.batch_invariant = batch_invariant
-        # Whether a pass is launched before the tokens of the one before it are read.
-        self._is_ahead = embedding.is_cuda
-        self._launched: _Launched | None = None
-        self._active: dict[int, Running] = {}
-        self._next_id = itertools.count()
-        # Prompts just finished stay in the tree, so that one added after another shares with it.
-        self._finished = deque(maxlen=max_batch)
+        self.prefixes = PrefixTree(self.cache, options.max_prefixes)
+        self._scheduler = Scheduler(self.cache, self.prefixes, options.max_step_tokens)
+        self._passes = Passes(checkpoint, self._scheduler, max_seq_len, options.batch_invariant)
+        self.launches_ahead = embedding.is_cuda
 
     @property
     def counts(self) -> Counts:
@@ -166,7 +102,7 @@ class BatchedGenerator:
     @property
     def idle(self) -> bool:
         """Whether no sequence is waiting or running."""
-        return not self._active
+        return not self._scheduler.sequences
 
     def is_idle(self) -> bool:
         """As `idle`."""
@@ -184,18 +120,8 @@ class BatchedGenerator:
             TokenizerError: An id is outside the vocabulary (E-TOKENIZER-VOCAB).
         """
         prompt = self._checked(tokens, max_tokens)
-        seq_id = next(self._next_id)
         room = self.max_seq_len - len(prompt)
-        sequence = Running(
-            seq_id,
-            prompt,
-            len(prompt),
-            room if max_tokens is None else max_tokens,
-            self._prefixes.add(prompt),
-        )
-        self._active[seq_id] = sequence
-        self._scheduler.waiting.append(sequence)
-        return seq_id
+        return self._scheduler.add(prompt, room if max_tokens is None else max_tokens)
 
     def add_request(self, tokens: Sequence[int], max_tokens: int = 256) -> int:
         """As `add`."""
@@ -213,13 +139,13 @@ class BatchedGenerator:
         Raises:
             StateError: Every sequence that could go on awaits its `update` (E-STATE-SEQUENCE).
         """
-        made = self._next_pass()
+        made = self._passes.next()
         if made is not None:
             return made[0], [sequence.seq_id for sequence in made[1]]
-        if self._active:
+        if not self.idle:
             raise StateError(
                 "every sequence awaits the token chosen for it",
-                found=f"{len(self._active)} sequences",
+                found=f"{len(self._scheduler.sequences)} sequences",
                 do="call update(seq_id, token) for each sequence that step() returned",
                 code="E-STATE-SEQUENCE",
             )
@@ -232,13 +158,13 @@ class BatchedGenerator:
             StateError: The sequence awaits no token (E-STATE-SEQUENCE).
             TokenizerError: The id is outside the vocabulary (E-TOKENIZER-VOCAB).
         """
-        sequence = self._active.get(seq_id)
+        sequence = self._scheduler.sequences.get(seq_id)
         if sequence is None or sequence.is_answered:
-            raise _not_there(seq_id, "awaits no token")
-        self._check_vocabulary([token])
-        self._answer(sequence, int(token))
-        if finished and seq_id in self._active:
-            self._end(sequence)
+            raise StateError(f"sequence {seq_id} awaits no token", code="E-STATE-SEQUENCE")
+        check_vocabulary(token, self.model.config)
+        self._scheduler.answer(sequence, int(token))
+        if finished:
+            self._scheduler.end(sequence)
 
     def cancel(self, seq_id: int) -> None:
         """End a sequence, waiting or running, and free what it has.
@@ -246,9 +172,9 @@ class BatchedGenerator:
         Raises:
             StateError: There is no such sequence, or it has ended (E-STATE-SEQUENCE).
         """
-        if seq_id not in self._active:
-            raise _not_there(seq_id, "is not there")
-        self._end(self._active[seq_id])
+        if seq_id not in self._scheduler.sequences:
+            raise StateError(f"sequence {seq_id} is not there", code="E-STATE-SEQUENCE")
+        self._scheduler.end(self._scheduler.sequences[seq_id])
 
     def generate_batch(
         self,
@@ -256,23 +182,22 @@ class BatchedGenerator:
         max_tokens: int = 256,
         temperature: float = 0.0,
         *,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int = 0,
+        sampling: Sampling | None = None,
         stop_ids: Iterable[int] = (),
     ) -> list[list[int]]:
         """New tokens of every prompt, in their order; a stop id ends one and is left out.
 
-        Prompt i is sampled with seed `seed + i`. All prompts are checked before any is begun.
+        Prompt i is sampled at `temperature`, or as `sampling` says, with seed `sampling.seed + i`.
+        All prompts are checked before any is begun.
 
         Raises:
             ConfigError: As `add` and `Sampling`, or the generator is not idle (E-CONFIG-GENERATE).
             TokenizerError: As `add`.
             CheckpointError: As `complete`.
         """
-        stops = frozenset(stop_ids)
+        base, stops = sampling or Sampling(temperature), frozenset(stop_ids)
         requests = [
-            Request(prompt, max_tokens, Sampling(temperature, top_p, top_k, seed + i), stops)
+            Request(prompt, max_tokens, replace(base, seed=base.seed + i), stops)
             for i, prompt in enumerate(prompts)
         ]
         for request in requests:
@@ -300,43 +225,40 @@ class BatchedGenerator:
             CheckpointError: The logits are not finite (E-CHECKPOINT-LOGITS).
         """
         if not self.idle:
-            raise _refused("other sequences are under way", f"{len(self._active)}", "none")
-        source, taken = enumerate(requests), {}
-        ahead = 2 * len(self._cache.tables)
+            raise refused("other sequences are under way", len(self._scheduler.sequences), "none")
+        source, taken = enumerate(requests), Taken()
         try:
             while True:
-                for index, request in itertools.islice(source, ahead - len(taken)):
-                    seq_id = self.add(request.tokens, request.max_tokens)
-                    taken[seq_id] = index, request
+                for index, request in itertools.islice(source, 2 * self.max_batch - len(taken)):
+                    taken[self.add(request.tokens, request.max_tokens)] = index, request
                 if not taken:
                     return
                 yield from self._advance(taken)
         finally:
-            self._launched = None
-            for seq_id in taken.keys() & self._active.keys():
+            self._passes.launched = None
+            for seq_id in taken.keys() & self._scheduler.sequences.keys():
                 self.cancel(seq_id)
 
-    def _advance(self, taken: dict[int, tuple[int, Request]]) -> list[Completion]:
+    def _advance(self, taken: Taken) -> list[Completion]:
         """One pass of the requests under way; those that end leave `taken`."""
-        before, made = self._launched, self._next_pass()
+        before, made = self._passes.launched, self._passes.next()
         assert before is not None or made is not None
-        self._launched = None if made is None else self._choose(*made, taken)
-        if not self._is_ahead:
-            before, self._launched = self._launched, None
+        launched = None if made is None else self._choose(*made, taken)
+        if not self.launches_ahead:
+            before, launched = launched, None
+        self._passes.launched = launched
         return [] if before is None else self._read(before, taken)
 
-    def _choose(
-        self, logits: Tensor, sequences: list[Running], taken: dict[int, tuple[int, Request]]
-    ) -> _Launched:
+    def _choose(self, logits: Tensor, sequences: list[Running], taken: Taken) -> Launched:
         """Choose the sequences' tokens, on the device; those whose last it is end."""
         samplings = [taken[sequence.seq_id][1].sampling for sequence in sequences]
         places = [len(sequence.tokens) for sequence in sequences]
-        launched = _Launched(Arriving(choose(logits, samplings, places)), sequences, places)
+        launched = Launched(Arriving(choose(logits, samplings, places)), sequences, places)
         for sequence in sequences:
-            self._answer(sequence, _UNKNOWN)
+            self._scheduler.answer(sequence, UNKNOWN)
         return launched
 
-    def _read(self, launched: _Launched, taken: dict[int, tuple[int, Request]]) -> list[Completion]:
+    def _read(self, launched: Launched, taken: Taken) -> list[Completion]:
         """Give sequences the tokens of a pass; those that have ended leave `taken`."""
         done = []
         tokens = checked(launched.ids.tolist())
@@ -345,97 +267,19 @@ class BatchedGenerator:
                 continue
             index, request = taken[sequence.seq_id]
             sequence.tokens[place] = token
-            num_new = place + 1 - sequence.num_prompt
+            new = sequence.tokens[sequence.num_prompt : place + 1]
             if token in request.stop_ids:
-                new = sequence.tokens[sequence.num_prompt : place]
-                done.append(Completion(index, new, "stop", token))
-            elif num_new == sequence.max_tokens:
-                new = sequence.tokens[sequence.num_prompt :]
+                done.append(Completion(index, new[:-1], "stop", token))
+            elif len(new) == sequence.max_tokens:
                 done.append(Completion(index, new, "length", None))
             else:
                 continue
             del taken[sequence.seq_id]
-            if sequence.seq_id in self._active:
-                self._end(sequence)
+            self._scheduler.end(sequence)
         return done
 
-    def _next_pass(self) -> tuple[Tensor, list[Running]] | None:
-        """Logits of the next tokens, and whose they are; None when no sequence can go on."""
-        while planned := self._scheduler.plan():
-            wanted = wanted_rows(planned)
-            logits = self._run(planned, wanted)
-            self._scheduler.commit(planned)
-            if wanted:
-                return logits, [sequence for _, sequence in wanted]
-        return None
-
-    def _run(self, planned: list[Planned], wanted: list[tuple[int, Running]]) -> Tensor:
-        """One pass; logits of the rows wanted."""
-        chunks = [part.chunk for part in planned]
-        tokens = [part.sequence.tokens[part.chunk.start : part.chunk.stop] for part in planned]
-        device = self._rotation.device
-        context = self.model.step(self._cache, chunks, self.batch_invariant)
-        ids = on_device(np.concatenate(tokens).astype(np.int64), device)
-        if self._launched is not None:
-            self._launched.fill(ids, wanted)
-        return self.model.extend(
-            ids,
-            context,
-            self._rotation[context.positions],
-            on_device(np.array([row for row, _ in wanted], np.int64), device),
-        )
-
-    def _answer(self, sequence: Running, token: int) -> None:
-        """Give a sequence its next token; with its last allowed one it ends."""
-        sequence.tokens.append(token)
-        sequence.is_answered = True
-        if sequence.num_generated >= sequence.max_tokens:
-            self._end(sequence)
-
-    def _end(self, sequence: Running) -> None:
-        self._scheduler.remove(sequence)
-        del self._active[sequence.seq_id]
-        if len(self._finished) == self._finished.maxlen:
-            self._prefixes.remove(self._finished.popleft())
-        self._finished.append(sequence.end)
-
     def _checked(self, tokens: Sequence[int], max_tokens: int | None) -> list[int]:
-        """A prompt's ids, which fit."""
-        prompt = [operator.index(token) for token in tokens]
-        new = 1 if max_tokens is None else max_tokens
-        if not prompt:
-            raise _refused("the prompt is empty", 0, "at least one token")
-        if new < 1:
-            raise _refused("max_tokens is out of range", new, "at least 1")
-        if len(prompt) + new > self.max_seq_len:
-            found = f"{len(prompt)} and {new} tokens"
-            expected = f"at most {self.max_seq_len} (max_seq_len)"
-            raise _refused("prompt and new tokens do not fit a sequence", found, expected)
-        self._check_vocabulary(prompt)
+        prompt = checked_prompt(tokens, max_tokens, self.max_seq_len)
+        for token in (min(prompt), max(prompt)):
+            check_vocabulary(token, self.model.config)
         return prompt
-
-    def _check_vocabulary(self, ids: list[int]) -> None:
-        size = self.model.config.vocab_size
-        outside = [token for token in ids if not 0 <= token < size]
-        if outside:
-            raise TokenizerError(
-                "a token id is outside the model's vocabulary",
-                found=outside[0],
-                expected=f"0 to {size - 1}",
-                do="use the tokenizer the model was trained with",
-                code="E-TOKENIZER-VOCAB",
-            )
-
-
-def _check_sizes(**sizes: tuple[int, int]) -> None:
-    for name, (value, least) in sizes.items():
-        if value < least:
-            raise _refused(f"{name} is out of range", value, f"at least {least}")
-
-
-def _refused(what: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(what, found=found, expected=expected, code="E-CONFIG-GENERATE")
-
-
-def _not_there(seq_id: int, what: str) -> StateError:
-    return StateError(f"sequence {seq_id} {what}", code="E-STATE-SEQUENCE")

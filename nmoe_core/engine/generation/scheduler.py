@@ -10,8 +10,10 @@ oldest always ends and all do.
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.prefixes import Node, PrefixTree
@@ -40,11 +42,6 @@ class Sequence:
         """Tokens without keys and values."""
         return len(self.tokens) - self.num_cached
 
-    @property
-    def num_generated(self) -> int:
-        """Tokens after the prompt."""
-        return len(self.tokens) - self.num_prompt
-
 
 @dataclass(slots=True)
 class Counts:
@@ -66,22 +63,53 @@ class Planned:
     makes: Node | None = None
 
 
-@dataclass(slots=True)
 class Scheduler:
-    """Waiting and running sequences over one cache."""
+    """Waiting and running sequences over one cache.
 
-    cache: PagedCache
-    prefixes: PrefixTree
-    max_step_tokens: int
-    waiting: list[Sequence] = field(default_factory=list)
-    running: list[Sequence] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
+    Attributes:
+        sequences: All of them, by id.
+        counts: Work done so far.
+    """
+
+    def __init__(self, cache: PagedCache, prefixes: PrefixTree, max_step_tokens: int) -> None:
+        self.cache, self.prefixes, self.max_step_tokens = cache, prefixes, max_step_tokens
+        self.sequences: dict[int, Sequence] = {}
+        self.counts = Counts()
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._next_id = itertools.count()
+        # Prompts just finished stay in the tree, so that one added after another shares with it.
+        self._finished: deque[Node] = deque(maxlen=len(cache.tables))
+
+    def add(self, prompt: list[int], max_tokens: int) -> int:
+        """Queue a prompt; returns the id of its sequence."""
+        end, seq_id = self.prefixes.add(prompt), next(self._next_id)
+        sequence = Sequence(seq_id, prompt, len(prompt), max_tokens, end)
+        self.sequences[seq_id] = sequence
+        self._waiting.append(sequence)
+        return seq_id
+
+    def answer(self, sequence: Sequence, token: int) -> None:
+        """Give a sequence its next token; with its last allowed one it ends."""
+        sequence.tokens.append(token)
+        sequence.is_answered = True
+        if len(sequence.tokens) - sequence.num_prompt >= sequence.max_tokens:
+            self.end(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence, waiting or running, unless it has ended already."""
+        if self.sequences.pop(sequence.seq_id, None) is None:
+            return
+        self._withdraw(sequence)
+        if len(self._finished) == self._finished.maxlen:
+            self.prefixes.remove(self._finished.popleft())
+        self._finished.append(sequence.end)
 
     def plan(self) -> list[Planned]:
         """Parts of the next pass, those of one token first; empty when none can go on."""
         self._admit()
         budget, planned = self.max_step_tokens, []
-        for sequence in list(self.running):
+        for sequence in list(self._running):
             if sequence.slot < 0 or not sequence.is_answered:
                 continue
             part = self._part(sequence, budget)
@@ -104,22 +132,13 @@ class Scheduler:
                 self.prefixes.keep(part.makes, sequence.slot)
             sequence.is_answered = sequence.num_missing > 0
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, waiting or running."""
-        if sequence.slot >= 0:
-            self.cache.close(sequence.slot)
-            self.running.remove(sequence)
-            sequence.slot = -1
-        else:
-            self.waiting.remove(sequence)
-
     def _admit(self) -> None:
         """Start what can be started, in order of arrival."""
-        if not self.waiting or not self.cache.num_free_slots:
+        if not self._waiting or not self.cache.num_free_slots:
             return
-        being_made = {node for sequence in self.running for node in self._to_make(sequence)}
+        being_made = {node for sequence in self._running for node in self._to_make(sequence)}
         # No further down the queue: a look at all of it would make a pass cost what waits.
-        for sequence in self.waiting[: 2 * len(self.cache.tables)]:
+        for sequence in self._waiting[: 2 * len(self.cache.tables)]:
             if not sequence.is_answered:
                 continue
             length = self.prefixes.kept_length(sequence.end)
@@ -131,11 +150,11 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence, start: int) -> bool:
         """Whether what the sequence lacks fits beside what runs."""
-        if not self.running:
+        if not self._running:
             return True
         needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size
         # One page a running sequence is left for its next tokens.
-        needed += len(self.running)
+        needed += len(self._running)
         while self.cache.num_free_pages < needed and self.prefixes.drop_unused():
             pass
         return self.cache.num_free_pages >= needed
@@ -148,10 +167,10 @@ class Scheduler:
             if slot is not None:
                 break
             # With nothing running, only kept beginnings can be what takes the pages.
-            if self.running or not self.prefixes.drop_oldest():
+            if self._running or not self.prefixes.drop_oldest():
                 return False
-        self.waiting.remove(sequence)
-        insort(self.running, sequence, key=lambda other: other.seq_id)
+        self._waiting.remove(sequence)
+        insort(self._running, sequence, key=lambda other: other.seq_id)
         sequence.slot, sequence.num_cached = slot, 0 if kept is None else kept.length
         self.counts.reused += sequence.num_cached
         return True
@@ -178,7 +197,7 @@ class Scheduler:
         while not self.cache.reserve(sequence.slot, length):
             if self.prefixes.drop_oldest():
                 continue
-            youngest = self.running[-1]
+            youngest = self._running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return False
@@ -187,8 +206,17 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, in order of arrival; its tokens are kept, its pages are not."""
         self.counts.preemptions += 1
-        self.remove(sequence)
-        insort(self.waiting, sequence, key=lambda other: other.seq_id)
+        self._withdraw(sequence)
+        insort(self._waiting, sequence, key=lambda other: other.seq_id)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Take a sequence from the queue, or from those that run, whose pages are then free."""
+        if sequence.slot < 0:
+            self._waiting.remove(sequence)
+            return
+        self.cache.close(sequence.slot)
+        self._running.remove(sequence)
+        sequence.slot = -1
 
 
 def wanted_rows(planned: list[Planned]) -> list[tuple[int, Sequence]]:

@@ -2,7 +2,7 @@
 
 Each chunk adds `count` tokens to its sequence's `start` cached ones. Chunks of one token, which
 are what decoding makes, are attended to all at once; longer ones one by one, with the attention
-of whole documents, after what the cache holds. Indices are worked out once a pass, not once a
+of whole documents, after what the cache holds. Indices are worked out once per pass, not once per
 block. With `batch_invariant` every chunk takes the second way and products are filled up to the
 shape that documents have, so that a token's bits depend on its sequence alone.
 """
@@ -38,12 +38,20 @@ class Chunk:
         return self.start + self.count
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Where the keys of single queries lie: pages or slots to take, and which are seen."""
+@dataclass(slots=True)
+class Places:
+    """Where a pass reads and writes in all blocks of one kind: full pages, or rings of a window.
 
-    taken: Rows
-    mask: Tensor
+    written: int64, cached row of each new token that is kept. kept: int64, rows of the pass that
+    are kept, None for all. history: cached rows that each longer chunk sees.
+    taken, mask: pages or slots that hold the keys of single tokens, and which keys are seen.
+    """
+
+    written: Tensor
+    kept: Tensor | None
+    history: list[Rows]
+    taken: Rows = slice(0, 0)
+    mask: Tensor | None = None
 
 
 class StepBatch:
@@ -58,7 +66,7 @@ class StepBatch:
     def __init__(
         self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
     ) -> None:
-        self._cache = cache
+        self.cache, self.batch_invariant = cache, batch_invariant
         self._device = cache.keys[0].device
         self.min_rows = MIN_ROWS if batch_invariant else 1
         singles = [] if batch_invariant else [chunk for chunk in chunks if chunk.count == 1]
@@ -72,96 +80,87 @@ class StepBatch:
         slots = np.repeat([chunk.slot for chunk in chunks], [chunk.count for chunk in chunks])
         flat = np.concatenate(positions)
         self.positions = self._tensor(flat)
-        self._written = self._tensor(self._page_rows(slots, flat))
-        ring_size = cache.ring_size
-        is_kept = np.concatenate([p >= p[-1] + 1 - ring_size for p in positions])
-        self._ring_sources = None if is_kept.all() else self._tensor(is_kept.nonzero()[0])
-        ring_rows = slots * ring_size + flat % ring_size
-        self._ring_written = self._tensor(ring_rows[is_kept])
+        written = self._tensor(self._page_rows(slots, flat))
+        self._pages = Places(written, None, [self._page_history(chunk) for chunk in self._longer])
+        is_kept = np.concatenate([p >= p[-1] + 1 - cache.ring_size for p in positions])
+        self._rings = Places(
+            self._tensor((slots * cache.ring_size + flat % cache.ring_size)[is_kept]),
+            None if is_kept.all() else self._tensor(is_kept.nonzero()[0]),
+            [self._ring_history(chunk) for chunk in self._longer],
+        )
         if singles:
             slots = np.asarray([chunk.slot for chunk in singles])
             self._find_keys(slots, np.asarray([chunk.stop for chunk in singles]))
-        self._history = [self._page_history(chunk) for chunk in self._longer]
-        self._ring_history = [self._ring_history_of(chunk) for chunk in self._longer]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
         """As `attention.Context.attend`; also writes the rows' keys and values."""
-        cache, window = self._cache, self._cache.windows[layer]
-        keys, values = cache.keys[layer], cache.values[layer]
-        key_rows, value_rows = keys.flatten(0, 1), values.flatten(0, 1)
-        seen = self._seen(key_rows, k, window), self._seen(value_rows, v, window)
-        self._write(key_rows, k, window)
-        self._write(value_rows, v, window)
+        window = self.cache.windows[layer]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        # Copies, made before the write: a ring's new rows replace old ones that are still seen.
+        seen_keys, seen_values = (
+            [torch.cat(pair).transpose(0, 1)[None] for pair in self._seen(pages, new, window)]
+            for pages, new in ((keys, k), (values, v))
+        )
+        self._write(keys, k, window)
+        self._write(values, v, window)
         if not self._longer:
-            return self._attend_singles(keys, values, q, sinks, window)
+            return self._attend_singles(layer, q, sinks)
         mixed = torch.empty_like(q)
         if self._num_singles:
             single = slice(0, self._num_singles)
-            mixed[single] = self._attend_singles(keys, values, q[single], sinks, window)
-        for chunk, rows, chunk_k, chunk_v in zip(self._longer, self._longer_rows, *seen):
+            mixed[single] = self._attend_singles(layer, q[single], sinks)
+        for i, (chunk, rows) in enumerate(zip(self._longer, self._longer_rows)):
             queries = q[rows].unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)[None]
-            result = attend(queries, chunk_k, chunk_v, sinks, window, chunk.start)
+            result = attend(queries, seen_keys[i], seen_values[i], sinks, window, chunk.start)
             mixed[rows] = result[0].permute(2, 0, 1, 3).flatten(1, 2)
         return mixed
 
+    def _places(self, window: int | None) -> Places:
+        return self._pages if window is None else self._rings
+
     def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
         """Note where the keys of the chunks of one token lie, `lengths` of them each."""
-        self._all_keys = self._page_keys(slots, lengths)
-        self._ring_keys = self._ring_keys_of(slots, lengths)
+        cache = self.cache
+        pages = cache.tables[slots, : cache.pages_for(int(lengths.max()))]
+        self._pages.taken = self._rows(pages.astype(np.int64))
+        self._pages.mask = self._mask(
+            np.arange(pages.shape[1] * cache.page_size) < lengths[:, None]
+        )
+        age = (lengths[:, None] - 1 - np.arange(cache.ring_size)) % cache.ring_size
+        self._rings.taken = self._rows(slots)
+        self._rings.mask = self._mask(age < np.minimum(lengths, cache.window)[:, None])
 
-    def _seen(self, cached: Tensor, new: Tensor, window: int | None) -> list[Tensor]:
-        """[1, kv_heads, S, head_dim] of each longer chunk: what it sees of the cache, and its own.
+    def _seen(self, pages: Tensor, new: Tensor, window: int | None) -> list[tuple[Tensor, Tensor]]:
+        """Rows that each longer chunk sees: those of the cache, then its own."""
+        cached, history = pages.flatten(0, 1), self._places(window).history
+        return [(cached[past], new[rows]) for past, rows in zip(history, self._longer_rows)]
 
-        Copies, made before the write: a ring's new rows take the place of old ones still seen.
-        """
-        history = self._history if window is None else self._ring_history
-        return [
-            torch.cat([cached[past], new[rows]]).transpose(0, 1)[None]
-            for past, rows in zip(history, self._longer_rows)
-        ]
+    def _write(self, pages: Tensor, new: Tensor, window: int | None) -> None:
+        places = self._places(window)
+        kept = new if places.kept is None else new[places.kept]
+        pages.flatten(0, 1).index_copy_(0, places.written, kept)
 
-    def _write(self, rows: Tensor, new: Tensor, window: int | None) -> None:
-        if window is None:
-            rows.index_copy_(0, self._written, new)
-        else:
-            new = new if self._ring_sources is None else new[self._ring_sources]
-            rows.index_copy_(0, self._ring_written, new)
-
-    def _attend_singles(
-        self, keys: Tensor, values: Tensor, q: Tensor, sinks: Tensor, window: int | None
-    ) -> Tensor:
-        where = self._all_keys if window is None else self._ring_keys
-        if window is not None:
-            keys = keys.unflatten(0, (-1, self._cache.ring_pages))
-            values = values.unflatten(0, (-1, self._cache.ring_pages))
-        shape = (len(q), -1, *keys.shape[-2:])
-        k, v = keys[where.taken].view(shape), values[where.taken].view(shape)
-        return attend_cached(q, k, v, sinks, where.mask)
+    def _attend_singles(self, layer: int, q: Tensor, sinks: Tensor) -> Tensor:
+        places = self._places(self.cache.windows[layer])
+        size = 1 if self.cache.windows[layer] is None else self.cache.ring_pages
+        k, v = (
+            pages.unflatten(0, (-1, size))[places.taken].view(len(q), -1, *pages.shape[-2:])
+            for pages in (self.cache.keys[layer], self.cache.values[layer])
+        )
+        assert places.mask is not None
+        return attend_cached(q, k, v, sinks, places.mask)
 
     def _page_rows(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        size = self._cache.page_size
-        return self._cache.tables[slots, positions // size].astype(np.int64) * size + (
-            positions % size
-        )
-
-    def _page_keys(self, slots: np.ndarray, lengths: np.ndarray) -> _Keys:
-        num_pages = self._cache.pages_for(int(lengths.max()))
-        pages = self._cache.tables[slots, :num_pages]
-        is_seen = np.arange(num_pages * self._cache.page_size) < lengths[:, None]
-        return _Keys(self._rows(pages.astype(np.int64)), self._mask(is_seen))
-
-    def _ring_keys_of(self, slots: np.ndarray, lengths: np.ndarray) -> _Keys:
-        size = self._cache.ring_size
-        age = (lengths[:, None] - 1 - np.arange(size)) % size
-        is_seen = age < np.minimum(lengths, self._cache.window)[:, None]
-        return _Keys(self._rows(slots), self._mask(is_seen))
+        size = self.cache.page_size
+        pages = self.cache.tables[slots, positions // size].astype(np.int64)
+        return pages * size + positions % size
 
     def _page_history(self, chunk: Chunk) -> Rows:
         return self._rows(self._page_rows(np.asarray(chunk.slot), np.arange(chunk.start)))
 
-    def _ring_history_of(self, chunk: Chunk) -> Rows:
-        size = self._cache.ring_size
-        first = max(0, chunk.start - self._cache.window + 1)
+    def _ring_history(self, chunk: Chunk) -> Rows:
+        size = self.cache.ring_size
+        first = max(0, chunk.start - self.cache.window + 1)
         return self._rows(chunk.slot * size + np.arange(first, chunk.start) % size)
 
     def _rows(self, index: np.ndarray) -> Rows:

@@ -8,6 +8,7 @@ chunks keep a contiguous copy beside it, which they attend to after what the cac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,11 +18,10 @@ from torch import Tensor
 from nmoe_core.engine.attention import PackedDocuments
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
-from nmoe_core.engine.kernels.decode_attention import decode_attention
+from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
 from nmoe_core.engine.packing import Packing
-from nmoe_core.engine.transfers import on_device
 from nmoe_core.engine.weights.config import ModelConfig
 
 
@@ -36,7 +36,8 @@ class KernelContext(Protocol):
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
         """Mixed values [N, heads, head_dim] of a block's fused projection [N, q + k + v].
 
-        rotation: complex64 [N, head_dim / 2], of the rows' positions.
+        rotation: complex64 [N, head_dim / 2], of the rows' positions. Over a cache, the rows' keys
+        and values are also written.
         """
         ...
 
@@ -60,106 +61,108 @@ class KernelDocuments(PackedDocuments):
         return prefill_attention(q, k, v, sinks, self._blocks, self._windows[layer])
 
 
-def _rotated(
-    qkv: Tensor, rotation: Tensor, rows: Tensor, shape: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [N, heads of each, head_dim], queries and keys rotated."""
-    k, v = (qkv.new_empty(len(qkv), 1, *shape) for _ in range(2))
-    q = rotate_and_store(qkv, rotation, rows, rows, k, v)
-    return q, k.squeeze(1), v.squeeze(1)
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """Single tokens of sequences that a cache keeps.
+
+    written, ring_written: int64 [B], row of each token among the pages of blocks that see
+    everything and among the rings of windowed ones, negative for an empty place. tables,
+    ring_tables: int32 [B, width], pages to read. lengths: int32 [B]. max_length: see `Cached`.
+    """
+
+    cache: PagedCache
+    written: Tensor
+    ring_written: Tensor
+    tables: Tensor
+    ring_tables: Tensor
+    lengths: Tensor
+    max_length: int
+
+    def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
+        """As `KernelContext.attend_rows`."""
+        written = self.written if self.cache.windows[layer] is None else self.ring_written
+        pages = self.cache.keys[layer], self.cache.values[layer]
+        return self.attend(layer, rotate_and_store(qkv, rotation, written, *pages), sinks)
+
+    def attend(self, layer: int, q: Tensor, sinks: Tensor) -> Tensor:
+        """Mixed values of rotated queries [B, heads, head_dim], whose keys are in the cache."""
+        window = self.cache.windows[layer]
+        tables = self.tables if window is None else self.ring_tables
+        cached = Cached(tables, self.lengths, self.max_length)
+        pages = self.cache.keys[layer], self.cache.values[layer]
+        return decode_attention(q, *pages, cached, sinks, window)
 
 
 class KernelStep(StepBatch):
-    """New tokens of sequences that a cache keeps."""
+    """New tokens of sequences that a cache keeps.
+
+    singles: Its chunks of one token, if it has any.
+    """
+
+    singles: Singles
 
     def __init__(
         self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
     ) -> None:
         super().__init__(cache, chunks, batch_invariant)
-        self.batch_invariant = batch_invariant
-        self._rows = torch.arange(len(self.positions), device=self._device)
         if not self._longer:
             return
+        self._rows = torch.arange(len(self.positions), device=self._device)
         counts = [chunk.count for chunk in self._longer]
-        reach = cache.window - 1
-        self._blocks = query_blocks(self._starts(counts), sum(counts))
-        self._key_starts = self._starts([chunk.stop for chunk in self._longer])
-        self._ring_starts = self._starts(
-            [min(chunk.start, reach) + chunk.count for chunk in self._longer]
-        )
+        ring_counts = [min(c.start, cache.window - 1) + c.count for c in self._longer]
+        blocks = query_blocks(self._starts(counts), sum(counts))
+        key_starts = self._starts([chunk.stop for chunk in self._longer])
+        self._blocks = replace(blocks, key_starts=key_starts)
+        self._ring_blocks = replace(blocks, key_starts=self._starts(ring_counts))
 
     @property
     def is_decode(self) -> bool:
         """Whether every chunk is one token whose cache slot is read by the decoding kernel."""
         return not self._longer
 
-    @property
-    def cache(self) -> PagedCache:
-        """The pages."""
-        return self._cache
-
-    @property
-    def written(self) -> Tensor:
-        """int64 [N], row of each token among the pages of blocks that see everything."""
-        return self._written
-
-    @property
-    def ring_written(self) -> Tensor:
-        """int64 [N], row of each token among the rings of windowed blocks; when `is_decode`."""
-        return self._ring_written
-
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """As `KernelContext.attend_rows`; also writes the rows' keys and values."""
-        cache, window = self._cache, self._cache.windows[layer]
-        keys, values = cache.keys[layer], cache.values[layer]
+        """As `KernelContext.attend_rows`."""
         if self.is_decode:
-            written = self.written if window is None else self.ring_written
-            q = rotate_and_store(qkv, rotation, self._rows, written, keys, values)
-            return self._decode(q, keys, values, sinks, window)
+            return self.singles.attend_rows(layer, qkv, rotation, sinks)
+        window = self.cache.windows[layer]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
         q, k, v = _rotated(qkv, rotation, self._rows, keys.shape[2:])
-        seen_keys = self._with_history(keys, k, window)
-        seen_values = self._with_history(values, v, window)
-        self._write(keys.flatten(0, 1), k, window)
-        self._write(values.flatten(0, 1), v, window)
-        single, longer = q[: self._num_singles], q[self._num_singles :]
-        starts = self._key_starts if window is None else self._ring_starts
-        mixed = prefill_attention(
-            longer, seen_keys, seen_values, sinks, self._blocks, window, starts
+        # Copies, made before the write: a ring's new rows replace old ones that are still seen.
+        seen_keys, seen_values = (
+            torch.cat([part for pair in self._seen(pages, new, window) for part in pair])
+            for pages, new in ((keys, k), (values, v))
         )
+        self._write(keys, k, window)
+        self._write(values, v, window)
+        single, longer = q[: self._num_singles], q[self._num_singles :]
+        blocks = self._blocks if window is None else self._ring_blocks
+        mixed = prefill_attention(longer, seen_keys, seen_values, sinks, blocks, window)
         if not self._num_singles:
             return mixed
-        return torch.cat([self._decode(single, keys, values, sinks, window), mixed])
+        return torch.cat([self.singles.attend(layer, single, sinks), mixed])
 
     def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
         """As `StepBatch`; what the decoding kernel reads."""
-        cache = self._cache
-        self.max_length = int(lengths.max())
-        self.lengths = on_device(lengths.astype(np.int32), self._device)
-        self.tables = on_device(cache.tables[slots], self._device)
+        cache = self.cache
         ring = slots[:, None] * cache.ring_pages + np.arange(cache.ring_pages)
-        self.ring_tables = on_device(ring.astype(np.int32), self._device)
-
-    def _decode(
-        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor, window: int | None
-    ) -> Tensor:
-        tables = self.tables if window is None else self.ring_tables
-        return decode_attention(
-            q, keys, values, tables, self.lengths, sinks, window, self.max_length
+        self.singles = Singles(
+            cache,
+            self._pages.written,
+            self._rings.written,
+            self._tensor(cache.tables[slots]),
+            self._tensor(ring.astype(np.int32)),
+            self._tensor(lengths.astype(np.int32)),
+            int(lengths.max()),
         )
-
-    def _with_history(self, pages: Tensor, new: Tensor, window: int | None) -> Tensor:
-        """Rows that the longer chunks see: of each, those cached, then its own.
-
-        A copy, made before the write: a ring's new rows take the place of old ones still seen.
-        """
-        cached = pages.flatten(0, 1)
-        history = self._history if window is None else self._ring_history
-        parts = (
-            part
-            for past, rows in zip(history, self._longer_rows)
-            for part in (cached[past], new[rows])
-        )
-        return torch.cat(list(parts))
 
     def _starts(self, counts: list[int]) -> Tensor:
-        return on_device(np.cumsum([0, *counts]).astype(np.int32), self._device)
+        return self._tensor(np.cumsum([0, *counts]).astype(np.int32))
+
+
+def _rotated(
+    qkv: Tensor, rotation: Tensor, rows: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [N, heads of each, head_dim], queries and keys rotated."""
+    k, v = (qkv.new_empty(len(qkv), 1, *shape) for _ in range(2))
+    q = rotate_and_store(qkv, rotation, rows, k, v)
+    return q, k.squeeze(1), v.squeeze(1)

@@ -9,6 +9,8 @@ only the last `window` positions are read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -23,36 +25,45 @@ KEY_BLOCK = 64
 _LEAST_ROWS = 16  # of a matrix product
 
 
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """Which pages hold the positions of a batch of sequences.
+
+    tables: int32 [B, width], pages of each sequence. lengths: int32 [B], positions there are, the
+    query's own included; 0 for an empty place of the batch, whose result is zero. max_length: no
+    length is above it; decides the number of splits, not the result.
+    """
+
+    tables: Tensor
+    lengths: Tensor
+    max_length: int
+
+
 @on_its_device
 def decode_attention(
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
-    block_tables: Tensor,
-    lengths: Tensor,
+    cached: Cached,
     sinks: Tensor,
     window: int | None,
-    max_length: int,
 ) -> Tensor:
     """One query of each sequence over the positions it sees.
 
     Args:
         q: [B, heads, D], rotated, not yet scaled.
         k_pages: [num_pages, page_size, kv_heads, D].
-        v_pages: [num_pages, page_size, kv_heads, D].
-        block_tables: int32 [B, width], pages of each sequence.
-        lengths: int32 [B], positions there are, the query's own included; 0 for an empty place of
-            the batch, whose result is zero.
+        v_pages: As `k_pages`.
+        cached: Where the positions lie.
         sinks: float32 [heads].
         window: Positions seen, the query's own included; None for all.
-        max_length: No length is above it; decides the number of splits, not the result.
 
     Returns:
         [B, heads, D].
     """
     batch, heads, head_dim = q.shape
     _, page_size, kv_heads, _ = k_pages.shape
-    seen = max_length if window is None else min(window, max_length)
+    seen = min(window or cached.max_length, cached.max_length)
     num_splits = max(1, triton.cdiv(seen, SPLIT_KEYS))
     group = heads // kv_heads
     sums = torch.empty(batch, heads, num_splits, head_dim, device=q.device)
@@ -63,14 +74,14 @@ def decode_attention(
         q.contiguous(),
         k_pages,
         v_pages,
-        block_tables,
-        lengths,
+        cached.tables,
+        cached.lengths,
         sums,
         maxima,
         totals,
         head_dim**-0.5 * LOG2_E.value,
-        block_tables.shape[1],
-        max_length if window is None else window,
+        cached.tables.shape[1],
+        window or cached.max_length,
         num_splits,
         KV_HEADS=kv_heads,
         GROUP=group,

@@ -66,9 +66,9 @@ def swiglu_product(
     Returns:
         [T * k, I] of x's type, in sorted order.
     """
-    columns = weights.out_features // 2
-    out = torch.empty(routing.experts.numel(), columns, dtype=x.dtype, device=x.device)
-    _launch(x, weights, routing, shape, out, columns, (limit, alpha))
+    size = routing.experts.numel(), weights.out_features // 2
+    out = torch.empty(size, dtype=x.dtype, device=x.device)
+    _launch(x, weights, routing, shape, out, (limit, alpha))
     return out
 
 
@@ -86,9 +86,9 @@ def weighted_product(
     Returns:
         float32 [T * k, N] in token order: row t * k + j is the token's j-th expert.
     """
-    columns = weights.out_features
-    out = torch.empty(routing.experts.numel(), columns, dtype=torch.float32, device=x.device)
-    _launch(x, weights, routing, shape, out, columns, None)
+    size = routing.experts.numel(), weights.out_features
+    out = torch.empty(size, device=x.device)
+    _launch(x, weights, routing, shape, out, None)
     return out
 
 
@@ -99,14 +99,13 @@ def _launch(
     routing: Routing,
     shape: TileShape,
     out: Tensor,
-    columns: int,
     swiglu: tuple[float, float] | None,
 ) -> None:
     if x.shape[1] != weights.in_features or shape.rows != routing.tile_rows:
         raise ValueError(f"{x.shape[1]=} and {shape.rows=} do not fit the weights and the routing")
     if not len(routing.tile_experts):
         return
-    is_packed = isinstance(weights, TiledExperts)
+    is_packed, columns = isinstance(weights, TiledExperts), out.shape[1]
     limit, alpha = swiglu or (0.0, 0.0)
     block_columns = shape.columns // (1 if swiglu is None else 2)
     _product_kernel[(len(routing.tile_experts) * triton.cdiv(columns, block_columns),)](

@@ -29,15 +29,22 @@ class QueryBlocks:
 
     documents, firsts: int32 [max_blocks], document and first row within it of each block; a
     document of -1 marks blocks past the last. starts: int32 [B + 1], first row of each document.
+    key_starts: int32 [B + 1], first key of each document. Of a document that has more keys than
+    queries, the queries are the last ones, and keys that no window reaches may be left out at its
+    beginning.
     """
 
     documents: Tensor
     firsts: Tensor
     starts: Tensor
+    key_starts: Tensor
 
 
 def query_blocks(starts: Tensor, num_rows: int) -> QueryBlocks:
-    """Cut documents into blocks; `starts` is int32 [B + 1] on the device, `num_rows` its last."""
+    """Cut documents into blocks; each query has its key and no more.
+
+    `starts` is int32 [B + 1] on the device, `num_rows` its last.
+    """
     block = QUERY_BLOCK
     lengths = starts[1:] - starts[:-1]
     counts = (lengths + block - 1) // block
@@ -48,18 +55,12 @@ def query_blocks(starts: Tensor, num_rows: int) -> QueryBlocks:
     inside = documents.clamp(max=max(0, num_documents - 1))
     firsts = (ids - (ends - counts)[inside]) * block
     documents = torch.where(documents < num_documents, documents, -1)
-    return QueryBlocks(documents.int(), firsts.int(), starts)
+    return QueryBlocks(documents.int(), firsts.int(), starts, key_starts=starts)
 
 
 @on_its_device
 def prefill_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor,
-    blocks: QueryBlocks,
-    window: int | None,
-    key_starts: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, blocks: QueryBlocks, window: int | None
 ) -> Tensor:
     """Causal attention within each document.
 
@@ -68,11 +69,8 @@ def prefill_attention(
         k: [M, kv_heads, D], rotated.
         v: [M, kv_heads, D].
         sinks: float32 [heads].
-        blocks: Where the documents' queries lie.
+        blocks: Where the documents' queries and keys lie.
         window: Positions seen, the query's own included; None for all before it.
-        key_starts: int32 [B + 1], first key of each document, where there are more keys than
-            queries: the queries are then the document's last ones, and keys that no window reaches
-            may be left out at its beginning. None when each query has its key and no more.
 
     Returns:
         [N, heads, D].
@@ -89,11 +87,11 @@ def prefill_attention(
             blocks.documents,
             blocks.firsts,
             blocks.starts,
-            blocks.starts if key_starts is None else key_starts,
+            blocks.key_starts,
             head_dim**-0.5 * LOG2_E.value,
             heads,
             k.shape[1],
-            len(k) if window is None else window,
+            window or len(k),
             HEAD_DIM=head_dim,
             BLOCK_Q=QUERY_BLOCK,
             BLOCK_K=KEY_BLOCK,

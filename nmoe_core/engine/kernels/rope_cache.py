@@ -19,19 +19,13 @@ _HEADS_BLOCK = 16
 
 @on_its_device
 def rotate_and_store(
-    qkv: Tensor,
-    rotation: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
+    qkv: Tensor, rotation: Tensor, slots: Tensor, k_pages: Tensor, v_pages: Tensor
 ) -> Tensor:
     """Rotate, store keys and values, and return the queries.
 
     Args:
         qkv: [N, (heads + 2 * kv_heads) * D], queries, then keys, then values.
-        rotation: complex64 [length, D / 2], of positions 0 .. length - 1.
-        positions: int32 [N].
+        rotation: complex64 [N, D / 2], of the rows' positions.
         slots: int32 or int64 [N], page * page_size + offset of each row, negative for none.
         k_pages: [num_pages, page_size, kv_heads, D], written; [N, 1, kv_heads, D] with slots
             0 .. N - 1 where there is no cache.
@@ -47,8 +41,7 @@ def rotate_and_store(
     if num_rows:
         _rotate_kernel[(num_rows, triton.cdiv(heads + 2 * kv_heads, _HEADS_BLOCK))](
             qkv.contiguous(),
-            torch.view_as_real(rotation),
-            positions,
+            torch.view_as_real(rotation.contiguous()),
             slots,
             q,
             k_pages,
@@ -66,7 +59,6 @@ def rotate_and_store(
 def _rotate_kernel(
     qkv_ptr,
     rotation_ptr,
-    positions_ptr,
     slots_ptr,
     q_ptr,
     k_ptr,
@@ -86,8 +78,8 @@ def _rotate_kernel(
     source = (row * (heads + 2 * kv_heads) + head)[:, None] * head_dim + 2 * pairs[None, :]
     even = widen(tl.load(qkv_ptr + source, mask=is_there, other=0.0))
     odd = widen(tl.load(qkv_ptr + source + 1, mask=is_there, other=0.0))
-    turn = rotation_ptr + tl.load(positions_ptr + row).to(tl.int64) * head_dim + 2 * pairs
-    # Values are not turned: a rotation by nothing.
+    turn = rotation_ptr + row * head_dim + 2 * pairs
+    # Values are rotated by no angle.
     is_turned = (head < heads + kv_heads)[:, None]
     cos = tl.where(is_turned, tl.load(turn, mask=is_pair, other=1.0)[None, :], 1.0)
     sin = tl.where(is_turned, tl.load(turn + 1, mask=is_pair, other=0.0)[None, :], 0.0)

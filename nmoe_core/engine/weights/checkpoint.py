@@ -22,16 +22,8 @@ from torch import Tensor
 from nmoe_core.base.errors import CheckpointError, ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import ExpertChoice
-from nmoe_core.engine.experts import (
-    DecodedExperts,
-    ExpertForm,
-    Experts,
-    PackedExperts,
-    empty_decoded,
-    empty_packed,
-)
-from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.experts import DecodedExperts, ExpertForm, Experts, empty_experts
 from nmoe_core.engine.weights.layout import (
     EXPERT_PARTS,
     Layout,
@@ -39,6 +31,7 @@ from nmoe_core.engine.weights.layout import (
     detect_layout,
     part_shapes,
 )
+from nmoe_core.engine.weights.mxfp4 import NAN_SCALE
 from nmoe_core.engine.weights.weight_files import (
     PICKLE_SUFFIXES,
     WeightFiles,
@@ -246,14 +239,10 @@ class Checkpoint:
                 do="load with experts='decoded'",
                 code="E-CONFIG-EXPERTS",
             )
-        if form == "packed":
-            stack = empty_packed(shape, dtype, self.device)
-        else:
-            stack = empty_decoded(shape, dtype, self.device)
+        stack = empty_experts(form, shape, dtype, self.device)
         for expert in range(shape[0]):
             if is_stored_packed:
-                blocks, scales = self._packed_rows(layer, part, expert)
-                _put_packed(stack, expert, blocks, scales)
+                stack.put_packed(expert, *self._packed_rows(layer, part, expert))
             else:
                 assert isinstance(stack, DecodedExperts)
                 stack.weight[expert] = self._plain_rows(layer, part, expert)
@@ -268,7 +257,7 @@ class Checkpoint:
         """Blocks and scales of an MXFP4 expert."""
         blocks_name, scales_name = self.layout.packed_names(layer, part)
         scales = self.files.read(scales_name, expert)
-        if bool((scales == mxfp4.NAN_SCALE).any()):
+        if bool((scales == NAN_SCALE).any()):
             raise CheckpointError(
                 "an MXFP4 scale of 255 makes its weights NaN",
                 where=f"{self.directory} {scales_name}",
@@ -276,16 +265,6 @@ class Checkpoint:
             )
         blocks = self.files.read(blocks_name, expert)
         return _gates_first(part, blocks), _gates_first(part, scales)
-
-
-def _put_packed(stack: Experts, expert: int, blocks: Tensor, scales: Tensor) -> None:
-    """Store one MXFP4 expert in the form of its stack."""
-    if isinstance(stack, PackedExperts):
-        stack.blocks[expert] = blocks
-        stack.scales[expert] = scales
-    else:
-        device = stack.weight.device
-        mxfp4.decode_into(stack.weight[expert], blocks.to(device), scales.to(device))
 
 
 def _gates_first(part: str, rows: Tensor) -> Tensor:

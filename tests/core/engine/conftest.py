@@ -153,12 +153,12 @@ def all_free() -> Callable[..., bool]:
     """`all_free(generator, num_prefixes=0)`: whether nothing is held but kept beginnings."""
 
     def check(generator: BatchedGenerator, num_prefixes: int = 0) -> bool:
-        cache, kept = generator._cache, generator._prefixes._kept
+        cache, kept = generator.cache, generator.prefixes.kept
         held = {page for node in kept if node.kept for page in node.kept.pages}
         return (
             generator.idle
             and cache.num_free_slots == len(cache.tables)
-            and cache.num_free_pages == len(cache._references) - len(held)
+            and cache.num_free_pages == cache.num_pages - len(held)
             and len(kept) >= num_prefixes
         )
 

@@ -16,9 +16,9 @@ from nmoe_core.engine.transfers import Arriving
 
 
 def _generator(model: Transformer, is_ahead: bool, **options: int) -> BatchedGenerator:
-    generator = BatchedGenerator(model, **({"max_seq_len": 96, "max_batch": 4} | options))
-    assert not generator._is_ahead
-    generator._is_ahead = is_ahead
+    generator = make_generator(model, **({"max_seq_len": 96, "max_batch": 4} | options))
+    assert not generator.launches_ahead
+    generator.launches_ahead = is_ahead
     return generator
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.engine import ModelConfig, Transformer
-from nmoe_core.engine.experts import PackedExperts
 from nmoe_core.engine.moe import RUN_ROWS, MixtureOfExperts
 from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
+from nmoe_core.engine.weights.experts import PackedExperts
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from nmoe_core.cli import main
 from nmoe_core.config.quality import BackboneTable, EngineOracleTable
 from nmoe_core.engine import ModelConfig, Transformer, backend, memory
 from nmoe_core.engine.devices import Shard
-from nmoe_core.engine.experts import PackedExperts
 from nmoe_core.engine.weights.checkpoint import Checkpoint, open_checkpoint
+from nmoe_core.engine.weights.experts import PackedExperts
 
 GB = 10**9
 

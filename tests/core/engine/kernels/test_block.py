@@ -55,7 +55,7 @@ def test_generation_gives_the_plain_path_s_tokens(checkpoint, use_graphs):
     expected = plain.generate_batch(prompts, max_tokens=2, temperature=0.0)
     model = with_kernels(Transformer.from_checkpoint(checkpoint), use_graphs=use_graphs)
     fused = BatchedGenerator(model, **sizes)
-    fused._is_ahead = True
+    fused.launches_ahead = True
     assert fused.generate_batch(prompts, max_tokens=2, temperature=0.0) == expected
     assert (model._graphs is not None) == use_graphs
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nmoe_core.engine.experts import DecodedExperts
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk
 from nmoe_core.engine.kernels import combine
@@ -26,6 +25,7 @@ from nmoe_core.engine.rope import rotation_table
 from nmoe_core.engine.transfers import Arriving
 from nmoe_core.engine.weights.checkpoint import FLOAT32_PARTS, LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.experts import DecodedExperts
 from nmoe_core.engine.weights.layout import part_shapes
 
 DEVICE = torch.device("cuda:3")

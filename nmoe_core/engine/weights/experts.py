@@ -29,6 +29,11 @@ class DecodedExperts(nn.Module):
         """[outputs, inputs], a view."""
         return self.weight[expert]
 
+    def put_packed(self, expert: int, blocks: Tensor, scales: Tensor) -> None:
+        """Store an expert that is given as MXFP4."""
+        device = self.weight.device
+        mxfp4.decode_into(self.weight[expert], blocks.to(device), scales.to(device))
+
 
 class PackedExperts(nn.Module):
     """blocks: uint8 [E, outputs, groups, 16]; scales: uint8 [E, outputs, groups]; see `mxfp4`."""
@@ -43,21 +48,21 @@ class PackedExperts(nn.Module):
         """[outputs, inputs], decoded anew."""
         return mxfp4.decode(self.blocks[expert], self.scales[expert], self.dtype)
 
+    def put_packed(self, expert: int, blocks: Tensor, scales: Tensor) -> None:
+        """Store an expert that is given as MXFP4."""
+        self.blocks[expert] = blocks
+        self.scales[expert] = scales
+
 
 Experts = DecodedExperts | PackedExperts
 
 
-def empty_decoded(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-) -> DecodedExperts:
-    """Room for a stack of `shape` [E, outputs, inputs]."""
-    return DecodedExperts(torch.empty(shape, dtype=dtype, device=device))
-
-
-def empty_packed(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-) -> PackedExperts:
-    """Room for a stack of `shape` [E, outputs, inputs], inputs whole groups of 32."""
+def empty_experts(
+    form: ExpertForm, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+) -> Experts:
+    """Room for a stack of `shape` [E, outputs, inputs]; packed inputs are whole groups of 32."""
+    if form == "decoded":
+        return DecodedExperts(torch.empty(shape, dtype=dtype, device=device))
     *rows, inputs = shape
     scales = torch.empty(*rows, inputs // GROUP_SIZE, dtype=torch.uint8, device=device)
     return PackedExperts(scales.new_empty(*scales.shape, GROUP_SIZE // 2), scales, dtype)
