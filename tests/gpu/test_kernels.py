@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmoe_core.engine.kernels.combine import combine
-from nmoe_core.engine.kernels.decode_attention import decode_attention
+from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
 from nmoe_core.engine.kernels.expert_product import (
     DECODE,
     PREFILL,
@@ -15,7 +14,7 @@ from nmoe_core.engine.kernels.expert_product import (
     weighted_product,
 )
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, TiledExperts, tile_experts
-from nmoe_core.engine.kernels.mixture import FusedExperts
+from nmoe_core.engine.kernels.mixture import FusedExperts, combine
 from nmoe_core.engine.kernels.norm import add_rms_norm
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
 from nmoe_core.engine.kernels.rope_cache import rotate_and_store
@@ -163,7 +162,7 @@ def test_decode_attention_over_pages(window):
     q = torch.randn(len(lengths), HEADS, DIM, device=CUDA, dtype=torch.bfloat16)
     sinks = torch.randn(HEADS, device=CUDA)
     sizes = torch.tensor(lengths, device=CUDA).int()
-    found = decode_attention(q, *pages, tables, sizes, sinks, window, 8192)
+    found = decode_attention(q, *pages, Cached(tables, sizes, 8192), sinks, window)
     for i, length in enumerate(lengths):
         seen = torch.arange(max(0, length - (window or length)), length, device=CUDA)
         page = tables[i, seen // page_size % width].long()
@@ -175,14 +174,13 @@ def test_decode_attention_over_pages(window):
 
 def test_rotation_norm_and_combine():
     qkv = torch.randn(300, (HEADS + 2 * KV_HEADS) * DIM, device=CUDA, dtype=torch.bfloat16)
-    angles = torch.randn(400, DIM // 2, device=CUDA)
+    angles = torch.randn(300, DIM // 2, device=CUDA)
     table = torch.complex(angles.cos(), angles.sin())
-    positions = torch.randint(0, 400, (300,), device=CUDA).int()
     slots = torch.randperm(320, device=CUDA)[:300]
     pages = torch.zeros(2, 10, 32, KV_HEADS, DIM, device=CUDA, dtype=torch.bfloat16)
-    q = rotate_and_store(qkv, table, positions, slots, pages[0], pages[1])
+    q = rotate_and_store(qkv, table, slots, pages[0], pages[1])
     heads = qkv.unflatten(1, (-1, DIM))
-    turned = rotate(heads[:, : HEADS + KV_HEADS], table[positions.long()])
+    turned = rotate(heads[:, : HEADS + KV_HEADS], table)
     torch.testing.assert_close(q, turned[:, :HEADS], rtol=1e-2, atol=1e-2)
     stored = pages.view(2, 320, KV_HEADS, DIM)[:, slots]
     torch.testing.assert_close(stored[0], turned[:, HEADS:], rtol=1e-2, atol=1e-2)

@@ -13,9 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.engine import BatchedGenerator, Request, Sampling, Transformer, make_tiny_checkpoint
+from nmoe_core.engine import (
+    BatchedGenerator,
+    GeneratorOptions,
+    Request,
+    Sampling,
+    Transformer,
+    make_tiny_checkpoint,
+)
+from nmoe_core.engine.block import PLAIN
 from nmoe_core.engine.devices import ModelSource, Shard
-from nmoe_core.engine.kernels.block import KernelTransformer
+from nmoe_core.engine.kernels.block import KERNELS
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -66,9 +74,9 @@ def test_every_way_to_a_model_on_the_gpu_gives_kernels(tiny):
         ModelSource(str(tiny), device=DEVICE).load(Shard(0, 1)),
         BatchedGenerator(tiny, 64, 2, device=DEVICE).model,
     ):
-        assert isinstance(model, KernelTransformer)
+        assert model.runtime is KERNELS
         assert model.use_graphs
-    assert type(Transformer.from_checkpoint(tiny)) is Transformer
+    assert Transformer.from_checkpoint(tiny).runtime is PLAIN
 
 
 @pytest.mark.parametrize("experts", ["decoded", "packed"])
@@ -122,9 +130,10 @@ def test_generation_is_that_of_the_cpu(tiny, use_graphs):
     done = []
     for device in ("cpu", DEVICE):
         model = Transformer.from_checkpoint(tiny, device=device)
-        if isinstance(model, KernelTransformer):
-            model.use_graphs = use_graphs
-        generator = BatchedGenerator(model, 96, 6, num_pages=16, max_step_tokens=40)
+        model.use_graphs = use_graphs and device == DEVICE
+        generator = BatchedGenerator(
+            model, 96, 6, options=GeneratorOptions(num_pages=16, max_step_tokens=40)
+        )
         assert generator.launches_ahead == (device == "cuda")
         done.append(sorted(generator.complete(requests), key=lambda completion: completion.index))
     assert done[0] == done[1]
@@ -133,9 +142,9 @@ def test_generation_is_that_of_the_cpu(tiny, use_graphs):
 
 SANITIZED = """
 import sys
-from nmoe_core.engine import BatchedGenerator, Transformer
+from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Transformer
 model = Transformer.from_checkpoint(sys.argv[1], device=sys.argv[2], experts="packed")
-generator = BatchedGenerator(model, 64, 3, max_step_tokens=16)
+generator = BatchedGenerator(model, 64, 3, options=GeneratorOptions(max_step_tokens=16))
 print(generator.generate_batch([[1, 2, 3], [4] * 21], 4))
 """
 

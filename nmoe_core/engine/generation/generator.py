@@ -92,6 +92,7 @@ class BatchedGenerator:
         self.prefixes = PrefixTree(self.cache, options.max_prefixes)
         self._scheduler = Scheduler(self.cache, self.prefixes, options.max_step_tokens)
         self._passes = Passes(checkpoint, self._scheduler, max_seq_len, options.batch_invariant)
+        self.batch_invariant = options.batch_invariant
         self.launches_ahead = embedding.is_cuda
 
     @property

@@ -51,13 +51,13 @@ class PrefixTree:
     def __init__(self, cache: PagedCache, max_kept: int) -> None:
         self._cache = cache
         self._max_kept = max_kept
-        self._root = Node(np.empty(0, np.int64), 0, None)
-        self._kept: list[Node] = []
+        self.root = Node(np.empty(0, np.int64), 0, None)
+        self.kept: list[Node] = []
         self._clock = 0
 
     def add(self, prompt: Sequence[int]) -> Node:
         """Enter a prompt; returns the node that `remove` takes."""
-        node, rest = self._root, np.asarray(prompt[:-1], np.int64)
+        node, rest = self.root, np.asarray(prompt[:-1], np.int64)
         while len(rest):
             child = node.children.get(int(rest[0]))
             if child is None:
@@ -105,33 +105,33 @@ class PrefixTree:
 
     def keep(self, node: Node, slot: int) -> bool:
         """Keep what the sequence in `slot` has, which is the beginning that ends at `node`."""
-        while len(self._kept) >= self._max_kept:
+        while len(self.kept) >= self._max_kept:
             self.drop_oldest()
         node.kept = self._cache.keep_prefix(slot, node.length)
         if node.kept is None:
             return False
         self._clock += 1
         node.last_used = self._clock
-        self._kept.append(node)
+        self.kept.append(node)
         return True
 
     def drop_oldest(self) -> bool:
         """Give back the beginning used longest ago; False when there is none."""
-        if not self._kept:
+        if not self.kept:
             return False
-        self._drop(min(self._kept, key=lambda node: node.last_used))
+        self._drop(min(self.kept, key=lambda node: node.last_used))
         return True
 
     def drop_unused(self) -> bool:
         """Give back one beginning that no prompt at hand has; False when there is none."""
-        unused = [node for node in self._kept if not (node.children or node.ends)]
+        unused = [node for node in self.kept if not (node.children or node.ends)]
         if not unused:
             return False
         self._drop(min(unused, key=lambda node: node.last_used))
         return True
 
     def _drop(self, node: Node) -> None:
-        self._kept.remove(node)
+        self.kept.remove(node)
         assert node.kept is not None
         self._cache.drop_prefix(node.kept)
         node.kept = None

@@ -50,7 +50,7 @@ class Places:
     written: Tensor
     kept: Tensor | None
     history: list[Rows]
-    taken: Rows = slice(0, 0)
+    taken: Rows | None = None
     mask: Tensor | None = None
 
 
@@ -142,12 +142,13 @@ class StepBatch:
 
     def _attend_singles(self, layer: int, q: Tensor, sinks: Tensor) -> Tensor:
         places = self._places(self.cache.windows[layer])
+        assert places.taken is not None
+        assert places.mask is not None
         size = 1 if self.cache.windows[layer] is None else self.cache.ring_pages
         k, v = (
             pages.unflatten(0, (-1, size))[places.taken].view(len(q), -1, *pages.shape[-2:])
             for pages in (self.cache.keys[layer], self.cache.values[layer])
         )
-        assert places.mask is not None
         return attend_cached(q, k, v, sinks, places.mask)
 
     def _page_rows(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from nmoe_core.engine import BatchedGenerator, ModelConfig, Transformer, make_tiny_checkpoint
+from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.config import YarnScaling
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 
@@ -109,57 +108,3 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
         return directory
 
     return make
-
-
-def _prompt(length: int, seed: int = 0) -> list[int]:
-    return random.Random(1000 * seed + length).choices(range(300), k=length)
-
-
-@pytest.fixture(scope="session")
-def prompt_of() -> Callable[..., list[int]]:
-    """`prompt_of(length, seed=0)`: random ids below 300."""
-    return _prompt
-
-
-@pytest.fixture(scope="session")
-def rubric_prompts() -> Callable[..., list[list[int]]]:
-    """`rubric_prompts(prefix=70, num=9)`: one beginning, a token of its own each, up to 40 more."""
-
-    def prompts(prefix: int = 70, num: int = 9) -> list[list[int]]:
-        start = _prompt(prefix, seed=7)
-        return [[*start, i, *_prompt(1 + 5 * i, seed=i)] for i in range(num)]
-
-    return prompts
-
-
-@pytest.fixture(scope="session")
-def greedy() -> Callable[[Transformer, Sequence[int], int], list[int]]:
-    """`greedy(model, prompt, num_new)`: by forward passes over the whole sequence, no cache."""
-    known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-
-    def twin(model: Transformer, prompt: Sequence[int], num_new: int) -> list[int]:
-        tokens = known.setdefault((model.digest, tuple(prompt)), list(prompt))
-        while len(tokens) < len(prompt) + num_new:
-            logits = model(torch.tensor([tokens]))
-            assert isinstance(logits, torch.Tensor)
-            tokens.append(int(logits[0, -1].argmax()))
-        return tokens[len(prompt) : len(prompt) + num_new]
-
-    return twin
-
-
-@pytest.fixture(scope="session")
-def all_free() -> Callable[..., bool]:
-    """`all_free(generator, num_prefixes=0)`: whether nothing is held but kept beginnings."""
-
-    def check(generator: BatchedGenerator, num_prefixes: int = 0) -> bool:
-        cache, kept = generator.cache, generator.prefixes.kept
-        held = {page for node in kept if node.kept for page in node.kept.pages}
-        return (
-            generator.idle
-            and cache.num_free_slots == len(cache.tables)
-            and cache.num_free_pages == cache.num_pages - len(held)
-            and len(kept) >= num_prefixes
-        )
-
-    return check

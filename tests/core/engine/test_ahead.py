@@ -13,6 +13,7 @@ import torch
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine import BatchedGenerator, Request, Sampling, Transformer
 from nmoe_core.engine.transfers import Arriving
+from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of
 
 
 def _generator(model: Transformer, is_ahead: bool, **options: int) -> BatchedGenerator:
@@ -22,7 +23,7 @@ def _generator(model: Transformer, is_ahead: bool, **options: int) -> BatchedGen
     return generator
 
 
-def _requests(prompt_of, seed: int) -> list[Request]:
+def _requests(seed: int) -> list[Request]:
     """Greedy and sampled, most with stop ids that come early, some with a shared beginning."""
     rng = random.Random(seed)
     starts = [[], prompt_of(20, 11), prompt_of(37, 11)]
@@ -42,10 +43,8 @@ def _requests(prompt_of, seed: int) -> list[Request]:
     [{}, {"num_pages": 6, "max_step_tokens": 24}, {"max_batch": 1, "max_prefixes": 0}],
     ids=["plain", "few pages", "alone"],
 )
-def test_completions_are_those_of_reading_at_once(
-    prompt_of, all_free, tiny_model: Transformer, options: dict[str, int]
-):
-    requests = _requests(prompt_of, seed=1)
+def test_completions_are_those_of_reading_at_once(tiny_model: Transformer, options: dict[str, int]):
+    requests = _requests(seed=1)
     at_once, ahead = (_generator(tiny_model, is_ahead, **options) for is_ahead in (False, True))
     expected = sorted(at_once.complete(requests), key=lambda done: done.index)
     got = sorted(ahead.complete(requests), key=lambda done: done.index)
@@ -58,7 +57,7 @@ def test_completions_are_those_of_reading_at_once(
 
 
 def test_a_pass_is_launched_before_the_tokens_of_the_last_are_read(
-    prompt_of, tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch
 ):
     events: list[str] = []
     extend, tolist = Transformer.extend, Arriving.tolist
@@ -72,7 +71,7 @@ def test_a_pass_is_launched_before_the_tokens_of_the_last_are_read(
     assert events == ["run", "read"] * 4
 
 
-def test_a_stop_costs_one_row_that_is_thrown_away(prompt_of, greedy, tiny_model: Transformer):
+def test_a_stop_costs_one_row_that_is_thrown_away(tiny_model: Transformer):
     whole = greedy(tiny_model, prompt_of(33), 18)
     stop = next(t for i, t in enumerate(whole) if i >= 3 and t not in whole[:i])
     decoded = {}
@@ -85,9 +84,7 @@ def test_a_stop_costs_one_row_that_is_thrown_away(prompt_of, greedy, tiny_model:
     assert decoded[True] == decoded[False] + 1
 
 
-def test_an_abandoned_run_and_one_without_finite_logits_leave_nothing(
-    prompt_of, greedy, all_free, tiny_dir
-):
+def test_an_abandoned_run_and_one_without_finite_logits_leave_nothing(tiny_dir):
     model = Transformer.from_checkpoint(tiny_dir)
     generator = _generator(model, True, max_batch=2)
     completions = generator.complete([Request(prompt_of(n), 3) for n in (10, 20, 30)])

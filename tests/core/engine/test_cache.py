@@ -16,7 +16,7 @@ PAGE = 4
 
 
 def _cache(config: ModelConfig, max_batch: int = 3, num_pages: int = 12) -> PagedCache:
-    return PagedCache(config, max_batch, 40, num_pages, PAGE, torch.float32, torch.device("cpu"))
+    return PagedCache(config, max_batch, 40, num_pages, PAGE, torch.empty(0))
 
 
 def _write(cache: PagedCache, slot: int, start: int, count: int) -> None:
@@ -43,7 +43,7 @@ def _positions(cache: PagedCache, slot: int, layer: int, length: int) -> list[fl
 
 def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: ModelConfig):
     config = dataclasses.replace(small_config, sliding_window=8)
-    cache = PagedCache(config, 3, 400, 300, PAGE, torch.float32, torch.device("cpu"))
+    cache = PagedCache(config, 3, 400, 300, PAGE, torch.empty(0))
     per_position = 2 * 8 * 4
     assert cache.keys[0].nbytes == cache.values[0].nbytes == 3 * 8 * per_position
     assert cache.keys[1].nbytes == 300 * PAGE * per_position
@@ -175,5 +175,5 @@ def test_the_tree_forgets_prompts_that_are_gone_and_drops_the_beginning_used_lon
             tree.remove(end)
     assert tree.drop_unused()
     assert not tree.drop_oldest()
-    assert tree._root.children == {}
+    assert tree.root.children == {}
     assert cache.num_free_pages == 30

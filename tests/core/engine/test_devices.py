@@ -16,6 +16,7 @@ from nmoe_core.engine.devices import ModelSource, Shard, map_devices
 WORK = """
 import torch
 from nmoe_core.engine import BatchedGenerator
+from tests.core.engine.builders import make_generator
 
 def features(model, documents):
     found = []
@@ -26,7 +27,7 @@ def features(model, documents):
     return found
 
 def completions(model, prompts):
-    generator = BatchedGenerator(model, max_seq_len=64, max_batch=3)
+    generator = make_generator(model, max_seq_len=64, max_batch=3)
     return generator.generate_batch(prompts, max_tokens=6, temperature=0.0)
 
 def too_few(model, documents):

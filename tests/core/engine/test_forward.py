@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nmoe_core.base.errors import ConfigError, TokenizerError
-from nmoe_core.engine import ModelConfig, Transformer, attention, packing
+from nmoe_core.engine import ModelConfig, Residual, Transformer, attention, packing
 from nmoe_core.engine.attention import attend
 
 # The same document in another batch; with MKL on x86 the difference was 0 wherever measured.
@@ -157,7 +157,7 @@ def test_going_on_from_a_hidden_state_is_the_same_as_not_stopping(tiny_dir, dtyp
     seen = _calls(model.blocks)
     _, part = model(ids, LENGTHS, return_hidden_states=(3,), up_to_layer=3, no_logits=True)
     seen.clear()
-    resumed, rest = model(None, LENGTHS, return_hidden_states=(4,), from_layer=3, hidden=part[3])
+    resumed, rest = model(Residual(3, part[3]), LENGTHS, return_hidden_states=(4,))
     assert seen == [4]
     assert torch.equal(resumed, logits)
     assert torch.equal(rest[4], full[4])
@@ -170,12 +170,7 @@ def test_survivors_of_a_probe_go_on_in_a_batch_of_their_own(tiny_model: Transfor
     kept = torch.tensor([1, 4])
     before = tiny_model.tokens_processed
     _, rest = tiny_model(
-        ids[kept, :33],
-        LENGTHS[kept],
-        return_hidden_states=(4,),
-        no_logits=True,
-        from_layer=3,
-        hidden=part[3][kept, :33],
+        Residual(3, part[3][kept, :33]), LENGTHS[kept], return_hidden_states=(4,), no_logits=True
     )
     assert (rest[4] - full[4][kept, :33]).abs().max() < SAME
     assert tiny_model.tokens_processed - before == 33 + 17
@@ -227,10 +222,10 @@ def test_bfloat16_keeps_norms_router_and_sinks_in_float32(tiny_dir, tiny_model: 
         ({"up_to_layer": 0}, "within 1 to 4"),
         ({"up_to_layer": 2}, "logits after block 2"),
         ({"no_logits": True}, "no hidden state"),
-        ({"from_layer": 2}, "hidden"),
-        ({"hidden": torch.zeros(2, 3, 64)}, "from_layer 0"),
-        ({"from_layer": 2, "hidden": torch.zeros(2, 3, 63)}, "63"),
-        ({"from_layer": 2, "hidden": torch.zeros(2, 3, 64).bfloat16()}, "bfloat16"),
+        ({"input_ids": Residual(0, torch.zeros(2, 3, 64))}, "residual after block 0"),
+        ({"input_ids": Residual(4, torch.zeros(2, 3, 64))}, "blocks 5 to 4"),
+        ({"input_ids": Residual(2, torch.zeros(2, 3, 63))}, "63"),
+        ({"input_ids": Residual(2, torch.zeros(2, 3, 64).bfloat16())}, "bfloat16"),
         ({"input_ids": torch.zeros(1, 131_073).long()}, "131073 positions"),
     ],
 )
@@ -292,7 +287,7 @@ def test_lengths_that_are_no_tensor_of_whole_numbers_are_one_clear_error(
 
 def test_hidden_states_that_are_no_tensor_are_one_clear_error(tiny_model: Transformer) -> None:
     with pytest.raises(ConfigError, match="hidden"):
-        tiny_model(None, from_layer=1, hidden=[[1.0]])
+        tiny_model(Residual(1, [[1.0]]))
 
 
 def test_ids_and_lengths_of_int32_are_those_of_int64(tiny_model: Transformer) -> None:

@@ -14,8 +14,10 @@ import torch
 from nmoe_core.engine import (
     BatchedGenerator,
     ModelConfig,
+    Sampling,
     Transformer,
 )
+from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
 
 WINDOW = 16
 
@@ -24,7 +26,7 @@ LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 33, 10 * WINDOW)
 
 
 @pytest.fixture(scope="module")
-def expected(prompt_of, greedy, tiny_model: Transformer) -> dict[int, list[int]]:
+def expected(tiny_model: Transformer) -> dict[int, list[int]]:
     """Greedy continuations of one prompt of each length, by the twin."""
     return {length: greedy(tiny_model, prompt_of(length), WINDOW + 2) for length in LENGTHS}
 
@@ -42,18 +44,16 @@ def expected(prompt_of, greedy, tiny_model: Transformer) -> dict[int, list[int]]
     ],
     ids=["plain", "alone", "chunks of 7", "big pages", "odd pages", "invariant", "few pages"],
 )
-def test_batched_equals_one_by_one_for_mixed_lengths(
-    prompt_of, all_free, tiny_model, expected, options
-):
-    generator = BatchedGenerator(tiny_model, 200, **({"max_batch": 5} | options))
+def test_batched_equals_one_by_one_for_mixed_lengths(tiny_model, expected, options):
+    generator = make_generator(tiny_model, 200, **({"max_batch": 5} | options))
     got = generator.generate_batch([prompt_of(n) for n in LENGTHS], max_tokens=WINDOW + 2)
     assert got == [expected[n] for n in LENGTHS]
     assert all_free(generator)
 
 
-def test_bfloat16_generates_what_its_forward_pass_does(prompt_of, tiny_dir: Path):
+def test_bfloat16_generates_what_its_forward_pass_does(tiny_dir: Path):
     model = Transformer.from_checkpoint(tiny_dir, dtype=torch.bfloat16)
-    generator = BatchedGenerator(model, 200, 4)
+    generator = make_generator(model, 200, 4)
     prompts = [prompt_of(n) for n in (5, 40, 100)]
     sequences = {generator.add(prompt, 3): list(prompt) for prompt in prompts}
     errors, sizes = [], []
@@ -68,9 +68,9 @@ def test_bfloat16_generates_what_its_forward_pass_does(prompt_of, tiny_dir: Path
     assert sorted(errors)[4] <= 0.03 * sorted(sizes)[4]
 
 
-def test_packed_experts_generate_the_same(prompt_of, tiny_dir: Path, expected):
+def test_packed_experts_generate_the_same(tiny_dir: Path, expected):
     model = Transformer.from_checkpoint(tiny_dir, experts="packed")
-    generator = BatchedGenerator(model, 200, 3)
+    generator = make_generator(model, 200, 3)
     got = generator.generate_batch([prompt_of(n) for n in LENGTHS[:5]], max_tokens=18)
     assert got == [expected[n] for n in LENGTHS[:5]]
 
@@ -86,13 +86,11 @@ def _logits_along(generator: BatchedGenerator, prompts: list[list[int]]) -> dict
     return rows
 
 
-def test_invariant_logits_have_the_same_bits_in_any_batch(
-    prompt_of, rubric_prompts, tiny_model: Transformer
-):
+def test_invariant_logits_have_the_same_bits_in_any_batch(tiny_model: Transformer):
     prompts = [prompt_of(n) for n in (1, 15, 40, 100)] + rubric_prompts()[:3]
 
     def generator(**options: int) -> BatchedGenerator:
-        return BatchedGenerator(tiny_model, 200, batch_invariant=True, **options)
+        return make_generator(tiny_model, 200, batch_invariant=True, **options)
 
     together = _logits_along(generator(max_batch=7), prompts)
     in_pieces = _logits_along(generator(max_batch=3, max_step_tokens=13), prompts)
@@ -105,19 +103,24 @@ def test_invariant_logits_have_the_same_bits_in_any_batch(
             assert all(torch.equal(a, b) for a, b in zip(alone, other, strict=True))
 
 
-def test_sampling_depends_on_seed_and_position_not_on_the_batch(prompt_of, tiny_model: Transformer):
+def test_sampling_depends_on_seed_and_position_not_on_the_batch(tiny_model: Transformer):
     prompts = [prompt_of(n, 4) for n in (3, 20, 50, 90)]
-    options = {"max_tokens": 12, "temperature": 0.9, "top_p": 0.95, "top_k": 40}
-    together = BatchedGenerator(tiny_model, 200, 4).generate_batch(prompts, seed=3, **options)
+
+    def made(max_batch, prompts, seed):
+        sampling = Sampling(0.9, 0.95, 40, seed)
+        generator = make_generator(tiny_model, 200, max_batch)
+        return generator.generate_batch(prompts, max_tokens=12, sampling=sampling)
+
+    together = made(4, prompts, 3)
     for i, prompt in enumerate(prompts):
-        alone = BatchedGenerator(tiny_model, 200, 1).generate_batch([prompt], seed=3 + i, **options)
+        alone = made(1, [prompt], 3 + i)
         assert alone == [together[i]]
-    again = BatchedGenerator(tiny_model, 200, 4).generate_batch(prompts, seed=4, **options)
+    again = made(4, prompts, 4)
     assert again != together
 
 
-def test_a_checkpoint_directory_does_as_well_as_a_model(prompt_of, tiny_dir: Path, expected):
-    generator = BatchedGenerator(str(tiny_dir), max_seq_len=64, max_batch=2)
+def test_a_checkpoint_directory_does_as_well_as_a_model(tiny_dir: Path, expected):
+    generator = make_generator(str(tiny_dir), max_seq_len=64, max_batch=2)
     assert generator.generate_batch([prompt_of(17)], max_tokens=18) == [expected[17]]
 
 
@@ -126,19 +129,17 @@ def test_a_checkpoint_directory_does_as_well_as_a_model(prompt_of, tiny_dir: Pat
     [("full_attention",) * 3, ("sliding_attention",) * 3],
     ids=["no windows", "windows only"],
 )
-def test_models_of_one_kind_of_block(
-    prompt_of, greedy, small_config: ModelConfig, make_checkpoint, layer_types
-):
+def test_models_of_one_kind_of_block(small_config: ModelConfig, make_checkpoint, layer_types):
     config = dataclasses.replace(small_config, layer_types=layer_types)
     model = Transformer.from_checkpoint(make_checkpoint(config))
     prompts = [[token % 101 for token in prompt_of(n)] for n in (1, 7, 8, 40)]
     start = [token % 101 for token in prompt_of(30, 9)]
     prompts += [[*start, i, 5] for i in range(3)]
-    got = BatchedGenerator(model, 64, 3).generate_batch(prompts, max_tokens=9)
+    got = make_generator(model, 64, 3).generate_batch(prompts, max_tokens=9)
     assert got == [greedy(model, prompt, 9) for prompt in prompts]
 
 
-def test_greedy_equals_transformers_generate(prompt_of, small_config: ModelConfig, make_checkpoint):
+def test_greedy_equals_transformers_generate(small_config: ModelConfig, make_checkpoint):
     transformers = pytest.importorskip("transformers")
     directory = make_checkpoint(small_config)
     theirs = transformers.GptOssForCausalLM.from_pretrained(
@@ -146,7 +147,7 @@ def test_greedy_equals_transformers_generate(prompt_of, small_config: ModelConfi
     ).eval()
     prompts = [[token % 99 for token in prompt_of(n)] for n in (1, 6, 7, 8, 30, 70)]
     # Token 99 pads, so that transformers takes none of the prompt for padding.
-    got = BatchedGenerator(Transformer.from_checkpoint(directory), 128, 4).generate_batch(
+    got = make_generator(Transformer.from_checkpoint(directory), 128, 4).generate_batch(
         prompts, max_tokens=20
     )
     for prompt, tokens in zip(prompts, got):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.engine import Transformer
+from nmoe_core.engine import Residual, Transformer
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "engine"
 ModelOf = Callable[[str], Transformer]
@@ -108,7 +108,7 @@ def test_going_on_from_the_probes_tap_equals_transformers(model_of: ModelOf):
     prompt = list(_prompts("deep24"))[3]
     call = {"return_hidden_states": (18,), "up_to_layer": 18, "no_logits": True}
     _, hidden = model_of("deep24")(_ids(prompt), **call)
-    logits = model_of("deep24")(None, from_layer=18, hidden=hidden[18])
+    logits = model_of("deep24")(Residual(18, hidden[18]))
     assert np.abs(logits[0].numpy() - prompt["logits"]).max() <= LOGITS_ATOL
 
 

@@ -14,11 +14,12 @@ from nmoe_core.engine import (
     Transformer,
     make_tiny_checkpoint,
 )
+from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of
 
 
-def test_the_documented_loop_of_add_step_update(prompt_of, greedy, tiny_model: Transformer):
+def test_the_documented_loop_of_add_step_update(tiny_model: Transformer):
     prompt = prompt_of(20)
-    generator = BatchedGenerator(tiny_model, max_seq_len=64, max_batch=1)
+    generator = make_generator(tiny_model, max_seq_len=64, max_batch=1)
     assert generator.step() is None
     seq_id = generator.add(prompt, max_tokens=9)
     generated: list[int] = []
@@ -34,10 +35,8 @@ def test_the_documented_loop_of_add_step_update(prompt_of, greedy, tiny_model: T
     assert generator.is_idle()
 
 
-def test_a_sequence_ends_with_exactly_max_tokens_or_with_the_room(
-    prompt_of, tiny_model: Transformer
-):
-    generator = BatchedGenerator(tiny_model, 32, 4)
+def test_a_sequence_ends_with_exactly_max_tokens_or_with_the_room(tiny_model: Transformer):
+    generator = make_generator(tiny_model, 32, 4)
     for prompt, max_tokens, num_new in (([1] * 31, None, 1), ([1] * 5, None, 27), ([1], 3, 3)):
         seq_id = generator.add(prompt, max_tokens)
         for count in range(num_new):
@@ -51,10 +50,10 @@ def test_a_sequence_ends_with_exactly_max_tokens_or_with_the_room(
         assert [len(tokens) for tokens in got] == [max_tokens] * 2
 
 
-def test_stop_ids_end_a_sequence_and_are_left_out(prompt_of, greedy, tiny_model: Transformer):
+def test_stop_ids_end_a_sequence_and_are_left_out(tiny_model: Transformer):
     whole = greedy(tiny_model, prompt_of(33), 18)
     stop = next(t for i, t in enumerate(whole) if i >= 3 and t not in whole[:i])
-    generator = BatchedGenerator(tiny_model, 200, 2)
+    generator = make_generator(tiny_model, 200, 2)
     request = Request(prompt_of(33), 18, stop_ids=frozenset({stop, 299}))
     (done,) = generator.complete([request])
     assert done.tokens == whole[: whole.index(stop)]
@@ -66,18 +65,18 @@ def test_stop_ids_end_a_sequence_and_are_left_out(prompt_of, greedy, tiny_model:
     ]
 
 
-def test_results_are_in_the_order_of_the_prompts(prompt_of, greedy, tiny_model: Transformer):
+def test_results_are_in_the_order_of_the_prompts(tiny_model: Transformer):
     prompts = [prompt_of(n, 8) for n in (60, 1, 30, 2, 45, 3)]
-    generator = BatchedGenerator(tiny_model, 200, 2)
+    generator = make_generator(tiny_model, 200, 2)
     got = generator.generate_batch(prompts, max_tokens=3)
     assert got == [greedy(tiny_model, prompt, 3) for prompt in prompts]
     assert generator.generate_batch([], max_tokens=3) == []
 
 
-def test_stop_ids_in_a_prompt_end_nothing(prompt_of, greedy, tiny_model: Transformer):
+def test_stop_ids_in_a_prompt_end_nothing(tiny_model: Transformer):
     whole = greedy(tiny_model, prompt_of(33), 3)
     stops = frozenset(prompt_of(33)) - set(whole)
-    generator = BatchedGenerator(tiny_model, 64, 2)
+    generator = make_generator(tiny_model, 64, 2)
     (done,) = generator.complete([Request(prompt_of(33), 3, stop_ids=stops)])
     assert (done.tokens, done.finish_reason) == (whole, "length")
 
@@ -108,7 +107,7 @@ def test_the_published_examples_run_line_for_line(tmp_path: Path):
 
 
 def test_a_sequence_finished_before_its_last_token_ends_there(tiny_model: Transformer):
-    generator = BatchedGenerator(tiny_model, 300, 2)
+    generator = make_generator(tiny_model, 300, 2)
     seq_id = generator.add_request([1, 2, 3])
     for finished in (False, True):
         result = generator.step()
@@ -123,11 +122,11 @@ def test_a_sequence_finished_before_its_last_token_ends_there(tiny_model: Transf
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_an_error_and_no_token(
-    tiny_dir: Path, all_free, temperature: float, value: float
+    tiny_dir: Path, temperature: float, value: float
 ):
     model = Transformer.from_checkpoint(tiny_dir)
     model.unembedding[5] = value
-    generator = BatchedGenerator(model, 32, 2)
+    generator = make_generator(model, 32, 2)
     with pytest.raises(CheckpointError, match="not finite") as caught:
         generator.generate_batch([[1, 2], [3]], 4, temperature=temperature)
     assert caught.value.code == "E-CHECKPOINT-LOGITS"
@@ -144,8 +143,8 @@ def test_logits_that_are_not_finite_are_an_error_and_no_token(
         (([1], 0), "max_tokens"),
     ],
 )
-def test_what_cannot_fit_is_refused_when_it_is_added(all_free, tiny_model, arguments, message: str):
-    generator = BatchedGenerator(tiny_model, 32, 2)
+def test_what_cannot_fit_is_refused_when_it_is_added(tiny_model, arguments, message: str):
+    generator = make_generator(tiny_model, 32, 2)
     with pytest.raises(ConfigError, match=message) as caught:
         generator.add(*arguments)
     assert caught.value.code == "E-CONFIG-GENERATE"
@@ -156,7 +155,7 @@ def test_what_cannot_fit_is_refused_when_it_is_added(all_free, tiny_model, argum
 
 
 def test_ids_outside_the_vocabulary_are_refused(tiny_model: Transformer):
-    generator = BatchedGenerator(tiny_model, 32, 2)
+    generator = make_generator(tiny_model, 32, 2)
     for token in (300, -1):
         with pytest.raises(TokenizerError, match=f"found {token}"):
             generator.add([1, token])
@@ -182,11 +181,11 @@ def test_ids_outside_the_vocabulary_are_refused(tiny_model: Transformer):
 )
 def test_sizes_out_of_range_are_refused(tiny_model: Transformer, wrong: dict[str, int]):
     with pytest.raises(ConfigError, match=next(iter(wrong))) as caught:
-        BatchedGenerator(tiny_model, **({"max_seq_len": 64} | wrong))
+        make_generator(tiny_model, **({"max_seq_len": 64} | wrong))
     assert caught.value.code == "E-CONFIG-GENERATE"
 
 
 def test_tiny_checkpoints_generate_with_the_published_vocabulary(tmp_path: Path):
     directory = make_tiny_checkpoint(tmp_path / "checkpoint", num_layers=2, hidden_size=32)
-    (tokens,) = BatchedGenerator(directory, 32, 1).generate_batch([[199_998, 5]], max_tokens=3)
+    (tokens,) = make_generator(directory, 32, 1).generate_batch([[199_998, 5]], max_tokens=3)
     assert len(tokens) == 3

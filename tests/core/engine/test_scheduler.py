@@ -9,26 +9,24 @@ import pytest
 
 from nmoe_core.base.errors import ConfigError, StateError
 from nmoe_core.engine import (
-    BatchedGenerator,
     Request,
     Sampling,
     Transformer,
 )
 from nmoe_core.engine.generation.prefixes import Node
 from nmoe_core.engine.generation.sampling import sample
+from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of
 
 
-def test_few_pages_send_the_youngest_back_and_change_nothing(
-    prompt_of, greedy, all_free, tiny_model: Transformer
-):
+def test_few_pages_send_the_youngest_back_and_change_nothing(tiny_model: Transformer):
     prompts = [prompt_of(14, seed) for seed in range(4)]
-    generator = BatchedGenerator(tiny_model, 48, 4, num_pages=5, max_prefixes=0)
+    generator = make_generator(tiny_model, 48, 4, num_pages=5, max_prefixes=0)
     got = generator.generate_batch(prompts, max_tokens=25)
     assert generator.counts.preemptions > 0
     assert got == [greedy(tiny_model, prompt, 25) for prompt in prompts]
     sampled = [
-        BatchedGenerator(tiny_model, 48, 4, num_pages=pages).generate_batch(
-            prompts, max_tokens=25, temperature=0.8, seed=5
+        make_generator(tiny_model, 48, 4, num_pages=pages).generate_batch(
+            prompts, max_tokens=25, sampling=Sampling(0.8, seed=5)
         )
         for pages in (5, 30)
     ]
@@ -36,10 +34,8 @@ def test_few_pages_send_the_youngest_back_and_change_nothing(
     assert all_free(generator)
 
 
-def test_cancelled_sequences_free_what_they_have_and_disturb_no_other(
-    prompt_of, greedy, all_free, tiny_model: Transformer
-):
-    generator = BatchedGenerator(tiny_model, 200, 2, max_step_tokens=20)
+def test_cancelled_sequences_free_what_they_have_and_disturb_no_other(tiny_model: Transformer):
+    generator = make_generator(tiny_model, 200, 2, max_step_tokens=20)
     prompts = [prompt_of(n, 5) for n in (30, 60, 90)]
     kept, running, waiting = (generator.add(prompt, 8) for prompt in prompts)
     result = generator.step()
@@ -58,10 +54,8 @@ def test_cancelled_sequences_free_what_they_have_and_disturb_no_other(
         generator.cancel(running)
 
 
-def test_an_abandoned_run_leaves_the_generator_as_it_was(
-    prompt_of, all_free, tiny_model: Transformer
-):
-    generator = BatchedGenerator(tiny_model, 200, 2)
+def test_an_abandoned_run_leaves_the_generator_as_it_was(tiny_model: Transformer):
+    generator = make_generator(tiny_model, 200, 2)
     requests = [Request(prompt_of(n), 3) for n in (10, 20, 30)]
     completions = generator.complete(requests)
     next(completions)
@@ -71,8 +65,8 @@ def test_an_abandoned_run_leaves_the_generator_as_it_was(
     assert all_free(generator)
 
 
-def test_a_sequence_waits_for_its_update_and_the_others_go_on(prompt_of, tiny_model: Transformer):
-    generator = BatchedGenerator(tiny_model, 64, 2)
+def test_a_sequence_waits_for_its_update_and_the_others_go_on(tiny_model: Transformer):
+    generator = make_generator(tiny_model, 64, 2)
     slow, quick = generator.add(prompt_of(4), 3), generator.add(prompt_of(6), 3)
     result = generator.step()
     assert result is not None
@@ -89,8 +83,8 @@ def test_a_sequence_waits_for_its_update_and_the_others_go_on(prompt_of, tiny_mo
         generator.update(slow, 1)
 
 
-def test_a_long_prompt_does_not_hold_up_those_that_decode(prompt_of, tiny_model: Transformer):
-    generator = BatchedGenerator(tiny_model, 400, 3, max_step_tokens=16)
+def test_a_long_prompt_does_not_hold_up_those_that_decode(tiny_model: Transformer):
+    generator = make_generator(tiny_model, 400, 3, max_step_tokens=16)
     first = generator.add(prompt_of(4), 40)
     result = generator.step()
     long = generator.add(prompt_of(300), 2)
@@ -112,13 +106,11 @@ def _num_prompts(node: Node) -> int:
     return node.ends + sum(map(_num_prompts, node.children.values()))
 
 
-def _soak(
-    model: Transformer, prompt_of, all_free, num_requests: int, seed: int, compare_every: int
-) -> None:
+def _soak(model: Transformer, num_requests: int, seed: int, compare_every: int) -> None:
     """Random requests, some cancelled, over few pages; answers against those made alone."""
     rng = random.Random(seed)
-    generator = BatchedGenerator(model, 96, 6, num_pages=9, max_step_tokens=40, max_prefixes=3)
-    alone = BatchedGenerator(model, 96, 1, max_prefixes=0)
+    generator = make_generator(model, 96, 6, num_pages=9, max_step_tokens=40, max_prefixes=3)
+    alone = make_generator(model, 96, 1, max_prefixes=0)
     starts = [prompt_of(n, 11) for n in (0, 20, 37)]
     open_: dict[int, tuple[list[int], Sampling, int, list[int]]] = {}
     num_added = num_cancelled = 0
@@ -149,30 +141,26 @@ def _soak(
     assert generator.counts.preemptions > 0
     assert generator.counts.reused > 0
     assert all_free(generator)
-    while generator._prefixes.drop_oldest():
+    while generator.prefixes.drop_oldest():
         pass
-    assert generator._cache.num_free_pages == 9
-    assert generator._active == {}
-    assert _num_prompts(generator._prefixes._root) <= 6
+    assert generator.cache.num_free_pages == 9
+    assert generator.idle
+    assert _num_prompts(generator.prefixes.root) <= 6
 
 
-def test_sixty_random_requests_leave_nothing_behind(prompt_of, all_free, tiny_model: Transformer):
-    _soak(tiny_model, prompt_of, all_free, 60, seed=1, compare_every=1)
+def test_sixty_random_requests_leave_nothing_behind(tiny_model: Transformer):
+    _soak(tiny_model, 60, seed=1, compare_every=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_thousand_random_requests_leave_nothing_behind(
-    prompt_of, all_free, tiny_model: Transformer
-):
-    _soak(tiny_model, prompt_of, all_free, 1000, seed=2, compare_every=10)
+def test_a_thousand_random_requests_leave_nothing_behind(tiny_model: Transformer):
+    _soak(tiny_model, 1000, seed=2, compare_every=10)
 
 
-def test_a_pass_costs_the_same_however_many_requests_came_before_or_wait(
-    prompt_of, tiny_model: Transformer
-):
+def test_a_pass_costs_the_same_however_many_requests_came_before_or_wait(tiny_model: Transformer):
     """Counted in calls of Python functions, which a busy machine does not change."""
-    generator = BatchedGenerator(tiny_model, 64, 4)
+    generator = make_generator(tiny_model, 64, 4)
     costs = []
     for round_ in range(4):
         num_calls = 0
@@ -181,16 +169,15 @@ def test_a_pass_costs_the_same_however_many_requests_came_before_or_wait(
             nonlocal num_calls
             num_calls += event in ("call", "c_call")
 
-        ids = [generator.add(prompt_of(20, 20 + round_), 5) for _ in range(1)]
-        for extra in range(50 * round_):
-            ids.append(generator.add(prompt_of(20, 100 + extra), 5))
+        ids = [generator.add(prompt_of(20, 20 + round_), 5)]
+        ids += [generator.add(prompt_of(20, 100 + extra), 5) for extra in range(50 * round_)]
         generator.step()
         sys.setprofile(count)
-        for seq_id in list(generator._active)[:4]:
+        for seq_id in ids[:4]:
             generator.update(seq_id, 1)
         generator.step()
         sys.setprofile(None)
         costs.append(num_calls)
-        for seq_id in list(generator._active):
+        for seq_id in ids:
             generator.cancel(seq_id)
     assert max(costs[1:]) <= 1.1 * min(costs[1:])

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from nmoe_core.engine.kernels.decode_attention import decode_attention
+from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
 from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts
@@ -96,10 +96,11 @@ def attention(is_quick: bool) -> None:
     for window in (None,) if is_quick else (None, 128):
         prefill_attention(q, k, k, sinks, query_blocks(starts, 40), window)
         for max_length in (4096,) if is_quick else (128, 4096):
-            decode_attention(q, pages, pages, table, lengths, sinks, window, max_length)
+            cached = Cached(table, lengths, max_length)
+            decode_attention(q, pages, pages, cached, sinks, window)
     qkv = torch.zeros(40, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.bfloat16)
-    rotation = torch.ones(64, DIM // 2, dtype=torch.complex64)
-    rotate_and_store(qkv, rotation, lengths, lengths, pages, pages)
+    rotation = torch.ones(40, DIM // 2, dtype=torch.complex64)
+    rotate_and_store(qkv, rotation, lengths, pages, pages)
 
 
 if __name__ == "__main__":

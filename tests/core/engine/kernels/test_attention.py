@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -64,7 +66,9 @@ def test_the_last_queries_of_a_document_see_keys_from_before_them(window):
     k, v = (random(sum(key_counts), KV_HEADS, DIM, seed=s) for s in (2, 3))
     sinks = random(HEADS, seed=4)
     blocks = prefill.query_blocks(starts, len(q))
-    found = prefill.prefill_attention(q, k, v, sinks, blocks, window, key_starts)
+    found = prefill.prefill_attention(
+        q, k, v, sinks, replace(blocks, key_starts=key_starts), window
+    )
     for document, count in enumerate(counts):
         first_key = int(key_starts[document])
         for i in range(count):
@@ -110,9 +114,8 @@ def test_decoding_reads_the_pages_of_each_sequence(monkeypatch, window, lengths,
     k_pages, tables = paged(keys, lengths, 8, width, seed=5)
     v_pages, _ = paged(values, lengths, 8, width, seed=5)
     q, sinks = random(len(lengths), HEADS, DIM, seed=6), random(HEADS, seed=7)
-    found = decode.decode_attention(
-        q, k_pages, v_pages, tables, torch.tensor(lengths).int(), sinks, window, max(lengths)
-    )
+    cached = decode.Cached(tables, torch.tensor(lengths).int(), max(lengths))
+    found = decode.decode_attention(q, k_pages, v_pages, cached, sinks, window)
     for i, length in enumerate(lengths):
         if not length:
             assert not found[i].any()
@@ -129,8 +132,12 @@ def test_a_sequence_decodes_to_the_same_bits_in_any_batch(monkeypatch):
     k_pages, tables = paged(keys, lengths, 8, 10, seed=1)
     q, sinks = random(2, HEADS, DIM, seed=2), random(HEADS, seed=3)
     sizes = torch.tensor(lengths).int()
-    both = decode.decode_attention(q, k_pages, k_pages, tables, sizes, sinks, None, 80)
-    alone = decode.decode_attention(q[:1], k_pages, k_pages, tables[:1], sizes[:1], sinks, None, 33)
+    both, alone = (
+        decode.decode_attention(
+            q[:n], k_pages, k_pages, decode.Cached(tables[:n], sizes[:n], longest), sinks, None
+        )
+        for n, longest in ((2, 80), (1, 33))
+    )
     assert torch.equal(both[0], alone[0])
 
 
@@ -138,14 +145,13 @@ def test_a_sequence_decodes_to_the_same_bits_in_any_batch(monkeypatch):
 def test_rotation_is_the_plain_path_s_and_rows_land_in_their_slots(dtype):
     num_rows, page_size = 5, 4
     qkv = random(num_rows, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype)
-    angles = random(9, DIM // 2, seed=1)
+    angles = random(num_rows, DIM // 2, seed=1)
     table = torch.complex(angles.cos() * 1.3, angles.sin() * 1.3)
-    positions = torch.tensor([0, 8, 3, 3, 1]).int()
     slots = torch.tensor([9, 0, -1, 5, 11])
     pages = torch.zeros(2, 3, page_size, KV_HEADS, DIM, dtype=dtype)
-    q = rotate_and_store(qkv, table, positions, slots, pages[0], pages[1])
+    q = rotate_and_store(qkv, table, slots, pages[0], pages[1])
     heads = qkv.unflatten(1, (-1, DIM))
-    turned = rotate(heads[:, : HEADS + KV_HEADS], table[positions.long()])
+    turned = rotate(heads[:, : HEADS + KV_HEADS], table)
     torch.testing.assert_close(q, turned[:, :HEADS])
     rows = pages.view(2, 12, KV_HEADS, DIM)
     for i, slot in enumerate(slots.tolist()):

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from nmoe_core.engine import backend
+from nmoe_core.engine.block import PLAIN
 from nmoe_core.engine.devices import ModelSource, Shard
-from nmoe_core.engine.generation.generator import BatchedGenerator
 from nmoe_core.engine.kernels import decode_attention, mixture, prefill_attention
-from nmoe_core.engine.kernels.block import KernelTransformer, with_kernels
+from nmoe_core.engine.kernels.block import KERNELS
+from nmoe_core.engine.kernels.graphs import DecodeGraphs
 from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
+from tests.core.engine.builders import make_generator
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_hidden_states_and_logits_are_those_of_the_plain_path(checkpoint, expert
     ids = torch.randint(0, 320, (2, 9), generator=torch.Generator().manual_seed(0))
     options = {"lengths": torch.tensor([9, 2]), "return_hidden_states": (1, 2)}
     expected_logits, expected = plain(ids, **options)
-    fused = with_kernels(Transformer.from_checkpoint(checkpoint, experts=experts))
+    fused = Transformer.from_checkpoint(checkpoint, experts=experts, use_kernels=True)
     logits, found = fused(ids, **options)
     for tap in (1, 2):
         torch.testing.assert_close(found[tap], expected[tap], rtol=1e-4, atol=1e-4)
@@ -45,19 +47,22 @@ def test_hidden_states_and_logits_are_those_of_the_plain_path(checkpoint, expert
 
 
 @pytest.mark.parametrize("use_graphs", [False, True])
-def test_generation_gives_the_plain_path_s_tokens(checkpoint, use_graphs):
+def test_generation_gives_the_plain_path_s_tokens(checkpoint, monkeypatch, use_graphs):
     """Prompts of two lengths in one batch, the longer one in two pieces; then decoding, as on a
     GPU: each pass launched before the tokens of the one before it are read."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 320, (n,), generator=generator).tolist() for n in (2, 9)]
     sizes = {"max_seq_len": 32, "max_batch": 2, "max_step_tokens": 8, "max_prefixes": 0}
-    plain = BatchedGenerator(Transformer.from_checkpoint(checkpoint), **sizes)
+    plain = make_generator(Transformer.from_checkpoint(checkpoint), **sizes)
     expected = plain.generate_batch(prompts, max_tokens=2, temperature=0.0)
-    model = with_kernels(Transformer.from_checkpoint(checkpoint), use_graphs=use_graphs)
-    fused = BatchedGenerator(model, **sizes)
+    model = Transformer.from_checkpoint(checkpoint, use_kernels=True)
+    model.use_graphs = use_graphs
+    fused = make_generator(model, **sizes)
     fused.launches_ahead = True
+    recorded, run = [], DecodeGraphs.run
+    monkeypatch.setattr(DecodeGraphs, "run", lambda *a: recorded.append(1) or run(*a))
     assert fused.generate_batch(prompts, max_tokens=2, temperature=0.0) == expected
-    assert (model._graphs is not None) == use_graphs
+    assert bool(recorded) == use_graphs
 
 
 def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch):
@@ -68,7 +73,7 @@ def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch)
         raise LookupError
 
     monkeypatch.setattr(mixture, "route", route)
-    experts = with_kernels(Transformer.from_checkpoint(checkpoint)).blocks[0].experts
+    experts = Transformer.from_checkpoint(checkpoint, use_kernels=True).blocks[0].experts
     x = torch.randn(1, 64)
     for count in (1, 140):
         for batch_invariant in (False, True):
@@ -83,13 +88,13 @@ def test_a_model_on_the_cpu_is_plain_torch_although_the_interpreter_could_run_ke
     models = [
         Transformer.from_checkpoint(checkpoint),
         ModelSource(str(checkpoint)).load(Shard(0, 1)),
-        BatchedGenerator(checkpoint, 32, 1).model,
-        BatchedGenerator(str(checkpoint), 32, 1, device="cpu").model,
+        make_generator(checkpoint, 32, 1).model,
+        make_generator(str(checkpoint), 32, 1, device="cpu").model,
     ]
     ids = torch.arange(5)[None]
     expected = models[0](ids)
     for model in models:
-        assert type(model) is Transformer
+        assert model.runtime is PLAIN
         assert torch.equal(model(ids), expected)
 
 
@@ -100,10 +105,10 @@ def test_the_same_ways_give_kernels_where_the_device_has_them(checkpoint, monkey
     models = [
         Transformer.from_checkpoint(checkpoint),
         ModelSource(str(checkpoint)).load(Shard(0, 1)),
-        BatchedGenerator(checkpoint, 32, 1).model,
+        make_generator(checkpoint, 32, 1).model,
     ]
     assert asked == [torch.device("cpu")] * 3
-    assert {type(model) for model in models} == {KernelTransformer}
+    assert all(model.runtime is KERNELS for model in models)
     assert models[0].digest == plain.digest
     ids = torch.arange(5)[None]
     torch.testing.assert_close(models[0](ids), plain(ids), rtol=1e-3, atol=1e-3)

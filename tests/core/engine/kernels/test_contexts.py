@@ -43,7 +43,7 @@ def _small_blocks(monkeypatch):
 def filled_cache(chunks: list[Chunk]) -> PagedCache:
     """Random keys and values everywhere, and pages in no order for the chunks."""
     size = (8, MAX_LENGTH, 8 * MAX_LENGTH // PAGE, PAGE)
-    cache = PagedCache(CONFIG, *size, torch.float32, torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    cache = PagedCache(CONFIG, *size, torch.empty(0))  # pyright: ignore[reportArgumentType]
     generator = torch.Generator().manual_seed(5)
     for pages in (*cache.keys, *cache.values):
         pages.copy_(torch.randn(pages.shape, generator=generator))
@@ -115,17 +115,16 @@ def test_static_buffers_hold_a_full_step_and_then_a_smaller_one(layer):
 
 
 def test_recorded_steps_are_padded_to_a_size_and_a_length():
-    """Blocks that count what they are given stand in for a model's."""
+    """A function that notes what it is given stands in for the model's forward pass."""
     cache = filled_cache(SINGLES)
     seen = []
 
-    class Block(torch.nn.Module):
-        def forward(self, x, step, rotation):
-            seen.append((step, len(x)))
-            return x + rotation.real[:, :1]
+    def forward(ids, step, rotation):
+        seen.append((step, len(ids)))
+        return -(ids[:, None] + rotation.real)
 
-    embedding, rotation = torch.arange(10.0)[:, None], torch.arange(48)[:, None] * (1 + 0j)
-    recorded = DecodeGraphs(torch.nn.ModuleList([Block()]), embedding, torch.neg, rotation, cache)
+    rotation = torch.arange(48)[:, None] * (1 + 0j)
+    recorded = DecodeGraphs(forward, rotation, cache)
     for first, chunks in enumerate((SINGLES[:3], SINGLES[:1], SINGLES, SINGLES[:3])):
         step, ids = KernelStep(cache, chunks), torch.arange(first, first + len(chunks))
         assert recorded.takes(step)
@@ -134,6 +133,6 @@ def test_recorded_steps_are_padded_to_a_size_and_a_length():
     assert [size for _, size in seen] == [4, 1, 4, 4]
     # A step of the same size with a longer sequence has buffers of its own: more splits.
     steps = [step for step, _ in seen]
-    assert [step._max_length for step in steps] == [16, 16, 32, 16]
+    assert [step.singles.max_length for step in steps] == [16, 16, 32, 16]
     assert steps[0] is steps[3]
     assert not recorded.takes(KernelStep(cache, LONGER))

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from nmoe_core.engine.block import Block
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk
-from nmoe_core.engine.kernels import combine
+from nmoe_core.engine.kernels import mixture
 from nmoe_core.engine.kernels.block import KernelBlock
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.graphs import DecodeGraphs
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
-from nmoe_core.engine.model import Block
 from nmoe_core.engine.rope import rotation_table
 from nmoe_core.engine.transfers import Arriving
 from nmoe_core.engine.weights.checkpoint import FLOAT32_PARTS, LayerTensors
@@ -61,7 +61,7 @@ class _Cuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.current = torch.device("cuda:0")
         self.seen: list[tuple[str, torch.device]] = []
-        kernel = type(combine._combine_kernel)
+        kernel = type(mixture._combine_kernel)
         launch = lambda this, grid: lambda *args, **more: self._note(this.fn.__name__)  # noqa: E731
         monkeypatch.setattr(kernel, "__getitem__", launch)
         monkeypatch.setattr(torch.cuda, "device", self._device)
@@ -137,7 +137,7 @@ KERNELS = {"_decode_kernel", "_merge_kernel", "_rotate_kernel", "_product_kernel
 @pytest.fixture
 def cache(cuda: _Cuda, config: ModelConfig) -> PagedCache:
     """Room for two sequences, three tokens of each cached."""
-    cache = PagedCache(config, 2, 64, 8, 16, torch.float32, DEVICE)
+    cache = PagedCache(config, 2, 64, 8, 16, torch.empty(0, device=DEVICE))
     for slot in range(2):
         assert cache.open() == slot
         assert cache.reserve(slot, 3)
@@ -159,8 +159,15 @@ def test_a_decoding_step_is_recorded_on_the_device_of_its_tensors(
     cuda: _Cuda, config: ModelConfig, cache: PagedCache
 ) -> None:
     embedding = torch.empty(320, 64, device=DEVICE)
-    table = rotation_table(config, 64, DEVICE)
-    graphs = DecodeGraphs(_blocks(config), embedding, lambda x: x @ embedding.T, table, cache)
+    blocks = _blocks(config)
+
+    def forward(ids, step, rotation):
+        x = embedding[ids]
+        for block in blocks:
+            x = block(x, step, rotation)
+        return x @ embedding.T
+
+    graphs = DecodeGraphs(forward, rotation_table(config, 64, DEVICE), cache)
     step = KernelStep(cache, [Chunk(0, 2, 1), Chunk(1, 2, 1)])
     logits = graphs.run(torch.zeros(2, dtype=torch.int64, device=DEVICE), step)
     assert logits.shape == (2, 320)

@@ -1,0 +1,54 @@
+"""Generators, prompts and twins that the engine's tests share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Transformer
+
+_OPTIONS = {field.name for field in fields(GeneratorOptions)}
+_CONTINUATIONS: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+
+
+def make_generator(model: Any, max_seq_len: int = 200, max_batch: int = 4, **sizes: Any):
+    """A generator; `sizes` are its options, and arguments of its own."""
+    options = GeneratorOptions(**{name: sizes.pop(name) for name in _OPTIONS & sizes.keys()})
+    return BatchedGenerator(model, max_seq_len, max_batch, options=options, **sizes)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Random ids below 300."""
+    return random.Random(1000 * seed + length).choices(range(300), k=length)
+
+
+def rubric_prompts(prefix: int = 70, num: int = 9) -> list[list[int]]:
+    """Prompts with one beginning, a token of their own each, and up to 40 more."""
+    start = prompt_of(prefix, seed=7)
+    return [[*start, i, *prompt_of(1 + 5 * i, seed=i)] for i in range(num)]
+
+
+def greedy(model: Transformer, prompt: Sequence[int], num_new: int) -> list[int]:
+    """Most likely tokens, by forward passes over the whole sequence, without a cache."""
+    tokens = _CONTINUATIONS.setdefault((model.digest, tuple(prompt)), list(prompt))
+    while len(tokens) < len(prompt) + num_new:
+        logits = model(torch.tensor([tokens]))
+        assert isinstance(logits, torch.Tensor)
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) : len(prompt) + num_new]
+
+
+def all_free(generator: BatchedGenerator, num_prefixes: int = 0) -> bool:
+    """Whether a generator holds only kept beginnings, and at least `num_prefixes` of them."""
+    cache, kept = generator.cache, generator.prefixes.kept
+    held = {page for node in kept if node.kept for page in node.kept.pages}
+    return (
+        generator.idle
+        and cache.num_free_slots == len(cache.tables)
+        and cache.num_free_pages == cache.num_pages - len(held)
+        and len(kept) >= num_prefixes
+    )
