@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep import journal
 from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
@@ -36,7 +37,9 @@ def main() -> None:
         if kill_at is not None and (state.share or 0.0) >= kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    settings = PrepSettings(name="bench", workers=arguments.workers, engine=arguments.engine)
+    settings = PrepSettings(
+        name="bench", compute=ComputeTable(workers=arguments.workers), engine=arguments.engine
+    )
     source = JsonlSource("bench", find_files([arguments.path.name], arguments.path.parent))
     buckets = None if arguments.bucket is None else [arguments.bucket]
     existing = "update" if arguments.bucket is None else "remake"

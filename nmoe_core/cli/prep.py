@@ -15,6 +15,7 @@ from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.base.strict import validate
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.config.counts import parse_count
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepReport, PrepSettings
@@ -191,7 +192,7 @@ def _settings(arguments: argparse.Namespace, spec: SourceSpec) -> PrepSettings:
         reading_digest=spec.reading_digest("train"),
         vocab_size=arguments.vocab_size,
         eos_token_id=arguments.eos_token_id,
-        workers=1 if workers is None else _at_least_one("--workers", workers),
+        compute=ComputeTable(workers=_at_least_one("--workers", 1 if workers is None else workers)),
         engine=arguments.engine or "quicktok",
     )
 

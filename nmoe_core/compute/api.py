@@ -2,76 +2,69 @@
 
 Results come back in the order of the items whatever the number of workers, and a bounded number of
 items is in flight, so memory stays bounded however long the input is and however many the workers.
+What is dear to open (a model, a tokenizer) is opened once per worker by an initializer:
+
+    map_shards(grade, shards, run.config.compute, initializer=partial(load_grader, run))
+
+    def grade(grader: Grader, shard: ShardPaths) -> Result: ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any
 
-from nmoe_core.base.settings import RayOptions
 from nmoe_core.compute.pool import InlinePool, Item, Pool, Result, open_process_pool
+from nmoe_core.config.tables import ComputeTable
 
-Backend = Literal["inline", "pool", "ray"]
+HERE = ComputeTable()
 
 
 def map_shards(
-    fn: Callable[[Item], Result],
+    fn: Callable[..., Result],
     items: Iterable[Item],
+    compute: ComputeTable = HERE,
     *,
-    backend: Backend = "inline",
-    workers: int = 1,
-    initializer: Callable[..., None] | None = None,
-    initargs: tuple = (),
-    ray: RayOptions | None = None,
+    initializer: Callable[[], Any] | None = None,
 ) -> Generator[Result, None, None]:
-    """Yield `fn(item)` for every item, in order.
+    """Yield `fn(item)` for every item, in order; with an initializer, `fn(context, item)`.
 
     Args:
-        fn: A module-level function; with `pool` and `ray` it and the items are pickled.
+        fn: A module-level function; for other processes it and the items are pickled.
         items: Consumed lazily, a bounded number ahead of the results.
-        backend: `inline` runs here, `pool` in `workers` processes on this machine, `ray` on a
-            cluster, as many items at once as it has room for. An item may run twice there: what it
-            writes must be committed atomically, and lie where all nodes see it.
-        workers: Processes of the pool.
-        initializer: Called once in each process that runs `fn`.
-        initargs: Arguments of `initializer`.
-        ray: For `ray`: the cluster, and what an item holds of it.
+        compute: One worker is this process, several are processes of this machine; `ray` is a
+            cluster, which works on as many items at once as it has room for. An item may run twice
+            there: what it writes must be committed atomically, and lie where all nodes see it.
+        initializer: Makes the context, once in each worker, before its first item. A worker of Ray
+            that holds a GPU ends after its item, so there it runs once per item.
 
     Raises:
         NmoeError: A worker was lost, on Ray more often than `max_retries` (E-WORKER-LOST).
         ConfigError: Ray is not installed, cannot be reached, or has no such resources
             (E-CONFIG-RAY).
-        Whatever `fn` raises, at the place of its item.
+        Whatever `fn` or the initializer raises, at the place of its item.
     """
-    with open_pool(backend, workers, initializer, initargs, ray) as pool:
+    with open_pool(compute, initializer) as pool:
         yield from pool.map(fn, items)
 
 
 @contextmanager
 def open_pool(
-    backend: Backend = "inline",
-    workers: int = 1,
-    initializer: Callable[..., None] | None = None,
-    initargs: tuple = (),
-    ray: RayOptions | None = None,
+    compute: ComputeTable = HERE, initializer: Callable[[], Any] | None = None
 ) -> Iterator[Pool]:
     """Workers that several maps use one after the other.
 
     Processes of this machine are started at once: files and locks that are opened later are not
     theirs too.
     """
-    if backend == "ray":
+    if compute.backend == "ray":
         from nmoe_core.compute.ray import open_ray_pool
 
-        with open_ray_pool(ray or RayOptions(), initializer, initargs) as pool:
+        with open_ray_pool(compute.ray, initializer) as pool:
             yield pool
-        return
-    if backend == "inline" or workers <= 1:
-        if initializer is not None:
-            initializer(*initargs)
-        yield InlinePool()
-        return
-    with open_process_pool(workers, initializer, initargs) as pool:
-        yield pool
+    elif compute.workers == 1:
+        yield InlinePool(initializer)
+    else:
+        with open_process_pool(compute.workers, initializer) as pool:
+            yield pool

@@ -24,7 +24,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -40,26 +39,45 @@ GRACE_SECONDS = 5.0
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
+Initializer = Callable[[], Any] | None
+
+
 class Pool(ABC):
     """Runs maps one after the other; made by `open_pool`."""
 
     @abstractmethod
     def map(
-        self, fn: Callable[[Item], Result], items: Iterable[Item]
+        self, fn: Callable[..., Result], items: Iterable[Item]
     ) -> Generator[Result, None, None]:
-        """Yield `fn(item)` for every item, in order; raises as `map_shards` does."""
+        """Yield `fn(item)` or `fn(context, item)` for every item, in order, as `map_shards`."""
+
+
+class Worker:
+    """Runs items one after the other; the context is made before the first one.
+
+    Args:
+        initializer: Makes the context; None where items need none.
+    """
+
+    def __init__(self, initializer: Initializer) -> None:
+        self._initializer = initializer
+        self._context: tuple[Any, ...] | None = None
+
+    def run(self, fn: Callable[..., Result], item: Any) -> Result:
+        """`fn(item)`, or `fn(context, item)`."""
+        if self._context is None:
+            self._context = () if self._initializer is None else (self._initializer(),)
+        return fn(*self._context, item)
 
 
 @contextmanager
-def open_process_pool(
-    workers: int, initializer: Callable[..., None] | None, initargs: tuple
-) -> Iterator[Pool]:
+def open_process_pool(workers: int, initializer: Initializer = None) -> Iterator[Pool]:
     """Workers that are started at once: files and locks that are opened later are not theirs."""
     context = _context()
     pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
     reader, writer = pipe
     logs = worker_logs.package_level()
-    start = (os.getpid(), writer, logs, initializer, initargs)
+    start = (os.getpid(), writer, logs, initializer)
     with ProcessPoolExecutor(workers, context, _start_worker, start) as executor:
         with warnings.catch_warnings():
             # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
@@ -77,10 +95,16 @@ def open_process_pool(
 
 
 class InlinePool(Pool):
+    """This process as the only worker."""
+
+    def __init__(self, initializer: Initializer = None) -> None:
+        self._worker = Worker(initializer)
+
     def map(
-        self, fn: Callable[[Item], Result], items: Iterable[Item]
+        self, fn: Callable[..., Result], items: Iterable[Item]
     ) -> Generator[Result, None, None]:
-        yield from map(fn, items)
+        for item in items:
+            yield self._worker.run(fn, item)
 
 
 class _ProcessPool(Pool):
@@ -89,14 +113,13 @@ class _ProcessPool(Pool):
         self._workers = workers
 
     def map(
-        self, fn: Callable[[Item], Result], items: Iterable[Item]
+        self, fn: Callable[..., Result], items: Iterable[Item]
     ) -> Generator[Result, None, None]:
         most = self._workers + min(self._workers, MAX_WAITING)
-        run: Callable[[Item], Result] = partial(_run, fn)
         pending: deque[Future[Result]] = deque()
         try:
             for item in items:
-                pending.append(self._executor.submit(run, item))
+                pending.append(self._executor.submit(_run, fn, item))
                 if len(pending) >= most:
                     yield pending.popleft().result()
             while pending:
@@ -135,13 +158,14 @@ class _Terminated(BaseException):
 
 
 _is_busy = False
+_worker: Worker
 
 
-def _run(fn: Callable[[Item], Result], item: Item) -> Result:
+def _run(fn: Callable[..., Result], item: Any) -> Result:
     global _is_busy
     try:
         _is_busy = True
-        return fn(item)
+        return _worker.run(fn, item)
     except _Terminated:  # by here `fn` has cleaned up
         os._exit(_EXIT_TERMINATED)
     finally:
@@ -160,13 +184,10 @@ def _no_work() -> None:
 
 
 def _start_worker(
-    parent: int,
-    writer: Connection,
-    log_level: int,
-    initializer: Callable[..., None] | None,
-    initargs: tuple,
+    parent: int, writer: Connection, log_level: int, initializer: Initializer
 ) -> None:
-    """Tie a worker's life to its parent's, then run the caller's own initializer."""
+    """Tie a worker's life to its parent's."""
+    global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     signal.signal(signal.SIGTERM, _terminate)
     signal.set_wakeup_fd(-1)  # a forked worker's signals are not its parent's
@@ -177,5 +198,4 @@ def _start_worker(
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
     worker_logs.send_to(worker_logs.PipeHandler(writer), log_level)
-    if initializer is not None:
-        initializer(*initargs)
+    _worker = Worker(initializer)

@@ -23,9 +23,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError, NmoeError
-from nmoe_core.base.settings import RayOptions
 from nmoe_core.compute import logs as worker_logs
-from nmoe_core.compute.pool import GRACE_SECONDS, MAX_WAITING, Item, Pool, Result
+from nmoe_core.compute.pool import (
+    GRACE_SECONDS,
+    MAX_WAITING,
+    Initializer,
+    Item,
+    Pool,
+    Result,
+    Worker,
+)
+from nmoe_core.config.tables import RayTable
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _CONNECT_SECONDS = 10.0
@@ -33,9 +41,7 @@ _COUNT_EVERY_SECONDS = 1.0
 
 
 @contextmanager
-def open_ray_pool(
-    options: RayOptions, initializer: Callable[..., None] | None = None, initargs: tuple = ()
-) -> Iterator[Pool]:
+def open_ray_pool(options: RayTable, initializer: Initializer = None) -> Iterator[Pool]:
     """A pool on Ray; a connection that is there already is used, and left as it is.
 
     Raises:
@@ -47,7 +53,7 @@ def open_ray_pool(
     if is_ours:
         _connect(ray, options)
     try:
-        yield _RayPool(ray, options, _Start(initializer, initargs, worker_logs.package_level()))
+        yield _RayPool(ray, options, _Start(initializer, worker_logs.package_level()))
     finally:
         if is_ours:
             ray.shutdown()
@@ -57,8 +63,7 @@ def open_ray_pool(
 class _Start:
     """What a worker does before its first item of a pool."""
 
-    initializer: Callable[..., None] | None
-    initargs: tuple
+    initializer: Initializer
     log_level: int
     pool: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -73,7 +78,7 @@ class _Answer:
 
 
 class _RayPool(Pool):
-    def __init__(self, ray: Any, options: RayOptions, start: _Start) -> None:
+    def __init__(self, ray: Any, options: RayTable, start: _Start) -> None:
         self._ray = ray
         self._options = options
         self._start = ray.put(start)
@@ -97,7 +102,7 @@ class _RayPool(Pool):
             )
 
     def map(
-        self, fn: Callable[[Item], Result], items: Iterable[Item]
+        self, fn: Callable[..., Result], items: Iterable[Item]
     ) -> Generator[Result, None, None]:
         function = self._ray.put(fn)
         pending: deque[Any] = deque()
@@ -162,19 +167,17 @@ class _RayPool(Pool):
 
 
 _kept = worker_logs.KeepingHandler()
-_pool_started = ""
+_of_pool: tuple[str, Worker] | None = None
 
 
-def _run(start: _Start, fn: Callable[[Any], Any], item: Any) -> _Answer:
+def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
     """Run one item in a worker of the cluster."""
-    global _pool_started
+    global _of_pool
     try:
-        if _pool_started != start.pool:
+        if _of_pool is None or _of_pool[0] != start.pool:
             worker_logs.send_to(_kept, start.log_level)
-            if start.initializer is not None:
-                start.initializer(*start.initargs)
-            _pool_started = start.pool
-        return _Answer(fn(item), None, _kept.take())
+            _of_pool = start.pool, Worker(start.initializer)
+        return _Answer(_of_pool[1].run(fn, item), None, _kept.take())
     except Exception as error:  # noqa: BLE001 - raised again where the result is asked for
         return _Answer(None, error, _kept.take())
 
@@ -192,7 +195,7 @@ def _import_ray() -> Any:
         ) from None
 
 
-def _connect(ray: Any, options: RayOptions) -> None:
+def _connect(ray: Any, options: RayTable) -> None:
     address = options.address or os.environ.get(ADDRESS_VARIABLE) or None
     is_main = threading.current_thread() is threading.main_thread()
     on_terminate = signal.getsignal(signal.SIGTERM)

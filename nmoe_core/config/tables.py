@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from loader.files.local_path import local_path
-from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD, RayOptions
+from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.config.counts import parse_count
 
@@ -57,9 +57,13 @@ class RayTable(StrictModel):
     """`[compute.ray]`: the cluster, and what one item holds of it; GPUs are for grading."""
 
     address: str = ""
+    """Address of the cluster; empty takes `RAY_ADDRESS`, and without that starts Ray here."""
     cpus_per_task: float = Field(default=1.0, gt=0)
+    """Processors that one item holds."""
     gpus_per_task: float = Field(default=0.0, ge=0)
+    """GPUs that one item holds; Ray makes only those visible to it."""
     max_retries: int = Field(default=3, ge=0)
+    """How often an item is run again after its worker or its node was lost."""
 
 
 class ComputeTable(StrictModel):
@@ -71,11 +75,10 @@ class ComputeTable(StrictModel):
     """Shards that the pool grades, gives topics or curates at once; prep has its own workers."""
     ray: RayTable = RayTable()
 
-    def ray_options(self, gpus: bool = False) -> RayOptions:
-        """What one item holds; GPUs only for work that uses them."""
-        table = self.ray
-        held = table.gpus_per_task if gpus else 0.0
-        return RayOptions(table.address, table.cpus_per_task, held, table.max_retries)
+    def for_work(self, *, workers: int | None = None, gpus: bool = False) -> ComputeTable:
+        """This table for one kind of work: with its own number of workers, GPUs if it uses them."""
+        ray = self.ray if gpus else self.ray.model_copy(update={"gpus_per_task": 0.0})
+        return self.model_copy(update={"workers": workers or self.workers, "ray": ray})
 
 
 class CurationTable(StrictModel):

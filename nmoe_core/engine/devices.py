@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,9 +19,6 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend
 from nmoe_core.engine.model import Transformer
-
-if TYPE_CHECKING:
-    from nmoe_core.compute.api import Backend
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -103,7 +100,7 @@ def map_devices(
     items: Sequence[Item],
     source: ModelSource,
     num_shards: int,
-    backend: Backend = "pool",
+    in_processes: bool = True,
 ) -> list[Result]:
     """Results of `work` for all items, in their order.
 
@@ -113,7 +110,7 @@ def map_devices(
         items: All of them.
         source: Where each process loads its model from.
         num_shards: Processes, one for each device.
-        backend: See `map_shards`.
+        in_processes: One process for each shard; otherwise one shard after the other, here.
 
     Raises:
         NmoeError: `work` returned another number of results (E-WORKER-RESULTS), or a worker was
@@ -121,11 +118,12 @@ def map_devices(
     """
     # Here, since starting processes needs more than a model does.
     from nmoe_core.compute.api import map_shards
+    from nmoe_core.config.tables import ComputeTable
 
     shards = [Shard(index, num_shards) for index in range(num_shards)]
     parts = [_Part(work, shard.of(items), source, shard) for shard in shards]
     results: list[Any] = [None] * len(items)
-    found = map_shards(_run_part, parts, backend=backend, workers=num_shards)
+    found = map_shards(_run_part, parts, ComputeTable(workers=num_shards if in_processes else 1))
     for shard, found_part in zip(shards, found, strict=True):
         results[shard.index :: shard.count] = found_part
     return results

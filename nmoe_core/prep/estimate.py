@@ -169,7 +169,7 @@ def _measured_rate(tokenizer_name: str, engine: Engine) -> float:
 def _seconds(tokens: int | None, rate: float, settings: PrepSettings) -> float | None:
     if tokens is None:
         return None
-    return tokens / (rate * min(settings.workers, os.cpu_count() or 1))
+    return tokens / (rate * min(settings.compute.workers, os.cpu_count() or 1))
 
 
 def _reads(source: SourcePlan) -> str:

@@ -113,9 +113,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         reading_digest=source.spec.reading_digest(split),
         vocab_size=config.vocab_size,
         eos_token_id=config.eos_token_id,
-        workers=prep.workers,
-        backend=config.compute.backend,
-        ray=config.compute.ray_options(),
+        compute=config.compute.for_work(workers=prep.workers),
         engine=prep.engine,
     )
 

@@ -23,7 +23,7 @@ from nmoe_core.compute.api import Pool
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings
-from nmoe_core.prep.tokenize import BAD, OUTCOMES, TokenizedBlock, tokenize_block
+from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
 from nmoe_core.shards.manifest import ShardFormat, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter, seal_file
 from nmoe_core.sources.records import START, Block, Position, Rows, Source
@@ -277,5 +277,5 @@ class Pass:
         }
 
 
-def _seal(paths: Sequence[Path]) -> list[str]:
+def _seal(worker: BlockTokenizer, paths: Sequence[Path]) -> list[str]:
     return [seal_file(path) for path in paths]

@@ -21,6 +21,7 @@ from loader.files.local_path import local_path
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.base.strict import validate
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
@@ -234,7 +235,7 @@ class ParallelPrepPipeline:
             reading_digest=self.spec.reading_digest("train"),
             vocab_size=config.vocab_size,
             eos_token_id=config.eos_token_id,
-            workers=config.num_workers,
+            compute=ComputeTable(workers=config.num_workers),
             engine=config.engine,
         )
 

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from nmoe_core.prep.one_pass import Pass, PassPlan
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings, prep_fingerprints, shard_format
 from nmoe_core.prep.swap import clear_beside, directory_beside, retire_beside, swap_in
-from nmoe_core.prep.tokenize import TokenizeSettings, start_worker
+from nmoe_core.prep.tokenize import TokenizeSettings, open_tokenizer
 from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,
@@ -112,9 +113,9 @@ def prep_shards(
         _refuse_other_journal(journal, plan.identity())
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
-    start = (_worker_settings(plan),)
+    open_worker = partial(open_tokenizer, _worker_settings(plan))
     with (
-        open_pool(settings.backend, settings.workers, start_worker, start, settings.ray) as pool,
+        open_pool(settings.compute, open_worker) as pool,
         output_lock(split_dir),
     ):
         try:

@@ -9,8 +9,9 @@ from typing import Any
 
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD, RayOptions
-from nmoe_core.compute.api import Backend
+from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.compute.api import HERE
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.sources.records import OnError
 from nmoe_core.text.normalise import NORMALIZER
@@ -18,7 +19,7 @@ from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
 PREP_CODE = "prep/1"
 _NOT_IN_THE_BYTES = (
-    *("workers", "backend", "ray"),
+    "compute",
     *("engine", "vocab_size", "eos_token_id", "max_bad_share"),
 )
 
@@ -44,9 +45,7 @@ class PrepSettings:
     reading_digest: str = ""
     vocab_size: int | None = None
     eos_token_id: int | None = None
-    workers: int = 1
-    backend: Backend = "pool"
-    ray: RayOptions | None = None
+    compute: ComputeTable = HERE
     engine: Engine = "quicktok"
     max_bad_share: float = 0.001
 

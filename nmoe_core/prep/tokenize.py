@@ -86,18 +86,19 @@ class _Stored(NamedTuple):
     line: bytes
 
 
-_settings: TokenizeSettings
-_tokenizer: Tokenizer
+class BlockTokenizer(NamedTuple):
+    """What a worker opens once."""
+
+    settings: TokenizeSettings
+    tokenizer: Tokenizer
 
 
-def start_worker(settings: TokenizeSettings) -> None:
-    """Load the tokenizer once in a worker process."""
-    global _settings, _tokenizer
-    _settings = settings
-    _tokenizer = load_tokenizer(settings.tokenizer, settings.engine)
+def open_tokenizer(settings: TokenizeSettings) -> BlockTokenizer:
+    """Load the tokenizer of a worker."""
+    return BlockTokenizer(settings, load_tokenizer(settings.tokenizer, settings.engine))
 
 
-def tokenize_block(block: Block) -> TokenizedBlock:
+def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     """Read, normalise and tokenise the records of one block.
 
     Documents of shards nobody asked for are hashed and passed over, unless the token budget needs
@@ -108,12 +109,12 @@ def tokenize_block(block: Block) -> TokenizedBlock:
         SourceError: The block cannot be read.
     """
     start, end = block.start, block.end
-    rows, records = _settings.rows, []
+    rows, records = worker.settings.rows, []
     if rows == Rows():
         records = list(block.records())
     elif rows.overlaps(start.row, end.row):
         records = [record for record in block.records() if record.row in rows]
-    columns = _columns(records)
+    columns = _columns(worker.settings, records)
     bad = [str(record) for record in records if isinstance(record, BadRecord)]
     wanted = np.flatnonzero(columns.outcomes == KEPT).tolist()
     chosen = [(i, record) for i in wanted if isinstance(record := records[i], Record)]
@@ -122,8 +123,8 @@ def tokenize_block(block: Block) -> TokenizedBlock:
     num_text_bytes = 0
     while chosen:
         batch = _take_batch(chosen)
-        num_text_bytes += _tokenize(batch, columns, stored)
-    tokens, ids = _by_shard(stored)
+        num_text_bytes += _tokenize(worker, batch, columns, stored)
+    tokens, ids = _by_shard(worker.tokenizer, stored)
     return TokenizedBlock(
         start=start,
         end=end,
@@ -140,33 +141,33 @@ def tokenize_block(block: Block) -> TokenizedBlock:
 _TOKENIZED = (KEPT, TRUNCATED, FILTERED)
 
 
-def _by_shard(stored: list[_Stored]) -> tuple[bytes, bytes]:
+def _by_shard(tokenizer: Tokenizer, stored: list[_Stored]) -> tuple[bytes, bytes]:
     """Tokens with EOS, and lines of ids, of the documents of each shard in turn."""
     stored.sort(key=attrgetter("bucket"))  # keeps the order of equal ones
-    eos = np.array([_tokenizer.eos_token_id], "<u4").tobytes()
+    eos = np.array([tokenizer.eos_token_id], "<u4").tobytes()
     pieces = [piece for document in stored for piece in (document.tokens.data, eos)]
     payload = b"".join(pieces)
     tokens = np.frombuffer(payload, "<u4")
     # Two tests of a whole block cost less than one of every document.
-    num_eos = int(np.count_nonzero(tokens == _tokenizer.eos_token_id))
-    if num_eos != len(stored) or (num_eos and int(tokens.max()) >= _tokenizer.vocab_size):
+    num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
+    if num_eos != len(stored) or (num_eos and int(tokens.max()) >= tokenizer.vocab_size):
         raise FormatError(
             "the tokenizer gave an EOS inside a text, or an id outside its vocabulary",
-            where=_tokenizer.name,
+            where=tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
     return payload, b"".join([document.line for document in stored])
 
 
-def _columns(records: Sequence[Record | BadRecord]) -> Columns:
+def _columns(settings: TokenizeSettings, records: Sequence[Record | BadRecord]) -> Columns:
     """Columns before anything is tokenised; KEPT stands for "to be tokenised"."""
     buckets = np.full(len(records), -1, np.int32)
     outcomes = np.full(len(records), BAD, np.uint8)
     are_replaced = np.zeros(len(records), np.bool_)
     for i, record in enumerate(records):
         if isinstance(record, Record):
-            bucket = bucket_of(record.id, _settings.num_shards)
-            is_wanted = _settings.count_all or bucket in _settings.buckets
+            bucket = bucket_of(record.id, settings.num_shards)
+            is_wanted = settings.count_all or bucket in settings.buckets
             buckets[i], outcomes[i] = bucket, KEPT if is_wanted else ELSEWHERE
             are_replaced[i] = record.is_replaced
     rows = np.fromiter((record.row for record in records), np.int64, len(records))
@@ -183,7 +184,12 @@ def _take_batch(chosen: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
     return batch
 
 
-def _tokenize(batch: list[tuple[int, Record]], columns: Columns, stored: list[_Stored]) -> int:
+def _tokenize(
+    worker: BlockTokenizer,
+    batch: list[tuple[int, Record]],
+    columns: Columns,
+    stored: list[_Stored],
+) -> int:
     """Tokenise one batch into columns and documents; return the bytes of its texts."""
     texts, encoded = normalize_batch([record.text for _, record in batch])
     documents = [
@@ -193,12 +199,13 @@ def _tokenize(batch: list[tuple[int, Record]], columns: Columns, stored: list[_S
     batch.clear()
     num_bytes = sum(map(len, encoded))
     del encoded
-    least, most = _settings.min_doc_tokens, _settings.max_doc_tokens
+    settings, tokenizer = worker
+    least, most = settings.min_doc_tokens, settings.max_doc_tokens
     if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
-        ids = _tokenizer.encode_long(texts[0], most + 1)
+        ids = tokenizer.encode_long(texts[0], most + 1)
         bounds = [0, len(ids)]
     else:
-        ids, offsets = _tokenizer.encode_batch(texts)
+        ids, offsets = tokenizer.encode_batch(texts)
         bounds = offsets.tolist()
     ids = ids.astype("<u4", copy=False)
     for (i, ingest_id, digest, has_text), (start, stop) in zip(documents, pairwise(bounds)):
@@ -209,7 +216,7 @@ def _tokenize(batch: list[tuple[int, Record]], columns: Columns, stored: list[_S
             columns.outcomes[i], stop = TRUNCATED, start + most
         columns.num_tokens[i] = stop - start + 1
         bucket = int(columns.buckets[i])
-        if bucket in _settings.buckets:
+        if bucket in settings.buckets:
             line = id_line(ingest_id, digest)
             columns.id_bytes[i] = len(line)
             stored.append(_Stored(bucket, ids[start:stop], line))

@@ -46,14 +46,8 @@ def each_shard(run: Run, stage: Stage, source: str, keys: Iterable[str]) -> Iter
     Raises:
         NmoeError: As `map_shards`; errors of the stage are in the attempts.
     """
-    compute = run.config.compute
-    return map_shards(
-        partial(_shard, run, stage, source),
-        keys,
-        backend=compute.backend,
-        workers=compute.workers,
-        ray=compute.ray_options(gpus=stage == "grade"),
-    )
+    compute = run.config.compute.for_work(gpus=stage == "grade")
+    return map_shards(partial(_shard, run, stage, source), keys, compute)
 
 
 def outputs_of(run: Run, stage: Stage, source: str) -> dict[int, Result]:

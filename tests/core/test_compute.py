@@ -16,12 +16,13 @@ import pytest
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError
 from nmoe_core.compute.api import map_shards
+from nmoe_core.config.tables import ComputeTable
 
 
 def test_results_keep_the_order_of_items_of_unequal_cost() -> None:
     items = [0.2, 0.0, 0.1, 0.0, 0.0, 0.05, 0.0]
     for workers in (1, 2):
-        found = list(map_shards(_slow, enumerate(items), backend="pool", workers=workers))
+        found = list(map_shards(_slow, enumerate(items), ComputeTable(workers=workers)))
         assert found == list(range(len(items)))
 
 
@@ -33,7 +34,7 @@ def test_at_most_two_items_a_worker_are_taken_ahead() -> None:
             taken.append(i)
             yield i, 0.0
 
-    results = map_shards(_slow, items(), backend="pool", workers=2)
+    results = map_shards(_slow, items(), ComputeTable(workers=2))
     assert next(results) == 0
     assert len(taken) <= 4
     results.close()
@@ -41,7 +42,7 @@ def test_at_most_two_items_a_worker_are_taken_ahead() -> None:
 
 def test_a_lost_worker_is_one_error() -> None:
     with pytest.raises(NmoeError) as caught:
-        list(map_shards(_die, [1, 2], backend="pool", workers=2))
+        list(map_shards(_die, [1, 2], ComputeTable(workers=2)))
     assert caught.value.code == "E-WORKER-LOST"
 
 
@@ -49,7 +50,7 @@ def test_workers_log_to_the_loggers_of_the_process_that_asked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "nmoe_core")
-    assert list(map_shards(_log, [1, 2, 3], backend="pool", workers=2)) == [1, 2, 3]
+    assert list(map_shards(_log, [1, 2, 3], ComputeTable(workers=2))) == [1, 2, 3]
     assert sorted(r.getMessage() for r in caplog.records if r.levelname == "INFO") == [
         "item 1",
         "item 2",
@@ -65,7 +66,7 @@ def test_a_worker_that_dies_has_logged_what_it_said_before(
 ) -> None:
     caplog.set_level(logging.INFO, "nmoe_core")
     with pytest.raises(NmoeError):
-        list(map_shards(_log_and_die, [1, 2], backend="pool", workers=2))
+        list(map_shards(_log_and_die, [1, 2], ComputeTable(workers=2)))
     assert "about to die" in caplog.text
 
 
@@ -79,7 +80,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_stops_the_others_and_they_remove_what_they_wrote(tmp_path: Path) -> None:
     items = [tmp_path / "fails", tmp_path / "long"]
     with pytest.raises(FormatError, match="bad item"):
-        list(map_shards(_write, items, backend="pool", workers=2))
+        list(map_shards(_write, items, ComputeTable(workers=2)))
     # One that was killed, or was not told to stop, would have left what it wrote.
     assert list(tmp_path.iterdir()) == [tmp_path / "started"]
     assert not multiprocessing.active_children()
@@ -89,7 +90,7 @@ def test_an_error_stops_the_others_and_they_remove_what_they_wrote(tmp_path: Pat
 def test_a_second_sigterm_does_not_end_the_cleaning_up(tmp_path: Path) -> None:
     items = [tmp_path / "fails", tmp_path / "long"]
     with pytest.raises(FormatError, match="bad item"):
-        list(map_shards(_clean_slowly, items, backend="pool", workers=2))
+        list(map_shards(_clean_slowly, items, ComputeTable(workers=2)))
     assert (tmp_path / "cleaned").exists()
 
 
@@ -97,6 +98,7 @@ def test_a_second_sigterm_does_not_end_the_cleaning_up(tmp_path: Path) -> None:
 FORKS = """
 import os, signal, time
 from nmoe_core.compute.api import map_shards
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.compute.pool import _context
 
 def work(item):
@@ -112,7 +114,7 @@ os.set_blocking(writer, False)
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.set_wakeup_fd(writer)
 try:
-    list(map_shards(work, [0, 1], backend="pool", workers=2))
+    list(map_shards(work, [0, 1], ComputeTable(workers=2)))
 except OSError as error:
     print(error)
 try:
@@ -130,6 +132,37 @@ def test_signals_of_workers_are_not_told_to_the_process_that_asked() -> None:
     assert done.stdout.splitlines() == ["disk", "no signal"], done.stderr
 
 
+def _open() -> tuple[int, list[int]]:
+    return os.getpid(), []
+
+
+def _remember(context: tuple[int, list[int]], item: int) -> tuple[int, int]:
+    opened_by, items = context
+    assert opened_by == os.getpid(), "a context is opened where it is used"
+    items.append(item)
+    return opened_by, len(items)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_worker_opens_its_context_once(workers: int) -> None:
+    compute = ComputeTable(workers=workers)
+    found = list(map_shards(_remember, range(20), compute, initializer=_open))
+    most = {pid: max(n for p, n in found if p == pid) for pid, _ in found}
+    assert len(most) <= workers
+    assert sum(most.values()) == 20
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_the_initializer_is_raised_as_it_is(workers: int) -> None:
+    with pytest.raises(FormatError, match="no model") as caught:
+        list(map_shards(_remember, [1], ComputeTable(workers=workers), initializer=_cannot_open))
+    assert caught.value.code == "E-NO-MODEL"
+
+
+def _cannot_open() -> None:
+    raise FormatError("no model", code="E-NO-MODEL")
+
+
 def test_a_handler_that_raises_does_not_stop_the_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,21 +173,21 @@ def test_a_handler_that_raises_does_not_stop_the_work(
     monkeypatch.setattr(handler, "emit", emit)
     monkeypatch.setattr(logging.getLogger("nmoe_core"), "handlers", [handler])
     # More than a pipe holds: without a reader the workers would wait for ever.
-    assert list(map_shards(_log_much, [1, 2], backend="pool", workers=2)) == [1, 2]
+    assert list(map_shards(_log_much, [1, 2], ComputeTable(workers=2))) == [1, 2]
     assert "the sink is gone" in capsys.readouterr().err
 
 
 def test_a_record_whose_arguments_do_not_fit_does_not_fail_its_item(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert list(map_shards(_log_badly, [1, 2], backend="pool", workers=2)) == [1, 2]
+    assert list(map_shards(_log_badly, [1, 2], ComputeTable(workers=2))) == [1, 2]
     assert [record.getMessage() for record in caplog.records].count("still here") == 2
 
 
 def test_ray_that_is_not_installed_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"Ray is not installed.*nmoe-data\[ray\]") as caught:
-        list(map_shards(_slow, [(0, 0.0)], backend="ray"))
+        list(map_shards(_slow, [(0, 0.0)], ComputeTable(backend="ray")))
     assert caught.value.code == "E-CONFIG-RAY"
 
 

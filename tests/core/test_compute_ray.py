@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import pytest
 
 from nmoe_core.base.atomic import atomic_file, output_lock
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError
-from nmoe_core.base.settings import RayOptions
 from nmoe_core.compute.api import map_shards
+from nmoe_core.config.tables import ComputeTable, RayTable
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec, open_source
@@ -52,12 +52,16 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def options(cluster: Any) -> RayOptions:
-    return RayOptions(address=cluster.address)
+def on_ray(cluster: Any) -> ComputeTable:
+    return _on_ray(cluster)
+
+
+def _on_ray(cluster: Any, **held: float) -> ComputeTable:
+    return ComputeTable(backend="ray", ray=RayTable(address=cluster.address, **held))
 
 
 def test_results_errors_and_logs_are_those_of_this_process(
-    options: RayOptions, caplog: pytest.LogCaptureFixture
+    on_ray: ComputeTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken = []
 
@@ -68,9 +72,7 @@ def test_results_errors_and_logs_are_those_of_this_process(
 
     caplog.set_level(logging.INFO, "nmoe_core")
     before = signal.getsignal(signal.SIGTERM)
-    found = map_shards(
-        _started_as, items(), backend="ray", ray=options, initializer=_begin, initargs=("here",)
-    )
+    found = map_shards(_started_as, items(), on_ray, initializer=partial(_begin, "here"))
     assert next(found) == ("here", 0)
     assert len(taken) <= 2 * 3, "as many as there is room for, and as many again"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -79,58 +81,59 @@ def test_results_errors_and_logs_are_those_of_this_process(
         f"item {i}" for i in range(40)
     ]
     with pytest.raises(FormatError, match="bad item") as caught:
-        list(map_shards(_refuse, [1], backend="ray", ray=options))
+        list(map_shards(_refuse, [1], on_ray))
     assert caught.value.code == "E-BAD"
 
 
-def test_gpus_are_resources(options: RayOptions) -> None:
-    held = replace(options, gpus_per_task=1, cpus_per_task=0.5)
-    seen = list(map_shards(_visible_gpu, range(6), backend="ray", ray=held))
-    assert set(seen) == {"0", "1"}
+def test_gpus_are_resources(cluster: Any) -> None:
+    held = _on_ray(cluster, gpus_per_task=1.0, cpus_per_task=0.5)
+    assert set(map_shards(_visible_gpu, range(6), held)) == {"0", "1"}
     with pytest.raises(ConfigError, match="found 3 CPUs, 2 GPUs in all") as caught:
-        list(map_shards(_visible_gpu, [0], backend="ray", ray=replace(held, gpus_per_task=3)))
+        list(map_shards(_visible_gpu, [0], _on_ray(cluster, gpus_per_task=3.0)))
     assert caught.value.code == "E-CONFIG-RAY"
 
 
 def test_a_cluster_that_is_not_there_is_one_error() -> None:
+    nowhere = ComputeTable(backend="ray", ray=RayTable(address="127.0.0.1:1"))
     with pytest.raises(ConfigError, match="RAY_ADDRESS") as caught:
-        list(map_shards(_visible_gpu, [0], backend="ray", ray=RayOptions(address="127.0.0.1:1")))
+        list(map_shards(_visible_gpu, [0], nowhere))
     assert caught.value.code == "E-CONFIG-RAY"
 
 
 def test_a_killed_worker_is_replaced_and_nothing_of_it_is_left(
-    options: RayOptions, tmp_path: Path
+    on_ray: ComputeTable, tmp_path: Path
 ) -> None:
     items = [(tmp_path / "ray", i, "kill" if i == 5 else "") for i in range(ITEMS)]
-    found = list(map_shards(_write, items, backend="ray", ray=options))
+    found = list(map_shards(_write, items, on_ray))
     _require_the_files_of_one_process(tmp_path, found)
     assert (tmp_path / "ray" / "5.tried").read_text() == "xx"
 
 
 def test_a_worker_that_always_dies_is_given_up_after_the_retries(
-    options: RayOptions, tmp_path: Path
+    cluster: Any, tmp_path: Path
 ) -> None:
     items = [(tmp_path, 0, "kill always")]
     with pytest.raises(NmoeError, match="1 retries") as caught:
-        list(map_shards(_write, items, backend="ray", ray=replace(options, max_retries=1)))
+        list(map_shards(_write, items, _on_ray(cluster, max_retries=1)))
     assert caught.value.code == "E-WORKER-LOST"
     assert (tmp_path / "0.tried").read_text() == "xx"
 
 
 def test_a_lost_node_is_survived(cluster: Any, tmp_path: Path) -> None:
     node = cluster.add_node(num_cpus=1)
-    options = RayOptions(address=cluster.address)
     items = [(tmp_path / "ray", i, "slow") for i in range(ITEMS)]
-    running = map_shards(_write, items, backend="ray", ray=options)
+    running = map_shards(_write, items, _on_ray(cluster))
     found = [next(running)]
     cluster.remove_node(node, allow_graceful=False)
     found += list(running)
     _require_the_files_of_one_process(tmp_path, found)
 
 
-def test_what_is_left_early_is_cancelled_and_cleans_up(options: RayOptions, tmp_path: Path) -> None:
+def test_what_is_left_early_is_cancelled_and_cleans_up(
+    on_ray: ComputeTable, tmp_path: Path
+) -> None:
     items = [(tmp_path, i, "" if i == 0 else "hold") for i in range(3)]
-    running = map_shards(_write, items, backend="ray", ray=options)
+    running = map_shards(_write, items, on_ray)
     next(running)
     while len(list(tmp_path.glob("*/*.tmp.*"))) < 2:  # the test's own time limit ends the wait
         time.sleep(0.05)
@@ -139,7 +142,7 @@ def test_what_is_left_early_is_cancelled_and_cleans_up(options: RayOptions, tmp_
 
 
 def test_prep_on_ray_writes_the_bytes_of_one_process(
-    options: RayOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_ray: ComputeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     text = "\n".join(
@@ -148,10 +151,10 @@ def test_prep_on_ray_writes_the_bytes_of_one_process(
     (tmp_path / "in.jsonl").write_text(text)
     spec = SourceSpec(id="web", kind="jsonl", paths=(str(tmp_path / "in.jsonl"),))
     trees = []
-    for backend in ("inline", "ray"):
+    for name, compute in (("here", ComputeTable()), ("ray", on_ray)):
         source, rows = open_source(spec, tmp_path, "train")
-        settings = PrepSettings(name="web", num_shards=3, backend=backend, ray=options)
-        out = tmp_path / backend / "train"
+        settings = PrepSettings(name="web", num_shards=3, compute=compute)
+        out = tmp_path / name / "train"
         prep_shards(source, rows, settings, out)
         write_manifest(settings, out)
         trees.append({str(p.relative_to(out)): p.read_bytes() for p in _files(out)})
@@ -193,13 +196,13 @@ def _write(item: tuple[Path, int, str]) -> int:
     return i
 
 
-def _begin(name: str) -> None:
-    os.environ["NMOE_TEST_NAME"] = name
+def _begin(name: str) -> str:
+    return name
 
 
-def _started_as(item: int) -> tuple[str, int]:
+def _started_as(name: str, item: int) -> tuple[str, int]:
     logging.getLogger("nmoe_core.tasks").info("item %d", item)
-    return os.environ["NMOE_TEST_NAME"], item
+    return name, item
 
 
 def _refuse(item: int) -> None:

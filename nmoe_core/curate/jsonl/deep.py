@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.compute.api import map_shards
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.curate.jsonl import deep_worker
 from nmoe_core.curate.jsonl.compute import silent
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
@@ -160,10 +162,8 @@ def _run(
     results = map_shards(
         deep_worker.embed_batch,
         items,
-        backend="pool" if len(devices) > 1 else "inline",
-        workers=len(devices),
-        initializer=deep_worker.start_worker,
-        initargs=(*model, deep_worker.hand_out(devices)),
+        ComputeTable(workers=len(devices)),
+        initializer=partial(deep_worker.open_embedder, *model, deep_worker.hand_out(devices)),
     )
     too_long: list[int] = []
     pending: list[tuple[np.ndarray, np.ndarray]] = []

@@ -86,24 +86,20 @@ class DeepEmbedder:
             raise MemoryError from None
 
 
-_embedder: DeepEmbedder
-
-
-def start_worker(model_dir: str, dtype: str, devices: Any) -> None:
+def open_embedder(model_dir: str, dtype: str, devices: Any) -> DeepEmbedder:
     """Take a device and load the model onto it, once in a process."""
     import torch
 
     from nmoe_core.engine import Transformer
 
-    global _embedder
     device = devices.get()
     model = Transformer.from_checkpoint(Path(model_dir), device=device, dtype=getattr(torch, dtype))
-    _embedder = DeepEmbedder(model, device)
+    return DeepEmbedder(model, device)
 
 
-def embed_batch(texts: list[np.ndarray]) -> np.ndarray:
-    """Embed one batch in a started worker."""
-    return _embedder(texts)
+def embed_batch(embedder: DeepEmbedder, texts: list[np.ndarray]) -> np.ndarray:
+    """Embed one batch."""
+    return embedder(texts)
 
 
 def hand_out(devices: tuple[str, ...]) -> Any:

@@ -99,11 +99,11 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, checkpoint, monkeypatch
     embedded = deep_worker.embed_batch
     calls = []
 
-    def dies_in_the_fourth(batch):
+    def dies_in_the_fourth(embedder, batch):
         calls.append(batch)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return embedded(batch)
+        return embedded(embedder, batch)
 
     monkeypatch.setattr(deep_worker, "embed_batch", dies_in_the_fourth)
     with pytest.raises(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def test_a_document_that_does_not_fit_alone_is_an_error_that_keeps_the_others(
     monkeypatch.setattr(
         deep_worker,
         "embed_batch",
-        lambda batch: np.stack([np.full(32, np.nan if len(ids) > 20 else 1.0) for ids in batch]),
+        lambda _, batch: np.stack([np.full(32, np.nan if len(ids) > 20 else 1.0) for ids in batch]),
     )
     found = ["reef", " ".join(["anchor"] * 50), "dough"]
     with pytest.raises(CurationError) as caught:

@@ -51,9 +51,9 @@ def test_results_are_the_same_on_any_number_of_devices(
     task, source = getattr(work, name), ModelSource(str(tiny_dir))
     alone = task(tiny_model, DOCUMENTS)
     assert len(alone) == len(DOCUMENTS)
-    assert map_devices(task, DOCUMENTS, source, 3, backend="inline") == alone
-    assert map_devices(task, DOCUMENTS, source, 2, backend="pool") == alone
-    assert map_devices(task, DOCUMENTS[:1], source, 3, backend="inline") == alone[:1]
+    assert map_devices(task, DOCUMENTS, source, 3, in_processes=False) == alone
+    assert map_devices(task, DOCUMENTS, source, 2) == alone
+    assert map_devices(task, DOCUMENTS[:1], source, 3, in_processes=False) == alone[:1]
 
 
 def test_a_process_by_hand_does_the_same_part(tiny_model: Transformer, work: ModuleType):
@@ -80,5 +80,5 @@ def test_what_is_no_shard_is_refused(text: str):
 
 def test_work_that_loses_an_item_is_refused(tiny_dir: Path, work: ModuleType):
     with pytest.raises(NmoeError, match="one result for each") as caught:
-        map_devices(work.too_few, DOCUMENTS, ModelSource(str(tiny_dir)), 2, backend="inline")
+        map_devices(work.too_few, DOCUMENTS, ModelSource(str(tiny_dir)), 2, in_processes=False)
     assert caught.value.code == "E-WORKER-RESULTS"

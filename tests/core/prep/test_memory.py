@@ -16,6 +16,7 @@ import pytest
 RUN = """
 import json, resource, sys
 from pathlib import Path
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
@@ -24,7 +25,7 @@ from nmoe_core.sources.records import Rows
 path, workers, max_doc_tokens = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 source = JsonlSource("web", find_files([path.name], path.parent))
 settings = PrepSettings(
-    name="web", num_shards=8, workers=workers, max_doc_tokens=max_doc_tokens
+    name="web", num_shards=8, compute=ComputeTable(workers=workers), max_doc_tokens=max_doc_tokens
 )
 report = prep_shards(source, Rows(), settings, Path(sys.argv[4]))
 status = Path("/proc/self/status").read_text()

@@ -14,6 +14,7 @@ import tiktoken
 
 from loader.files.format import load_manifest
 from nmoe_core.base.errors import FormatError, SourceError, TokenizerError
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.jsonl import JsonlSource
@@ -65,7 +66,7 @@ def test_any_number_of_workers_writes_the_same_bytes(
     digests = []
     for workers in (1, 2, 8):
         out = tmp_path / f"w{workers}" / "train"
-        _prep(source, replace(settings, workers=workers), out)
+        _prep(source, replace(settings, compute=ComputeTable(workers=workers)), out)
         digests.append(tree_digest(out))
     assert digests[0] == digests[1] == digests[2]
 
