@@ -162,7 +162,6 @@ def run_curate(arguments: argparse.Namespace) -> int:
 
     facts = curate_file(
         *_named(arguments),
-        load_embeddings=arguments.load_embeddings,
         stats_only=arguments.stats_only,
         plot=not arguments.no_plot,
         progress=_progress,
@@ -180,7 +179,6 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
     found = calibrate_file(
         *_named(arguments),
-        load_embeddings=arguments.load_embeddings,
         plot=not arguments.no_plot,
         progress=_progress,
     )
@@ -288,10 +286,10 @@ def run_animate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _named(arguments: argparse.Namespace) -> tuple[Any, Path, Any]:
-    """Paths, checkpoint and settings of a run."""
+def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Paths and settings of a run."""
     from nmoe_core.curate.jsonl.compute import JsonlSettings
-    from nmoe_core.curate.jsonl.output import OutputPaths
+    from nmoe_core.curate.jsonl.output import JsonlPaths
     from nmoe_core.curate.topics.embed import DEFAULT_WIDTH
 
     order = getattr(arguments, "order", None)
@@ -309,7 +307,8 @@ def _named(arguments: argparse.Namespace) -> tuple[Any, Path, Any]:
         refit=getattr(arguments, "refit", False),
     )
     counts = getattr(arguments, "token_counts", None)
-    return OutputPaths(arguments.input, arguments.output, counts), arguments.model_dir, settings
+    named = arguments.input, arguments.output, arguments.model_dir, arguments.load_embeddings
+    return JsonlPaths(*named, counts), settings
 
 
 def _progress(what: str, done: int, total: int) -> None:

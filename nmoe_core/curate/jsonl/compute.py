@@ -1,14 +1,13 @@
 """Order the records of a JSONL file so that training windows hold as many topics as they can.
 
-Scan and check, embed what is new, assign to frozen clusters, order, measure. Nothing here writes
-but the embedding cache. Costs one pass to scan and one to embed new texts; memory is the
-embeddings and 48 bytes a record. Refuses before any work what can be seen then.
+Scan and check, embed what is new, assign to frozen clusters, order, measure. Only the embedding
+cache is written here. Costs one pass to scan and one to embed new texts; memory is the embeddings
+and 48 bytes per record. Refuses before any work whatever can be seen to be wrong then.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +17,9 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.curate.diversity import measure as diversity
 from nmoe_core.curate.diversity.compare import open_embeddings
 from nmoe_core.curate.jsonl.input import JsonlInput, OnError, scan_jsonl
-from nmoe_core.curate.jsonl.output import OutputPaths
-from nmoe_core.curate.jsonl.record_embeddings import Progress, embed_records
-from nmoe_core.curate.order import NEEDS, ORDERS, arrange
+from nmoe_core.curate.jsonl.output import JsonlPaths
+from nmoe_core.curate.jsonl.record_embeddings import Progress, embed_records, silent
+from nmoe_core.curate.order import ORDERS, arrange
 from nmoe_core.curate.shards.planning import AUTO, CurateSettings, plan_order
 from nmoe_core.curate.topics.clusters import Clusters, Drift, fit_clusters, load_clusters
 from nmoe_core.curate.topics.embed import DEFAULT_WIDTH, EmbeddingTable
@@ -32,10 +31,6 @@ DEFAULT_NUM_CLUSTERS = 30
 DEFAULT_SEQ_LEN = 131_072
 DEFAULT_SEED = 42
 LOADED = "loaded"
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """No progress wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +69,8 @@ class Embedded:
     rows: np.ndarray
     method: str
     identity: str
-    num_computed: int
-    num_nan: int
+    num_computed: int = 0
+    num_nan: int = 0
 
     @property
     def lengths(self) -> np.ndarray:
@@ -111,9 +106,7 @@ class Curated:
     terms: list[list[str]]
 
 
-def open_jsonl(
-    paths: OutputPaths, model_dir: Path, settings: JsonlSettings, load_embeddings: Path | None
-) -> tuple[JsonlInput, TextTokenizer]:
+def open_jsonl(paths: JsonlPaths, settings: JsonlSettings) -> tuple[JsonlInput, TextTokenizer]:
     """Check everything that can be checked before work: settings, checkpoint, each line.
 
     Raises:
@@ -130,32 +123,28 @@ def open_jsonl(
             expected=f"{AUTO}, or one of {', '.join(ORDERS)}, and at least one token",
             code="E-CURATION-ORDER",
         )
-    num_rows, _ = table_shape(model_dir)
-    tokenizer = open_tokenizer(model_dir, num_rows, settings.tokenizer)
+    num_rows, _ = table_shape(paths.model)
+    tokenizer = open_tokenizer(paths.model, num_rows, settings.tokenizer)
     records = scan_jsonl(paths.input, settings.text_field, settings.on_error)
-    if load_embeddings is not None:
-        open_rows(load_embeddings, len(records))
+    if paths.embeddings is not None:
+        _loaded_rows(paths, len(records))
     return records, tokenizer
 
 
 def embed_jsonl(
-    paths: OutputPaths,
-    model_dir: Path,
+    paths: JsonlPaths,
     settings: JsonlSettings,
     opened: tuple[JsonlInput, TextTokenizer],
     *,
-    load_embeddings: Path | None = None,
     is_kept: bool = True,
     progress: Progress = silent,
 ) -> Embedded:
     """Embed the texts of an opened input that the cache does not hold, or load all embeddings.
 
     Args:
-        paths: Name the cache.
-        model_dir: Checkpoint of the embedding table.
+        paths: Name the checkpoint, the cache, and embeddings to load.
         settings: Width of the embeddings.
         opened: As `open_jsonl` returned it.
-        load_embeddings: A `.npy` file that stands in for shallow embeddings.
         is_kept: False leaves the cache as it is.
         progress: Called with what is done, texts done and texts to do.
 
@@ -163,35 +152,30 @@ def embed_jsonl(
         CurationError: A token has no row, or a row is not finite (E-CURATION-EMBEDDING).
     """
     records, tokenizer = opened
-    table = EmbeddingTable.open(model_dir, settings.max_width) if not load_embeddings else None
+    is_loaded = paths.embeddings is not None
+    table = None if is_loaded else EmbeddingTable.open(paths.model, settings.max_width)
     found = embed_records(
         records, table, tokenizer, paths.cache, is_kept=is_kept, progress=progress
     )
-    if load_embeddings is None:
-        assert table is not None
+    if table is not None:
         identity = sha256_json([table.backbone, tokenizer.fingerprint])
-        return Embedded(
-            records, found.tokens, found.rows, table.method, identity, found.num_computed, 0
-        )
-    rows = np.array(open_rows(load_embeddings, len(records)), np.float32)
+        made = table.method, identity, found.num_computed
+        return Embedded(records, found.tokens, found.rows, *made)
+    rows = np.array(_loaded_rows(paths, len(records)), np.float32)
     is_bad = ~np.isfinite(rows).all(axis=1)
     rows[is_bad] = 0
-    identity = f"width {rows.shape[1]}"
-    return Embedded(records, found.tokens, rows, LOADED, identity, 0, int(is_bad.sum()))
+    identity, num_nan = f"width {rows.shape[1]}", int(is_bad.sum())
+    return Embedded(records, found.tokens, rows, LOADED, identity, num_nan=num_nan)
 
 
-def open_rows(path: Path, num_records: int) -> np.ndarray:
-    """Mapped embeddings of a file, float `[N, W]`.
-
-    Raises:
-        CurationError: It is no such array, or has not a row for each record
-            (E-CURATION-EMBEDDING).
-    """
-    rows = open_embeddings(path)
+def _loaded_rows(paths: JsonlPaths, num_records: int) -> np.ndarray:
+    """Mapped embeddings, float `[N, W]`; refused where there is not one row per record."""
+    assert paths.embeddings is not None
+    rows = open_embeddings(paths.embeddings)
     if len(rows) != num_records:
         raise CurationError(
             "embeddings are not those of the input",
-            where=path,
+            where=paths.embeddings,
             found=f"{len(rows)} rows",
             expected=f"{num_records}, a row for each record",
             do="embed this input again with `nmoe curate embed`",
@@ -200,14 +184,14 @@ def open_rows(path: Path, num_records: int) -> np.ndarray:
     return rows
 
 
-def curate_jsonl(paths: OutputPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
-    """Cluster, order and measure; writes nothing.
+def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
+    """Cluster, order and measure; writes no file.
 
     Raises:
         CurationError: No such order, or one that needs what is not there (E-CURATION-ORDER);
             fewer records than clusters (E-CURATION-TOPICS).
     """
-    clusters, is_refitted = _clusters(paths.beside("_clusters.safetensors"), embedded, settings)
+    clusters, is_refitted = _clusters(paths, embedded, settings)
     rows = clusters.project(embedded.rows)
     labels, distance = clusters.assign(rows)
     drift = clusters.drift(labels, distance)
@@ -215,7 +199,7 @@ def curate_jsonl(paths: OutputPaths, embedded: Embedded, settings: JsonlSettings
         clusters, is_refitted = _fit(embedded, settings, clusters.header["version"] + 1), True
         rows = clusters.project(embedded.rows)
         labels, _ = clusters.assign(rows)
-    name, order = _ordered(settings, labels, embedded.lengths, rows)
+    name, order = _ordered(settings, labels.astype(np.int64), embedded.lengths, rows)
     metrics = diversity.compare({name: order}, labels, embedded.lengths, settings.seq_len)
     sample = sample_records(len(labels))
     terms = typical_terms(embedded.records.texts(sample), labels[sample], settings.n_clusters)
@@ -224,8 +208,11 @@ def curate_jsonl(paths: OutputPaths, embedded: Embedded, settings: JsonlSettings
     )
 
 
-def _clusters(path: Path, embedded: Embedded, settings: JsonlSettings) -> tuple[Clusters, bool]:
+def _clusters(
+    paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings
+) -> tuple[Clusters, bool]:
     """Clusters of an earlier run with the same settings, else new ones."""
+    path = paths.beside("_clusters.safetensors")
     if settings.refit or not path.exists():
         return _fit(embedded, settings, 1), True
     clusters = load_clusters(path)
@@ -259,18 +246,9 @@ def _ordered(
     settings: JsonlSettings, labels: np.ndarray, lengths: np.ndarray, rows: np.ndarray
 ) -> tuple[str, np.ndarray]:
     """The order taken, by name, and its permutation."""
-    if settings.order == AUTO:
-        asked = CurateSettings(
-            order=AUTO, seed=settings.seed, seq_len=settings.seq_len, loader=settings.loader
-        )
-        return plan_order(asked, labels.astype(np.int64), lengths, (), 0)
-    options = _options(settings, rows)
-    return settings.order, arrange(settings.order, labels, lengths, **options)
-
-
-def _options(settings: JsonlSettings, rows: np.ndarray) -> dict[str, Any]:
-    have = {"seq_len": settings.seq_len, "embeddings": rows}
-    options = {name: have[name] for name in NEEDS.get(settings.order, ())}
-    if settings.order == "window_fill":
-        options["loader"] = settings.loader
-    return options | {"seed": settings.seed}
+    if settings.order == "related":
+        return "related", arrange("related", labels, lengths, embeddings=rows, seed=settings.seed)
+    asked = CurateSettings(
+        order=settings.order, seed=settings.seed, seq_len=settings.seq_len, loader=settings.loader
+    )
+    return plan_order(asked, labels, lengths, (), 0)

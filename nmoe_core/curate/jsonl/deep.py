@@ -24,11 +24,17 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable
 from nmoe_core.curate.jsonl import deep_worker
-from nmoe_core.curate.jsonl.compute import silent
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.input import JsonlInput, OnError, scan_jsonl
-from nmoe_core.curate.jsonl.output import OutputPaths, lock_outputs, write_array
-from nmoe_core.curate.jsonl.record_embeddings import Progress, embed_records, first_of_each
+from nmoe_core.curate.jsonl.output import JsonlPaths, lock_outputs, write_array
+from nmoe_core.curate.jsonl.record_embeddings import (
+    Block,
+    Progress,
+    embed_records,
+    fill_cache,
+    missing_records,
+    silent,
+)
 from nmoe_core.curate.topics.embedding_table import table_shape
 from nmoe_core.curate.topics.model_tokenizer import TextTokenizer, open_tokenizer
 
@@ -86,19 +92,19 @@ def embed_deep(
     limits = deep_worker.model_limits(model_dir)
     max_tokens = min(settings.max_tokens or limits.max_tokens, limits.max_tokens)
     model = sha256_json([METHOD, checkpoint_digest(model_dir), dtype, tokenizer.fingerprint])
-    paths = OutputPaths(input_path, output.with_suffix(""))
+    paths = JsonlPaths(input_path, output.with_suffix(""), model_dir)
     chosen = np.arange(min(settings.limit or len(records), len(records)))
     with lock_outputs(paths):
         counts = embed_records(records, None, tokenizer, paths.cache, progress=progress).tokens
         keys = _keys(records, counts, max_tokens)
         cache = EmbeddingCache(paths.cache / model[:16], model, limits.hidden_size)
-        # The bitmap of what is done: a row of the cache for each record, or -1.
-        todo = first_of_each(keys, chosen[cache.find(keys[chosen]) < 0])
+        todo = chosen[missing_records(cache, keys[chosen])]
         todo = todo[np.argsort(counts[todo], kind="stable")]
         todo = todo[::-1] if settings.is_reverse else todo
-        work = _Work(records, tokenizer, counts, keys, max_tokens, settings)
-        with cache.writer():
-            too_long = _run(work, todo, cache, devices, (str(model_dir), dtype), progress)
+        work = _Work(records, tokenizer, counts, max_tokens, settings)
+        too_long: list[int] = []
+        found = _blocks(work, todo, too_long, devices, (str(model_dir), dtype))
+        fill_cache(cache, keys, found, len(todo), progress=progress)
         if too_long:
             raise _out_of_memory(output, len(too_long), int(counts[too_long].min()))
         facts = {
@@ -125,7 +131,6 @@ class _Work:
     records: JsonlInput
     tokenizer: TextTokenizer
     counts: np.ndarray
-    keys: np.ndarray
     max_tokens: int
     settings: DeepSettings
 
@@ -148,15 +153,14 @@ class _Work:
         return [ids[: self.max_tokens].astype(np.int64) for ids in encoded]
 
 
-def _run(
+def _blocks(
     work: _Work,
     todo: np.ndarray,
-    cache: EmbeddingCache,
+    too_long: list[int],
     devices: tuple[str, ...],
     model: tuple[str, str],
-    progress: Progress,
-) -> list[int]:
-    """Embed and keep; return the documents that did not fit into memory alone."""
+) -> Iterator[Block]:
+    """Embedded documents in blocks; those that did not fit into memory alone join `too_long`."""
     batches = list(work.batches(todo))
     items = (work.tokens(batch) for batch in batches)
     results = map_shards(
@@ -165,29 +169,19 @@ def _run(
         ComputeTable(workers=len(devices)),
         initializer=partial(deep_worker.open_embedder, *model, deep_worker.hand_out(devices)),
     )
-    too_long: list[int] = []
     pending: list[tuple[np.ndarray, np.ndarray]] = []
-    done = 0
-
-    def commit() -> None:
-        documents = np.concatenate([batch for batch, _ in pending])
-        rows = np.concatenate([found for _, found in pending])
+    num_left = len(todo)
+    for batch, found in zip(batches, results):
+        pending.append((batch, found))
+        num_left -= len(batch)
+        if num_left and sum(len(one) for one, _ in pending) < _COMMIT_ROWS:
+            continue
+        documents = np.concatenate([one for one, _ in pending])
+        rows = np.concatenate([part for _, part in pending])
         has_fit = np.isfinite(rows).all(axis=1)
         too_long.extend(documents[~has_fit].tolist())
-        kept = documents[has_fit]
-        cache.append(work.keys[kept], work.counts[kept], rows[has_fit])
+        yield documents[has_fit], work.counts[documents[has_fit]], rows[has_fit]
         pending.clear()
-
-    for batch, rows in zip(batches, results):
-        pending.append((batch, rows))
-        done += len(batch)
-        if sum(len(one) for one, _ in pending) >= _COMMIT_ROWS:
-            commit()
-            progress("embedded", done, len(todo))
-    if pending:
-        commit()
-        progress("embedded", done, len(todo))
-    return too_long
 
 
 def _keys(records: JsonlInput, counts: np.ndarray, max_tokens: int) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 `keys.bin` holds a SHA-256 and a token count for each row of `rows.f32`; `cache.json` says how many
 are committed. Rows are written and fsynced before `cache.json` counts them: what a killed writer
-left past the count is cut off by the next one. A width of 0 stores
-token counts alone. Looking keys up costs one sort of the store's.
-A store of another model or width is refused; it is never mixed or overwritten.
+left past the count is cut off by the next one. A width of 0 stores token counts alone. A look-up
+costs one sort of all stored keys. A store of another model or width is refused, never overwritten.
 """
 
 from __future__ import annotations
@@ -76,15 +75,18 @@ class EmbeddingCache:
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Embeddings of rows: float32 `[N, width]`."""
-        if not len(rows) or not self.width:
-            return np.empty((len(rows), self.width), np.float32)
-        shape = (self.num_rows, self.width)
-        return np.memmap(self.directory / ROWS_NAME, np.float32, "r", shape=shape)[rows]
+        shape = (self.num_rows - sum(map(len, self._held)), self.width)
+        if all(shape):
+            stored = np.memmap(self.directory / ROWS_NAME, np.float32, "r", shape=shape)
+        else:
+            stored = np.empty(shape, np.float32)
+        if self._held:
+            stored = np.concatenate([stored, *self._held])
+        return stored[rows]
 
     def append(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
         """Commit rows; call inside `writer()`. Keys must be new and distinct."""
-        records = np.empty(len(keys), KEY)
-        records["sha256"], records["tokens"] = keys, tokens
+        records = _records(keys, tokens)
         for name, array in ((ROWS_NAME, embeddings.astype(np.float32)), (KEYS_NAME, records)):
             with open(self.directory / name, "ab") as file:
                 file.write(np.ascontiguousarray(array).tobytes())
@@ -93,10 +95,21 @@ class EmbeddingCache:
         self._keys = np.concatenate([self._keys, records])
         write_json(self.directory / HEADER_NAME, self._header() | {"num_rows": self.num_rows})
 
+    def hold(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
+        """As `append`, but for this object alone: the files stay as they are."""
+        self._keys = np.concatenate([self._keys, _records(keys, tokens)])
+        self._held.append(embeddings.astype(np.float32))
+
     @property
     def num_rows(self) -> int:
-        """Committed rows."""
+        """Rows committed or held."""
         return len(self._keys)
+
+    @staticmethod
+    def width_of(directory: Path) -> int | None:
+        """Columns of the store that is there; None where there is none."""
+        path = directory / HEADER_NAME
+        return read_json_object(path)["width"] if path.exists() else None
 
     def _header(self) -> dict[str, object]:
         return {"format": CACHE_FORMAT, "model": self.model, "width": self.width}
@@ -104,6 +117,7 @@ class EmbeddingCache:
     def _load(self) -> None:
         path = self.directory / HEADER_NAME
         self._keys = np.empty(0, KEY)
+        self._held: list[np.ndarray] = []
         if not path.exists():
             return
         found = read_json_object(path)
@@ -124,3 +138,9 @@ class EmbeddingCache:
             do="delete the directory, or name another one",
             code="E-CURATION-CACHE",
         )
+
+
+def _records(keys: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    records = np.empty(len(keys), KEY)
+    records["sha256"], records["tokens"] = keys, tokens
+    return records

@@ -1,26 +1,24 @@
 """The records of a JSONL file: where each line lies, and the digest of its text.
 
-One pass reads, parses and hashes; memory is 48 bytes a record, not the text. Blank lines are no
-records and are counted. A line that is no JSON object with a text is refused with its number before
-anything is written, or set aside on request: it is never dropped. An empty text is a record like
-any other. Lines are handed on as they are, byte for byte, without their line end.
+One pass reads, parses and hashes; memory is 48 bytes per record, not the text. Blank lines are no
+records and are counted. A line that is not a JSON object with a text is refused with its number
+before anything is written, or set aside on request: it is never dropped. An empty text is a record
+like any other. Lines are handed on as they are, byte for byte, without their line end.
 """
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import orjson
 
 from nmoe_core.base.errors import CurationError
+from nmoe_core.base.jsonl import is_plain_file, parse_object, read_lines, text_of
 
 OnError = Literal["fail", "set-aside"]
 _NAMED_LINES = 5
@@ -83,9 +81,9 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
 
     Raises:
         CurationError: The file is missing, compressed or holds no record (E-CURATION-INPUT); a
-            line is no record and `on_error` is `fail` (E-CURATION-LINE).
+            line is no record and `on_error` is `fail`, or a line is too long (E-CURATION-LINE).
     """
-    if path.suffix in (".gz", ".zst") or not path.is_file():
+    if not is_plain_file(path):
         raise _refuse(
             "cannot be read", path, "no plain file", "decompress it first, or mend --input"
         )
@@ -93,8 +91,9 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
     digest = hashlib.sha256()
     spans: list[tuple[int, int]] = []
     keys: list[bytes] = []
-    bad: list[str] = []
-    for number, start, line in _lines(path, digest):
+    bad: list[tuple[int, str]] = []
+    for number, start, payload in read_lines(path, lambda *line: _bad_lines(path, [line]), digest):
+        line = payload.removesuffix(b"\n")
         span = (start, start + len(line))
         if not line.strip():
             found.num_blank += 1
@@ -102,7 +101,7 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
         try:
             text = _text(line, text_field)
         except ValueError as error:
-            bad.append(f"line {number}: {error}")
+            bad.append((number, str(error)))
             found.rejected.append(span)
             continue
         spans.append(span)
@@ -118,43 +117,20 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
     return found
 
 
-def _lines(path: Path, digest: Any) -> Iterator[tuple[int, int, bytes]]:
-    """Number from 1, first byte, and bytes of each line; without line end and byte order mark."""
-    offset = 0
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            digest.update(raw)
-            mark = len(codecs.BOM_UTF8) if number == 1 and raw.startswith(codecs.BOM_UTF8) else 0
-            yield number, offset + mark, raw[mark:].removesuffix(b"\n")
-            offset += len(raw)
-
-
 def _text(line: bytes, text_field: str) -> str:
-    """The text of a line; ValueError says what is wrong with it."""
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        # orjson refuses lone surrogate escapes, which are JSON.
-        try:
-            value = json.loads(line)
-        except RecursionError:
-            raise ValueError("JSON is nested too deep") from None
-        except ValueError as error:
-            raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object but {type(value).__name__}")
-    if not isinstance(value.get(text_field), str):
-        kind = type(value[text_field]).__name__ if text_field in value else "missing"
-        raise ValueError(f"field {text_field!r} is {kind}, not a string")
-    return value[text_field]
+    """The text of a line; a ValueError says what is wrong with it."""
+    record = parse_object(line)
+    if record.get(text_field, "") is None:
+        raise ValueError(f"field {text_field!r} is null, not text")
+    return text_of(record, text_field)
 
 
-def _bad_lines(path: Path, bad: list[str]) -> CurationError:
+def _bad_lines(path: Path, bad: list[tuple[int, str]]) -> CurationError:
     more = f"; and {len(bad) - _NAMED_LINES} more" * (len(bad) > _NAMED_LINES)
     return CurationError(
         f"{len(bad)} lines are no records",
         where=path,
-        found="; ".join(bad[:_NAMED_LINES]) + more,
+        found="; ".join(f"line {number}: {why}" for number, why in bad[:_NAMED_LINES]) + more,
         expected="a JSON object with a text on each line",
         do="mend them, name --text-field, or pass --on-error set-aside",
         code="E-CURATION-LINE",

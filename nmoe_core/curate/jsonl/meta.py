@@ -8,26 +8,20 @@ the original order and a shuffle.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.jsonl.compute import Curated, JsonlSettings
-from nmoe_core.curate.jsonl.output import OutputPaths
+from nmoe_core.curate.jsonl.output import JsonlPaths
 
 SIMILARITY_ROWS = 5_000
 HIGH_SIMILARITY = 0.9
 _PUBLISHED_NAMES = {"stratified": "stratified_greedy"}
 
 
-def meta(
-    paths: OutputPaths,
-    curated: Curated,
-    settings: JsonlSettings,
-    load_embeddings: Path | None,
-) -> dict[str, Any]:
+def meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[str, Any]:
     """Everything that is known about a curated file, ready for JSON."""
     embedded, clusters = curated.embedded, curated.clusters
     records, lengths = embedded.records, embedded.lengths
@@ -43,7 +37,7 @@ def meta(
         "total_tokens": int(embedded.tokens.sum()),
         "n_training_sequences": -(-int(lengths.sum()) // settings.seq_len),
         "embedding_method": embedded.method,
-        "load_embeddings_path": None if load_embeddings is None else str(load_embeddings),
+        "load_embeddings_path": str(paths.embeddings) if paths.embeddings else None,
         "pca": _pca(curated),
         "token_window_diversity": {
             "original": _published(curated.labels, lengths, settings.seq_len),

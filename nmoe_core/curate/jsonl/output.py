@@ -23,11 +23,21 @@ PICTURE_NAMES = (ORDERING_NAME, CLOUD_NAME, SHARES_NAME, HEAD_TAIL_NAME, CALIBRA
 
 
 @dataclass(frozen=True, slots=True)
-class OutputPaths:
-    """Where everything lies, from the names of input and output; `counts` overrides one of them."""
+class JsonlPaths:
+    """Where everything lies that a curation of a file reads and writes.
+
+    Attributes:
+        input: The file.
+        output: The reordered file; the names of most others begin with its own.
+        model: Checkpoint of embedding table and tokenizer.
+        embeddings: A `.npy` file that stands in for shallow embeddings.
+        counts: Of the token counts, in place of `token_counts`' default.
+    """
 
     input: Path
     output: Path
+    model: Path
+    embeddings: Path | None = None
     counts: Path | None = None
 
     def beside(self, ending: str) -> Path:
@@ -36,7 +46,7 @@ class OutputPaths:
 
     @property
     def token_counts(self) -> Path:
-        """`{input without .jsonl}_token_counts.npy`, unless another file was named."""
+        """`{input without .jsonl}_token_counts.npy`, unless `counts` names another file."""
         if self.counts is not None:
             return self.counts
         return self.input.with_name(self.input.name.removesuffix(".jsonl") + "_token_counts.npy")
@@ -81,7 +91,7 @@ class OutputPaths:
 
 
 @contextmanager
-def lock_outputs(paths: OutputPaths) -> Iterator[None]:
+def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
     """Hold the output for this process; clear what a killed writer left of its files.
 
     Raises:

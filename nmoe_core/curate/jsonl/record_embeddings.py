@@ -7,7 +7,8 @@ one block. Equal texts are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from nmoe_core.curate.topics.model_tokenizer import TextTokenizer
 BLOCK_BYTES = 2**23
 BLOCK_RECORDS = 16_384
 Progress = Callable[[str, int, int], None]
+# Records, their lengths in tokens without EOS, and their rows.
+Block = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """No progress wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ def embed_records(
     cache_root: Path,
     *,
     is_kept: bool = True,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> RecordEmbeddings:
     """Shallow embeddings and token counts of all records, in file order.
 
@@ -61,35 +68,60 @@ def embed_records(
     model = tokenizer.fingerprint
     if table is not None:
         model = sha256_json([table.backbone, table.method, tokenizer.fingerprint])
-    width = 0 if table is None else _width(table, cache_root / model[:16])
-    cache = EmbeddingCache(cache_root / model[:16], model, width)
+    directory = cache_root / model[:16]
+    width = 0
+    if table is not None:  # an existing cache knows it, so the table is read only if needed
+        width = EmbeddingCache.width_of(directory) or table.rows.shape[1]
+    cache = EmbeddingCache(directory, model, width)
+    missing = missing_records(cache, records.keys)
+
+    def compute() -> Iterator[Block]:
+        for block in blocks(missing, records.lengths()):
+            texts = tokenizer.encode_batch(list(records.texts(block)))
+            tokens = np.array([len(text) for text in texts], np.int64)
+            empty = np.empty((len(texts), 0), np.float32)
+            yield block, tokens, empty if table is None else pool(texts, table.rows)
+
+    fill_cache(cache, records.keys, compute(), len(missing), is_kept=is_kept, progress=progress)
     places = cache.find(records.keys)
-    missing = first_of_each(records.keys, np.flatnonzero(places < 0))
-    fresh: list[tuple[np.ndarray, np.ndarray]] = []
+    return RecordEmbeddings(cache.tokens(places), cache.read(places), len(missing))
 
-    def compute(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        texts = tokenizer.encode_batch(list(records.texts(block)))
-        tokens = np.array([len(text) for text in texts], np.int64)
-        rows = np.empty((len(texts), 0), np.float32) if table is None else pool(texts, table.rows)
-        return tokens, rows
 
+def missing_records(cache: EmbeddingCache, keys: np.ndarray) -> np.ndarray:
+    """The first record of each key that the cache does not hold: int64, ascending."""
+    absent = np.flatnonzero(cache.find(keys) < 0)
+    _, first = np.unique(keys[absent], return_index=True)
+    return absent[np.sort(first)]
+
+
+def fill_cache(
+    cache: EmbeddingCache,
+    keys: np.ndarray,
+    found: Iterable[Block],
+    total: int,
+    *,
+    is_kept: bool = True,
+    progress: Progress = silent,
+) -> None:
+    """Commit blocks of records one by one as they are made.
+
+    Args:
+        cache: Takes them.
+        keys: `S32 [N]` of all records.
+        found: Blocks of `total` records in all.
+        total: 0 leaves the cache's files untouched.
+        is_kept: False holds the rows in memory alone.
+        progress: Called after each block.
+
+    Raises:
+        LockedError: Another process fills this cache (E-LOCKED).
+    """
     done = 0
-    if is_kept and len(missing):
-        with cache.writer():
-            for block in blocks(missing, records.lengths()):
-                cache.append(records.keys[block], *compute(block))
-                done += len(block)
-                progress("embedded", done, len(missing))
-        places = cache.find(records.keys)
-    elif len(missing):
-        fresh = [compute(block) for block in blocks(missing, records.lengths())]
-    return _collect(records, cache, places, missing, fresh)
-
-
-def first_of_each(keys: np.ndarray, records: np.ndarray) -> np.ndarray:
-    """Of the given records, the first one of each key: int64, ascending."""
-    _, first = np.unique(keys[records], return_index=True)
-    return records[np.sort(first)]
+    with cache.writer() if is_kept and total else nullcontext():
+        for records, tokens, rows in found:
+            (cache.append if is_kept else cache.hold)(keys[records], tokens, rows)
+            done += len(records)
+            progress("embedded", done, total)
 
 
 def blocks(records: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -102,34 +134,3 @@ def blocks(records: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
         stop = min(stop, first + BLOCK_RECORDS)
         yield records[first:stop]
         first = stop
-
-
-def _width(table: EmbeddingTable, directory: Path) -> int:
-    """Columns of the table; of an existing cache, so that the table is read only if needed."""
-    from loader.files.format import read_json_object
-    from nmoe_core.curate.jsonl.embedding_cache import HEADER_NAME
-
-    header = directory / HEADER_NAME
-    return read_json_object(header)["width"] if header.exists() else table.rows.shape[1]
-
-
-def _collect(
-    records: JsonlInput,
-    cache: EmbeddingCache,
-    places: np.ndarray,
-    missing: np.ndarray,
-    fresh: list[tuple[np.ndarray, np.ndarray]],
-) -> RecordEmbeddings:
-    """Rows in file order, from the cache and from what was computed beside it."""
-    is_stored = places >= 0
-    tokens = np.empty(len(records), np.int64)
-    rows = np.empty((len(records), cache.width), np.float32)
-    tokens[is_stored] = cache.tokens(places[is_stored])
-    rows[is_stored] = cache.read(places[is_stored])
-    if fresh:
-        order = np.argsort(records.keys[missing], kind="stable")
-        absent = np.flatnonzero(~is_stored)
-        at = order[np.searchsorted(records.keys[missing], records.keys[absent], sorter=order)]
-        tokens[absent] = np.concatenate([part for part, _ in fresh])[at]
-        rows[absent] = np.concatenate([part for _, part in fresh])[at]
-    return RecordEmbeddings(tokens, rows, len(missing))

@@ -1,13 +1,13 @@
 """Curate a JSONL file from end to end: what `nmoe curate` does.
 
 Outputs, each committed whole and the metadata last: the reordered file, embeddings, token counts,
-labels, order, clusters, pictures. A killed run repeats nothing but the block it was embedding. With
-`stats_only` nothing is written.
+labels, order, clusters, pictures. A run after a kill embeds again only the last block. With
+`stats_only` no file is written.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from nmoe_core.curate.jsonl.compute import (
     curate_jsonl,
     embed_jsonl,
     open_jsonl,
-    silent,
 )
 from nmoe_core.curate.jsonl.meta import meta
 from nmoe_core.curate.jsonl.output import (
@@ -28,13 +27,13 @@ from nmoe_core.curate.jsonl.output import (
     HEAD_TAIL_NAME,
     ORDERING_NAME,
     SHARES_NAME,
-    OutputPaths,
+    JsonlPaths,
     lock_outputs,
     write_array,
     write_records,
     write_set_aside,
 )
-from nmoe_core.curate.jsonl.record_embeddings import Progress
+from nmoe_core.curate.jsonl.record_embeddings import Progress, silent
 from nmoe_core.curate.topics.calibrate_k import Calibration, calibrate_k
 from nmoe_core.curate.topics.clusters import fit_pca, project, save_clusters
 
@@ -42,11 +41,9 @@ CALIBRATION_ENDING = "_calibrate_k.json"
 
 
 def curate_file(
-    paths: OutputPaths,
-    model_dir: Path,
+    paths: JsonlPaths,
     settings: JsonlSettings,
     *,
-    load_embeddings: Path | None = None,
     stats_only: bool = False,
     plot: bool = True,
     progress: Progress = silent,
@@ -60,56 +57,30 @@ def curate_file(
     """
     if not stats_only:
         paths.require_counts()
-    opened = open_jsonl(paths, model_dir, settings, load_embeddings)
-
-    def curate(is_kept: bool) -> tuple[Curated, dict[str, Any]]:
-        embedded = embed_jsonl(
-            paths,
-            model_dir,
-            settings,
-            opened,
-            load_embeddings=load_embeddings,
-            is_kept=is_kept,
-            progress=progress,
-        )
+    opened = open_jsonl(paths, settings)
+    with nullcontext() if stats_only else lock_outputs(paths):
+        embedded = embed_jsonl(paths, settings, opened, is_kept=not stats_only, progress=progress)
         curated = curate_jsonl(paths, embedded, settings)
-        return curated, meta(paths, curated, settings, load_embeddings)
-
-    if stats_only:
-        return curate(is_kept=False)[1]
-    with lock_outputs(paths):
-        curated, facts = curate(is_kept=True)
-        _write(paths, curated, has_loaded=load_embeddings is not None)
-        if plot:
-            _draw(paths, curated, settings)
-        write_json(paths.beside("_meta.json"), facts)
+        facts = meta(paths, curated, settings)
+        if not stats_only:
+            _write(paths, curated)
+            if plot:
+                _draw(paths, curated, settings)
+            write_json(paths.beside("_meta.json"), facts)
     return facts
 
 
 def calibrate_file(
-    paths: OutputPaths,
-    model_dir: Path,
-    settings: JsonlSettings,
-    *,
-    load_embeddings: Path | None = None,
-    plot: bool = True,
-    progress: Progress = silent,
+    paths: JsonlPaths, settings: JsonlSettings, *, plot: bool = True, progress: Progress = silent
 ) -> Calibration:
     """Sweep the number of clusters for `paths.input`; the reordered file is not written.
 
     Raises:
         As `curate_file`; CurationError where there are too few records (E-CURATION-TOPICS).
     """
-    opened = open_jsonl(paths, model_dir, settings, load_embeddings)
+    opened = open_jsonl(paths, settings)
     with lock_outputs(paths):
-        embedded = embed_jsonl(
-            paths,
-            model_dir,
-            settings,
-            opened,
-            load_embeddings=load_embeddings,
-            progress=progress,
-        )
+        embedded = embed_jsonl(paths, settings, opened, progress=progress)
         with_text = embedded.rows[embedded.rows.any(axis=1)]
         mean, axes, _ = fit_pca(with_text, settings.pca_components, settings.seed)
         rows = project(embedded.rows, mean, axes)
@@ -122,12 +93,12 @@ def calibrate_file(
     return found
 
 
-def _write(paths: OutputPaths, curated: Curated, *, has_loaded: bool) -> None:
+def _write(paths: JsonlPaths, curated: Curated) -> None:
     embedded = curated.embedded
     # The old metadata goes first: it must not vouch for new files after a kill.
     paths.beside("_meta.json").unlink(missing_ok=True)
     save_clusters(paths.beside("_clusters.safetensors"), curated.clusters)
-    if not has_loaded:  # those lie where they were loaded from
+    if paths.embeddings is None:  # loaded ones lie where they are
         write_array(paths.beside("_embeddings.npy"), embedded.rows)
     write_array(paths.token_counts, embedded.tokens)
     write_array(paths.beside("_labels.npy"), curated.labels)
@@ -136,7 +107,7 @@ def _write(paths: OutputPaths, curated: Curated, *, has_loaded: bool) -> None:
     write_records(paths.output, embedded.records, curated.order)
 
 
-def _draw(paths: OutputPaths, curated: Curated, settings: JsonlSettings) -> None:
+def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     from nmoe_core.curate.order import arrange
     from nmoe_core.curate.pictures import order_picture
     from nmoe_core.curate.topics.projection import flat_projection

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.jsonl.input import scan_jsonl
-from nmoe_core.curate.jsonl.output import OutputPaths, write_records, write_set_aside
+from nmoe_core.curate.jsonl.output import JsonlPaths, write_records, write_set_aside
 from nmoe_core.curate.topics.terms import typical_terms
 
 RECORDS = st.dictionaries(st.sampled_from(["id", "x"]), st.integers() | st.text(), max_size=2)
@@ -134,7 +134,7 @@ def test_an_input_that_changed_since_the_scan_leaves_the_old_output(tmp_path: Pa
 
 def test_the_output_may_not_be_the_input(tmp_path: Path):
     with pytest.raises(CurationError, match="is the input"):
-        OutputPaths(tmp_path / "a.jsonl", tmp_path / "b" / ".." / "a.jsonl").check()
+        JsonlPaths(tmp_path / "a.jsonl", tmp_path / "b" / ".." / "a.jsonl", tmp_path).check()
 
 
 def test_terms_name_what_is_typical_and_not_what_is_everywhere():
