@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, OracleResult, Question
-from nmoe_core.labels.oracles.answers import read_scores
 from nmoe_core.labels.oracles.prompt import (
     DOCUMENT_HEAD,
     DOCUMENT_TAIL,
     answer_schema,
+    read_scores,
     without_control_spelling,
 )
 
@@ -37,62 +37,85 @@ _MESSAGE = re.compile(
 _BETWEEN, _ENDS = "<|end|>", ("", "<|end|>", "<|return|>", "<|call|>")
 
 
-class Dialect(Protocol):
-    """How to ask a server, and how to read what it says."""
+class Dialect:
+    """How to ask a server, and how to read what it says.
+
+    Args:
+        table: Model and limits.
+        salvage: Take scores among other words too, marked.
+
+    Attributes:
+        facts: What answers depend on beside the table.
+    """
 
     path: str
-    facts: dict[str, Any]
+    """Below the server's base URL."""
+
+    def __init__(self, table: HttpOracleTable, salvage: bool) -> None:
+        self._table, self._salvage = table, salvage
+        self._fixed: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
 
     def payload(self, question: Question) -> bytes:
         """The request's body."""
-        ...
+        settings = {
+            "model": self._table.model,
+            "max_tokens": self._table.max_new,
+            "temperature": RETRY_TEMPERATURE if question.attempt else 0,
+            "seed": self._table.seed + question.attempt,
+        }
+        prompt = self._prompt(without_control_spelling(question.text))
+        return orjson.dumps(settings | self._fixed | prompt)
+
+    def _prompt(self, document: str) -> dict[str, Any]:
+        raise NotImplementedError
 
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
-        """The result of a reply's JSON object."""
-        ...
+        """The result of a reply's JSON object; only the final answer can hold scores.
+
+        Reasons of a failure: `not_a_completion`, `empty_content`, `reasoning_only`,
+        `parse_failed`, or the server's own finish reason where it is not `stop` (`length`,
+        `content_filter`).
+        """
+        raise NotImplementedError
+
+    def _result(
+        self, value: dict[str, Any], content: Any, thoughts: Any, reason: Any
+    ) -> OracleResult:
+        usage = value.get("usage")
+        num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        num_new = num_new if isinstance(num_new, int) else None
+        if isinstance(content, str) and content.strip():
+            scores, is_salvaged = read_scores(content, self._salvage)
+            if scores is not None:
+                return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
+            failed = "parse_failed"
+        else:
+            failed = "reasoning_only" if thoughts else "empty_content"
+            content = thoughts if isinstance(thoughts, str) else ""
+        if reason not in (None, "stop"):
+            failed = str(reason)
+        return OracleResult(None, content, failed, num_new)
 
 
-def dialect_of(table: HttpOracleTable, rubric: Rubric, salvage: bool) -> Dialect:
-    """The form that `table.api` names; `salvage` also takes scores among other words, marked.
-
-    Raises:
-        TokenizerError: Completions need openai-harmony, and it is not installed.
-    """
-    chosen = ChatDialect if table.api == "chat" else CompletionsDialect
-    return chosen(table, rubric, salvage)
-
-
-class ChatDialect:
+class ChatDialect(Dialect):
     """`/chat/completions`: rubric and document as messages, the JSON schema asked for."""
 
     path = "chat/completions"
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
-        self.facts: dict[str, Any] = {}
-        self._table, self._salvage = table, salvage
+        super().__init__(table, salvage)
         self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
-        self._schema = _response_format()
+        self._fixed["response_format"] = _response_format()
+        if table.reasoning_effort is not None:
+            self._fixed["reasoning_effort"] = table.reasoning_effort
 
-    def payload(self, question: Question) -> bytes:
-        """The request's body."""
-        document = without_control_spelling(question.text)
-        value = _settings(self._table, question) | {
-            "messages": [
-                self._system,
-                {"role": "user", "content": f"{DOCUMENT_HEAD}{document}{DOCUMENT_TAIL}"},
-            ],
-            "response_format": self._schema,
-        }
-        if self._table.reasoning_effort is not None:
-            value["reasoning_effort"] = self._table.reasoning_effort
-        return orjson.dumps(value)
+    def _prompt(self, document: str) -> dict[str, Any]:
+        user = {"role": "user", "content": f"{DOCUMENT_HEAD}{document}{DOCUMENT_TAIL}"}
+        return {"messages": [self._system, user]}
 
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
-        """The result of a chat completion; only the final content can hold scores.
-
-        Reasons of a failure: `empty_content`, `reasoning_only`, `parse_failed`, or the server's own
-        finish reason where it is not `stop` (`length`, `content_filter`).
-        """
+        """The result of a chat completion."""
         try:
             choice = value["choices"][0]
             message, reason = choice["message"], choice.get("finish_reason")
@@ -100,10 +123,10 @@ class ChatDialect:
             thoughts = message.get("reasoning_content") or message.get("reasoning")
         except (KeyError, IndexError, TypeError, AttributeError):
             return _not_a_completion(value)
-        return _result(value, content, thoughts, reason, self._salvage)
+        return self._result(value, content, thoughts, reason)
 
 
-class CompletionsDialect:
+class CompletionsDialect(Dialect):
     """`/completions`: the Harmony prompt as text, the stop tokens named, special tokens shown.
 
     With reasoning `none` the prompt opens the final channel, so the answer is the object alone and
@@ -115,40 +138,44 @@ class CompletionsDialect:
     def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
         from nmoe_core.labels.oracles.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding
 
-        self._table, self._salvage = table, salvage
+        super().__init__(table, salvage)
         self._is_opened = table.reasoning_effort == "none"
-        reasoning = "none" if self._is_opened else "low"
-        prompt = JudgePrompt(rubric, NO_LIMIT, reasoning)
+        prompt = JudgePrompt(rubric, NO_LIMIT, "none" if self._is_opened else "low")
         self._head, self._tail = (encoding().decode(ids) for ids in (prompt.prefix, prompt.suffix))
-        self._fixed: dict[str, Any] = {
-            "stop_token_ids": sorted(STOP_IDS),
-            "skip_special_tokens": False,
-        }
+        stop = sorted(STOP_IDS)
+        self._fixed |= {"stop_token_ids": stop, "skip_special_tokens": False}
         if self._is_opened:
             self._fixed["response_format"] = _response_format()
-        digest = sha256_json([self._head, self._tail, self._fixed["stop_token_ids"]])
-        self.facts: dict[str, Any] = {"api": "completions", "prompt_sha256": digest}
+        self.facts["api"] = "completions"
+        self.facts["prompt_sha256"] = sha256_json([self._head, self._tail, stop])
 
-    def payload(self, question: Question) -> bytes:
-        """The request's body."""
-        document = without_control_spelling(question.text)
-        prompt = {"prompt": f"{self._head}{document}{self._tail}"}
-        return orjson.dumps(_settings(self._table, question) | self._fixed | prompt)
+    def _prompt(self, document: str) -> dict[str, Any]:
+        return {"prompt": f"{self._head}{document}{self._tail}"}
 
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
-        """The result of a completion; reasons of a failure are those of a chat."""
+        """The result of a completion."""
         try:
             choice = value["choices"][0]
             text, reason = choice["text"], choice.get("finish_reason")
         except (KeyError, IndexError, TypeError, AttributeError):
             return _not_a_completion(value)
         if not isinstance(text, str):
-            return _result(value, None, None, reason, self._salvage)
+            return self._result(value, None, None, reason)
         final = final_text(OPEN_FINAL + text if self._is_opened else text)
         if final is None and self._salvage and "final" in text:
-            result = _result(value, text.rpartition("final")[2], text, reason, True)
+            result = self._result(value, text.rpartition("final")[2], text, reason)
             return replace(result, is_salvaged=result.scores is not None)
-        return _result(value, final, text, reason, self._salvage)
+        return self._result(value, final, text, reason)
+
+
+def dialect_of(table: HttpOracleTable, rubric: Rubric, salvage: bool) -> Dialect:
+    """The form that `table.api` names; `salvage` also takes scores among other words, marked.
+
+    Raises:
+        TokenizerError: Completions need openai-harmony, and it is not installed.
+    """
+    chosen = ChatDialect if table.api == "chat" else CompletionsDialect
+    return chosen(table, rubric, salvage)
 
 
 def final_text(text: str) -> str | None:
@@ -170,37 +197,9 @@ def final_text(text: str) -> str | None:
     return None
 
 
-def _settings(table: HttpOracleTable, question: Question) -> dict[str, Any]:
-    return {
-        "model": table.model,
-        "max_tokens": table.max_new,
-        "temperature": RETRY_TEMPERATURE if question.attempt else 0,
-        "seed": table.seed + question.attempt,
-    }
-
-
 def _response_format() -> orjson.Fragment:
     schema = {"name": "scores", "strict": True, "schema": answer_schema()}
     return orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": schema}))
-
-
-def _result(
-    value: dict[str, Any], content: Any, thoughts: Any, reason: Any, salvage: bool
-) -> OracleResult:
-    usage = value.get("usage")
-    num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    num_new = num_new if isinstance(num_new, int) else None
-    if isinstance(content, str) and content.strip():
-        scores, is_salvaged = read_scores(content, salvage)
-        if scores is not None:
-            return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
-        failed = "parse_failed"
-    else:
-        failed = "reasoning_only" if thoughts else "empty_content"
-        content = thoughts if isinstance(thoughts, str) else ""
-    if reason not in (None, "stop"):
-        failed = str(reason)
-    return OracleResult(None, content, failed, num_new)
 
 
 def _not_a_completion(value: dict[str, Any]) -> OracleResult:

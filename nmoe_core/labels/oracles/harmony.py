@@ -17,8 +17,7 @@ from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult
-from nmoe_core.labels.oracles.answers import read_scores
-from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL, read_scores
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.vocabulary import O200K, cache_dir, ensure_vocabulary
 

@@ -11,21 +11,17 @@ Cost beside the server's time: about a quarter of a millisecond of one core a do
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.redact import Redactor
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.oracle import (
-    RETRY_TEMPERATURE,
-    MeasuredOracle,
-    OracleResult,
-    Question,
-)
+from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
 from nmoe_core.labels.oracles.dialects import dialect_of
 from nmoe_core.labels.oracles.flow import Flow, backoff_s, down
 from nmoe_core.labels.oracles.prompt import PROMPT_VERSION
@@ -33,7 +29,7 @@ from nmoe_core.labels.oracles.replies import Reply, is_failure, post
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
-    from nmoe_core.labels.oracles.connection import Address, Connection
+    from nmoe_core.labels.oracles.connection import Connection
 
 # Documents that fail one after another, none answered between them: it is the server's fault.
 MAX_FAILED_IN_A_ROW = 16
@@ -59,24 +55,25 @@ class HttpOracle(MeasuredOracle):
         salvage: bool = False,
     ) -> None:
         self._table, self._dialect = table, dialect_of(table, rubric, salvage)
-        self._redactor = Redactor(api_key)
+        self._clean = Redactor(api_key).clean
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._url = f"{table.base_url.rstrip('/')}/{self._dialect.path}"
-        decoding = {"temperature": 0, "retry_temperature": RETRY_TEMPERATURE, "seed": table.seed}
-        limits = {"max_new": table.max_new, "reasoning_effort": table.reasoning_effort}
+        self._rng = random.Random()
         facts: dict[str, Any] = {
             "backend": "http",
             "prompt": PROMPT_VERSION,
             "rubric": rubric.hash,
-            **decoding,
-            **limits,
+            "temperature": 0,
+            "retry_temperature": RETRY_TEMPERATURE,
+            "seed": table.seed,
+            "max_new": table.max_new,
+            "reasoning_effort": table.reasoning_effort,
             **self._dialect.facts,
             **({"salvage": True} if salvage else {}),
         }
         super().__init__(table.model, facts)
-        self._rng = random.Random()
 
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
         """Results as they come; an event loop of its own runs while the next ones are awaited.
@@ -86,8 +83,11 @@ class HttpOracle(MeasuredOracle):
             LabelError: The server is down (E-LABEL-ORACLE-DOWN), refuses for good
                 (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
         """
+        table = self._table
+        flow = Flow(table.concurrency, table.max_outage_s, self._url, self._rng)
+        ask = functools.partial(self._ask, flow)
+        requests = _Requests(ask, self._connections(), enumerate(questions), table.model)
         loop = asyncio.new_event_loop()
-        requests = _Requests(self, iter(questions))
         try:
             while batch := loop.run_until_complete(requests.next_results()):
                 yield from batch
@@ -95,7 +95,21 @@ class HttpOracle(MeasuredOracle):
             loop.run_until_complete(requests.close())
             loop.close()
 
-    async def ask(self, connection: Connection, flow: Flow, question: Question) -> OracleResult:
+    def _connections(self) -> list[Connection]:
+        """One connection per request that may be under way, opened when it is first used."""
+        try:
+            from nmoe_core.labels.oracles.connection import Address, Connection
+        except ImportError as error:
+            raise ConfigError(
+                "httptools is not installed", do="pip install 'nmoe-data[oracle]'"
+            ) from error
+        address, table = Address(self._url, self._headers), self._table
+        return [
+            Connection(address, table.timeout_s, table.max_reply_bytes)
+            for _ in range(table.concurrency)
+        ]
+
+    async def _ask(self, flow: Flow, connection: Connection, question: Question) -> OracleResult:
         """The result for one text, after as many tries as it takes or is allowed."""
         body, tries = self._dialect.payload(question), 0
         while True:
@@ -105,7 +119,7 @@ class HttpOracle(MeasuredOracle):
             finally:
                 flow.leave()
             if reply.is_overloaded:
-                flow.refused(self._redactor.clean(reply.reason), reply.retry_after_s)
+                flow.refused(self._clean(reply.reason), reply.retry_after_s)
                 continue
             if reply.is_refused_for_good:
                 raise self._refused(reply)
@@ -117,15 +131,13 @@ class HttpOracle(MeasuredOracle):
             if reply.is_about_document:
                 flow.answered()
             if reply.is_about_document or tries == self._table.max_attempts:
-                raw = self._redactor.clean(reply.text)[:RAW_CHARS]
-                return OracleResult(None, raw, reply.reason)
+                return OracleResult(None, self._clean(reply.text)[:RAW_CHARS], reply.reason)
             await asyncio.sleep(backoff_s(tries, self._rng))
 
     def _cleaned(self, result: OracleResult) -> OracleResult:
         """An answer as it may be written down: without the key, and of bounded length."""
-        clean = self._redactor.clean
-        raw, reason = clean(result.raw)[:RAW_CHARS], clean(result.finish_reason)[:REASON_CHARS]
-        return replace(result, raw=raw, finish_reason=reason)
+        raw, reason = self._clean(result.raw), self._clean(result.finish_reason)
+        return replace(result, raw=raw[:RAW_CHARS], finish_reason=reason[:REASON_CHARS])
 
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
@@ -137,7 +149,7 @@ class HttpOracle(MeasuredOracle):
         raise LabelError(
             "another model answered",
             where=self._url,
-            found=self._redactor.clean(str(named))[:200],
+            found=self._clean(str(named))[:200],
             expected=asked,
             do="set the name that the server gives its model; where this is only another name of "
             "it, list it in [oracle.http] accept_model (--accept-model)",
@@ -152,54 +164,30 @@ class HttpOracle(MeasuredOracle):
         return LabelError(
             "the oracle's server refuses",
             where=self._url,
-            found=f"{reply.reason}: {self._redactor.clean(reply.text)[:200]!r}",
+            found=f"{reply.reason}: {self._clean(reply.text)[:200]!r}",
             expected="200",
             do=do,
             code="E-LABEL-ORACLE",
         )
 
-    def connect(self, address: Address) -> Connection:
-        """A connection, opened when it is first used."""
-        from nmoe_core.labels.oracles.connection import Connection
-
-        return Connection(address, self._table.timeout_s, self._table.max_reply_bytes)
-
-    def address(self) -> Address:
-        """Where all requests go.
-
-        Raises:
-            ConfigError: httptools is not installed.
-        """
-        try:
-            from nmoe_core.labels.oracles.connection import Address
-        except ImportError as error:
-            raise ConfigError(
-                "httptools is not installed", do="pip install 'nmoe-data[oracle]'"
-            ) from error
-        return Address(self._url, self._headers)
-
-    def flow(self) -> Flow:
-        """Admission for one run."""
-        return Flow(self._table.concurrency, self._table.max_outage_s, self._url, self._rng)
-
-    @property
-    def concurrency(self) -> int:
-        """Most requests under way."""
-        return self._table.concurrency
-
 
 class _Requests:
-    """The requests of one run: a worker a place, which goes on to the next question by itself."""
+    """The requests of one run: one worker per connection, which takes question after question."""
 
-    def __init__(self, oracle: HttpOracle, questions: Iterator[Question]) -> None:
-        self._oracle, self._questions = oracle, enumerate(questions)
-        self._flow = oracle.flow()
+    def __init__(
+        self,
+        ask: Callable[[Connection, Question], Awaitable[OracleResult]],
+        connections: list[Connection],
+        questions: Iterator[tuple[int, Question]],
+        model: str,
+    ) -> None:
+        self._ask, self._questions, self._model = ask, questions, model
+        self._idle = connections
         self._workers: set[asyncio.Task[None]] = set()
         # Results, the error of a worker, and None when the last worker has ended.
         self._ended: asyncio.Queue[Result | BaseException | None] = asyncio.Queue()
         self._failed: list[Result] = []
         self._error: BaseException | None = None
-        self._address: Address | None = None
 
     async def next_results(self) -> list[Result]:
         """Results that came since the last call, one at least; none at the end.
@@ -208,8 +196,10 @@ class _Requests:
             LabelError: That of a worker, or too many failures in a row; what had been answered
                 before it was returned first.
         """
-        if self._address is None:
-            self._start(self._oracle.address())
+        while self._idle:
+            worker = asyncio.get_running_loop().create_task(self._work(self._idle.pop()))
+            self._workers.add(worker)
+            worker.add_done_callback(self._end)
         while not self._ended.empty() or (self._workers and self._error is None):
             ended = [await self._ended.get()]
             while not self._ended.empty():
@@ -221,19 +211,10 @@ class _Requests:
         results, self._failed = self._failed, []
         return results
 
-    def _start(self, address: Address) -> None:
-        self._address = address
-        for _ in range(self._oracle.concurrency):
-            worker = asyncio.get_running_loop().create_task(self._work(address))
-            self._workers.add(worker)
-            worker.add_done_callback(self._end)
-
-    async def _work(self, address: Address) -> None:
-        connection = self._oracle.connect(address)
+    async def _work(self, connection: Connection) -> None:
         try:
             for i, question in self._questions:
-                result = await self._oracle.ask(connection, self._flow, question)
-                self._ended.put_nowait((i, result))
+                self._ended.put_nowait((i, await self._ask(connection, question)))
         finally:
             connection.close()
 
@@ -259,9 +240,7 @@ class _Requests:
             if len(self._failed) >= MAX_FAILED_IN_A_ROW:
                 reason = f"{item[1].finish_reason}: {item[1].raw[:200]!r}"
                 expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
-                self._error = self._error or down(
-                    self._oracle.scorer.scorer_model, reason, expected
-                )
+                self._error = self._error or down(self._model, reason, expected)
             return []
         if self._error is not None:
             return [item]

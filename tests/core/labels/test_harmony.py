@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracles import harmony
-from nmoe_core.labels.oracles.answers import read_scores
 from nmoe_core.labels.oracles.dialects import final_text
 from nmoe_core.labels.oracles.harmony import CALL, END, RETURN, JudgePrompt, encoding, read_answer
-from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL, read_scores
 from nmoe_core.labels.scores import DIMENSIONS
 
 RUBRIC = Path(__file__).parents[3] / "configs" / "rubrics" / "quality_v1.toml"
