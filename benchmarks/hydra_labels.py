@@ -32,7 +32,7 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.document_texts import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
-from nmoe_core.labels.oracles.dialects import dialect_of
+from nmoe_core.labels.oracles.dialects import ChatDialect
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
@@ -153,7 +153,7 @@ def make_documents(root: Path) -> Documents:
     eos = tokenizer.eos_token_id
     fmt = ShardFormat("web", "v1", tokenizer.name, 201088, eos, tokenizer.fingerprint)
     writer = ShardWriter(split / shard_dir_name(0), fmt)
-    source = (Path(__file__).parents[1] / "nmoe_core" / "config.py").read_text("utf-8")
+    source = Path(__file__).read_text("utf-8")
     words = tokenizer.encode_batch([source * 2]).ids[:NUM_TOKENS]
     for i in range(NUM_DOCUMENTS):
         writer.add_document(np.roll(words, i), f"web:{i}", f"{i:064x}")
@@ -195,11 +195,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             documents = make_documents(Path(root))
             text, _ = documents.text(documents.rows[0][0])
-            body = dialect_of(table, rubric).payload(Question(text))
+            body = ChatDialect(table, rubric, salvage=False).payload(Question(text))
             for _ in range(ROUNDS):
                 bare.append(asyncio.run(_run_bare(port, body)))
-                over_http.append(timed(documents, HttpOracle(table, rubric), rubric))
-            instant = [timed(documents, _Instant(), rubric) for _ in range(ROUNDS)]
+                over_http.append(timed(documents, HttpOracle(table), rubric))
+            instant = [timed(documents, _Instant()) for _ in range(ROUNDS)]
     finally:
         server.kill()
         server.wait()

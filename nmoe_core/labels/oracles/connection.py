@@ -146,7 +146,6 @@ class _Wire(asyncio.Protocol):
         self.num_received = 0  # Bytes since the last request.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._poll = select.poll()
@@ -186,15 +185,12 @@ class _Wire(asyncio.Protocol):
             self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """The headers are whole."""
         self._has_head = True
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
         self._parts.append(body)
 
     def on_message_complete(self) -> None:

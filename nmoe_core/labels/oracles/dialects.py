@@ -168,14 +168,7 @@ class CompletionsDialect(Dialect):
         return self._result(value, final, text, reason)
 
 
-def dialect_of(table: HttpOracleTable, rubric: Rubric, salvage: bool) -> Dialect:
-    """The form that `table.api` names; `salvage` also takes scores among other words, marked.
-
-    Raises:
-        TokenizerError: Completions need openai-harmony, and it is not installed.
-    """
-    chosen = ChatDialect if table.api == "chat" else CompletionsDialect
-    return chosen(table, rubric, salvage)
+DIALECTS = {"chat": ChatDialect, "completions": CompletionsDialect}
 
 
 def final_text(text: str) -> str | None:

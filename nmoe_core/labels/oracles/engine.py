@@ -10,19 +10,14 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.oracle import (
-    RETRY_TEMPERATURE,
-    MeasuredOracle,
-    OracleResult,
-    Question,
-)
+from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
 from nmoe_core.labels.oracles.harmony import (
     OPEN_FINAL,
     STOP_IDS,
@@ -112,21 +107,13 @@ class EngineOracle(MeasuredOracle):
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """Results as answers end; as many more questions are taken as there is room for."""
-        table = self._table
-        generator = _generator(
-            self._checkpoint,
-            self.facts["weights"],
-            table.device,
-            table.dtype,
-            table.experts,
-            table.max_ctx,
-            table.max_batch,
-        )
+        weights = self._checkpoint, self.facts["weights"]
+        generator = load_generator(*weights, self._table)  # pyright: ignore[reportArgumentType]
         source, running = enumerate(questions), dict[int, _Answer]()
         try:
             while True:
                 # Twice the batch: a place that gets free is filled in the same step.
-                while len(running) < 2 * table.max_batch and (item := next(source, None)):
+                while len(running) < 2 * self._table.max_batch and (item := next(source, None)):
                     self._admit(generator, running, *item)
                 if not running:
                     return
@@ -172,8 +159,6 @@ class EngineOracle(MeasuredOracle):
                 yield answer.index, self._result(answer)
 
     def _result(self, answer: _Answer) -> OracleResult:
-        from dataclasses import replace
-
         has_stopped = answer.tokens[-1] in STOP_IDS
         tokens = answer.tokens[:-1] if has_stopped else answer.tokens
         is_opened = self._table.reasoning == "none"
@@ -199,21 +184,17 @@ def _check_vocabulary(checkpoint: Path, config: ModelConfig) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _generator(
-    checkpoint: Path,
-    digest: str,
-    device: str,
-    dtype: str,
-    experts: Any,
-    max_ctx: int,
-    max_batch: int,
-) -> BatchedGenerator:
-    """The loaded model, once in a process; `digest` makes changed weights another one."""
+def load_generator(checkpoint: Path, digest: str, table: EngineOracleTable) -> BatchedGenerator:
+    """The loaded model, once in a process; `digest` makes changed weights another one.
+
+    A table is frozen, so it has a hash; the type checker does not know.
+    """
     import torch
 
     from nmoe_core.engine import BatchedGenerator, Transformer
 
+    dtype = getattr(torch, table.dtype)
     model = Transformer.from_checkpoint(
-        checkpoint, device=device, dtype=getattr(torch, dtype), experts=experts
+        checkpoint, device=table.device, dtype=dtype, experts=table.experts
     )
-    return BatchedGenerator(model, max_ctx, max_batch)
+    return BatchedGenerator(model, table.max_ctx, table.max_batch)

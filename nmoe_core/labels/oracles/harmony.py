@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError, TokenizerError
@@ -112,27 +112,16 @@ class JudgePrompt:
             )
 
     def _fixed(self, instructions: str) -> list[int]:
-        from openai_harmony import (
-            Conversation,
-            DeveloperContent,
-            Message,
-            ReasoningEffort,
-            Role,
-            SystemContent,
-        )
+        import openai_harmony as oh
 
-        system = SystemContent.new().with_reasoning_effort(ReasoningEffort.LOW)
+        system = oh.SystemContent.new().with_reasoning_effort(oh.ReasoningEffort.LOW)
         system = system.with_conversation_start_date(CONVERSATION_DATE)
         system = system.with_required_channels(["analysis", "final"])
-        developer = DeveloperContent.new().with_instructions(instructions)
-        contents: list[tuple[Role, Any]] = [
-            (Role.SYSTEM, system),
-            (Role.DEVELOPER, developer),
-            (Role.USER, ""),
-        ]
-        messages = [Message.from_role_and_content(*content) for content in contents]
-        conversation = Conversation.from_messages(messages)
-        return self._encoding.render_conversation_for_completion(conversation, Role.ASSISTANT)
+        developer = oh.DeveloperContent.new().with_instructions(instructions)
+        contents = ((oh.Role.SYSTEM, system), (oh.Role.DEVELOPER, developer), (oh.Role.USER, ""))
+        messages = [oh.Message.from_role_and_content(*content) for content in contents]
+        conversation = oh.Conversation.from_messages(messages)
+        return self._encoding.render_conversation_for_completion(conversation, oh.Role.ASSISTANT)
 
     def _plain(self, text: str) -> list[int]:
         return self._encoding.encode(text, disallowed_special=())
@@ -166,30 +155,24 @@ def read_answer(
         reason = "final_stop" if last_channel == "final" else "stop_outside_final"
     if last_channel == "final" and not is_broken:
         scores, is_salvaged = read_scores(final, salvage)
-    else:
-        scores, final = _salvaged(tokens, final, last_channel) if salvage else (None, final)
+    elif salvage:
+        scores, is_salvaged = read_scores(final, salvage)
+        if scores is None and last_channel in (None, "final"):
+            final = _decode(_after_final_marker(tokens))
+            scores, is_salvaged = read_scores(final, salvage)
         is_salvaged = scores is not None
+    else:
+        scores, is_salvaged = None, False
     if scores is None:
         return OracleResult(None, final or _decode(tokens), reason, len(tokens))
     return OracleResult(scores, "", reason, len(tokens), is_salvaged)
 
 
-def _salvaged(
-    tokens: Sequence[int], final: str, last_channel: str | None
-) -> tuple[dict[str, int] | None, str]:
-    """Scores of a broken answer, and the text they were looked for in."""
-    scores, _ = read_scores(final, salvage=True)
-    if scores is None and last_channel in (None, "final"):
-        final = _decode(_after_final_marker(tokens))
-        scores, _ = read_scores(final, salvage=True)
-    return scores, final
-
-
 def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, bool]:
     """Text of the final channel, the channel at the end, and whether the parser gave up."""
-    from openai_harmony import HarmonyError, Role, StreamableParser
+    import openai_harmony as oh
 
-    parser = StreamableParser(encoding(), role=Role.ASSISTANT)
+    parser = oh.StreamableParser(encoding(), role=oh.Role.ASSISTANT)
     parts: list[str] = []
     try:
         for token in [*(OPEN_FINAL if opened else ()), *tokens]:
@@ -201,7 +184,7 @@ def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, b
             done = parser.messages
             channel = done[-1].channel if done else None
         return "".join(parts), channel, False
-    except HarmonyError:
+    except oh.HarmonyError:
         return "".join(parts), parser.current_channel, True
 
 

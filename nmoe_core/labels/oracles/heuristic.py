@@ -3,7 +3,7 @@
 It stands in for a language model where none can run, and every label says so: its scorer model is
 `heuristic`. Each dimension is a weighted mean of two to five statistics (see `text_statistics`),
 each mapped to 0..1 by a piecewise-linear curve, and the mean mapped to a grade 0..4 by another.
-All numbers are in `_DIMENSIONS` below; they were set once so that grades spread over English
+All numbers are in `DIMENSION_CURVES` below; they were set once so that grades spread over English
 documentation and Python source, and nothing is fitted at run time. No statistic is the length of
 the text or grows with it. What it can say is limited to form: it does not know whether a statement
 is true, and its word list is English. A text whose letters are mostly of another script than Latin
@@ -14,8 +14,7 @@ a millisecond a document.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
@@ -31,8 +30,7 @@ MIN_LATIN_SHARE = 0.5
 _GRADES = tuple(float(grade) for grade in range(MAX_GRADE + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
+class Curve(NamedTuple):
     """A statistic's weight, and the points of its piecewise-linear curve to 0..1."""
 
     statistic: str
@@ -41,59 +39,58 @@ class _Curve:
     gives: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Dimension:
+class DimensionCurves(NamedTuple):
     """The curves of one dimension, and the weighted means that stand for grades 0 to 4."""
 
-    curves: tuple[_Curve, ...]
+    curves: tuple[Curve, ...]
     grades_at: tuple[float, ...]
 
 
-_DIMENSIONS = {
+DIMENSION_CURVES = {
     # Words that explain or instruct, in running text.
-    "helpfulness": _Dimension(
+    "helpfulness": DimensionCurves(
         (
-            _Curve("guidance", 0.7, (0.0, 0.02, 0.05, 0.11), (0.0, 0.35, 0.7, 1.0)),
-            _Curve("prose", 0.3, (0.1, 0.6), (0.0, 1.0)),
+            Curve("guidance", 0.7, (0.0, 0.02, 0.05, 0.11), (0.0, 0.35, 0.7, 1.0)),
+            Curve("prose", 0.3, (0.1, 0.6), (0.0, 1.0)),
         ),
         (0.32, 0.59, 0.79, 0.89, 1.0),
     ),
     # Well-formed: sentences begin properly, few symbols, separators spaced, indents closed.
-    "correctness": _Dimension(
+    "correctness": DimensionCurves(
         (
-            _Curve("sentence_form", 0.35, (0.0, 1.0), (0.0, 1.0)),
-            _Curve("symbols", 0.25, (0.05, 0.3), (1.0, 0.0)),
-            _Curve("spacing", 0.2, (0.2, 1.0), (0.0, 1.0)),
-            _Curve("indentation", 0.15, (0.6, 1.0), (0.0, 1.0)),
-            _Curve("nesting", 0.05, (0.8, 1.0), (0.0, 1.0)),
+            Curve("sentence_form", 0.35, (0.0, 1.0), (0.0, 1.0)),
+            Curve("symbols", 0.25, (0.05, 0.3), (1.0, 0.0)),
+            Curve("spacing", 0.2, (0.2, 1.0), (0.0, 1.0)),
+            Curve("indentation", 0.15, (0.6, 1.0), (0.0, 1.0)),
+            Curve("nesting", 0.05, (0.8, 1.0), (0.0, 1.0)),
         ),
         (0.54, 0.7, 0.85, 0.95, 1.0),
     ),
     # Neighbouring sentences share some words, not all, are not chopped, and lines do not repeat.
-    "coherence": _Dimension(
+    "coherence": DimensionCurves(
         (
-            _Curve("overlap", 0.5, (0.0, 0.1, 0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 0.6, 0.0)),
-            _Curve("segment_words", 0.35, (3.0, 12.0), (0.0, 1.0)),
-            _Curve("repetition", 0.15, (0.0, 0.15, 0.6), (1.0, 0.8, 0.0)),
+            Curve("overlap", 0.5, (0.0, 0.1, 0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 0.6, 0.0)),
+            Curve("segment_words", 0.35, (3.0, 12.0), (0.0, 1.0)),
+            Curve("repetition", 0.15, (0.0, 0.15, 0.6), (1.0, 0.8, 0.0)),
         ),
         (0.29, 0.44, 0.57, 0.69, 0.82),
     ),
     # Long words and sentences, brackets inside brackets, symbols.
-    "complexity": _Dimension(
+    "complexity": DimensionCurves(
         (
-            _Curve("long_words", 0.45, (0.05, 0.3), (0.0, 1.0)),
-            _Curve("depth", 0.25, (0.0, 1.0, 2.0), (0.0, 0.5, 1.0)),
-            _Curve("segment_words", 0.2, (3.0, 12.0), (0.0, 1.0)),
-            _Curve("symbols", 0.1, (0.05, 0.25), (0.0, 1.0)),
+            Curve("long_words", 0.45, (0.05, 0.3), (0.0, 1.0)),
+            Curve("depth", 0.25, (0.0, 1.0, 2.0), (0.0, 0.5, 1.0)),
+            Curve("segment_words", 0.2, (3.0, 12.0), (0.0, 1.0)),
+            Curve("symbols", 0.1, (0.05, 0.25), (0.0, 1.0)),
         ),
         (0.25, 0.34, 0.44, 0.55, 0.65),
     ),
     # Few function words, hard to compress, few words said twice.
-    "density": _Dimension(
+    "density": DimensionCurves(
         (
-            _Curve("short_words", 0.45, (0.2, 0.55), (1.0, 0.0)),
-            _Curve("compression", 0.3, (0.5, 0.75), (0.0, 1.0)),
-            _Curve("variety", 0.25, (0.55, 0.95), (0.0, 1.0)),
+            Curve("short_words", 0.45, (0.2, 0.55), (1.0, 0.0)),
+            Curve("compression", 0.3, (0.5, 0.75), (0.0, 1.0)),
+            Curve("variety", 0.25, (0.55, 0.95), (0.0, 1.0)),
         ),
         (0.31, 0.45, 0.57, 0.68, 0.77),
     ),
@@ -109,7 +106,7 @@ class HeuristicOracle:
 
     def __init__(self, rubric_hash: str = "") -> None:
         self.scorer = Scorer(SCORER_MODEL, SCORER_VERSION, rubric_hash)
-        self.fingerprint = sha256_json([SCORER_MODEL, SCORER_VERSION, _table()])
+        self.fingerprint = sha256_json([SCORER_MODEL, SCORER_VERSION, DIMENSION_CURVES])
         # No weights and no prompt: the digest of the version and every number above.
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
@@ -125,26 +122,16 @@ class HeuristicOracle:
                 yield i, OracleResult(grade(statistics), "", FINISH_SCORED)
 
 
-def _table() -> dict[str, Any]:
-    return {
-        name: [
-            [[c.statistic, c.weight, list(c.at), list(c.gives)] for c in dimension.curves],
-            list(dimension.grades_at),
-        ]
-        for name, dimension in _DIMENSIONS.items()
-    }
-
-
 def grade(statistics: Mapping[str, float]) -> dict[str, int]:
     """Grades 0..4 of the five dimensions.
 
     A statistic that a text does not have (no brackets, no second sentence) is left out of the
     weighted mean; a dimension with none at all gets 0.
     """
-    return {name: _grade(statistics, _DIMENSIONS[name]) for name in DIMENSIONS}
+    return {name: _grade(statistics, DIMENSION_CURVES[name]) for name in DIMENSIONS}
 
 
-def _grade(statistics: Mapping[str, float], dimension: _Dimension) -> int:
+def _grade(statistics: Mapping[str, float], dimension: DimensionCurves) -> int:
     total = weight = 0.0
     for curve in dimension.curves:
         if curve.statistic in statistics:

@@ -22,7 +22,7 @@ from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.redact import Redactor
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
-from nmoe_core.labels.oracles.dialects import dialect_of
+from nmoe_core.labels.oracles.dialects import DIALECTS
 from nmoe_core.labels.oracles.flow import Flow, backoff_s, down
 from nmoe_core.labels.oracles.prompt import PROMPT_VERSION
 from nmoe_core.labels.oracles.replies import Reply, is_failure, post
@@ -54,7 +54,7 @@ class HttpOracle(MeasuredOracle):
         api_key: str | None = None,
         salvage: bool = False,
     ) -> None:
-        self._table, self._dialect = table, dialect_of(table, rubric, salvage)
+        self._table, self._dialect = table, DIALECTS[table.api](table, rubric, salvage)
         self._clean = Redactor(api_key).clean
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -118,19 +118,18 @@ class HttpOracle(MeasuredOracle):
                 reply = await post(connection, body)
             finally:
                 flow.leave()
-            if reply.is_overloaded:
+            if reply.kind == "overloaded":
                 flow.refused(self._clean(reply.reason), reply.retry_after_s)
                 continue
-            if reply.is_refused_for_good:
+            if reply.kind == "refused":
                 raise self._refused(reply)
-            if reply.value is not None:
+            if reply.kind != "failure":
                 flow.answered()
+            if reply.kind == "answer":
                 self._check_model(reply.value)
                 return self._cleaned(self._dialect.read_reply(reply.value))
             tries += 1
-            if reply.is_about_document:
-                flow.answered()
-            if reply.is_about_document or tries == self._table.max_attempts:
+            if reply.kind == "document" or tries == self._table.max_attempts:
                 return OracleResult(None, self._clean(reply.text)[:RAW_CHARS], reply.reason)
             await asyncio.sleep(backoff_s(tries, self._rng))
 

@@ -12,7 +12,7 @@ import pytest
 
 from nmoe_core.labels.agreement import spearman
 from nmoe_core.labels.oracle import Question
-from nmoe_core.labels.oracles.heuristic import _DIMENSIONS, HeuristicOracle, grade
+from nmoe_core.labels.oracles.heuristic import DIMENSION_CURVES, HeuristicOracle, grade
 from nmoe_core.labels.oracles.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
 from nmoe_core.labels.scores import DIMENSIONS
 
@@ -111,7 +111,7 @@ def test_repeated_lines_and_crossed_brackets_cost_grades() -> None:
 def test_each_curve_of_the_oracle_counts() -> None:
     """Moving a statistic over its range moves the dimensions that name it, and no other."""
     users: dict[str, set[str]] = {}
-    for name, dimension in _DIMENSIONS.items():
+    for name, dimension in DIMENSION_CURVES.items():
         for curve in dimension.curves:
             users.setdefault(curve.statistic, set()).add(name)
     rng = np.random.default_rng(0)

@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _forget_the_model() -> Iterator[None]:
-    clear = engine._generator.cache_clear
+    clear = engine.load_generator.cache_clear
     yield
     clear()
 
@@ -128,7 +128,7 @@ def script(text: str) -> list[int]:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(*texts: str) -> Scripted:
         generator = Scripted([script(text) for text in texts])
-        monkeypatch.setattr(engine, "_generator", lambda *settings: generator)
+        monkeypatch.setattr(engine, "load_generator", lambda *settings: generator)
         return generator
 
     return make

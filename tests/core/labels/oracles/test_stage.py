@@ -39,7 +39,7 @@ def run_of(project: Path, rubric: Path, oracle: str) -> Run:
 @pytest.fixture(autouse=True)
 def _forget_the_model() -> Iterator[None]:
     yield
-    engine._generator.cache_clear()
+    engine.load_generator.cache_clear()
 
 
 def test_a_run_labels_over_http_with_two_lines_of_settings(
