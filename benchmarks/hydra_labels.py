@@ -198,7 +198,7 @@ def main() -> None:
             body = ChatDialect(table, rubric, salvage=False).payload(Question(text))
             for _ in range(ROUNDS):
                 bare.append(asyncio.run(_run_bare(port, body)))
-                over_http.append(timed(documents, HttpOracle(table), rubric))
+                over_http.append(timed(documents, HttpOracle(table, rubric)))
             instant = [timed(documents, _Instant()) for _ in range(ROUNDS)]
     finally:
         server.kill()
