@@ -7,11 +7,12 @@ the same whatever n is. Nothing is shared between the processes; each loads the 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -85,16 +86,6 @@ class ModelSource:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part(Generic[Item]):
-    """One process's share."""
-
-    work: Work[Item, Any]
-    items: Sequence[Item]
-    source: ModelSource
-    shard: Shard
-
-
 def map_devices(
     work: Work[Item, Result],
     items: Sequence[Item],
@@ -121,28 +112,32 @@ def map_devices(
     from nmoe_core.config.tables import ComputeTable
 
     shards = [Shard(index, num_shards) for index in range(num_shards)]
-    parts = [_Part(work, shard.of(items), source, shard) for shard in shards]
     results: list[Any] = [None] * len(items)
-    found = map_shards(_run_part, parts, ComputeTable(workers=num_shards if in_processes else 1))
+    run = functools.partial(_run_part, work, source)
+    parts = [(shard, shard.of(items)) for shard in shards]
+    found = map_shards(run, parts, ComputeTable(workers=num_shards if in_processes else 1))
     for shard, found_part in zip(shards, found, strict=True):
         results[shard.index :: shard.count] = found_part
     return results
 
 
-def _run_part(part: _Part[Any]) -> Sequence[Any]:
+def _run_part(
+    work: Work[Any, Any], source: ModelSource, part: tuple[Shard, Sequence[Any]]
+) -> Sequence[Any]:
     """Load the model and do one share; processes on CPUs divide the cores among them."""
+    shard, items = part
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, (os.cpu_count() or 1) // part.shard.count)))
+    torch.set_num_threads(max(1, min(before, (os.cpu_count() or 1) // shard.count)))
     try:
-        results = part.work(part.source.load(part.shard), part.items) if part.items else []
+        results = work(source.load(shard), items) if items else []
     finally:
         torch.set_num_threads(before)
-    if len(results) != len(part.items):
+    if len(results) != len(items):
         raise NmoeError(
             "the work on a shard did not give one result for each item",
-            where=f"shard {part.shard.index}/{part.shard.count}",
+            where=f"shard {shard.index}/{shard.count}",
             found=len(results),
-            expected=len(part.items),
+            expected=len(items),
             code="E-WORKER-RESULTS",
         )
     return results

@@ -10,8 +10,7 @@ from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
 from nmoe_core.engine.kernels.expert_product import (
     DECODE,
     PREFILL,
-    swiglu_product,
-    weighted_product,
+    grouped_product,
 )
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, TiledExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts, combine
@@ -66,8 +65,8 @@ def test_grouped_products_at_real_shapes(num_experts, num_tokens, shape, is_pack
     plan = route(torch.randn(num_tokens, num_experts, device=CUDA), TOP_K, shape.rows)
     first = up if is_packed else dense(up, up_values)
     second = down if is_packed else dense(down, down_values)
-    activated = swiglu_product(x, first, plan, shape, LIMIT, ALPHA)
-    rows = weighted_product(activated, second, plan, shape)
+    activated = grouped_product(x, first, plan, shape, (LIMIT, ALPHA))
+    rows = grouped_product(activated, second, plan, shape)
     for expert in plan.experts.unique().tolist():
         places = plan.expert_starts[expert : expert + 2].tolist()
         choices = plan.sorted_choices[places[0] : places[1]].long()

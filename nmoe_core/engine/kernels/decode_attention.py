@@ -71,14 +71,7 @@ def decode_attention(
     totals = torch.empty_like(maxima)
     out = torch.empty_like(q)
     _decode_kernel[(batch, kv_heads, num_splits)](
-        q.contiguous(),
-        k_pages,
-        v_pages,
-        cached.tables,
-        cached.lengths,
-        sums,
-        maxima,
-        totals,
+        *(q.contiguous(), k_pages, v_pages, cached.tables, cached.lengths, sums, maxima, totals),
         head_dim**-0.5 * LOG2_E.value,
         cached.tables.shape[1],
         window or cached.max_length,
@@ -94,12 +87,7 @@ def decode_attention(
         num_stages=3,
     )
     _merge_kernel[(batch, heads)](
-        sums,
-        maxima,
-        totals,
-        sinks,
-        out,
-        num_splits,
+        *(sums, maxima, totals, sinks, out, num_splits),
         HEAD_DIM=head_dim,
         SPLITS=triton.next_power_of_2(num_splits),
     )

@@ -45,86 +45,45 @@ def tile_shape(num_choices: int, num_experts: int) -> TileShape:
     return DECODE if num_choices <= 32 * num_experts else PREFILL
 
 
-def swiglu_product(
+@on_its_device
+def grouped_product(
     x: Tensor,
     weights: ExpertWeights,
     routing: Routing,
     shape: TileShape,
-    limit: float,
-    alpha: float,
+    swiglu: tuple[float, float] | None = None,
 ) -> Tensor:
-    """First projection with SwiGLU.
+    """First projection with SwiGLU; or the second, each row times its routing weight.
 
     Args:
-        x: [T, K].
-        weights: N = 2 * I outputs, all gates before all ups.
+        x: [T, K]; [T * k, K] in sorted order for the second projection.
+        weights: N outputs; for the first projection all gates before all ups.
         routing: Where the rows go, in tiles of `shape.rows`.
         shape: Of a program's tile.
-        limit: Gates are clamped above, ups on both sides.
-        alpha: Factor inside the gate's sigmoid.
+        swiglu: Of the first projection: the limit that clamps gates above and ups on both sides,
+            and the factor inside the gate's sigmoid. None for the second.
 
     Returns:
-        [T * k, I] of x's type, in sorted order.
+        First projection: [T * k, N / 2] of x's type, in sorted order. Second: float32 [T * k, N] in
+        token order, row t * k + j of the token's j-th expert.
     """
-    size = routing.experts.numel(), weights.out_features // 2
-    out = torch.empty(size, dtype=x.dtype, device=x.device)
-    _launch(x, weights, routing, shape, out, (limit, alpha))
-    return out
-
-
-def weighted_product(
-    x: Tensor, weights: ExpertWeights, routing: Routing, shape: TileShape
-) -> Tensor:
-    """Second projection, each row times its routing weight.
-
-    Args:
-        x: [T * k, I] in sorted order.
-        weights: N outputs.
-        routing: As for the first projection.
-        shape: As for the first projection.
-
-    Returns:
-        float32 [T * k, N] in token order: row t * k + j is the token's j-th expert.
-    """
-    size = routing.experts.numel(), weights.out_features
-    out = torch.empty(size, device=x.device)
-    _launch(x, weights, routing, shape, out, None)
-    return out
-
-
-@on_its_device
-def _launch(
-    x: Tensor,
-    weights: ExpertWeights,
-    routing: Routing,
-    shape: TileShape,
-    out: Tensor,
-    swiglu: tuple[float, float] | None,
-) -> None:
     if x.shape[1] != weights.in_features or shape.rows != routing.tile_rows:
         raise ValueError(f"{x.shape[1]=} and {shape.rows=} do not fit the weights and the routing")
-    if not len(routing.tile_experts):
-        return
-    is_packed, columns = isinstance(weights, TiledExperts), out.shape[1]
-    limit, alpha = swiglu or (0.0, 0.0)
-    block_columns = shape.columns // (1 if swiglu is None else 2)
-    _product_kernel[(len(routing.tile_experts) * triton.cdiv(columns, block_columns),)](
+    is_packed, halves = isinstance(weights, TiledExperts), 1 if swiglu is None else 2
+    columns, block_columns = weights.out_features // halves, shape.columns // halves
+    num_tiles = len(routing.tile_experts)
+    out = x.new_empty(
+        routing.experts.numel(), columns, dtype=torch.float32 if swiglu is None else x.dtype
+    )
+    if not num_tiles:
+        return out
+    _product_kernel[(num_tiles * triton.cdiv(columns, block_columns),)](
         x.contiguous(),
-        weights.codes if is_packed else weights.weight,
-        weights.scales if is_packed else weights.weight,
-        weights.bias,
-        out,
-        routing.weights,
-        routing.sorted_choices,
-        routing.expert_starts,
-        routing.tile_experts,
-        routing.tile_starts,
-        len(routing.tile_experts),
-        weights.in_features,
-        columns,
-        weights.out_features,
-        limit,
-        alpha,
+        *((weights.codes, weights.scales) if is_packed else (weights.weight, weights.weight)),
+        *(weights.bias, out, routing.weights, routing.sorted_choices, routing.expert_starts),
+        *(routing.tile_experts, routing.tile_starts, num_tiles),
+        *(weights.in_features, columns, weights.out_features),
+        *(swiglu or (0.0, 0.0)),
         TOP_K=routing.experts.shape[1],
         IS_PACKED=is_packed,
         IS_SWIGLU=swiglu is not None,
@@ -134,6 +93,7 @@ def _launch(
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )
+    return out
 
 
 @triton.jit

@@ -13,12 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.expert_product import (
-    DECODE,
-    swiglu_product,
-    tile_shape,
-    weighted_product,
-)
+from nmoe_core.engine.kernels.expert_product import DECODE, grouped_product, tile_shape
 from nmoe_core.engine.kernels.expert_weights import ExpertWeights
 from nmoe_core.engine.kernels.mode import round_to, widen
 from nmoe_core.engine.kernels.routing import route
@@ -55,10 +50,9 @@ class FusedExperts:
         num_choices = len(logits) * self.experts_per_token
         shape = DECODE if batch_invariant else tile_shape(num_choices, logits.shape[1])
         routing = route(logits, self.experts_per_token, shape.rows)
-        inner = swiglu_product(
-            x, self.gate_up, routing, shape, self.swiglu_limit, self.swiglu_alpha
-        )
-        return combine(weighted_product(inner, self.down, routing, shape), residual)
+        swiglu = self.swiglu_limit, self.swiglu_alpha
+        inner = grouped_product(x, self.gate_up, routing, shape, swiglu)
+        return combine(grouped_product(inner, self.down, routing, shape), residual)
 
 
 @on_its_device

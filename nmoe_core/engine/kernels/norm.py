@@ -35,13 +35,8 @@ def add_rms_norm(
     normalised = torch.empty_like(residual)
     if num_tokens:
         _add_rms_norm_kernel[(num_tokens,)](
-            residual,
-            residual if delta is None else delta,
-            weight,
-            total,
-            normalised,
-            width,
-            epsilon,
+            *(residual, residual if delta is None else delta, weight),
+            *(total, normalised, width, epsilon),
             HAS_DELTA=delta is not None,
             BLOCK=triton.next_power_of_2(width),
             num_warps=8,

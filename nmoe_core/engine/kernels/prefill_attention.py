@@ -79,19 +79,9 @@ def prefill_attention(
     out = torch.empty_like(q)
     if num_rows:
         _prefill_kernel[(len(blocks.documents), heads)](
-            q.contiguous(),
-            k.contiguous(),
-            v.contiguous(),
-            sinks,
-            out,
-            blocks.documents,
-            blocks.firsts,
-            blocks.starts,
-            blocks.key_starts,
-            head_dim**-0.5 * LOG2_E.value,
-            heads,
-            k.shape[1],
-            window or len(k),
+            *(q.contiguous(), k.contiguous(), v.contiguous(), sinks, out),
+            *(blocks.documents, blocks.firsts, blocks.starts, blocks.key_starts),
+            *(head_dim**-0.5 * LOG2_E.value, heads, k.shape[1], window or len(k)),
             HEAD_DIM=head_dim,
             BLOCK_Q=QUERY_BLOCK,
             BLOCK_K=KEY_BLOCK,

@@ -40,14 +40,8 @@ def rotate_and_store(
     q = qkv.new_empty(num_rows, heads, head_dim)
     if num_rows:
         _rotate_kernel[(num_rows, triton.cdiv(heads + 2 * kv_heads, _HEADS_BLOCK))](
-            qkv.contiguous(),
-            torch.view_as_real(rotation.contiguous()),
-            slots,
-            q,
-            k_pages,
-            v_pages,
-            heads,
-            kv_heads,
+            *(qkv.contiguous(), torch.view_as_real(rotation), slots),
+            *(q, k_pages, v_pages, heads, kv_heads),
             HALF_DIM=head_dim // 2,
             PADDED_HALF=triton.next_power_of_2(head_dim // 2),
             BLOCK=_HEADS_BLOCK,

@@ -1,8 +1,7 @@
 """The numbers that define a gpt-oss model.
 
-`from_hf` reads the Hugging Face `config.json`, `from_original` the one of the `original/` folder;
-both give the same `ModelConfig`, and values that no model can have are refused by name. No torch
-here, so that a command can read a backbone's shape without loading it.
+`ModelConfig.from_dict` reads both published forms of `config.json`; values that no model can have
+are refused by name. No torch here: a command can read a backbone's shape without loading it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 from nmoe_core.engine.weights.config_json import (
     FULL,
     MXFP4,
+    SAME_INTEGERS,
     SLIDING,
     YarnScaling,
     bad_field,
@@ -23,9 +23,16 @@ from nmoe_core.engine.weights.config_json import (
 
 __all__ = ["FULL", "GROUP_SIZE", "MXFP4", "SLIDING", "ModelConfig", "YarnScaling", "tap_layers"]
 
-# How MXFP4 experts are to lie in memory; "auto" goes by the device.
+# Weights of an MXFP4 group, which share a scale.
 GROUP_SIZE = 32
-_UNCONVERTED = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens")
+_UNCONVERTED = (
+    *("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"),
+)
+# Further fields that the Hugging Face form has under the names of `ModelConfig`.
+_SAME_IN_HF = (
+    *("experts_per_token", "max_position_embeddings", "rms_norm_eps", "swiglu_alpha"),
+    *("swiglu_limit", "eos_token_id", "pad_token_id"),
+)
 
 
 def tap_layers(num_hidden_layers: int) -> tuple[int, int]:
@@ -83,65 +90,38 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
-        """Read either form: the Hugging Face one names its architecture, the original does not.
+        """Read the Hugging Face form, which names its architecture, or that of `original/`.
 
-        Raises:
-            CheckpointError: As `from_hf` and `from_original`.
-        """
-        is_hf = "model_type" in raw or "architectures" in raw
-        return cls.from_hf(raw) if is_hf else cls.from_original(raw)
-
-    @classmethod
-    def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
-        """Read the Hugging Face form, of any transformers version (rope_scaling or parameters).
+        Fixed facts of `original/`, which its file does not have: alternating layers starting with a
+        sliding one, epsilon 1e-5, MXFP4 experts, and the special ids of the published vocabulary.
 
         Raises:
             CheckpointError: Another architecture or a variant of this one (E-CHECKPOINT-ARCH); a
                 field is missing or out of range (E-CHECKPOINT-CONFIG).
         """
-        return cls(**hf_fields(raw))
-
-    @classmethod
-    def from_original(cls, raw: Mapping[str, Any]) -> ModelConfig:
-        """Read the form of the `original/` folder, whose fixed facts are not written in the file.
-
-        Fixed there: alternating layers starting with a sliding one, epsilon 1e-5, MXFP4 experts,
-        and the special ids of the published vocabulary.
-
-        Raises:
-            CheckpointError: A field is missing or out of range (E-CHECKPOINT-CONFIG).
-        """
-        return cls(**original_fields(raw))
+        is_hf = "model_type" in raw or "architectures" in raw
+        return cls(**(hf_fields(raw) if is_hf else original_fields(raw)))
 
     def to_hf(self) -> dict[str, Any]:
         """The published Hugging Face `config.json` of this model, keys in alphabetical order."""
         raw: dict[str, Any] = {
+            **{name: getattr(self, name) for name in (*SAME_INTEGERS, *_SAME_IN_HF)},
             "architectures": ["GptOssForCausalLM"],
             "attention_bias": True,
             "attention_dropout": 0.0,
-            "eos_token_id": self.eos_token_id,
-            "experts_per_token": self.experts_per_token,
-            "head_dim": self.head_dim,
             "hidden_act": "silu",
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
             "layer_types": list(self.layer_types),
-            "max_position_embeddings": self.max_position_embeddings,
             "model_type": "gpt_oss",
-            "num_attention_heads": self.num_attention_heads,
             "num_experts_per_tok": self.experts_per_token,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_key_value_heads": self.num_key_value_heads,
             "num_local_experts": self.num_experts,
-            "pad_token_id": self.pad_token_id,
-            "rms_norm_eps": self.rms_norm_eps,
-            "sliding_window": self.sliding_window,
-            "swiglu_alpha": self.swiglu_alpha,
-            "swiglu_limit": self.swiglu_limit,
             "tie_word_embeddings": False,
-            "vocab_size": self.vocab_size,
         }
-        return dict(sorted((raw | self._hf_rope_fields() | self._hf_quant_fields()).items()))
+        if self.quant_method is not None:
+            raw["quantization_config"] = {
+                "modules_to_not_convert": list(_UNCONVERTED),
+                "quant_method": self.quant_method,
+            }
+        return dict(sorted((raw | self._hf_rope_fields()).items()))
 
     def _hf_rope_fields(self) -> dict[str, Any]:
         scaling = self.rope_scaling
@@ -160,19 +140,10 @@ class ModelConfig:
             "rope_theta": self.rope_theta,
         }
 
-    def _hf_quant_fields(self) -> dict[str, Any]:
-        if self.quant_method is None:
-            return {}
-        skipped = [*_UNCONVERTED, "lm_head"]
-        method = {"modules_to_not_convert": skipped, "quant_method": self.quant_method}
-        return {"quantization_config": method}
-
     def _conditions(self) -> list[tuple[str, bool, str]]:
-        counts = ("num_hidden_layers", "num_experts", "experts_per_token", "vocab_size")
-        sizes = ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads")
-        more = ("num_key_value_heads", "sliding_window", "max_position_embeddings")
+        counts = ("num_experts", "experts_per_token", "max_position_embeddings")
         factors = ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
-        names = (*counts, *sizes, *more, *factors)
+        names = (*SAME_INTEGERS, *counts, *factors)
         return [
             *[(name, getattr(self, name) > 0, "above 0") for name in names],
             ("rope_theta", self.rope_theta > 1, "above 1"),

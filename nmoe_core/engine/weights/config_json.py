@@ -22,15 +22,14 @@ PUBLISHED_PAD_TOKEN_ID = 199_999
 MAX_LAYERS = 4096
 LARGEST = 2**53
 
+# Integers that both forms have under the names of `ModelConfig`.
+SAME_INTEGERS = (
+    *("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "sliding_window"),
+)
 _ROPE_KEYS = {
-    "beta_fast",
-    "beta_slow",
-    "factor",
-    "original_max_position_embeddings",
-    "rope_theta",
-    "rope_type",
-    "truncate",
-    "type",
+    *("beta_fast", "beta_slow", "factor", "original_max_position_embeddings"),
+    *("rope_theta", "rope_type", "truncate", "type"),
 }
 
 
@@ -54,19 +53,22 @@ class YarnScaling:
 
 
 def hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `ModelConfig` from the Hugging Face form.
+    """Arguments of `ModelConfig` from the Hugging Face form; raises as `from_dict`.
 
-    Raises:
-        CheckpointError: As `ModelConfig.from_hf`.
+    Of any transformers version: with `rope_scaling` or `rope_parameters`.
     """
     _require_gpt_oss(raw)
-    num_layers = _num_layers(raw)
+    shared, listed = _shared_fields(raw), raw.get("layer_types")
     rope_theta, scaling = _hf_rope(raw)
     return {
         "num_experts": _take(raw, int, "num_local_experts", "num_experts"),
         "experts_per_token": _take(raw, int, "num_experts_per_tok", "experts_per_token"),
-        **_shared_fields(raw),
-        "layer_types": _hf_layer_types(raw, num_layers),
+        **shared,
+        "layer_types": (
+            _alternating(shared["num_hidden_layers"])
+            if listed is None
+            else tuple(_take(raw, list, "layer_types"))
+        ),
         "rope_theta": rope_theta,
         "rope_scaling": scaling,
         "max_position_embeddings": _take(raw, int, "max_position_embeddings"),
@@ -79,11 +81,7 @@ def hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `ModelConfig` from the form of the `original/` folder.
-
-    Raises:
-        CheckpointError: As `ModelConfig.from_original`.
-    """
+    """Arguments of `ModelConfig` from the form of `original/`; raises as `from_dict`."""
     shared = _shared_fields(raw)
     scaling = YarnScaling(
         factor=_take(raw, float, "rope_scaling_factor"),
@@ -126,20 +124,11 @@ def _require_gpt_oss(raw: Mapping[str, Any]) -> None:
 
 def _shared_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that carry one name in both forms."""
-    names = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim")
-    more = ("num_attention_heads", "num_key_value_heads", "sliding_window")
-    fields: dict[str, Any] = {name: _take(raw, int, name) for name in (*names, *more)}
-    fields["num_hidden_layers"] = _num_layers(raw)
-    fields["swiglu_limit"] = _take(raw, float, "swiglu_limit")
-    return fields
-
-
-def _num_layers(raw: Mapping[str, Any]) -> int:
-    """The number of blocks, small enough that each can be named before any file is read."""
-    num_layers = _take(raw, int, "num_hidden_layers")
-    if not 0 < num_layers <= MAX_LAYERS:
-        raise bad_field("num_hidden_layers", num_layers, f"1 to {MAX_LAYERS}")
-    return num_layers
+    fields: dict[str, Any] = {name: _take(raw, int, name) for name in SAME_INTEGERS}
+    # So few that each block's tensors can be named before any file is read.
+    if not 0 < fields["num_hidden_layers"] <= MAX_LAYERS:
+        raise bad_field("num_hidden_layers", fields["num_hidden_layers"], f"1 to {MAX_LAYERS}")
+    return fields | {"swiglu_limit": _take(raw, float, "swiglu_limit")}
 
 
 def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, YarnScaling | None]:
@@ -160,12 +149,6 @@ def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, YarnScaling | None]:
         beta_slow=_take(rope, float, "beta_slow"),
         truncate=_take(rope, bool, "truncate"),
     )
-
-
-def _hf_layer_types(raw: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
-    if raw.get("layer_types") is None:
-        return _alternating(num_layers)
-    return tuple(_take(raw, list, "layer_types"))
 
 
 def _alternating(num_layers: int) -> tuple[str, ...]:

@@ -133,6 +133,17 @@ def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
+def block_tensors(
+    config: ModelConfig, layout: Layout, layer: int
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, part and shape of every stored tensor of a block but the expert stacks."""
+    shapes = part_shapes(config)
+    for part, pieces in layout.parts.items():
+        sizes = config.qkv_sizes if len(pieces) == 3 else shapes[part][:1]
+        for piece, rows in zip(pieces, sizes, strict=True):
+            yield layout.block_name(layer, piece), part, (rows, *shapes[part][1:])
+
+
 def stored_tensors(
     config: ModelConfig, layout: Layout, names: Collection[str]
 ) -> dict[str, TensorSpec]:
@@ -144,13 +155,10 @@ def stored_tensors(
     table = TensorSpec((config.vocab_size, config.hidden_size))
     specs = {layout.embedding: table, layout.unembedding: table}
     specs[layout.final_norm] = TensorSpec((config.hidden_size,))
-    shapes = part_shapes(config)
     for layer in range(config.num_hidden_layers):
-        for part, pieces in layout.parts.items():
-            sizes = config.qkv_sizes if len(pieces) == 3 else shapes[part][:1]
-            for piece, rows in zip(pieces, sizes, strict=True):
-                shape = (rows, *shapes[part][1:])
-                specs[layout.block_name(layer, piece)] = TensorSpec(shape)
+        specs |= {
+            name: TensorSpec(shape) for name, _, shape in block_tensors(config, layout, layer)
+        }
         for part in EXPERT_PARTS:
             specs |= _expert_specs(config, layout, layer, part, names)
     return specs

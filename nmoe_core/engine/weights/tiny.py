@@ -29,13 +29,29 @@ from nmoe_core.engine.weights.config_json import (
     PUBLISHED_PAD_TOKEN_ID,
     PUBLISHED_VOCAB_SIZE,
 )
-from nmoe_core.engine.weights.layout import EXPERT_PARTS, HUGGING_FACE, part_shapes
+from nmoe_core.engine.weights.layout import (
+    EXPERT_PARTS,
+    HUGGING_FACE,
+    block_tensors,
+    part_shapes,
+)
 
 RECIPE_KEY = "nmoe_recipe"
 INDEX_NAME = "model.safetensors.index.json"
 # The published files count from 00000 and name the last number, not the number of files.
 SHARD_NAMES = ("model-00000-of-00001.safetensors", "model-00001-of-00001.safetensors")
 
+SIZES = {
+    "vocab_size": PUBLISHED_VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_experts": 8,
+    "experts_per_token": 2,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": 128,
+}
 _DAMPING = 0.25
 # Mean and standard deviation of a part; matrices are divided by the root of their inputs.
 _STATISTICS = {
@@ -59,42 +75,30 @@ _STATISTICS = {
 
 
 def make_tiny_checkpoint(
-    directory: str | Path,
-    *,
-    seed: int = 0,
-    vocab_size: int = PUBLISHED_VOCAB_SIZE,
-    hidden_size: int = 64,
-    num_layers: int = 8,
-    num_experts: int = 8,
-    experts_per_token: int = 2,
-    intermediate_size: int = 64,
-    head_dim: int = 16,
-    num_attention_heads: int = 4,
-    num_key_value_heads: int = 2,
-    sliding_window: int = 128,
+    directory: str | Path, *, seed: int = 0, num_layers: int = 8, **sizes: int
 ) -> Path:
     """Write the checkpoint and return its directory; does nothing if it is there already.
 
-    Sizes that MXFP4 groups (hidden, intermediate) are multiples of 32. Constants that the
-    arguments do not name are those of gpt-oss-20b.
+    Constants that the arguments do not name are those of gpt-oss-20b.
+
+    Args:
+        directory: Where it is written.
+        seed: Of the weights.
+        num_layers: Blocks, in turn with a window and without.
+        **sizes: Fields of `ModelConfig` in place of those of `SIZES`. Sizes that MXFP4 groups
+            (hidden, intermediate) are multiples of 32.
 
     Raises:
         CheckpointError: A size does not fit (E-CHECKPOINT-CONFIG), or the directory holds a
             checkpoint that was not made here (E-CHECKPOINT-FOREIGN).
         LockedError: Another process is writing there (E-LOCKED).
     """
+    chosen = SIZES | sizes
+    vocab_size = chosen["vocab_size"]
     is_published = vocab_size == PUBLISHED_VOCAB_SIZE
     config = ModelConfig(
+        **chosen,
         num_hidden_layers=num_layers,
-        num_experts=num_experts,
-        experts_per_token=experts_per_token,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        head_dim=head_dim,
-        num_attention_heads=num_attention_heads,
-        num_key_value_heads=num_key_value_heads,
-        sliding_window=sliding_window,
         layer_types=tuple(FULL if i % 2 else SLIDING for i in range(num_layers)),
         rope_theta=150_000.0,
         rope_scaling=YarnScaling(factor=32.0, original_max_position=4096),
@@ -167,16 +171,12 @@ def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
     layout = HUGGING_FACE
     table = (config.vocab_size, config.hidden_size)
     yield layout.embedding, _draw(seed, layout.embedding, table, "embedding").bfloat16()
-    shapes = part_shapes(config)
     for layer in range(config.num_hidden_layers):
-        for part, pieces in layout.parts.items():
-            sizes = config.qkv_sizes if len(pieces) == 3 else shapes[part][:1]
-            for piece, rows in zip(pieces, sizes, strict=True):
-                name = layout.block_name(layer, piece)
-                yield name, _draw(seed, name, (rows, *shapes[part][1:]), part).bfloat16()
+        for name, part, shape in block_tensors(config, layout, layer):
+            yield name, _draw(seed, name, shape, part).bfloat16()
         for part in EXPERT_PARTS:
             name = layout.block_name(layer, layout.experts[part])
-            packed = mxfp4.encode(_draw(seed, name, shapes[part], part))
+            packed = mxfp4.encode(_draw(seed, name, part_shapes(config)[part], part))
             yield from zip(layout.packed_names(layer, part), packed, strict=True)
     norm_shape = (config.hidden_size,)
     yield layout.final_norm, _draw(seed, layout.final_norm, norm_shape, "final_norm").bfloat16()

@@ -33,7 +33,7 @@ ORIGINAL_20B = {
 
 @pytest.fixture
 def published() -> ModelConfig:
-    return ModelConfig.from_original(ORIGINAL_20B)
+    return ModelConfig.from_dict(ORIGINAL_20B)
 
 
 def test_the_original_form_gives_the_published_model(published: ModelConfig):
@@ -49,15 +49,15 @@ def test_the_hugging_face_form_is_read_back_as_written(published: ModelConfig):
     raw = published.to_hf()
     assert raw["model_type"] == "gpt_oss"
     assert raw["quantization_config"]["quant_method"] == "mxfp4"
-    assert ModelConfig.from_hf(raw) == ModelConfig.from_dict(raw) == published
+    assert ModelConfig.from_dict(raw) == published
     assert ModelConfig.from_dict(ORIGINAL_20B) == published
 
 
 def test_a_model_without_scaling_is_read_back_as_written(published: ModelConfig):
     plain = dataclasses.replace(published, rope_scaling=None, quant_method=None)
     assert "quantization_config" not in plain.to_hf()
-    assert ModelConfig.from_hf(plain.to_hf()) == plain
-    unscaled = ModelConfig.from_original({**ORIGINAL_20B, "rope_scaling_factor": 1.0})
+    assert ModelConfig.from_dict(plain.to_hf()) == plain
+    unscaled = ModelConfig.from_dict({**ORIGINAL_20B, "rope_scaling_factor": 1.0})
     assert unscaled.rope_scaling is None
 
 
@@ -67,7 +67,7 @@ def test_newer_names_of_fields_mean_the_same(published: ModelConfig):
     raw["rope_parameters"] = rope
     raw["num_experts"] = raw.pop("num_local_experts")
     del raw["num_experts_per_tok"], raw["layer_types"]
-    assert ModelConfig.from_hf(raw) == published
+    assert ModelConfig.from_dict(raw) == published
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_missing_field_is_named(published: ModelConfig, field: str):
     raw = published.to_hf()
     del raw[field]
     with pytest.raises(CheckpointError, match=field) as caught:
-        ModelConfig.from_hf(raw)
+        ModelConfig.from_dict(raw)
     assert caught.value.code == "E-CHECKPOINT-CONFIG"
 
 
@@ -101,7 +101,7 @@ def test_a_missing_field_of_the_original_form_is_named():
 )
 def test_another_architecture_or_variant_is_refused(published: ModelConfig, change, named: str):
     with pytest.raises(CheckpointError, match=named) as caught:
-        ModelConfig.from_hf(published.to_hf() | change)
+        ModelConfig.from_dict(published.to_hf() | change)
     assert caught.value.code == "E-CHECKPOINT-ARCH"
 
 
@@ -131,19 +131,19 @@ def test_another_architecture_or_variant_is_refused(published: ModelConfig, chan
 )
 def test_a_value_no_model_can_have_is_named(published: ModelConfig, field: str, value: object):
     with pytest.raises(CheckpointError, match=field.replace("num_experts_per_tok", "experts_per")):
-        ModelConfig.from_hf(published.to_hf() | {field: value})
+        ModelConfig.from_dict(published.to_hf() | {field: value})
 
 
 def test_layers_need_not_alternate(published: ModelConfig):
     types = [FULL, FULL, *[SLIDING] * 22]
-    config = ModelConfig.from_hf(published.to_hf() | {"layer_types": types})
+    config = ModelConfig.from_dict(published.to_hf() | {"layer_types": types})
     assert [config.window(layer) for layer in range(4)] == [None, None, 128, 128]
 
 
 def test_of_several_stop_ids_the_first_is_the_end_of_a_document(published: ModelConfig):
-    config = ModelConfig.from_hf(published.to_hf() | {"eos_token_id": [200_002, 200_012]})
+    config = ModelConfig.from_dict(published.to_hf() | {"eos_token_id": [200_002, 200_012]})
     assert config.eos_token_id == 200_002
-    assert ModelConfig.from_hf(published.to_hf() | {"eos_token_id": None}).eos_token_id is None
+    assert ModelConfig.from_dict(published.to_hf() | {"eos_token_id": None}).eos_token_id is None
 
 
 def test_heads_tap_three_quarters_and_the_end():
@@ -163,7 +163,7 @@ def test_a_rope_factor_that_is_not_above_zero_is_named(
     raw = published.to_hf()
     raw["rope_scaling"] = raw["rope_scaling"] | {key: value}
     with pytest.raises(CheckpointError, match=key) as caught:
-        ModelConfig.from_hf(raw)
+        ModelConfig.from_dict(raw)
     assert caught.value.code == "E-CHECKPOINT-CONFIG"
 
 
@@ -173,6 +173,6 @@ def test_a_rope_factor_that_is_not_above_zero_is_named(
 def test_a_rope_factor_of_the_original_form_that_is_not_above_zero_is_refused(field: str) -> None:
     for value in (0, -1):
         with pytest.raises(CheckpointError):
-            ModelConfig.from_original({**ORIGINAL_20B, field: value})
+            ModelConfig.from_dict({**ORIGINAL_20B, field: value})
     with pytest.raises(CheckpointError):
-        ModelConfig.from_original({**ORIGINAL_20B, "num_hidden_layers": 10**9})
+        ModelConfig.from_dict({**ORIGINAL_20B, "num_hidden_layers": 10**9})

@@ -10,7 +10,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.kernels import expert_product, routing
-from nmoe_core.engine.kernels.expert_product import TileShape, swiglu_product, weighted_product
+from nmoe_core.engine.kernels.expert_product import TileShape, grouped_product
 from nmoe_core.engine.kernels.expert_weights import (
     DenseExperts,
     tile_experts,
@@ -111,8 +111,8 @@ def test_products_are_those_of_plain_torch(kind, inputs):
     logits = torch.randn(num_tokens, num_experts, generator=generator)
     logits[:, 2] = -100.0  # nobody chooses it
     plan = route(logits, k, TILE.rows)
-    activated = swiglu_product(x, up, plan, TILE, LIMIT, ALPHA)
-    rows = weighted_product(activated, down, plan, TILE)
+    activated = grouped_product(x, up, plan, TILE, (LIMIT, ALPHA))
+    rows = grouped_product(activated, down, plan, TILE)
     tolerance = 1e-4 if kind == "fp32" else 2e-2
     for place, choice in enumerate(plan.sorted_choices.tolist()):
         token, expert = choice // k, int(plan.experts.flatten()[choice])
@@ -136,7 +136,7 @@ def test_every_code_and_scale_is_decoded_exactly():
     tile = TileShape(rows=16, columns=16, num_warps=4, num_stages=2)
     experts = torch.arange(6, dtype=torch.int32).repeat_interleave(32).view(-1, 1)
     plan = sort_choices(torch.ones(experts.shape), experts, 6, tile.rows)
-    rows = weighted_product(torch.eye(32).repeat(6, 1), packed, plan, tile)
+    rows = grouped_product(torch.eye(32).repeat(6, 1), packed, plan, tile)
     assert torch.equal(rows.view(6, 32), expected[:, 0])
 
 
