@@ -17,7 +17,6 @@ from typing import Any
 from loader.errors import ConfigError, PlanError
 from loader.files.addresses import address, is_url
 from loader.files.format import MANIFEST_NAME
-from loader.files.text_files import TextSource
 from loader.plan import check as preflight
 from loader.plan import tables
 from loader.plan.build import build_plan
@@ -26,7 +25,7 @@ from loader.plan.phases import check_names
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import local_data
 from loader.plan.settings import RunSettings, Vocabulary
-from loader.plan.text_sources import tokenised
+from loader.plan.text_sources import TextSource, tokenised
 
 _TABLE_KEYS = ("path", "hf_name", "hf_config", "hf_revision", "split", "text_key", "weight", "name")
 _CONFIG_KEYS = (

@@ -257,6 +257,7 @@ def _worker_settings(plan: PassPlan) -> TokenizeSettings:
     return TokenizeSettings(
         tokenizer=settings.tokenizer,
         engine=settings.engine,
+        eos_token_id=settings.vocabulary.eos_token_id,
         num_shards=settings.num_shards,
         min_doc_tokens=settings.min_doc_tokens,
         max_doc_tokens=settings.max_doc_tokens,

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from loader.plan.settings import Vocabulary
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
@@ -18,9 +19,10 @@ from nmoe_core.text.normalise import NORMALIZER
 from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
 PREP_CODE = "prep/1"
+_OWN = Vocabulary()  # the tokenizer's
 _NOT_IN_THE_BYTES = (
     "compute",
-    *("engine", "vocab_size", "eos_token_id", "max_bad_share"),
+    *("engine", "vocab_size", "eos_token_id", "max_bad_share", "vocabulary"),
 )
 
 
@@ -30,7 +32,8 @@ class PrepSettings:
 
     `max_tokens` counts EOS tokens too; prep stops after the document that reaches it. Under
     `on_error = "fail"`, records that cannot be read are left out and counted as long as they are
-    at most `max_bad_share` of the records; `skip` and `replace` know no limit.
+    at most `max_bad_share` of the records; `skip` and `replace` know no limit. `vocabulary` is what
+    manifests say in place of the tokenizer's own name, size and EOS.
     """
 
     name: str
@@ -48,6 +51,7 @@ class PrepSettings:
     compute: ComputeTable = HERE
     engine: Engine = "quicktok"
     max_bad_share: float = 0.001
+    vocabulary: Vocabulary = _OWN
 
     def identity(self) -> dict[str, Any]:
         """What reaches the bytes: settings, normaliser, Unicode tables.
@@ -90,7 +94,8 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
         TokenizerError: The configured vocabulary size or EOS id is not the tokenizer's
             (E-TOKENIZER-DRIFT).
     """
-    tokenizer = load_tokenizer(settings.tokenizer, settings.engine)
+    own = settings.vocabulary
+    tokenizer = load_tokenizer(settings.tokenizer, settings.engine, own.eos_token_id)
     for name in ("vocab_size", "eos_token_id"):
         asked, actual = getattr(settings, name), getattr(tokenizer, name)
         if asked is not None and asked != actual:
@@ -100,11 +105,19 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
                 expected=actual,
                 code="E-TOKENIZER-DRIFT",
             )
+    vocab_size = own.vocab_size or tokenizer.vocab_size
+    if vocab_size < tokenizer.vocab_size:
+        raise TokenizerError(
+            f"vocab_size is below that of {tokenizer.name}",
+            found=vocab_size,
+            expected=f"at least {tokenizer.vocab_size}",
+            code="E-TOKENIZER-DRIFT",
+        )
     return ShardFormat(
         dataset=settings.name,
         version=settings.version,
-        tokenizer=settings.tokenizer,
-        vocab_size=tokenizer.vocab_size,
+        tokenizer=own.tokenizer or tokenizer.name,
+        vocab_size=vocab_size,
         eos_token_id=tokenizer.eos_token_id,
         tokenizer_fingerprint=tokenizer.fingerprint,
     )

@@ -35,6 +35,7 @@ class TokenizeSettings:
 
     tokenizer: str
     engine: Engine
+    eos_token_id: int | None
     num_shards: int
     min_doc_tokens: int
     max_doc_tokens: int
@@ -95,7 +96,8 @@ class BlockTokenizer(NamedTuple):
 
 def open_tokenizer(settings: TokenizeSettings) -> BlockTokenizer:
     """Load the tokenizer of a worker."""
-    return BlockTokenizer(settings, load_tokenizer(settings.tokenizer, settings.engine))
+    tokenizer = load_tokenizer(settings.tokenizer, settings.engine, settings.eos_token_id)
+    return BlockTokenizer(settings, tokenizer)
 
 
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Protocol, cast
 
 import zstandard
 
+# What reading a damaged stream raises.
+TORN = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 _ZSTD_INPUT_BYTES = 4096
 _LEAST_ZSTD_INPUT_BYTES = 64
 _MUCH_BYTES = 2**18

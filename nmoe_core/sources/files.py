@@ -1,10 +1,11 @@
-"""Source kind `files`: every file is one document, its name in the tree is its id."""
+"""Source kind `files`: every file, plain, `.gz` or `.zst`, is one document named by its path."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nmoe_core.sources.decompress import READERS, TORN, plain
 from nmoe_core.sources.file_source import FileSource
 from nmoe_core.sources.records import START, BadRecord, OnError, Position, Record
 from nmoe_core.sources.storage import SourceFile
@@ -21,6 +22,7 @@ class FilesBlock:
     first_row: int
     size_bytes: int
     on_error: OnError
+    max_bytes: int
 
     @property
     def start(self) -> Position:
@@ -35,11 +37,17 @@ class FilesBlock:
     def records(self) -> Iterator[Record | BadRecord]:
         """Read and decode each file."""
         for row, file in enumerate(self.files, self.first_row):
-            with file.open() as stream:
-                payload = stream.read()
-            is_replaced = False
+            payload, is_replaced = b"", False
             try:
+                with file.open() as stored:
+                    payload = READERS.get(file.suffix, plain)(stored).read(self.max_bytes + 1)
+                if len(payload) > self.max_bytes:
+                    yield BadRecord(row, file.where, f"more than {self.max_bytes} bytes of text")
+                    continue
                 text = payload.decode()
+            except TORN as error:
+                yield BadRecord(row, file.where, f"cannot be read to its end: {error}")
+                continue
             except UnicodeDecodeError as error:
                 if self.on_error != "replace":
                     yield BadRecord(row, file.where, f"not UTF-8 at byte {error.start}")
@@ -74,7 +82,8 @@ class FilesSource(FileSource):
             size_bytes += file_bytes
             if size_bytes >= _BLOCK_BYTES or i + 1 == len(self.files):
                 files = tuple(self.files[first : i + 1])
-                yield FilesBlock(self.name, files, first, size_bytes, self.on_error)
+                limit = self.max_record_bytes
+                yield FilesBlock(self.name, files, first, size_bytes, self.on_error, limit)
                 first, size_bytes = i + 1, 0
 
 

@@ -7,6 +7,7 @@ read is that commit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from nmoe_core.sources.records import START, Fields, OnError, Position
 from nmoe_core.sources.storage import path_text
 
 _BATCH_ROWS = 512
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ class DatasetsSource:
 
     @cached_property
     def _commit(self) -> str:
+        if _COMMIT.fullmatch(self.options.revision or ""):
+            return str(self.options.revision)  # needs no look-up
         self._import()
         import huggingface_hub
 
@@ -208,7 +212,7 @@ def _is_saved(directory: Path) -> bool:
 
 
 def _looks_local(dataset: str) -> bool:
-    return dataset.startswith((".", "/", "~")) or dataset.count("/") != 1
+    return dataset.startswith((".", "/", "~")) or dataset.count("/") > 1
 
 
 def _as_list(data_files: str | Sequence[str] | None) -> str | list[str] | None:

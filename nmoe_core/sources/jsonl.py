@@ -12,24 +12,21 @@ from __future__ import annotations
 import codecs
 import io
 import mmap
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
-import zstandard
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import as_object, id_of, parse_json, text_of
-from nmoe_core.sources.decompress import READERS, Readable, plain
+from nmoe_core.sources.decompress import READERS, TORN, Readable, plain
 from nmoe_core.sources.file_source import RecordFileSource
 from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record
 from nmoe_core.sources.storage import SourceFile
 
 _BLOCK_BYTES = 2 * 2**20
 _NEWLINE = 10
-_TORN = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +183,7 @@ def _cut_file(
                     return
                 yield size_bytes, num_lines, stored.tell() - before, payload
                 before = stored.tell()
-    except _TORN as error:
+    except TORN as error:
         raise SourceError(
             f"file cannot be read to its end: {error}", where=file.where, code="E-SOURCE-TORN"
         ) from error

@@ -13,6 +13,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ class Tokenizer:
     Args:
         name: A tiktoken encoding name.
         engine: `quicktok`, `gigatoken`, or `tiktoken` for the reference itself.
+        eos_token_id: The id that ends a document; the encoding's own when left out.
 
     Raises:
         TokenizerError: As `load_tiktoken` (E-TOKENIZER-NAME, E-TOKENIZER-VOCABULARY); the
@@ -62,13 +64,19 @@ class Tokenizer:
             differs from tiktoken on a probe (E-TOKENIZER-DRIFT).
     """
 
-    def __init__(self, name: str = DEFAULT_TOKENIZER, engine: Engine = "quicktok") -> None:
+    def __init__(
+        self,
+        name: str = DEFAULT_TOKENIZER,
+        engine: Engine = "quicktok",
+        eos_token_id: int | None = None,
+    ) -> None:
         self.name = name
         self.engine: Engine = engine
         self._reference = load_tiktoken(name)
         self._encode = _ENGINES[engine](name)
         self.vocab_size: int = self._reference.n_vocab
-        self.eos_token_id: int = self._reference.eot_token
+        own_eos: int = self._reference.eot_token
+        self.eos_token_id = own_eos if eos_token_id is None else eos_token_id
         encoded = self._encode(_PROBES)
         for text, ids in zip(_PROBES, np.split(encoded.ids, encoded.offsets[1:-1])):
             self._compare(text, ids)
@@ -144,9 +152,32 @@ class Tokenizer:
 
 
 @functools.lru_cache(maxsize=4)
-def load_tokenizer(name: str = DEFAULT_TOKENIZER, engine: Engine = "quicktok") -> Tokenizer:
-    """The tokenizer of that name, made once in a process."""
-    return Tokenizer(name, engine)
+def load_tokenizer(
+    name: str = DEFAULT_TOKENIZER, engine: Engine = "quicktok", eos_token_id: int | None = None
+) -> Tokenizer:
+    """The tokenizer of that name, made once in a process.
+
+    Args:
+        name: An encoding of tiktoken; or a tokenizer's file, its directory or its name on the hub.
+        engine: Which engine encodes for tiktoken's encodings.
+        eos_token_id: The id that ends a document; only encodings have one of their own.
+
+    Raises:
+        TokenizerError: As `Tokenizer` and `FileTokenizer`; a file is given no EOS
+            (E-TOKENIZER-FILE).
+    """
+    if "/" not in name and not Path(name).exists():
+        return Tokenizer(name, engine, eos_token_id)
+    from nmoe_core.text.tokenizer_file import FileTokenizer
+
+    if eos_token_id is None:
+        raise TokenizerError(
+            "eos_token_id is missing",
+            where=name,
+            do="set it: a tokenizer file does not say which token ends a document",
+            code="E-TOKENIZER-FILE",
+        )
+    return FileTokenizer(name, eos_token_id)
 
 
 def _tiktoken_engine(name: str) -> _Encode:

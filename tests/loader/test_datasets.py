@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import gzip
-import json
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from loader import ConfigError, PlanError, build_loader, load_plan, resolve_plan
+from loader import ConfigError, build_loader, resolve_plan
+from loader.plan.text_sources import TextSource
 
 BATCH = {"batch_size": 4, "seq_len": 16, "steps": 25}
 
@@ -187,163 +186,52 @@ def test_missing_yaml_package_is_named(tmp_path, monkeypatch):
         resolve_plan(tmp_path / "run.yaml")
 
 
-# Text that is tokenised on the fly
-
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+# Text, which a plug-in tokenises (tests/core/prep/test_text_source.py)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Path:
-    tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {word: i for i, word in enumerate([*WORDS, "<unk>", "<eos>"])}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.add_special_tokens(["<eos>"])
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
-    return path
-
-
-def texts(seed: int, num_documents: int) -> list[str]:
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, rng.integers(1, 30))) for _ in range(num_documents)]
-
-
-def expected_tokens(documents: list[str]) -> list[int]:
-    return [i for text in documents for i in [*(WORDS.index(w) for w in text.split()), 10]]
-
-
-def stream_of(loader) -> list[int]:
-    return np.concatenate([inputs.ravel() for inputs, _ in loader]).tolist()
-
-
-def test_hub_dataset_is_tokenised_once_and_read_like_any_other(tokenizer, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    documents = texts(0, 200)
-    hub = tmp_path / "bigcode" / "the-stack-v2"
-    datasets.Dataset.from_dict({"text": documents}).save_to_disk(str(hub))
-    cfg = {
-        "datasets": [{"hf_name": str(hub)}],
-        "tokenizer_path": str(tokenizer),
-        "eos_token_id": 10,
-        "cache_dir": str(tmp_path / "cache"),
-        "batch_size": 1,
-        "seq_len": 16,
-    }
-    loader, plan = build_loader(cfg, backend="numpy")
-    expected = expected_tokens(documents)
-    got = stream_of(loader)
-    assert got == expected[: len(got)]
-    assert len(expected) - len(got) <= 16
-    source = plan.sources[0]
-    assert (source.name, source.spec) == ("the-stack-v2", f"hf:{hub}")
-    assert plan.tokenizer.startswith("tokenizer-")
-    made = next((tmp_path / "cache").iterdir())
-    before = {path: path.stat().st_mtime_ns for path in made.rglob("*.*")}
-    saved = plan.base / "plan.json"
-    saved.write_text(plan.to_json())
-    assert resolve_plan(cfg) == plan
-    hub.rename(tmp_path / "gone")  # the cache serves a saved plan without the hub
-    assert load_plan(saved) == plan
-    assert before.items() <= {p: p.stat().st_mtime_ns for p in made.rglob("*.*")}.items()
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [made.name]
-
-
-def test_files_of_a_configs_mapping_are_tokenised_with_braces_and_gzip(tokenizer, tmp_path):
-    documents = texts(1, 90)
-    for i in range(3):
-        part = documents[30 * i : 30 * (i + 1)]
-        with gzip.open(tmp_path / f"train.{i + 1}-of-3.jsonl.gz", "wt") as file:
-            file.writelines(json.dumps({"text": text, "id": 1}) + "\n" for text in part)
-    (tmp_path / "held.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts(2, 9)))
-    cfg = {
-        "configs": {
-            "owt": {
-                "train_urls": [f"{tmp_path}/train.{{1..3}}-of-3.jsonl.gz"],
-                "validation_urls": [f"file://{tmp_path}/held.jsonl"],
-            }
-        },
-        "weights": {"owt": 1},
-        "tokenizer_path": str(tokenizer.parent),
-        "eos_token_id": 10,
-        "cache_dir": str(tmp_path / "cache"),
-        "batch_size": 1,
-        "seq_len": 16,
-    }
-    loader, plan = build_loader(cfg, backend="numpy")
-    got = stream_of(loader)
-    assert got == expected_tokens(documents)[: len(got)]
-    valid = stream_of(build_loader(cfg, backend="numpy", split="valid")[0])
-    assert valid == expected_tokens(texts(2, 9))[: len(valid)]
-    assert [source.name for source in plan.valid] == ["owt"]
+@pytest.mark.parametrize(
+    ("source", "spec"),
+    [
+        (TextSource(repo="a/b"), "hf:a/b"),
+        (TextSource(repo="a/b", split="dev"), "hf:a/b:dev"),
+        (TextSource(repo="a/b", text_key="body"), "hf:a/b:train:body"),
+        (TextSource(repo="a/b", config="en"), "hf:a/b:en:train"),
+        (TextSource(repo="a/b", config="en", text_key="body"), "hf:a/b:en:train:body"),
+        (TextSource(urls=("x.txt",)), "txt:x.txt"),
+    ],
+)
+def test_specs_are_written_as_the_token_balance_document_has_them(source, spec):
+    assert source.spec == spec
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"cache_dir": None}, ["cache_dir is missing", "'t'"]),
-        ({"eos_token_id": None}, ["eos_token_id is missing"]),
-        ({"tokenizer_path": None}, ["tokenizer is missing"]),
-        ({"tokenizer_path": "gpt9"}, ["unknown tokenizer", "'gpt9'"]),
+        ({"tokenizer": None}, ["tokenizer is missing"]),
+        ({}, ["no plug-in", "'t'", "txt:a.txt", "pip install 'nmoe-data[hf]'"]),
     ],
 )
-def test_text_without_what_it_needs_is_refused(tokenizer, tmp_path, change, words):
-    (tmp_path / "t.txt").write_text("the fox")
-    cfg = {
-        "configs": {"t": {"train_urls": [str(tmp_path / "t.txt")]}},
-        "weights": {"t": 1},
-        "tokenizer_path": str(tokenizer),
-        "eos_token_id": 10,
-        "cache_dir": str(tmp_path / "cache"),
-    }
+def test_text_without_what_it_needs_is_refused_in_one_line(monkeypatch, change, words):
+    monkeypatch.setattr("loader.plan.text_sources.entry_points", lambda **_: ())
+    text = {"configs": {"t": {"train_urls": ["a.txt"]}}, "weights": {"t": 1}}
     with pytest.raises(ConfigError) as caught:
-        resolve_plan(cfg | change | BATCH)
+        resolve_plan(text | {"tokenizer": "gpt2", "cache_dir": "cache"} | change | BATCH)
     for word in words:
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "url", "words"),
-    [
-        ("[1]\n", "a.jsonl", ["a.jsonl:1", "list"]),
-        ('{"text": "fox"}\n{"text"', "a.jsonl", ["a.jsonl:2"]),
-        ('{"text": 5}\n', "a.jsonl", ["text is no text", "int"]),
-        ('{"body": "fox"}\n', "a.jsonl", ["no text"]),
-        ('{"text": "fox <eos>"}\n', "a.jsonl", ["EOS token stands inside", "fox"]),
-        ("", "missing.jsonl", ["missing.jsonl"]),
-        ("", "*.parquet", ["no file matches", "*.parquet"]),
-    ],
-)
-def test_files_that_hold_no_text_are_refused_and_leave_nothing(
-    tokenizer, tmp_path, content, url, words
-):
-    (tmp_path / "a.jsonl").write_text(content)
-    cfg = {
-        "configs": {"t": {"train_urls": [str(tmp_path / url)]}},
-        "weights": {"t": 1},
-        "tokenizer_path": str(tokenizer),
-        "eos_token_id": 10,
-        "cache_dir": tmp_path / "cache",
-    }
-    with pytest.raises(PlanError) as caught:
-        resolve_plan(cfg | BATCH)
-    assert caught.value.code == "E-PLAN-SOURCE"
-    for word in words:
-        assert word in str(caught.value)
-    assert list(tmp_path.glob("cache/*")) == []
+def test_a_plug_in_gives_the_directory_of_a_texts_shards(tree, monkeypatch):
+    tree.add("web", 3000)
+    asked = []
 
+    def tokenise(source, name, run):
+        asked.append((source, name, run.tokenizer))
+        return tree.root / "web"
 
-def test_hub_dataset_without_its_column_or_package_is_refused(tokenizer, tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"body": ["fox"]}).save_to_disk(str(tmp_path / "d"))
-    cfg = {
-        "hf_dataset_name": str(tmp_path / "d"),
-        "tokenizer_path": str(tokenizer),
-        "eos_token_id": 10,
-        "cache_dir": tmp_path / "cache",
-    }
-    with pytest.raises(PlanError, match="no column 'text', only body"):
-        resolve_plan(cfg | BATCH)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"nmoe-loader\[hf\]"):
-        resolve_plan(cfg | BATCH)
+    plug_in = SimpleNamespace(load=lambda: tokenise)
+    monkeypatch.setattr("loader.plan.text_sources.entry_points", lambda **_: [plug_in])
+    cfg = {"hf_dataset_name": "org/web", "tokenizer": "toy", "cache_dir": "cache"}
+    plan = resolve_plan(cfg | BATCH)
+    assert asked == [(TextSource(repo="org/web"), "web", "toy")]
+    assert (plan.sources[0].name, plan.sources[0].spec) == ("web", "hf:org/web")

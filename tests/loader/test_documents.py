@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from loader import DeterministicLoader, build_loader, resolve_plan, source_losses
-from loader.files.text_files import expand_braces
 from loader.order.policies import POLICIES
 from loader.plan.mixture import quotas
 from loader.plan.phases import read_phases
@@ -136,14 +135,6 @@ def test_mixtures_of_the_weighted_mixture_document_have_their_shares(tree, polic
     expected = quotas(1000, list(percent.values()))
     assert list(found.values()) == expected
     assert found == pytest.approx({name: 10 * value for name, value in percent.items()})
-
-
-def test_file_pattern_of_the_weighted_mixture_document_is_128_files():
-    pattern = "gs://bucket/openwebtext_train.{1..128}-of-128.jsonl.gz"
-    names = expand_braces(pattern)
-    assert (len(names), len(set(names))) == (128, 128)
-    assert names[0].endswith("train.1-of-128.jsonl.gz")
-    assert names[127].endswith("train.128-of-128.jsonl.gz")
 
 
 def test_resume_state_of_the_token_balance_document_is_read_as_printed(cfg):

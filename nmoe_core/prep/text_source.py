@@ -1,0 +1,132 @@
+"""Text of a trainer's run, tokenised once into a cache: the plug-in that `loader` finds.
+
+Text goes the way of all text: a source reads it, prep normalises and tokenises it, in order and in
+this process. A directory of the cache is named by the digest of the text and of the tokenizer, so
+changed text is tokenised anew beside the old. It appears whole or not at all; one process makes it
+and the others on this machine wait. `nmoe prep` is for more than a few gigabytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from loader.plan.settings import RunSettings
+from loader.plan.text_sources import TextSource
+from nmoe_core.base.atomic import fsync_dir
+from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.prep.run import prep_shards, write_manifest
+from nmoe_core.prep.settings import PrepSettings, shard_format
+from nmoe_core.sources.decompress import READERS
+from nmoe_core.sources.digests import keep_digests, recall_digests
+from nmoe_core.sources.records import Rows, Source
+from nmoe_core.sources.spec import SourceKind, SourceSpec, open_source
+from nmoe_core.text.tokenizer import Engine
+
+_KINDS: dict[str, SourceKind] = {
+    **dict.fromkeys((".jsonl", ".json"), "jsonl"),
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_MAX_DOC_TOKENS = 2**31
+_SHARD_TOKENS = 2**26
+
+
+def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
+    """The directory of a source's shards; see `loader.plan.text_sources.tokenised`.
+
+    Raises:
+        ConfigError: The settings do not go together.
+        SourceError: Text is missing, cannot be read, or changed meanwhile.
+        TokenizerError: The tokenizer is not known, cannot be read, or is not that of the settings.
+    """
+    cache = Path(run.required("cache_dir", name))
+    splits = {"train": _open(source, name, source.urls)}
+    if source.valid_urls:
+        splits["valid"] = _open(source, name, source.valid_urls)
+    settings = _settings(name, run)
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    digests = cache / f".{safe}-digests.json"
+    recall_digests(digests)
+    revisions = {split: [opened.revision(), repr(rows)] for split, (opened, rows) in splits.items()}
+    identity = [source.spec, revisions, repr(shard_format(settings)), settings.identity()]
+    target = cache / f"{safe}-{sha256_json(identity)[:16]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache):
+        keep_digests(digests, [p for opened, _ in splits.values() for p in opened.local_files()])
+        if not target.is_dir():
+            _make(target, splits, settings)
+    return target
+
+
+def _make(target: Path, splits: dict[str, tuple[Source, Rows]], settings: PrepSettings) -> None:
+    aside = target.with_name(f".{target.name}")
+    try:
+        for split, (source, rows) in splits.items():
+            prep_shards(source, rows, settings, aside / split)
+            write_manifest(settings, aside / split)
+    except NmoeError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    os.rename(aside, target)
+    fsync_dir(target.parent)
+
+
+def _settings(name: str, run: RunSettings) -> PrepSettings:
+    tokenizer = str(run.tokenizer_path or run.tokenizer)
+    engine: Engine = "quicktok" if tokenizer.startswith(("o200k", "cl100k_base")) else "tiktoken"
+    return PrepSettings(
+        name=name,
+        tokenizer=tokenizer,
+        engine=engine,
+        num_shards=1,  # so that documents stay in order
+        tokens_per_shard=_SHARD_TOKENS,
+        min_doc_tokens=1,
+        max_doc_tokens=_MAX_DOC_TOKENS,
+        max_bad_share=0.0,
+        vocabulary=run.vocabulary,
+    )
+
+
+def _open(source: TextSource, name: str, urls: Sequence[str]) -> tuple[Source, Rows]:
+    spec: dict[str, Any] = {"id": re.sub(r"\W", "_", name, flags=re.ASCII)}
+    if source.repo:
+        if source.revision and Path(source.repo).is_dir():
+            found = repr(source.revision)
+            raise ConfigError("a directory has no revision", where=source.spec, found=found)
+        spec |= {"hf_dataset": source.repo, "hf_subset": source.config or None}
+        spec |= {"hf_split": source.split, "hf_revision": source.revision or None}
+    else:
+        kinds = sorted({_kind(url) for url in urls})
+        if len(kinds) > 1:
+            raise ConfigError(
+                "files of several kinds in one source",
+                where=f"source {name!r}",
+                found=" and ".join(kinds),
+                do="make one source of each kind",
+            )
+        on_error = "replace" if kinds == ["files"] else "fail"
+        spec |= {"kind": kinds[0], "paths": tuple(urls), "on_error": on_error}
+    return open_source(SourceSpec(**spec, text_field=source.text_key), Path(), "train")
+
+
+def _kind(url: str) -> SourceKind:
+    path = PurePosixPath(url)
+    return _KINDS.get((path.with_suffix("") if path.suffix in READERS else path).suffix, "files")
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,295 @@
+"""Text that a trainer's run names is tokenised by prep, once, into a cache."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loader import build_loader, load_manifest, load_plan, open_shard, resolve_plan
+from loader.errors import NmoeError
+from nmoe_core.prep.run import PrepSettings, prep_shards
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import Rows
+
+tokenizers = pytest.importorskip("tokenizers")
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+EOS = 10
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    vocabulary = {word: i for i, word in enumerate([*WORDS, "<unk>", "<eos>"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<eos>"])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture
+def cfg(tokenizer: Path, tmp_path: Path) -> dict[str, Any]:
+    """A run over `t.jsonl`."""
+    write_lines(tmp_path / "t.jsonl", texts(0, 200))
+    return {
+        "configs": {"t": {"train_urls": [str(tmp_path / "t.jsonl")]}},
+        "weights": {"t": 1},
+        "tokenizer_path": str(tokenizer),
+        "eos_token_id": EOS,
+        "cache_dir": str(tmp_path / "cache"),
+        "batch_size": 1,
+        "seq_len": 16,
+    }
+
+
+def texts(seed: int, num_documents: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, 30))) for _ in range(num_documents)]
+
+
+def write_lines(path: Path, documents: list[str]) -> None:
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        file.writelines(json.dumps({"text": text, "id": 1}) + "\n" for text in documents)
+
+
+def stream_of(cfg: dict[str, Any], split: Any = "train") -> list[int]:
+    loader, _ = build_loader(cfg, backend="numpy", split=split)
+    return np.concatenate([inputs.ravel() for inputs, _ in loader]).tolist()
+
+
+def ids_of(documents: list[str]) -> list[int]:
+    return [i for text in documents for i in [*(WORDS.index(w) for w in text.split()), EOS]]
+
+
+def check_stream(found: list[int], documents: list[str]) -> None:
+    expected = ids_of(documents)
+    assert found == expected[: len(found)]
+    assert len(expected) - len(found) <= 16
+
+
+def made_in(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.glob("*") if not path.name.startswith("."))
+
+
+def refused(cfg: dict[str, Any]) -> NmoeError:
+    with pytest.raises(NmoeError) as caught:
+        resolve_plan(cfg)
+    assert "\n" not in caught.value.line()
+    return caught.value
+
+
+def test_a_data_set_is_tokenised_once_and_a_saved_plan_needs_no_text(
+    cfg: dict[str, Any], tmp_path: Path
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    hub = tmp_path / "bigcode" / "the-stack-v2"
+    datasets.Dataset.from_dict({"text": texts(0, 200)}).save_to_disk(str(hub))
+    del cfg["configs"], cfg["weights"]
+    cfg["datasets"] = [{"hf_name": str(hub)}]
+    check_stream(stream_of(cfg), texts(0, 200))
+    plan = resolve_plan(cfg)
+    assert (plan.sources[0].name, plan.sources[0].spec) == ("the-stack-v2", f"hf:{hub}")
+    assert plan.tokenizer.startswith("tokenizer-")
+    (made,) = made_in(tmp_path / "cache")
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*.*")}
+    saved = plan.base / "plan.json"
+    saved.write_text(plan.to_json())
+    hub.rename(tmp_path / "gone")
+    assert load_plan(saved) == plan
+    assert before.items() <= {p: p.stat().st_mtime_ns for p in made.rglob("*.*")}.items()
+
+
+def test_files_with_braces_gzip_and_a_valid_split_are_read_in_order(
+    cfg: dict[str, Any], tokenizer: Path, tmp_path: Path
+) -> None:
+    documents = texts(1, 90)
+    for i in range(3):
+        path = tmp_path / f"train.{i + 1}-of-3.jsonl.gz"
+        write_lines(path, documents[30 * i : 30 * (i + 1)])
+    write_lines(tmp_path / "held.jsonl", texts(2, 9))
+    urls = [f"{tmp_path}/train.{{1..3}}-of-3.jsonl.gz"]
+    held = [f"file://{tmp_path}/held.jsonl"]
+    cfg["configs"] = {"owt": {"train_urls": urls, "validation_urls": held}}
+    cfg |= {"weights": {"owt": 1}, "tokenizer_path": str(tokenizer.parent)}
+    check_stream(stream_of(cfg), documents)
+    check_stream(stream_of(cfg, "valid"), texts(2, 9))
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_a_text_file_is_one_document(cfg: dict[str, Any], tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    content = " ".join(WORDS * 4).encode()
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    check_stream(
+        stream_of(cfg | {"configs": {"t": {"train_urls": [str(path)]}}}), [content.decode()]
+    )
+
+
+def test_text_has_the_tokens_that_prep_gives_it(tmp_path: Path) -> None:
+    # Normalisation: composed letters, line ends and controls.
+    write_lines(tmp_path / "t.jsonl", ["cafe\u0301\r\nline\x00 two", "\ufeffa\x85b " * 40])
+    cfg = {
+        "configs": {"t": {"train_urls": [str(tmp_path / "t.jsonl")]}},
+        "weights": {"t": 1},
+        "tokenizer": "o200k_harmony",
+        "cache_dir": tmp_path / "cache",
+        "batch_size": 1,
+        "seq_len": 4,
+    }
+    resolve_plan(cfg)
+    source = JsonlSource("t", find_files(["t.jsonl"], tmp_path))
+    settings = PrepSettings("t", num_shards=1, min_doc_tokens=1)
+    prep_shards(source, Rows(), settings, tmp_path / "prep")
+    (made,) = made_in(tmp_path / "cache")
+    ours, theirs = (
+        open_shard(next(path.rglob("*.npy"))).tolist() for path in (made, tmp_path / "prep")
+    )
+    assert ours == theirs
+
+
+def test_changed_text_is_tokenised_anew_and_never_served_from_the_cache(
+    cfg: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jsonl"
+    check_stream(stream_of(cfg), texts(0, 200))
+    size = path.stat().st_size
+    write_lines(path, list(reversed(texts(0, 200))))
+    assert path.stat().st_size == size
+    check_stream(stream_of(cfg), list(reversed(texts(0, 200))))
+    assert len(made_in(tmp_path / "cache")) == 2
+
+
+def test_processes_that_start_together_make_one_copy(cfg: dict[str, Any], tmp_path: Path) -> None:
+    found: list[str] = []
+    ranks = [
+        threading.Thread(target=lambda: found.append(resolve_plan(cfg).plan_hash)) for _ in range(3)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    assert len(made_in(tmp_path / "cache")) == 1
+
+
+def test_manifests_have_the_names_and_sizes_that_the_run_gives(
+    cfg: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = resolve_plan(cfg | {"tokenizer": "words", "vocab_size": 64})
+    assert (plan.tokenizer, plan.vocab_size, plan.eos_token_id) == ("words", 64, EOS)
+    (made,) = made_in(tmp_path / "cache")
+    assert load_manifest(made / "train" / "manifest.json").vocab_size == 64
+    assert refused(cfg | {"vocab_size": 5}).code == "E-TOKENIZER-DRIFT"
+
+
+def test_a_commit_of_the_hub_needs_no_look_up(
+    cfg: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": texts(0, 50)}).to_iterable_dataset()
+    asked: list[object] = []
+
+    def dataset_info(_: object, repo: str, revision: str | None) -> SimpleNamespace:
+        asked.append((repo, revision))
+        return SimpleNamespace(sha=COMMIT)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    streams = []
+    for named in ({"revision": COMMIT}, {"revision": "v1"}, {}):
+        streams.append(stream_of(cfg | {"configs": {"t": {"id": "org/name"} | named}}))
+    assert streams[0] == streams[1] == streams[2]
+    assert asked[0] == ("org/name", "v1")
+    assert ("org/name", COMMIT) not in asked
+
+
+@pytest.mark.parametrize(
+    ("content", "url", "words"),
+    [
+        ("[1]\n", "a.jsonl", ["a.jsonl:1"]),
+        ('{"text": "fox"}\n{"text"', "a.jsonl", ["a.jsonl:2"]),
+        ('{"text": 5}\n', "a.jsonl", ["a.jsonl:1", "text"]),
+        ('{"body": "fox"}\n', "a.jsonl", ["a.jsonl:1", "text"]),
+        ('{"text": "fox <eos>"}\n', "a.jsonl", ["EOS inside a text"]),
+        ("\n", "a.jsonl", ["no document"]),
+        ("", "missing.jsonl", ["missing.jsonl"]),
+        ("", "*.parquet", ["no such file", "*.parquet"]),
+        ("", "{a,b}.{jsonl,txt}", ["no such file"]),
+    ],
+)
+def test_files_that_hold_no_text_are_refused_and_leave_nothing(
+    cfg: dict[str, Any], tmp_path: Path, content: str, url: str, words: list[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    error = refused(cfg | {"configs": {"t": {"train_urls": [str(tmp_path / url)]}}})
+    for word in words:
+        assert word in str(error)
+    assert made_in(tmp_path / "cache") == []
+
+
+def test_files_of_two_kinds_in_one_source_are_refused(cfg: dict[str, Any]) -> None:
+    error = refused(cfg | {"configs": {"t": {"train_urls": ["a.jsonl", "b.txt"]}}})
+    assert "files and jsonl" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"eos_token_id": None}, "E-TOKENIZER-FILE", "eos_token_id is missing"),
+        ({"tokenizer_path": "gpt9"}, "E-TOKENIZER-NAME", "unknown tokenizer"),
+        ({"tokenizer_path": "damaged/tokenizer.json"}, "E-TOKENIZER-FILE", "damaged"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused(
+    cfg: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    code: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "tokenizer.json").write_text("{")
+    error = refused(cfg | change)
+    assert error.code == code
+    assert words in str(error)
+
+
+def test_what_cannot_be_fetched_is_refused_in_one_line(
+    cfg: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*_: object, **__: object) -> None:
+        raise OSError("Max retries exceeded\nwith url: /encodings")
+
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", no_network)
+    hub = {"configs": {"t": {"id": "org/name", "revision": COMMIT}}}
+    assert refused(cfg | hub).code == "E-SOURCE-NETWORK"
+    fetched = SimpleNamespace(from_pretrained=no_network, from_file=no_network)
+    monkeypatch.setattr(tokenizers, "Tokenizer", fetched)
+    error = refused(cfg | {"tokenizer_path": "org/other"})
+    assert error.code == "E-TOKENIZER-FILE"
+    assert "org/other" in str(error)
+    assert "Max retries exceeded with url" in str(error)
+
+
+def test_a_directory_with_a_revision_or_without_the_column_is_refused(
+    cfg: dict[str, Any], tmp_path: Path
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"body": ["fox"]}).save_to_disk(str(tmp_path / "d"))
+    data = {"id": str(tmp_path / "d")}
+    assert "text" in str(refused(cfg | {"configs": {"t": data}}))
+    error = refused(cfg | {"configs": {"t": data | {"revision": "v2"}}})
+    assert "a directory has no revision; found 'v2'" in str(error)
