@@ -65,7 +65,7 @@ def of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
     if not isinstance(inner, Mapping | None):
         raise ConfigError("not a table", where=f"{where}: data", found=type(inner).__name__)
     for key, value in table.items():
-        if key in KEYS or key in ("data", "base") or _is_trainers(key):
+        if key in KEYS or key in ("data", "base") or is_trainers(key):
             continue
         if not _is_table(value) or _is_slip(key, table):
             raise _unknown(key, where, "; put what is not the loader's into a table of its own")
@@ -94,7 +94,8 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str] = KEYS) -> dict[str, A
     return {key: table[key] for key in keys if table.get(key) is not None and table[key] != ""}
 
 
-def _is_trainers(key: str) -> bool:
+def is_trainers(key: str) -> bool:
+    """Whether a flat key is a trainer's own, which no loader reads."""
     return key in _TRAINER_KEYS or str(key).startswith(_TRAINER_PREFIX)
 
 

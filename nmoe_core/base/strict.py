@@ -66,7 +66,7 @@ def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
         info = model.model_fields.get(str(part))
         if info is not None:
             model = nested_model(info.annotation) or model
-    return set(model.model_fields)
+    return set(model.model_fields) | getattr(model, "also_known", frozenset())
 
 
 def nested_model(annotation: Any) -> type[BaseModel] | None:

@@ -1,8 +1,9 @@
 """The run configuration: one TOML, checked whole before anything is read or written.
 
-The flat keys at the top are those a trainer's `build_loader` reads from the same file; the tables
-belong to the platform's tasks. Relative paths start at the project directory: the nearest
-ancestor of the file that holds workspace.yaml, pyproject.toml or .git, else the file's own.
+The flat keys at the top and `[data]` are the loader's: a trainer's `build_loader` reads them from
+the same file, by the same rules. The other tables belong to the platform's tasks. Relative paths
+start at the project directory: the nearest ancestor of the file that holds workspace.yaml,
+pyproject.toml or .git, else the file's own.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from pydantic import Field
-
+from loader.keys import is_trainers, settings_of_table
+from loader.plan.settings import KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
@@ -32,44 +33,20 @@ from nmoe_core.config.tables import (
     ChecksTable,
     ComputeTable,
     CurationTable,
-    PathText,
     PrepTable,
     RetentionTable,
 )
 from nmoe_core.config.tree import Tree
 
+# Values of the loader's keys that a run need not set.
+LOADER_DEFAULTS = {"seq_len": 4096, "batch_size": 8, "tokenizer": DEFAULT_TOKENIZER}
+
 
 class RunConfig(StrictModel):
-    """One run of the platform."""
+    """The tables of a run that belong to the platform."""
 
-    root: PathText | None = None
-    data_root: PathText | None = None
-    """Directory of token shards."""
-    data_path: str | None = None  # the loader's own, which may be a URL
-    mixture_toml: PathText | None = None
-    """Mixture of sources."""
-    flow_profiles_toml: PathText | None = None
-    """Profiles of the flows."""
-    flow_mode: str | None = None
-    """Flow: which mixtures are trained on, and on how many tokens."""
-    active_params_b: float | None = Field(default=None, gt=0)
-    tokenizer: str = DEFAULT_TOKENIZER
-    """Name of a tiktoken encoding."""
-    vocab_size: int | None = None
-    """Refused unless it is the tokenizer's."""
-    eos_token_id: int | None = None
-    """Refused unless it is the tokenizer's."""
-    seq_len: int = Field(default=4096, ge=1)
-    batch_size: int = Field(default=8, ge=1)
-    steps: int = Field(default=0, ge=0)
-    seed: int = 42
-    policy: Literal["swrr", "block", "least_consumed", "weighted_random", "epoch_weighted"] = "swrr"
-    on_exhaust: Literal["first_exhausted", "all_exhausted", "wrap"] = "all_exhausted"
-    window_stride: Literal["seq_len", "seq_len+1"] = "seq_len"
-    packing: Literal["concat", "best_fit"] = "concat"
-    shuffle: bool = False
-    max_epochs: int = Field(default=0, ge=0)
-    allow_unmanifested: bool = False
+    also_known: ClassVar = frozenset((*KEYS, "data"))  # the loader's keys, for a hint
+
     prep: PrepTable = PrepTable()
     compute: ComputeTable = ComputeTable()
     oracle: OracleTable = OracleTable()
@@ -93,6 +70,8 @@ class Run:
         roots: Directories and files of the tree that lie elsewhere, by their names in `Tree`.
 
     Attributes:
+        config: The platform's tables.
+        loader: The loader's settings; their paths are absolute.
         rubric: That of `[oracle] rubric`.
         tree: Where its files lie.
         has_file: Whether it was read from a TOML file.
@@ -113,34 +92,52 @@ class Run:
         self.path = Path("nmoe") if path is None else Path(path).resolve()
         self.base = Path.cwd() if path is None else project_dir(self.path)
         table = {} if path is None else read_toml(self.path)
-        config = validate(RunConfig, table, self.path)
+        self.config, self.loader = self._checked(table, self.path)
         if settings:
-            config = validate(RunConfig, with_settings(table, settings), "command line")
-        self.config, self._built_with = config, (path, dict(settings or {}), dict(roots or {}))
-        self.rubric = Rubric.load(find_rubric(config.oracle.rubric, self.base))
+            if isinstance(table.get("data"), Mapping):  # its keys would hide the settings
+                data = {k: v for k, v in table["data"].items() if k not in settings}
+                table = table | {"data": data}
+            table = with_settings(table, settings)
+            self.config, self.loader = self._checked(table, Path("command line"))
+        self._built_with = path, dict(settings or {}), dict(roots or {})
+        self.rubric = Rubric.load(find_rubric(self.config.oracle.rubric, self.base))
         for key in ("mixture_toml", "flow_profiles_toml"):
             self._require_file(key)
-        root = self._root() if path is not None or config.root else self.base
-        named = config.data_root, config.backbone.checkpoint
-        tree = Tree.below(root, *(self.resolve(path) if path else None for path in named))
+        checkpoint = self.config.backbone.checkpoint
+        tree = Tree.below(
+            self._root() if self.has_file or self.loader.root else self.base,
+            self.loader.data_root,
+            self.resolve(checkpoint) if checkpoint else None,
+        )
         self.tree = self.paths = replace(tree, **(roots or {}))  # `paths` until all say `tree`
+
+    def _checked(self, table: Mapping[str, Any], where: Path) -> tuple[RunConfig, RunSettings]:
+        of_loader = {k: v for k, v in table.items() if k in KEYS or k == "data" or is_trainers(k)}
+        own = {key: value for key, value in table.items() if key not in of_loader}
+        config = validate(RunConfig, own, where)
+        return config, settings_of_table(LOADER_DEFAULTS | of_loader, where, self.base)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Run:
         """The same run with other values, by their dotted keys."""
         path, before, roots = self._built_with
         return Run(path, before | dict(settings), roots)
 
+    @property
+    def tokenizer(self) -> str:
+        """Name of the tokenizer of its shards."""
+        return self.loader.tokenizer or DEFAULT_TOKENIZER
+
     def resolve(self, path: str) -> Path:
         """A path of the configuration, absolute."""
         return self.base / path
 
-    def required(self, key: str) -> str:
-        """A top-level value that this command cannot do without.
+    def required(self, key: str) -> Any:
+        """A value of the loader's that this command cannot do without.
 
         Raises:
             ConfigError: It is not set (E-CONFIG-MISSING).
         """
-        value = getattr(self.config, key)
+        value = getattr(self.loader, key)
         if value is None:
             raise ConfigError(
                 f"{key} is not set", where=self.path, do=f"add {key}", code="E-CONFIG-MISSING"
@@ -148,21 +145,21 @@ class Run:
         return value
 
     def _require_file(self, key: str) -> None:
-        named = getattr(self.config, key)
-        if named is not None and not self.resolve(named).is_file():
+        named = getattr(self.loader, key)
+        if named is not None and not named.is_file():
             raise ConfigError(
                 f"{key} names no file",
                 where=self.path,
-                found=self.resolve(named),
+                found=named,
                 do="write it, or copy one that `nmoe init` makes",
                 code="E-CONFIG-MISSING",
             )
 
     def _root(self) -> Path:
-        if self.config.root is not None:
-            return self.resolve(self.config.root)
-        if self.config.data_root is not None:
-            return self.resolve(self.config.data_root).parent
+        if self.loader.root is not None:
+            return self.loader.root
+        if self.loader.data_root is not None:
+            return self.loader.data_root.parent
         raise ConfigError(
             "neither root nor data_root is set", where=self.path, code="E-CONFIG-MISSING"
         )

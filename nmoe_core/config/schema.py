@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from loader.plan.settings import KEYS, RunSettings
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import nested_model
-from nmoe_core.config.run import RunConfig
+from nmoe_core.config.run import LOADER_DEFAULTS, RunConfig
 from nmoe_core.config.tables import IS_LOCAL
+
+_LOADER_HELP = {
+    "data_root": "Directory of token shards.",
+    "mixture_toml": "Mixture of sources.",
+    "flow_profiles_toml": "Profiles of the flows.",
+    "flow_mode": "Flow: which mixtures are trained on, and on how many tokens.",
+    "tokenizer": "Name of a tiktoken encoding.",
+    "vocab_size": "Refused unless it is the tokenizer's.",
+    "eos_token_id": "Refused unless it is the tokenizer's.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +55,11 @@ class Key:
         Raises:
             ConfigError: It stands for no value of this key.
         """
-        if self.is_path:  # whether it can be one, the run says with its own error
-            return text
+        if self.annotation is Any:
+            with contextlib.suppress(tomllib.TOMLDecodeError):
+                return tomllib.loads(f"value = {text}")["value"]
+        if self.annotation is Any or self.is_path:
+            return text  # the run judges it, with an error of its own
         of_one = TypeAdapter(get_args(self.annotation)[0] if self.is_list else self.annotation)
         try:
             if self.is_list:
@@ -56,7 +73,7 @@ class Key:
 @functools.cache
 def run_keys() -> dict[str, Key]:
     """Every key of the run configuration by its dotted name."""
-    return {key.name: key for key in _keys(RunConfig, "")}
+    return {key.name: key for key in (*_loader_keys(), *_keys(RunConfig, ""))}
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -76,6 +93,19 @@ def setting(text: str) -> tuple[str, Any]:
     if table is None or get_origin(table.annotation) is not dict:
         return name, value
     return name, Key(name, get_args(table.annotation)[1], None, "", False).typed(value)
+
+
+def _loader_keys() -> Iterator[Key]:
+    types = get_type_hints(RunSettings)
+    defaults = {field.name: field.default for field in fields(RunSettings)} | LOADER_DEFAULTS
+    for name, rules in KEYS.items():
+        annotation = Literal[rules.choices] if rules.choices else types[name]
+        if Path in rules.types:
+            annotation = str
+        is_path = Path in rules.types and str not in rules.types  # the others may be URLs
+        annotation = Any if name == "phases" else annotation
+        help_text = _LOADER_HELP.get(name, "")
+        yield Key(name, annotation, defaults[name], help_text, is_path)
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:

@@ -111,7 +111,7 @@ def _shards_with(run: Run, ingest_id: str) -> Iterator[Shard]:
 
 def _text(run: Run, file: ShardFile, document: int) -> str:
     start, end = file.spans[document].tolist()
-    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
     return beginning(file.tokens[start : end - 1], tokenizer, TEXT_TOKENS).text
 
 

@@ -43,10 +43,10 @@ class SourcePlan:
 def run_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
     """The stages of the run's flow, with token targets and source weights."""
     return resolve_stages(
-        run.resolve(run.required("mixture_toml")),
-        run.resolve(run.required("flow_profiles_toml")),
+        run.required("mixture_toml"),
+        run.required("flow_profiles_toml"),
         flow or run.required("flow_mode"),
-        run.config.active_params_b,
+        run.loader.active_params_b,
     )
 
 
@@ -72,7 +72,7 @@ def run_sources(
     if not stages:
         known = ", ".join(s.name for s in run_stages(run, flow))
         raise ConfigError("flow has no such stage", where=run.path, found=stage, expected=known)
-    mixture_toml = run.resolve(run.required("mixture_toml"))
+    mixture_toml = run.required("mixture_toml")
     tables = read_toml(mixture_toml)["mixtures"]
     specs: dict[str, SourceSpec] = {}
     shares: dict[str, float] = {}
@@ -102,7 +102,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     return PrepSettings(
         name=source.name,
         version=prep.version,
-        tokenizer=config.tokenizer,
+        tokenizer=run.tokenizer,
         num_shards=prep.num_shards if is_train else prep.num_valid_shards,
         tokens_per_shard=prep.tokens_per_shard,
         min_doc_tokens=prep.min_doc_tokens,
@@ -111,8 +111,8 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         on_error=source.spec.on_error,
         max_bad_share=source.spec.max_bad_share,
         reading_digest=source.spec.reading_digest(split),
-        vocab_size=config.vocab_size,
-        eos_token_id=config.eos_token_id,
+        vocab_size=run.loader.vocab_size,
+        eos_token_id=run.loader.eos_token_id,
         compute=config.compute.for_work(workers=prep.workers),
         engine=prep.engine,
     )

@@ -31,7 +31,7 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Result:
         # New topics would move old documents: an order that keeps its past keeps its model.
         result = open_topics(run, sources)
     else:
-        settings = TopicSettings(table.num_topics, run.config.seed, table.sample_documents)
+        settings = TopicSettings(table.num_topics, run.loader.seed, table.sample_documents)
         result = fit_topic_model(run.tree, sources, embeddings, settings)
     model = load_topic_model(run.tree.topic_model)
     pictures = topic_pictures(run, sources, embeddings, model, _window(run))
@@ -91,7 +91,7 @@ def curate_settings(run: Run, source: str) -> CurateSettings:
     return CurateSettings(
         include=table.include,
         order="insert_only" if insert_only else table.order,
-        seed=config.seed,
+        seed=run.loader.seed,
         epoch=table.epoch,
         seq_len=_window(run),
         loader=table.loader,
@@ -103,9 +103,8 @@ def curate_settings(run: Run, source: str) -> CurateSettings:
 
 
 def _window(run: Run) -> int:
-    config = run.config
-    stride = config.seq_len + (config.window_stride == "seq_len+1")
-    return config.curation.seq_len or stride
+    stride = run.loader.seq_len + (run.loader.window_stride == "seq_len+1")
+    return run.config.curation.seq_len or stride
 
 
 def _table(run: Run) -> EmbeddingTable:

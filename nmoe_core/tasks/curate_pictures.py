@@ -116,7 +116,7 @@ def _draw_topics(
     from nmoe_core.curate.topics.terms import typical_terms
     from nmoe_core.plots import cloud_plot, k_plot
 
-    seed = run.config.seed
+    seed = run.loader.seed
     rows, lengths, texts = _sample(run, sources, table)
     labels = nearest_topics(rows, model.centroids).astype(np.int64)
     terms = typical_terms(texts, labels, len(model.centroids))
@@ -138,11 +138,11 @@ def _sample(
     from nmoe_core.curate.topics.embed import embed_documents
     from nmoe_core.text.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
     manifests = [load_manifest(run.tree.manifest(name)) for name in sorted(sources)]
     blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
     lengths, texts = [np.empty(0, np.int64)], []
-    for file, spans in sampled_documents(run.tree, manifests, _SAMPLE_DOCUMENTS, run.config.seed):
+    for file, spans in sampled_documents(run.tree, manifests, _SAMPLE_DOCUMENTS, run.loader.seed):
         blocks += embed_documents(file.tokens, spans, table)
         lengths.append(spans[:, 1] - spans[:, 0])
         for start, end in spans.tolist():

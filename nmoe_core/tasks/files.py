@@ -46,7 +46,7 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     from nmoe_core.labels.oracles import make_oracle
 
     table, rubric = run.config.oracle, run.rubric
-    tokenizer, most = load_tokenizer(run.config.tokenizer), table.max_doc_tokens
+    tokenizer, most = load_tokenizer(run.tokenizer), table.max_doc_tokens
     if file.is_text:
         texts = JsonlTexts(file.path, file.text_field, file.id_field)
         documents = jsonl_documents(texts, tokenizer, most)
@@ -75,7 +75,7 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 
     table, tree = run.config.grading, run.tree
     if file.is_text:
-        tokenizer = load_tokenizer(run.config.tokenizer)
+        tokenizer = load_tokenizer(run.tokenizer)
         documents = TextInput(file.path, tokenizer, file.text_field, file.id_field)
     else:
         documents = DocIdInput(read_slice(file.path), tree.data, file.sample)

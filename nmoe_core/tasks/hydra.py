@@ -83,7 +83,7 @@ def label_slices(
             raise ConfigError("no such slice", found=key, expected=f"{known[0]} to {known[-1]}")
     paths, table = run.paths, run.config.oracle
     combine_slices(paths.slices, sources)
-    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
     make = functools.cache(lambda asked: make_oracle(table, asked, run.resolve))
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
     outputs = {}
@@ -282,7 +282,7 @@ def _eos_token_id(run: Run) -> int:
     """The tokenizer's; where no file names a tokenizer, what the shards say."""
     if not run.has_file:
         return eos_of(run.tree.data)
-    return load_tokenizer(run.config.tokenizer, run.config.prep.engine).eos_token_id
+    return load_tokenizer(run.tokenizer, run.config.prep.engine).eos_token_id
 
 
 def load_backbone(run: Run) -> Transformer:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from loader.files.format import MANIFEST_NAME
 from loader.plan.build import build_plan
 from loader.plan.check import check_steps
-from loader.plan.settings import PlanSettings
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -21,16 +20,16 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         PlanError: A curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks
             for more steps than the flow has (E-PLAN-STEPS).
     """
-    config, paths = run.config, run.paths
+    paths = run.tree
     plan = build_plan(
         run_stages(run),
         {name: paths.curated / name / "train" / MANIFEST_NAME for name in sources},
-        plan_settings(run),
+        run.loader,
         root=paths.root,
-        plan_id=f"{run.path.stem}:{config.flow_mode}",
+        plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
         valid={name: paths.split(name, "valid") / MANIFEST_NAME for name in valid_sources},
     ).placed_in(paths.plan.parent)
-    check_steps(plan, config.steps, run.path)
+    check_steps(plan, run.loader.steps, run.path)
     payload = plan.to_json().encode()
     changed = not paths.plan.is_file() or paths.plan.read_bytes() != payload
     if changed:
@@ -47,22 +46,3 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         **quotas,
     }
     return Result(plan.plan_hash, facts | {"path": str(paths.plan)})
-
-
-def plan_settings(run: Run) -> PlanSettings:
-    """What the run asks of its plan."""
-    config = run.config
-    return PlanSettings(
-        seq_len=config.seq_len,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        policy=config.policy,
-        window_stride=config.window_stride,
-        on_exhaust=config.on_exhaust,
-        packing=config.packing,
-        shuffle=config.shuffle,
-        max_epochs=config.max_epochs,
-        tokenizer=config.tokenizer,
-        vocab_size=config.vocab_size,
-        eos_token_id=config.eos_token_id,
-    )

@@ -88,7 +88,7 @@ def _label_rows(lines: Iterable[bytes]) -> Iterator[Row]:
 
 
 def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
-    tokenizer = load_tokenizer(run.config.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
     reader = DocumentReader(run.paths.data)
     texts = []
     for doc_id in doc_ids:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from loader.plan.settings import PlanSettings
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.calibration.decide import GRADE_CODE
 from nmoe_core.config.run import Run
@@ -23,7 +24,6 @@ from nmoe_core.labels.slices import SLICE_CODE
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
 from nmoe_core.prep.settings import PREP_CODE
 from nmoe_core.tasks.curate import curate_settings
-from nmoe_core.tasks.plan import plan_settings
 
 SLICES, TOPICS = SLICE_CODE, ASSIGN_CODE  # they read no setting
 # How an oracle is reached and how often it is asked; a place does not change what it answers.
@@ -56,7 +56,7 @@ def labels(run: Run) -> str:
         asked["engine"] = table.engine.model_dump(mode="json", exclude=hidden["engine"])
     if table.kind == "http" and table.http is not None:
         asked["http"] = table.http.model_dump(mode="json", exclude=hidden["http"])
-    return _version(LABEL_CODE, [run.config.tokenizer, asked])
+    return _version(LABEL_CODE, [run.tokenizer, asked])
 
 
 def head(run: Run, kind: Literal["probe", "judge"]) -> str:
@@ -80,7 +80,7 @@ def grades(run: Run) -> str:
 def topic_model(run: Run) -> str:
     """Of the topic model."""
     table = run.config.curation
-    return _version(MODEL_FORMAT, [table.num_topics, table.sample_documents, run.config.seed])
+    return _version(MODEL_FORMAT, [table.num_topics, table.sample_documents, run.loader.seed])
 
 
 def curated(run: Run, source: str) -> str:
@@ -98,8 +98,10 @@ def curated_manifest(run: Run, source: str) -> str:
 def loader_plan(run: Run) -> str:
     """Of the loader plan."""
     stages = [dataclasses.asdict(stage) for stage in run_stages(run)]
-    settings = {k: v for k, v in dataclasses.asdict(plan_settings(run)).items() if v != ()}
-    return _version("plan/1", [run.path.stem, run.config.flow_mode, stages, settings])
+    made_by = dataclasses.asdict(run.loader)
+    names = [field.name for field in dataclasses.fields(PlanSettings)]
+    settings = {name: made_by[name] for name in names if made_by[name] != ()}
+    return _version("plan/1", [run.path.stem, run.loader.flow_mode, stages, settings])
 
 
 def _version(code: str, settings: Any) -> str:

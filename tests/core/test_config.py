@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.order.policies import POLICIES
-from loader.plan.settings import KEYS
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError, SourceError
-from nmoe_core.base.strict import validate
 from nmoe_core.config.counts import parse_count
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.run import Run, RunConfig
+from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.spec import open_source
 
@@ -75,7 +72,7 @@ def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
 )
 def test_each_flow_has_the_documented_number_of_tokens(flow: str, tokens_b: list[float]) -> None:
     run = Run(ROOT / "configs" / "moonlet.toml")
-    assert run.config.active_params_b == 2.0
+    assert run.loader.active_params_b == 2.0
     stages = run_stages(run, flow)
     assert [stage.num_tokens / 1e9 for stage in stages] == pytest.approx(tokens_b, rel=1e-9)
     assert [stage.name for stage in stages] == ["pretrain", "mid", "long"][: len(tokens_b)]
@@ -83,7 +80,7 @@ def test_each_flow_has_the_documented_number_of_tokens(flow: str, tokens_b: list
 
 def test_the_shipped_mixture_has_the_published_sources_and_sizes() -> None:
     run = Run(ROOT / "configs" / "moonlet.toml")
-    mixtures = read_toml(run.resolve(run.required("mixture_toml")))["mixtures"]
+    mixtures = read_toml(run.required("mixture_toml"))["mixtures"]
     sizes = {
         name: (len(table["sources"]), round(sum(s["tokens_b"] for s in table["sources"]), 3))
         for name, table in mixtures.items()
@@ -132,12 +129,21 @@ def test_temperature_makes_quotas_the_weight_to_the_power_of_its_inverse(
     assert [source.max_tokens for source in sources] == pytest.approx(expected, abs=1)
 
 
-def test_a_run_takes_every_value_that_the_loader_takes() -> None:
-    run = Run(ROOT / "configs" / "moonlet.toml")
-    for key, values in (("policy", POLICIES), ("packing", KEYS["packing"].choices)):
-        for value in values:
-            table = run.config.model_dump() | {key: value}
-            assert getattr(validate(RunConfig, table, "run"), key) == value
+def test_a_run_and_a_trainer_read_one_file_with_the_same_rules(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'root = "out"\nsteps = 40\nvalidation_every = 5\nanneal_start_step = 30\n'
+        "anneal_weights = {web = 3.0, notes = 1.0}\n[data]\nseq_len = 128\n[prep]\nworkers = 2\n"
+    )
+    run = Run(path)
+    (phase,) = run.loader.phases
+    assert (phase.start_step, dict(phase.weights)) == (30, {"web": 3.0, "notes": 1.0})
+    assert (run.loader.seq_len, run.loader.batch_size, run.loader.steps) == (128, 8, 40)
+    assert run.with_settings({"seq_len": 64}).loader.seq_len == 64
+    for text, says in (("[data]\nseq_length = 1", "seq_len"), ("seq_lenn = 1", "seq_len")):
+        path.write_text(f'root = "out"\n{text}\n')
+        with pytest.raises(ConfigError, match=f"did you mean '{says}'"):
+            Run(path)
 
 
 def test_a_source_that_names_no_dataset_is_refused_when_it_is_opened() -> None:

@@ -9,6 +9,7 @@ from typing import Any, get_origin
 
 import pytest
 
+from loader.plan.settings import KEYS
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import build_parser, main
 from nmoe_core.cli.flags import run_of
@@ -51,7 +52,8 @@ def other_value(key: Key) -> str:
     return "0.125" if isinstance(key.default, float) else "16"
 
 
-def value_at(config: Any, name: str) -> Any:
+def value_at(run: Run, name: str) -> Any:
+    config: Any = run.loader if name in KEYS else run.config
     for part in name.split("."):
         config = config[part] if isinstance(config, dict) else getattr(config, part)
     return config
@@ -66,14 +68,16 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", run_keys())
+@pytest.mark.parametrize("name", [key.name for key in run_keys().values() if key.annotation != Any])
 def test_set_takes_every_key_of_the_schema_with_its_type(name: str) -> None:
     key = run_keys()[name]
     before = WHOLE | ({"curation.stability": "resume"} if "resume_from" in name else {})
     name += ".web" * (get_origin(key.annotation) is dict)
     found, value = setting(f"{name}={other_value(key)}")
     run = Run(None, before | {found: value})
-    assert value_at(run.config, name) == value != key.default
+    is_path = name in KEYS and Path in KEYS[name].types
+    taken = Path(value).resolve() if is_path else value
+    assert value_at(run, name) == taken != key.default
 
 
 def verbs(
@@ -107,7 +111,8 @@ def test_each_flag_overrides_the_run(config: Path, verb: tuple[str, ...], given:
     parse = build_parser().parse_args
     words = [*verb, "--config", str(config), *(["head.pt"] if verb[-1] == "import-pt" else [])]
     before, after = run_of(parse(words)), run_of(parse([*words, *given]))
-    assert (after.config, after.tree) != (before.config, before.tree)
+    parts = [(run.config, run.loader, run.tree) for run in (before, after)]
+    assert parts[0] != parts[1]
 
 
 def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
@@ -155,3 +160,8 @@ def test_a_flag_of_the_other_kind_of_input_is_refused(
 def test_an_unknown_setting_without_a_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'workers'"):
         Run(None, dict([setting("prep.worker=4")]))
+
+
+def test_set_takes_phases_as_the_toml_does() -> None:
+    run = Run(None, dict([setting("phases=[{start_step = 5, dataset_weights = {web = 1}}]")]))
+    assert [phase.start_step for phase in run.loader.phases] == [5]
