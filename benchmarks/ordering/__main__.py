@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.ordering.profiles import make
 from nmoe_core.curate.diversity.measure import Metrics, ceilings, compare, measure
-from nmoe_core.curate.diversity.windows import cut_windows, window_contents
+from nmoe_core.curate.diversity.windows import cut_windows
 from nmoe_core.curate.order import deal, golden, insert_only, stratified, window_fill
 
 SEQ_LEN = 131_072
@@ -148,9 +148,8 @@ def _measured(order: np.ndarray, topics: np.ndarray, tokens: np.ndarray, loader)
 
 def _least_shared(topics: np.ndarray, tokens: np.ndarray) -> int:
     """Least topics of a full window (flush) that no one topic fills to 99.9 %."""
-    cut = cut_windows(tokens, SEQ_LEN, "flush")
-    held = window_contents(topics, tokens, SEQ_LEN, "flush", cut)
-    largest = np.zeros(cut.num_windows(), np.int64)
+    held = cut_windows(topics, tokens, SEQ_LEN, "flush")
+    largest = np.zeros(len(held.num_topics()), np.int64)
     np.maximum.at(largest, held.window, held.tokens)
     is_shared = largest < 0.999 * np.bincount(held.window, weights=held.tokens)
     return int(held.num_topics()[:-1][is_shared[:-1]].min())

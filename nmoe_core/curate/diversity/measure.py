@@ -3,7 +3,7 @@
 Both ways to fill a window are measured (see `windows`). An order cannot pass the ceiling of its
 data, so every figure comes with its percent of the ceiling, and every order stands beside the
 source order and a shuffle. The figures say what windows hold, not what a model makes of it.
-Costs a few sorts an order: about a second for a million documents.
+Costs a few sorts per order: about a second for a million documents.
 """
 
 from __future__ import annotations
@@ -15,33 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.diversity.windows import (
     METRICS,
-    Contents,
     Metric,
+    Windows,
+    checked_documents,
     cut_windows,
-    window_contents,
 )
 from nmoe_core.curate.order import arrange
 from nmoe_core.curate.order.spacing import by_cluster
-
-__all__ = [
-    "METRICS",
-    "SCALES",
-    "Ceilings",
-    "Metric",
-    "Metrics",
-    "WindowDiversity",
-    "ceilings",
-    "compare",
-    "compare_orders",
-    "diversity_ceiling",
-    "measure",
-    "scales",
-    "window_diversity",
-    "window_topics",
-]
 
 SCALES = (2048, 8192, 32_768, 131_072)
 _ALIGNMENTS = 8
@@ -49,27 +31,17 @@ _PARTS = 20  # of the epoch, for the drift of length
 
 
 @dataclass(frozen=True, slots=True)
-class WindowDiversity:
-    """Distinct topics a window, over all windows of an order.
-
-    `min_full` is over windows that were filled or closed; the last window may be partial and is
-    reported alone. `std` is that of the population. `percent_of_ceiling` is `mean` over `ceiling`.
-    """
-
-    num_windows: int
-    mean: float
-    min_full: int
-    last: int
-    std: float
-    ceiling: float
-    percent_of_ceiling: float
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics(WindowDiversity):
+class Metrics:
     """What the windows of an order are composed of.
 
     Attributes:
+        num_windows: Windows, the last and perhaps partial one included.
+        mean: Mean distinct topics of a window, over all windows.
+        min_full: Least distinct topics of a window that was filled or closed.
+        last: Distinct topics of the last window.
+        std: Deviation of distinct topics, that of the population.
+        ceiling: The highest mean that an order of these documents can have.
+        percent_of_ceiling: `mean` over `ceiling`.
         p1: First percentile of distinct topics over full windows.
         kl_mean: Mean over windows of KL(tokens of each topic in the window || in all), nats.
         kl_p99: Its 99th percentile.
@@ -85,6 +57,13 @@ class Metrics(WindowDiversity):
         min_over_alignments: Least `min_full` when windows begin at each eighth of a window.
     """
 
+    num_windows: int
+    mean: float
+    min_full: int
+    last: int
+    std: float
+    ceiling: float
+    percent_of_ceiling: float
     p1: float
     kl_mean: float
     kl_p99: float
@@ -132,20 +111,26 @@ def measure(
         loader: How windows are filled.
 
     Raises:
-        CurationError: Arrays differ, or a length is below 1 (E-CURATION-WINDOWS).
+        CurationError: As `cut_windows`.
     """
-    clusters, tokens = _checked(doc_clusters, doc_tokens, seq_len)
+    clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):
         return None
     clusters, tokens = clusters[order], tokens[order]
-    cut = cut_windows(tokens, seq_len, loader)
-    contents = window_contents(clusters, tokens, seq_len, loader, cut)
-    basic = _basic(contents.num_topics(), cut.last_fill, clusters, tokens, seq_len, loader)
-    counts = contents.num_topics()
-    full = counts[: max(1, len(counts) - (cut.last_fill < seq_len))]
-    divergence = _divergence(contents)
+    windows = cut_windows(clusters, tokens, seq_len, loader)
+    counts = windows.num_topics()
+    full = counts[: max(1, windows.num_full())]
+    mean = float(counts.mean())
+    ceiling = diversity_ceiling(clusters, tokens, seq_len, loader)
+    divergence = _divergence(windows)
     return Metrics(
-        **asdict(basic),
+        num_windows=len(counts),
+        mean=mean,
+        min_full=int(full.min()),
+        last=int(counts[-1]),
+        std=float(counts.std()),
+        ceiling=ceiling,
+        percent_of_ceiling=100.0 * mean / ceiling,
         p1=float(np.percentile(full, 1)),
         kl_mean=float(divergence.mean()),
         kl_p99=float(np.percentile(divergence, 99)),
@@ -154,83 +139,48 @@ def measure(
         wrap_tv_8=_wrap(clusters, tokens, 8 * seq_len),
         length_drift=_length_drift(tokens),
         adjacent_same=float((clusters[1:] == clusters[:-1]).mean()) if len(clusters) > 1 else 0.0,
-        padding=1 - int(tokens.sum()) / (cut.num_windows() * seq_len),
-        cut_documents=int(((cut.first != cut.last) & (tokens <= seq_len)).sum()),
+        padding=1 - int(tokens.sum()) / (len(counts) * seq_len),
+        cut_documents=int(((windows.first != windows.last) & (tokens <= seq_len)).sum()),
         min_over_alignments=_min_over_alignments(clusters, tokens, seq_len, loader),
     )
 
 
 def compare(
-    orders: Mapping[str, np.ndarray],
-    doc_clusters: np.ndarray,
-    doc_tokens: np.ndarray,
-    seq_len: int,
+    orders: Mapping[str, np.ndarray], doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int
 ) -> dict[str, dict[str, dict[str, Any] | None]]:
     """Metrics of each order by both loaders, beside `original` and `shuffle`, ready for JSON."""
     named = dict(orders)
     for name in ("original", "shuffle"):
         if name not in named:
             named[name] = arrange(name, doc_clusters, doc_tokens)
-    return {
-        name: {metric: _as_dict(order, doc_clusters, doc_tokens, seq_len, metric)
-               for metric in METRICS}
-        for name, order in named.items()
-    }  # fmt: skip
+    found: dict[str, dict[str, dict[str, Any] | None]] = {}
+    for name, order in named.items():
+        by_loader = {m: measure(order, doc_clusters, doc_tokens, seq_len, m) for m in METRICS}
+        found[name] = {m: asdict(one) if one else None for m, one in by_loader.items()}
+    return found
 
 
 def compare_orders(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, order: np.ndarray, seq_len: int
 ) -> dict[str, Any]:
     """Metrics before and after an order and of a shuffle, by both loaders, ready for JSON."""
-    orders = {
-        "before": arrange("original", doc_clusters, doc_tokens),
-        "after": order,
-        "shuffle": arrange("shuffle", doc_clusters, doc_tokens),
-    }
-    result: dict[str, Any] = {"seq_len": seq_len}
-    for metric in METRICS:
-        result[metric] = {
-            name: _as_dict(each, doc_clusters, doc_tokens, seq_len, metric)
-            for name, each in orders.items()
-        }
-    return result
+    found = compare({"after": order}, doc_clusters, doc_tokens, seq_len)
+    names = {"before": "original", "after": "after", "shuffle": "shuffle"}
+    windows = {m: {when: found[name][m] for when, name in names.items()} for m in METRICS}
+    return {"seq_len": seq_len, **windows}
 
 
 def scales(order: np.ndarray, doc_clusters: np.ndarray, doc_tokens: np.ndarray) -> dict[int, float]:
-    """Percent of the ceiling (concat) in windows of 2k to 128k tokens; none where no token is."""
-    arranged = np.asarray(doc_clusters)[order], np.asarray(doc_tokens)[order]
-    found = {size: window_diversity(*arranged, size) for size in SCALES}
+    """Percent of the ceiling (concat) in windows of 2k to 128k tokens; empty without a token."""
+    found = {size: measure(order, doc_clusters, doc_tokens, size) for size in SCALES}
     return {size: each.percent_of_ceiling for size, each in found.items() if each is not None}
-
-
-def window_diversity(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, metric: Metric = "concat"
-) -> WindowDiversity | None:
-    """Distinct topics a window of documents in the order given; None where there is no token.
-
-    Args:
-        doc_clusters: Topic of each document, in training order: int `[N]`.
-        doc_tokens: Length of each document, EOS included: int `[N]`.
-        seq_len: Tokens of a window.
-        metric: How windows are filled.
-    """
-    clusters, tokens = _checked(doc_clusters, doc_tokens, seq_len)
-    if not len(tokens):
-        return None
-    cut = cut_windows(tokens, seq_len, metric)
-    counts = window_contents(clusters, tokens, seq_len, metric, cut).num_topics()
-    return _basic(counts, cut.last_fill, clusters, tokens, seq_len, metric)
 
 
 def window_topics(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, metric: Metric = "concat"
 ) -> np.ndarray:
     """Number of distinct topics in each window, the last partial one included: int64 `[W]`."""
-    clusters, tokens = _checked(doc_clusters, doc_tokens, seq_len)
-    if not len(tokens):
-        return np.empty(0, np.int64)
-    cut = cut_windows(tokens, seq_len, metric)
-    return window_contents(clusters, tokens, seq_len, metric, cut).num_topics()
+    return cut_windows(doc_clusters, doc_tokens, seq_len, metric).num_topics()
 
 
 def diversity_ceiling(
@@ -244,7 +194,7 @@ def diversity_ceiling(
     bounds for the expected case: a lucky alignment, or an order that flushes so early that it
     takes more than W windows, may pass them by a little.
     """
-    clusters, tokens = _checked(doc_clusters, doc_tokens, seq_len)
+    clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):
         return 0.0
     num_windows = -(-int(tokens.sum()) // seq_len)
@@ -263,7 +213,7 @@ def ceilings(doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int) -> 
     at least 2 seq_len - 1 does at every alignment. Else the least window can hold the topics that
     are everywhere, and its whole share of the others.
     """
-    clusters, tokens = _checked(doc_clusters, doc_tokens, seq_len)
+    clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     longest = int(tokens.max(initial=0))
     means = {m: diversity_ceiling(clusters, tokens, seq_len, m) for m in METRICS}
     least = {m: math.floor(mean + 1e-9) for m, mean in means.items()}
@@ -279,43 +229,14 @@ def ceilings(doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int) -> 
     )
 
 
-def _basic(
-    counts: np.ndarray,
-    last_fill: int,
-    clusters: np.ndarray,
-    tokens: np.ndarray,
-    seq_len: int,
-    metric: Metric,
-) -> WindowDiversity:
-    num_full = len(counts) - (last_fill < seq_len)
-    mean = float(counts.mean())
-    ceiling = diversity_ceiling(clusters, tokens, seq_len, metric)
-    return WindowDiversity(
-        num_windows=len(counts),
-        mean=mean,
-        min_full=int(counts[: max(num_full, 1)].min()),
-        last=int(counts[-1]),
-        std=float(counts.std()),
-        ceiling=ceiling,
-        percent_of_ceiling=100.0 * mean / ceiling,
-    )
-
-
-def _as_dict(
-    order: np.ndarray, clusters: np.ndarray, tokens: np.ndarray, seq_len: int, metric: Metric
-) -> dict[str, Any] | None:
-    found = measure(order, clusters, tokens, seq_len, metric)
-    return asdict(found) if found else None
-
-
-def _divergence(contents: Contents) -> np.ndarray:
+def _divergence(windows: Windows) -> np.ndarray:
     """KL of each window's share of tokens by topic against that of all: float64 `[W]`."""
-    overall = np.bincount(contents.topic, weights=contents.tokens)
+    overall = np.bincount(windows.topic, weights=windows.tokens)
     overall /= overall.sum()
-    per_window = np.bincount(contents.window, weights=contents.tokens)
-    share = contents.tokens / per_window[contents.window]
-    terms = share * np.log(share / overall[contents.topic])
-    return np.bincount(contents.window, weights=terms)
+    per_window = np.bincount(windows.window, weights=windows.tokens)
+    share = windows.tokens / per_window[windows.window]
+    terms = share * np.log(share / overall[windows.topic])
+    return np.bincount(windows.window, weights=terms)
 
 
 def _discrepancy(clusters: np.ndarray, tokens: np.ndarray) -> float:
@@ -357,22 +278,8 @@ def _min_over_alignments(
     """Least distinct topics of a full window, windows beginning at each eighth of one."""
     least: list[int] = []
     for offset in sorted({seq_len * i // _ALIGNMENTS for i in range(_ALIGNMENTS)}):
-        cut = cut_windows(tokens, seq_len, metric, offset)
-        counts = window_contents(clusters, tokens, seq_len, metric, cut, offset).num_topics()
-        full = counts[int(offset > 0) : len(counts) - (cut.last_fill < seq_len)]
+        windows = cut_windows(clusters, tokens, seq_len, metric, offset)
+        counts = windows.num_topics()
+        full = counts[int(offset > 0) : windows.num_full()]
         least += full.tolist() or counts[:1].tolist()
     return min(least)
-
-
-def _checked(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int
-) -> tuple[np.ndarray, np.ndarray]:
-    clusters, tokens = np.asarray(doc_clusters, np.int64), np.asarray(doc_tokens, np.int64)
-    if seq_len < 1 or clusters.shape != tokens.shape or (len(tokens) and tokens.min() < 1):
-        raise CurationError(
-            "windows cannot be filled",
-            found=f"seq_len {seq_len}, topics {clusters.shape}, lengths {tokens.shape}",
-            expected="seq_len >= 1 and two arrays [N], lengths of at least 1 (the EOS)",
-            code="E-CURATION-WINDOWS",
-        )
-    return clusters, tokens

@@ -13,72 +13,70 @@ from typing import Literal
 
 import numpy as np
 
+from nmoe_core.base.errors import CurationError
+
 Metric = Literal["flush", "concat"]
 METRICS: tuple[Metric, ...] = ("concat", "flush")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Where the documents of a stream lie.
+class Windows:
+    """A stream of documents cut into windows, and the pairs of window and topic that occur.
 
     Attributes:
+        seq_len: Tokens of a window.
         first: int64 `[N]`: first window of each document.
         last: int64 `[N]`: last window of each document.
-        last_fill: Tokens in the last window, those of `offset` included.
+        last_fill: Tokens in the last window, those of the offset included.
+        window: int64 `[P]`, ascending.
+        topic: int64 `[P]`, ascending in each window.
+        tokens: int64 `[P]`: tokens of the topic in the window, all positive.
     """
 
+    seq_len: int
     first: np.ndarray
     last: np.ndarray
     last_fill: int
-
-    def num_windows(self) -> int:
-        """Windows, the last and perhaps partial one included."""
-        return int(self.last[-1]) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Tokens of each topic in each window, for the pairs that occur, by window and topic.
-
-    Attributes:
-        window: int64 `[P]`, ascending.
-        topic: int64 `[P]`.
-        tokens: int64 `[P]`, all positive.
-    """
-
     window: np.ndarray
     topic: np.ndarray
     tokens: np.ndarray
 
     def num_topics(self) -> np.ndarray:
-        """Distinct topics of each window: int64 `[W]`."""
+        """Distinct topics of each window, the last partial one included: int64 `[W]`."""
         return np.bincount(self.window)
 
-
-def cut_windows(tokens: np.ndarray, seq_len: int, metric: Metric, offset: int = 0) -> Cut:
-    """Cut a stream of at least one document.
-
-    Args:
-        tokens: int64 `[N]`: length of each document in training order, at least 1.
-        seq_len: Tokens of a window.
-        metric: How windows are filled.
-        offset: Tokens that stand before the first document in its window.
-    """
-    return (_concat if metric == "concat" else _flush)(tokens, seq_len, offset)
+    def num_full(self) -> int:
+        """Windows that were filled or closed."""
+        return int(self.last[-1]) + 1 - (self.last_fill < self.seq_len)
 
 
-def window_contents(
+def cut_windows(
     clusters: np.ndarray,
     tokens: np.ndarray,
     seq_len: int,
-    metric: Metric,
-    cut: Cut,
+    metric: Metric = "concat",
     offset: int = 0,
-) -> Contents:
-    """What each window of a cut holds; arguments as in `cut_windows`."""
-    spans = cut.last - cut.first + 1
+) -> Windows:
+    """Cut a stream of documents.
+
+    Args:
+        clusters: Topic of each document, in training order: int `[N]`.
+        tokens: Length of each document, EOS included: int `[N]`.
+        seq_len: Tokens of a window.
+        metric: How windows are filled.
+        offset: Tokens that stand before the first document in its window.
+
+    Raises:
+        CurationError: Arrays differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
+    """
+    clusters, tokens = checked_documents(clusters, tokens, seq_len)
+    if not len(tokens):
+        return Windows(seq_len, tokens, tokens, 0, tokens, tokens, tokens)
+    fill = _concat if metric == "concat" else _flush
+    first, last, last_fill = fill(tokens, seq_len, offset)
+    spans = last - first + 1
     piece = np.arange(int(spans.sum())) - np.repeat(np.cumsum(spans) - spans, spans)
-    window = np.repeat(cut.first, spans) + piece
+    window = np.repeat(first, spans) + piece
     if metric == "concat":
         ends = np.cumsum(tokens) + offset
         stop = np.minimum(np.repeat(ends, spans), (window + 1) * seq_len)
@@ -88,16 +86,32 @@ def window_contents(
     num_clusters = int(clusters.max()) + 1
     pairs, pair = np.unique(window * num_clusters + np.repeat(clusters, spans), return_inverse=True)
     held = np.bincount(pair, weights=size).astype(np.int64)
-    return Contents(pairs // num_clusters, pairs % num_clusters, held)
+    contents = pairs // num_clusters, pairs % num_clusters, held
+    return Windows(seq_len, first, last, last_fill, *contents)
 
 
-def _concat(tokens: np.ndarray, seq_len: int, offset: int) -> Cut:
+def checked_documents(
+    clusters: np.ndarray, tokens: np.ndarray, seq_len: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Topics and lengths as int64; raises as `cut_windows`."""
+    clusters, tokens = np.asarray(clusters, np.int64), np.asarray(tokens, np.int64)
+    if seq_len < 1 or clusters.shape != tokens.shape or (len(tokens) and tokens.min() < 1):
+        raise CurationError(
+            "windows cannot be filled",
+            found=f"seq_len {seq_len}, topics {clusters.shape}, lengths {tokens.shape}",
+            expected="seq_len >= 1 and two arrays [N], lengths of at least 1 (the EOS)",
+            code="E-CURATION-WINDOWS",
+        )
+    return clusters, tokens
+
+
+def _concat(tokens: np.ndarray, seq_len: int, offset: int) -> tuple[np.ndarray, np.ndarray, int]:
     ends = np.cumsum(tokens) + offset
     first, last = (ends - tokens) // seq_len, (ends - 1) // seq_len
-    return Cut(first, last, int(ends[-1] - last[-1] * seq_len))
+    return first, last, int(ends[-1] - last[-1] * seq_len)
 
 
-def _flush(tokens: np.ndarray, seq_len: int, offset: int) -> Cut:
+def _flush(tokens: np.ndarray, seq_len: int, offset: int) -> tuple[np.ndarray, np.ndarray, int]:
     ends = np.cumsum(tokens)
     first = np.empty(len(tokens), np.int64)
     last = np.empty(len(tokens), np.int64)
@@ -108,7 +122,7 @@ def _flush(tokens: np.ndarray, seq_len: int, offset: int) -> Cut:
         stop = int(np.searchsorted(ends, start + seq_len - used, side="right"))
         first[i:stop] = last[i:stop] = window  # documents i..stop-1 fit into this window
         if stop == len(tokens):
-            return Cut(first, last, used + int(ends[-1]) - start)
+            return first, last, used + int(ends[-1]) - start
         window += 1 if stop > i or used else 0
         i, used = stop, 0
         if tokens[i] >= seq_len:
@@ -116,4 +130,4 @@ def _flush(tokens: np.ndarray, seq_len: int, offset: int) -> Cut:
             first[i], last[i] = window, window + full - (used == 0)
             window += full
             i += 1
-    return Cut(first, last, used or seq_len)
+    return first, last, used or seq_len

@@ -1,9 +1,10 @@
 """Document orders: permutations that decide what a training window holds.
 
 An order is a function of the topic and the length of each document, `order(doc_clusters,
-doc_tokens, **options) -> int64 [N]`: position -> document. All are pure and deterministic and break
-ties by the lower document number; `seed` and `epoch` turn an order into another one as good, so
-that no epoch repeats. `golden` needs no window length. `window_fill` is for one exact length.
+doc_tokens, **options) -> int64 [N]`: position -> document. All take int64 `[N]` twice, as `arrange`
+checks them, are pure and deterministic, and break ties by the lower document number. `seed` and
+`epoch` turn an order into another one as good, in independent directions, so that no epoch repeats.
+`golden` needs no window length. `window_fill` is for one exact length.
 The claims are about what windows are composed of, not about the loss of a model.
 """
 
@@ -13,14 +14,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nmoe_core.curate.order.baselines import original, round_robin, shuffle, stratified
+from nmoe_core.curate.order.baselines import (
+    bin_packing,
+    original,
+    round_robin,
+    shuffle,
+    stratified,
+)
 from nmoe_core.curate.order.chain import related
-from nmoe_core.curate.order.dealing import deal
 from nmoe_core.curate.order.filling import window_fill
-from nmoe_core.curate.order.frozen import consumed, resume
 from nmoe_core.curate.order.input import check_rows, refusal
-from nmoe_core.curate.order.packing import bin_packing
-from nmoe_core.curate.order.spacing import balance_tokens, count_stride, golden, insert_only
+from nmoe_core.curate.order.spacing import (
+    balance_tokens,
+    count_stride,
+    deal,
+    golden,
+    insert_only,
+)
 
 __all__ = [
     "NEEDS",
@@ -29,14 +39,12 @@ __all__ = [
     "arrange",
     "balance_tokens",
     "bin_packing",
-    "consumed",
     "count_stride",
     "deal",
     "golden",
     "insert_only",
     "original",
     "related",
-    "resume",
     "round_robin",
     "shuffle",
     "stratified",

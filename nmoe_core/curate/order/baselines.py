@@ -1,10 +1,15 @@
-"""The orders that others are measured against: source order, shuffle, round-robin, the greedy."""
+"""The orders that others are measured against: source order, shuffle, and published ones."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
-from nmoe_core.curate.order.spacing import rank_in_group
+from nmoe_core.curate.order.input import refusal
+from nmoe_core.curate.order.spacing import by_cluster, members_by_topic, rank_in_group
+
+_NEVER = np.iinfo(np.int64).max
 
 
 def original(
@@ -35,9 +40,9 @@ def round_robin(
 
     `seed` and `epoch` change nothing.
     """
-    by_cluster = np.argsort(doc_clusters, kind="stable")
-    turn = np.empty(len(by_cluster), np.int64)
-    turn[by_cluster] = rank_in_group(np.bincount(doc_clusters))
+    grouped = by_cluster(doc_clusters)
+    turn = np.empty(len(grouped), np.int64)
+    turn[grouped] = rank_in_group(np.bincount(doc_clusters))
     return np.lexsort((doc_clusters, turn))
 
 
@@ -54,7 +59,7 @@ def stratified(
     # Only clusters that have documents: the score of an empty one would stay at zero.
     _, present, sizes = np.unique(doc_clusters, return_inverse=True, return_counts=True)
     num_documents = len(doc_clusters)
-    by_cluster = np.argsort(present, kind="stable")
+    grouped = np.argsort(present, kind="stable")
     heads = (np.cumsum(sizes) - sizes).tolist()
     order = np.empty(num_documents, np.int64)
     score = sizes.copy()
@@ -62,11 +67,52 @@ def stratified(
         k = int(score.argmax())
         if t == 0:
             score[:] = 0
-        order[t] = by_cluster[heads[k]]
+        order[t] = grouped[heads[k]]
         heads[k] += 1
         score += sizes
         score[k] -= num_documents
     return order
+
+
+def bin_packing(
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seq_len: int, seed: int = 0, epoch: int = 0
+) -> np.ndarray:
+    """Documents longer than a window first; then window by window, the topic with the fewest tokens
+    in it gives its longest document that fits; when none fits, the next window begins.
+
+    It balances tokens inside a window and takes long documents first, so the early windows hold few
+    documents and the late ones only short ones. Ties go to the topic with more documents left, then
+    to the lower id. O(N K). `seed` and `epoch` change nothing.
+    """
+    if seq_len < 1:
+        raise refusal("seq_len is out of range", seq_len, "1 or more")
+    is_short = doc_tokens <= seq_len
+    order, num_short = np.flatnonzero(~is_short).tolist(), int(is_short.sum())
+    # Documents of each topic, shortest first; of equal ones the lower id comes last.
+    pools: list[list[int]] = [[] for _ in range(int(doc_clusters.max(initial=-1)) + 1)]
+    for cluster, members in members_by_topic(doc_clusters):
+        rows = members[is_short[members]][::-1]
+        pools[cluster] = rows[np.argsort(doc_tokens[rows], kind="stable")].tolist()
+    lengths = [doc_tokens[pool].tolist() for pool in pools]
+    left = np.array([len(pool) for pool in pools], np.int64)
+    shortest = np.array([pool[0] if pool else _NEVER for pool in lengths], np.int64)
+    in_window, room = np.zeros(len(pools), np.int64), seq_len
+    while len(order) < len(doc_clusters):
+        fits = shortest <= room
+        if not fits.any():
+            in_window[:], room = 0, seq_len
+            continue
+        # One integer for (tokens in the window, documents left downwards): the first wins ties.
+        rank = in_window * (num_short + 1) - left
+        cluster = int(np.where(fits, rank, _NEVER).argmin())
+        place = bisect_right(lengths[cluster], room) - 1
+        length = lengths[cluster].pop(place)
+        order.append(pools[cluster].pop(place))
+        left[cluster] -= 1
+        shortest[cluster] = lengths[cluster][0] if lengths[cluster] else _NEVER
+        in_window[cluster] += length
+        room -= length
+    return np.asarray(order, np.int64)
 
 
 def _mix(state: np.ndarray) -> np.ndarray:

@@ -27,16 +27,15 @@ def related(
 ) -> np.ndarray:
     """A chain in which each document is followed by its nearest one of those left in its block.
 
+    Lengths do not matter here.
+
     Args:
-        doc_clusters: int `[N]`.
-        doc_tokens: int `[N]`; lengths do not matter here.
         embeddings: Float `[N, D]`, rows of length 1, so that products are cosines.
         block: Most documents among which the chain is exact.
         seed: The chain of topics starts at topic `(seed + epoch)` modulo their number.
-        epoch: As `seed`.
 
     Raises:
-        CurationError: Not one finite row a document, or `block` is below 1 (E-CURATION-ORDER).
+        CurationError: Not one finite row per document, or `block` is below 1 (E-CURATION-ORDER).
     """
     rows = np.asarray(embeddings)
     if rows.ndim != 2 or len(rows) != len(doc_clusters) or block < 1:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from nmoe_core.curate.order.input import refusal
-from nmoe_core.curate.order.sequencing import cancel, level
-from nmoe_core.curate.order.spacing import GOLDEN, PLASTIC, by_cluster, rank_in_group
+from nmoe_core.curate.order.sequencing import FilledWindows, Loader, run_lengths
+from nmoe_core.curate.order.spacing import by_cluster, rank_in_group, turn_of
 
-Loader = Literal["concat", "flush"]
-_MOST_SURPLUS = 2**25  # numbers of the table of topics by window, 128 MiB; above it, no levelling
 # Share of a window left free so that no window overflows; the first that works is taken.
 _MARGINS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
 _LONG = 10  # documents over 1/10 of a window are placed first, by length alone
@@ -41,17 +38,10 @@ def window_fill(
     """Every window holds every topic that has as many documents as there are windows.
 
     Args:
-        doc_clusters: int `[N]`.
-        doc_tokens: int `[N]`.
         seq_len: Tokens of a window: the stride of the loader that will read this order.
         loader: `concat` cuts the stream every `seq_len` tokens, as this project's loader does;
             `flush` starts a new window when a document does not fit.
         offset: Tokens that stand before the first document in its window.
-        seed: Turns the order of windows and the phases of topics inside them.
-        epoch: As `seed`, in an independent direction.
-
-    Returns:
-        int64 `[N]`.
 
     Raises:
         CurationError: seq_len, loader or offset is out of range (E-CURATION-ORDER).
@@ -61,17 +51,13 @@ def window_fill(
         raise refusal("windows cannot be filled", found, "offset < seq_len, concat or flush")
     if not len(doc_tokens):
         return np.empty(0, np.int64)
-    turn = (seed * PLASTIC + epoch * PLASTIC**2) % 1.0
-    margins = iter((0.0,) if loader == "concat" else _MARGINS)
-    windows = _Windows(doc_clusters, doc_tokens, seq_len, loader, offset, next(margins))
-    windows.fill_all()
-    while loader == "flush" and not windows.is_within_length():
-        margin = next(margins, None)
-        if margin is None:
-            break
+    margins = (0.0,) if loader == "concat" else _MARGINS
+    for margin in margins:
         windows = _Windows(doc_clusters, doc_tokens, seq_len, loader, offset, margin)
         windows.fill_all()
-    return windows.order(turn)
+        if loader == "concat" or margin == margins[-1] or windows.is_within_length():
+            return windows.order(turn_of(seed, epoch))
+    raise AssertionError
 
 
 @dataclass(slots=True)
@@ -82,11 +68,10 @@ class _Group:
     windows: np.ndarray
 
 
-class _Windows:
-    """Which window each document is in, and how many tokens each window holds.
+class _Windows(FilledWindows):
+    """Deals documents to windows.
 
-    A document of at least a window (a giant) fills windows alone; the rest of it counts as load.
-    `fill` starts with what is not documents: the tokens before the first window, and in the last
+    `fill` starts with the tokens of no document: those before the first window, and in the last
     window the tokens that all documents fall short of whole windows.
     """
 
@@ -177,17 +162,6 @@ class _Windows:
         """Whether no full window holds more than fits."""
         return bool((self.fill[:-1] <= self.seq_len).all())
 
-    def order(self, turn: float) -> np.ndarray:
-        """Documents by window, and inside a window by topic at a phase of its own."""
-        place = np.empty(self.count)
-        place[self._sequence(turn)] = np.arange(self.count)
-        inside = self._phases(turn)
-        inside[self._longest()] = -1.0
-        # A flush filler has to open a window with the rest of a giant; under concat a giant in the
-        # middle meets the topics before it and those after it.
-        inside[self.is_giant] = -2.0 if self.loader == "flush" else 0.5
-        return np.argsort(place[self.window] + (inside + 2) / 4, kind="stable")
-
     def _put(self, documents: np.ndarray, windows: np.ndarray) -> None:
         self.window[documents] = windows
         self.fill += np.bincount(
@@ -202,7 +176,7 @@ class _Windows:
         place = self.window[documents] * self.num_clusters + self.clusters[documents]
         grouped = np.argsort(place, kind="stable")
         rank = np.empty(len(documents), np.int64)
-        rank[grouped] = rank_in_group(_run_lengths(place[grouped]))
+        rank[grouped] = rank_in_group(run_lengths(place[grouped]))
         key = rank * self.num_clusters + self.clusters[documents]
         by_key = np.argsort(key, kind="stable")
         for part in np.split(by_key, np.flatnonzero(np.diff(key[by_key])) + 1):
@@ -262,60 +236,6 @@ class _Windows:
         reserve.note(cluster, windows)
         self.groups.append(_Group(batch, windows))
 
-    def _sequence(self, turn: float) -> np.ndarray:
-        """Windows in training order; the last stays last, and with an offset the first first."""
-        first = [0] if self.offset and self.count > 1 else []
-        ids = np.arange(len(first), self.count - 1)
-        dealt = ids[np.argsort((ids * GOLDEN + turn) % 1.0, kind="stable")]
-        surplus = self._surplus()
-        if surplus is not None:
-            front = surplus[first].sum(axis=0)
-            dealt = level(dealt, surplus, front, surplus[-1])
-        if self.loader == "concat":
-            error = self.fill - self.seq_len
-            dealt = cancel(dealt, error[dealt], int(error[first].sum()))
-        return np.concatenate([np.asarray(first, np.int64), dealt, [self.count - 1]])
-
-    def _surplus(self) -> np.ndarray | None:
-        """Tokens of each topic in each window, and documents, over the window's even share.
-
-        float32 `[W, K + 1]`; documents are counted at their mean length. None where too large.
-        """
-        width = self.num_clusters + 1
-        if self.count * width > _MOST_SURPLUS:
-            return None
-        cell = self.window * width + self.clusters
-        held = np.bincount(cell, weights=self.load, minlength=self.count * width)
-        held = held.reshape(self.count, width)
-        tokens = held.sum(axis=1)
-        held[:, -1] = np.bincount(self.window, minlength=self.count)
-        held[:, -1] *= self.load.sum() / len(self.load)
-        return (held - np.outer(tokens, held.sum(axis=0) / max(tokens.sum(), 1))).astype(np.float32)
-
-    def _phases(self, turn: float) -> np.ndarray:
-        """Place of each document in its window, in [0, 1): the j-th of n of topic c at
-        (j + phase of c) / n, the same phases in every window, so that cutting elsewhere finds
-        every topic too."""
-        place = self.window * self.num_clusters + self.clusters
-        grouped = np.argsort(place, kind="stable")
-        sizes = _run_lengths(place[grouped])
-        del place
-        phase = (self.clusters[grouped] * PLASTIC + turn) % 1.0
-        phase += rank_in_group(sizes)
-        phase /= np.repeat(sizes, sizes)
-        result = np.empty(len(grouped))
-        result[grouped] = phase
-        return result
-
-    def _longest(self) -> np.ndarray:
-        """The longest document of each window: as opener it cannot slip into the slack before."""
-        load = np.where(self.is_giant, -1, self.load)
-        longest = np.full(self.count, -1, np.int64)
-        np.maximum.at(longest, self.window, load)
-        ties = np.flatnonzero((load == longest[self.window]) & ~self.is_giant)
-        _, first = np.unique(self.window[ties], return_index=True)
-        return ties[first]
-
 
 class _Reserve:
     """Topics of each window, and the room to keep for topics that it still lacks."""
@@ -329,10 +249,8 @@ class _Reserve:
         self.needed = np.zeros(windows.count, np.int64)
         sizes = np.bincount(windows.clusters)
         rows = np.flatnonzero(placed)
-        grouped, ends = (
-            rows[by_cluster(windows.clusters[rows])],
-            np.cumsum(np.bincount(windows.clusters[rows], minlength=len(sizes))),
-        )
+        grouped = rows[by_cluster(windows.clusters[rows])]
+        ends = np.cumsum(np.bincount(windows.clusters[rows], minlength=len(sizes)))
         for cluster, pool in pools.items():
             start = int(ends[cluster - 1]) if cluster else 0
             held = windows.window[grouped[start : ends[cluster]]]
@@ -353,9 +271,3 @@ class _Reserve:
         self._counts[cluster][windows] += 1
         self.num_topics[fresh] += 1
         self.needed[fresh] -= self._short.get(cluster, 0)
-
-
-def _run_lengths(ordered: np.ndarray) -> np.ndarray:
-    """Length of each run of equal numbers."""
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    return np.diff(starts, append=len(ordered))

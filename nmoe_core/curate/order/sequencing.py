@@ -3,10 +3,109 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
 
 import numpy as np
 
+from nmoe_core.curate.order.spacing import GOLDEN, PLASTIC, rank_in_group
+
+Loader = Literal["concat", "flush"]
+_MOST_SURPLUS = 2**25  # numbers of the table of topics by window, 128 MiB; above it, no levelling
 _LOOKAHEAD = 32  # windows among which the next one is chosen
+
+
+class FilledWindows:
+    """Which window each document is in, and how many tokens each window holds.
+
+    A document of at least a window (a giant) fills windows alone; the rest of it counts as load.
+
+    Attributes:
+        clusters: int64 `[N]`.
+        load: Tokens of each document in its window: int64 `[N]`.
+        is_giant: bool `[N]`.
+        window: int64 `[N]`.
+        fill: Tokens of each window: int64 `[count]`.
+        num_clusters: Highest topic plus one.
+        seq_len: Tokens of a window.
+        loader: How the trainer fills windows.
+        offset: Tokens that stand before the first document in its window.
+    """
+
+    clusters: np.ndarray
+    load: np.ndarray
+    is_giant: np.ndarray
+    window: np.ndarray
+    fill: np.ndarray
+    count: int
+    num_clusters: int
+    seq_len: int
+    loader: Loader
+    offset: int
+
+    def order(self, turn: float) -> np.ndarray:
+        """Documents by window, and inside a window by topic at a phase of its own."""
+        place = np.empty(self.count)
+        place[self._sequence(turn)] = np.arange(self.count)
+        inside = self._phases(turn)
+        inside[self._longest()] = -1.0
+        # A flush filler has to open a window with the rest of a giant; under concat a giant in the
+        # middle meets the topics before it and those after it.
+        inside[self.is_giant] = -2.0 if self.loader == "flush" else 0.5
+        return np.argsort(place[self.window] + (inside + 2) / 4, kind="stable")
+
+    def _sequence(self, turn: float) -> np.ndarray:
+        """Windows in training order; the last stays last, and with an offset the first first."""
+        first = [0] if self.offset and self.count > 1 else []
+        ids = np.arange(len(first), self.count - 1)
+        dealt = ids[np.argsort((ids * GOLDEN + turn) % 1.0, kind="stable")]
+        surplus = self._surplus()
+        if surplus is not None:
+            front = surplus[first].sum(axis=0)
+            dealt = level(dealt, surplus, front, surplus[-1])
+        if self.loader == "concat":
+            error = self.fill - self.seq_len
+            dealt = cancel(dealt, error[dealt], int(error[first].sum()))
+        return np.concatenate([np.asarray(first, np.int64), dealt, [self.count - 1]])
+
+    def _surplus(self) -> np.ndarray | None:
+        """Tokens of each topic in each window, and documents, over the window's even share.
+
+        float32 `[W, K + 1]`; documents are counted at their mean length. None where too large.
+        """
+        width = self.num_clusters + 1
+        if self.count * width > _MOST_SURPLUS:
+            return None
+        cell = self.window * width + self.clusters
+        held = np.bincount(cell, weights=self.load, minlength=self.count * width)
+        held = held.reshape(self.count, width)
+        tokens = held.sum(axis=1)
+        held[:, -1] = np.bincount(self.window, minlength=self.count)
+        held[:, -1] *= self.load.sum() / len(self.load)
+        return (held - np.outer(tokens, held.sum(axis=0) / max(tokens.sum(), 1))).astype(np.float32)
+
+    def _phases(self, turn: float) -> np.ndarray:
+        """Place of each document in its window, in [0, 1): the j-th of n of topic c at
+        (j + phase of c) / n, the same phases in every window, so that cutting elsewhere finds
+        every topic too."""
+        place = self.window * self.num_clusters + self.clusters
+        grouped = np.argsort(place, kind="stable")
+        sizes = run_lengths(place[grouped])
+        del place
+        phase = (self.clusters[grouped] * PLASTIC + turn) % 1.0
+        phase += rank_in_group(sizes)
+        phase /= np.repeat(sizes, sizes)
+        result = np.empty(len(grouped))
+        result[grouped] = phase
+        return result
+
+    def _longest(self) -> np.ndarray:
+        """The longest document of each window: as opener it cannot slip into the slack before."""
+        load = np.where(self.is_giant, -1, self.load)
+        longest = np.full(self.count, -1, np.int64)
+        np.maximum.at(longest, self.window, load)
+        ties = np.flatnonzero((load == longest[self.window]) & ~self.is_giant)
+        _, first = np.unique(self.window[ties], return_index=True)
+        return ties[first]
 
 
 def level(
@@ -79,3 +178,9 @@ def _next(rows: deque[int] | None, used: bytearray) -> int | None:
             return rows[0]
         rows.popleft()
     return None
+
+
+def run_lengths(ordered: np.ndarray) -> np.ndarray:
+    """Length of each run of equal numbers."""
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return np.diff(starts, append=len(ordered))

@@ -2,7 +2,7 @@
 
 Document r of the n of a topic goes to (r + phase) / n of the epoch, each topic with a phase of its
 own; the orders differ in how a topic's documents are ranked before. A few sorts, O(N log N), and
-at most 64 bytes of memory a document beside the input.
+at most 64 bytes of memory per document beside the input.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nmoe_core.curate.order.input import check_column
+from nmoe_core.curate.order.input import check_column, refusal
 
 GOLDEN = 0.6180339887498949  # 1/phi: multiples of it, modulo 1, are spread as evenly as can be
 PLASTIC = 0.7548776662466927  # 1/rho, and its square: the same in two dimensions
+_STEP = 7  # topics start at different shards, or shard 0 would get the odd document of each
 _RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
 
 
@@ -35,21 +36,17 @@ def golden(
     1 / (sqrt(5) m) of the epoch apart.
 
     Args:
-        doc_clusters: int `[N]`.
-        doc_tokens: int `[N]`.
-        seed: Turns places and phases; each value is another order of the same evenness.
-        epoch: As `seed`, in an independent direction: do not repeat one order each epoch.
         by: Number `[N]` to deal out evenly instead of the length, such as quality.
         groups: int `[N]`: group of near-duplicates, -1 for none. Members of a group in one topic
             become neighbours in the ranking, so they are spread over the whole epoch.
     """
     num_documents, num_clusters = len(doc_clusters), int(doc_clusters.max(initial=-1)) + 1
-    turn = _turn(seed, epoch)
+    turn = turn_of(seed, epoch)
     column = doc_tokens if by is None else check_column("by", by, num_documents)
     if groups is not None:
         groups = check_column("groups", groups, num_documents)
     key = np.empty(num_documents)
-    for cluster, members in _members(doc_clusters):
+    for cluster, members in members_by_topic(doc_clusters):
         ranked = _ranked(members, column, groups)
         rank = np.arange(len(members))
         place = (rank * GOLDEN + (cluster + 0.5) / num_clusters + turn) % 1.0
@@ -70,18 +67,14 @@ def count_stride(
     """Even spacing of each topic by count, in a fixed order inside it: a curriculum.
 
     Args:
-        doc_clusters: int `[N]`.
-        doc_tokens: int `[N]`.
-        seed: Turns the phases of the topics.
-        epoch: As `seed`.
         by: Number `[N]` that rises along the epoch, such as length or quality; None for the
             source order.
         descending: Let it fall instead.
     """
     column = None if by is None else check_column("by", by, len(doc_clusters))
-    turn = _turn(seed, epoch)
+    turn = turn_of(seed, epoch)
     key = np.empty(len(doc_clusters))
-    for cluster, members in _members(doc_clusters):
+    for cluster, members in members_by_topic(doc_clusters):
         phase = (cluster * GOLDEN + turn) % 1.0
         key[_sorted(members, column, descending)] = (np.arange(len(members)) + phase) / len(members)
     return np.argsort(key, kind="stable")
@@ -97,8 +90,8 @@ def balance_tokens(
     its tokens. This is what a greedy on the deficit of tokens arrives at.
     """
     key = np.empty(len(doc_clusters))
-    turn = _turn(seed, epoch)
-    for cluster, members in _members(doc_clusters):
+    turn = turn_of(seed, epoch)
+    for cluster, members in members_by_topic(doc_clusters):
         place = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
         dealt = _ranked(members, doc_tokens, None)[np.argsort(place, kind="stable")]
         ends = np.cumsum(doc_tokens[dealt])
@@ -116,10 +109,57 @@ def insert_only(
     seed and epoch, and the topics of old documents, while documents are appended.
     """
     key = np.empty(len(doc_clusters))
-    turn = _turn(seed, epoch)
-    for cluster, members in _members(doc_clusters):
+    turn = turn_of(seed, epoch)
+    for cluster, members in members_by_topic(doc_clusters):
         key[members] = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
     return np.argsort(key, kind="stable")
+
+
+def deal(
+    doc_clusters: np.ndarray, num_shards: int, ranks_before: np.ndarray | None = None
+) -> np.ndarray:
+    """Output shard of each document: document r of topic c goes to (r + 7c) mod `num_shards`.
+
+    Each shard, ordered alone, then holds every topic in proportion, and no global sort is needed
+    at any scale: one pass counts topics per input shard, an exclusive prefix sum of the counts
+    gives each shard its first rank in each topic, and a second pass deals.
+
+    Args:
+        doc_clusters: int `[N]`, of one input shard or of all.
+        num_shards: Output shards.
+        ranks_before: int `[num_clusters]`: documents of each topic in the input shards before this
+            one; None for the first, or for all at once.
+
+    Returns:
+        int64 `[N]`. Dealing shard by shard gives what dealing all at once does.
+
+    Raises:
+        CurationError: No shard, or a topic without its count (E-CURATION-ORDER).
+    """
+    sizes = np.bincount(doc_clusters)
+    before = np.zeros(len(sizes), np.int64) if ranks_before is None else np.asarray(ranks_before)
+    if num_shards < 1 or len(before) < len(sizes):
+        found = f"{num_shards} shards, counts of {len(before)} topics"
+        raise refusal("documents cannot be dealt", found, f"shards, counts of {len(sizes)} topics")
+    documents = by_cluster(doc_clusters)
+    cluster = np.repeat(np.arange(len(sizes)), sizes)
+    shard = np.empty(len(documents), np.int64)
+    shard[documents] = (before[cluster] + rank_in_group(sizes) + _STEP * cluster) % num_shards
+    return shard
+
+
+def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each topic that has documents, and their numbers in source order."""
+    sizes = np.bincount(doc_clusters)
+    ends = np.cumsum(sizes)
+    documents = by_cluster(doc_clusters)
+    for cluster in np.flatnonzero(sizes).tolist():
+        yield cluster, documents[ends[cluster] - sizes[cluster] : ends[cluster]]
+
+
+def turn_of(seed: int, epoch: int) -> float:
+    """What seed and epoch add to all phases, in two independent directions: 0 to 1."""
+    return (seed * PLASTIC + epoch * PLASTIC**2) % 1.0
 
 
 def rank_in_group(sizes: np.ndarray) -> np.ndarray:
@@ -134,15 +174,6 @@ def by_cluster(doc_clusters: np.ndarray) -> np.ndarray:
     if int(doc_clusters.max(initial=0)) < _RADIX_SORTED:
         keys = doc_clusters.astype(np.uint16)
     return np.argsort(keys, kind="stable")
-
-
-def _members(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each topic that has documents, and their numbers in source order."""
-    sizes = np.bincount(doc_clusters)
-    ends = np.cumsum(sizes)
-    documents = by_cluster(doc_clusters)
-    for cluster in np.flatnonzero(sizes).tolist():
-        yield cluster, documents[ends[cluster] - sizes[cluster] : ends[cluster]]
 
 
 def _ranked(members: np.ndarray, column: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
@@ -163,7 +194,3 @@ def _sorted(members: np.ndarray, column: np.ndarray | None, descending: bool) ->
 def _falling(values: np.ndarray) -> np.ndarray:
     """Keys that sort `values` downwards; ~v is -v - 1, which unsigned integers have too."""
     return -values if values.dtype.kind == "f" else ~values
-
-
-def _turn(seed: int, epoch: int) -> float:
-    return (seed * PLASTIC + epoch * PLASTIC**2) % 1.0

@@ -19,7 +19,6 @@ from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import is_current, recorded
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.curate.order import consumed
 from nmoe_core.curate.shards.inputs import document_lengths, load_quality, select_documents
 from nmoe_core.curate.shards.lineage import lineage_lines
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
@@ -92,8 +91,10 @@ def consumed_prefix(
     manifest = _committed(shard)
     files = shard_files(shard.tree.curated, manifest)
     lengths = document_lengths(files)
+    ends = np.cumsum(lengths)
     total = int(lengths.sum())
-    count = consumed(lengths, min(from_token - start, total))
+    # The document that `from_token` falls into is consumed whole.
+    count = int(np.searchsorted(ends, min(from_token - start, total))) + 1 if total else 0
     return ConsumedPrefix(
         start, lengths[:count], start + total <= from_token, manifest, tuple(files)
     )

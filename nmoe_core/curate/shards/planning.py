@@ -18,7 +18,7 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.calibration.decide import DECISIONS
-from nmoe_core.curate.diversity.windows import Metric, cut_windows, window_contents
+from nmoe_core.curate.diversity.windows import Metric, cut_windows
 from nmoe_core.curate.order import ORDERS, arrange
 
 CURATE_CODE = "curate/2"
@@ -146,20 +146,13 @@ def _better(
     }
     if not len(topics):
         return "window_fill", orders["window_fill"]
+    cut = settings.seq_len, settings.loader, offset
     means = {
-        name: _mean_topics(topics[order], tokens[order], settings, offset)
+        name: cut_windows(topics[order], tokens[order], *cut).num_topics().mean()
         for name, order in orders.items()
     }
     name = max(means, key=lambda name: means[name])
     return name, orders[name]
-
-
-def _mean_topics(
-    topics: np.ndarray, tokens: np.ndarray, settings: CurateSettings, offset: int
-) -> float:
-    args = settings.seq_len, settings.loader
-    cut = cut_windows(tokens, *args, offset)
-    return float(window_contents(topics, tokens, *args, cut, offset).num_topics().mean())
 
 
 def _scores(quality_rows: Sequence[bytes]) -> np.ndarray:

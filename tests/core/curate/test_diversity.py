@@ -17,7 +17,6 @@ from nmoe_core.curate.diversity.measure import (
     diversity_ceiling,
     measure,
     scales,
-    window_diversity,
     window_topics,
 )
 
@@ -48,25 +47,6 @@ def flush_windows(rows: list[tuple[int, int]], seq_len: int) -> list[list[int]]:
 FILL = {"concat": concat_windows, "flush": flush_windows}
 
 
-@pytest.mark.parametrize("metric", ["concat", "flush"])
-@settings(max_examples=150)
-@given(documents, st.integers(1, 50))
-def test_windows_equal_a_token_by_token_count(metric, rows, seq_len):
-    clusters, tokens = np.asarray(rows).T
-    windows = FILL[metric](rows, seq_len)
-    counts = [len(set(window)) for window in windows]
-    assert window_topics(clusters, tokens, seq_len, metric).tolist() == counts
-    found = window_diversity(clusters, tokens, seq_len, metric)
-    full = [n for n, window in zip(counts, windows) if len(window) == seq_len]
-    if metric == "flush":
-        full = counts[:-1] + [counts[-1]] * (len(windows[-1]) == seq_len)
-    assert found.num_windows == len(counts)
-    assert found.last == counts[-1]
-    assert found.min_full == min(full or counts[:1])
-    assert found.mean == pytest.approx(np.mean(counts))
-    assert found.std == pytest.approx(np.std(counts))
-
-
 def test_a_document_longer_than_a_window_fills_windows_alone_under_flush():
     clusters, tokens = np.array([0, 1, 2]), np.array([3, 25, 4])
     assert window_topics(clusters, tokens, 10, "flush").tolist() == [1, 1, 1, 2]
@@ -92,7 +72,7 @@ def test_no_order_of_short_documents_passes_the_flush_ceiling(rows):
     clusters, tokens = np.asarray(rows).T
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(rows))
-        found = window_diversity(clusters[order], tokens[order], 20, "flush")
+        found = measure(order, clusters, tokens, 20, "flush")
         bound = np.minimum(found.num_windows, np.bincount(clusters)).sum() / found.num_windows
         assert found.mean <= bound + 1e-9
 
@@ -110,7 +90,7 @@ def test_compare_orders_reports_both_metrics_before_and_after():
 
 def test_no_document_means_no_windows():
     empty = np.empty(0, np.int64)
-    assert window_diversity(empty, empty, 10) is None
+    assert measure(empty, empty, empty, 10) is None
     assert compare_orders(empty, empty, empty, 10)["flush"] == {
         "before": None,
         "after": None,
@@ -127,14 +107,22 @@ def test_windows_that_cannot_be_filled_are_refused(tokens, seq_len):
 
 
 @pytest.mark.parametrize("loader", ["concat", "flush"])
-@settings(max_examples=60)
-@given(documents, st.integers(2, 50))
+@settings(max_examples=120)
+@given(documents, st.integers(1, 50))
 def test_every_metric_equals_a_token_by_token_count(loader, rows, seq_len):
     clusters, tokens = np.asarray(rows).T
     order = np.random.default_rng(len(rows)).permutation(len(rows))
     found = measure(order, clusters, tokens, seq_len, loader)
     arranged = [rows[i] for i in order]
     windows = FILL[loader](arranged, seq_len)
+    counts = [len(set(window)) for window in windows]
+    assert window_topics(clusters[order], tokens[order], seq_len, loader).tolist() == counts
+    full = [n for n, window in zip(counts, windows) if len(window) == seq_len]
+    if loader == "flush":
+        full = counts[:-1] + [counts[-1]] * (len(windows[-1]) == seq_len)
+    assert (found.num_windows, found.last) == (len(counts), counts[-1])
+    assert found.min_full == min(full or counts[:1])
+    assert (found.mean, found.std) == pytest.approx((np.mean(counts), np.std(counts)))
     total = Counter(topic for topic, length in arranged for _ in range(length))
     size = sum(total.values())
     kl = []
