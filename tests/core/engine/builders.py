@@ -1,4 +1,4 @@
-"""Generators, prompts and twins that the engine's tests share."""
+"""Shapes, generators, prompts and twins that the engine's tests share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,48 @@ from typing import Any
 
 import torch
 
-from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Transformer
+from nmoe_core.engine import BatchedGenerator, GeneratorOptions, ModelConfig, Transformer
+from nmoe_core.engine.weights.config import FULL, SLIDING, YarnScaling
 
+SMALL = ModelConfig(
+    num_hidden_layers=3,
+    num_experts=6,
+    experts_per_token=2,
+    vocab_size=101,
+    hidden_size=32,
+    intermediate_size=64,
+    head_dim=8,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    sliding_window=7,
+    layer_types=(SLIDING, FULL, SLIDING),
+    rope_theta=10_000.0,
+    rope_scaling=YarnScaling(factor=8.0, original_max_position=64),
+    max_position_embeddings=512,
+    eos_token_id=100,
+    pad_token_id=99,
+)
 _OPTIONS = {field.name for field in fields(GeneratorOptions)}
 _CONTINUATIONS: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
 
-def make_generator(model: Any, max_seq_len: int = 200, max_batch: int = 4, **sizes: Any):
-    """A generator; `sizes` are its options, and arguments of its own."""
+def make_generator(
+    model: Any,
+    max_seq_len: int = 200,
+    max_batch: int = 4,
+    launches_ahead: bool = False,
+    **sizes: Any,
+) -> BatchedGenerator:
+    """A generator; `sizes` are its options, and arguments of its own.
+
+    On a GPU a pass is launched before the tokens of the one before it are read: so it is here with
+    `launches_ahead`.
+    """
     options = GeneratorOptions(**{name: sizes.pop(name) for name in _OPTIONS & sizes.keys()})
-    return BatchedGenerator(model, max_seq_len, max_batch, options=options, **sizes)
+    generator = BatchedGenerator(model, max_seq_len, max_batch, options=options, **sizes)
+    assert generator.launches_ahead == generator.model.embedding.is_cuda
+    generator.launches_ahead = launches_ahead
+    return generator
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
-from nmoe_core.engine.weights.config import YarnScaling
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
+from tests.core.engine.builders import SMALL
 
 # Read when transformers is first imported; local directories need no hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -66,24 +66,7 @@ def tiny_model(tiny_dir: Path) -> Transformer:
 @pytest.fixture
 def small_config() -> ModelConfig:
     """A shape for `make_checkpoint`, to be varied with `dataclasses.replace`."""
-    return ModelConfig(
-        num_hidden_layers=3,
-        num_experts=6,
-        experts_per_token=2,
-        vocab_size=101,
-        hidden_size=32,
-        intermediate_size=64,
-        head_dim=8,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        sliding_window=7,
-        layer_types=("sliding_attention", "full_attention", "sliding_attention"),
-        rope_theta=10_000.0,
-        rope_scaling=YarnScaling(factor=8.0, original_max_position=64),
-        max_position_embeddings=512,
-        eos_token_id=100,
-        pad_token_id=99,
-    )
+    return SMALL
 
 
 @pytest.fixture

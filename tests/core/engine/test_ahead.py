@@ -8,19 +8,10 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
-from nmoe_core.base.errors import CheckpointError
-from nmoe_core.engine import BatchedGenerator, Request, Sampling, Transformer
+from nmoe_core.engine import Request, Sampling, Transformer
 from nmoe_core.engine.transfers import Arriving
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of
-
-
-def _generator(model: Transformer, is_ahead: bool, **options: int) -> BatchedGenerator:
-    generator = make_generator(model, **({"max_seq_len": 96, "max_batch": 4} | options))
-    assert not generator.launches_ahead
-    generator.launches_ahead = is_ahead
-    return generator
 
 
 def _requests(seed: int) -> list[Request]:
@@ -45,7 +36,10 @@ def _requests(seed: int) -> list[Request]:
 )
 def test_completions_are_those_of_reading_at_once(tiny_model: Transformer, options: dict[str, int]):
     requests = _requests(seed=1)
-    at_once, ahead = (_generator(tiny_model, is_ahead, **options) for is_ahead in (False, True))
+    at_once, ahead = (
+        make_generator(tiny_model, 96, launches_ahead=is_ahead, **options)
+        for is_ahead in (False, True)
+    )
     expected = sorted(at_once.complete(requests), key=lambda done: done.index)
     got = sorted(ahead.complete(requests), key=lambda done: done.index)
     assert got == expected
@@ -64,10 +58,10 @@ def test_a_pass_is_launched_before_the_tokens_of_the_last_are_read(
     monkeypatch.setattr(Transformer, "extend", lambda *a: events.append("run") or extend(*a))
     monkeypatch.setattr(Arriving, "tolist", lambda a: events.append("read") or tolist(a))
     prompt = prompt_of(12)
-    list(_generator(tiny_model, True).complete([Request(prompt, 4)]))
+    list(make_generator(tiny_model, 96, launches_ahead=True).complete([Request(prompt, 4)]))
     assert events == ["run", "run", "read", "run", "read", "run", "read", "read"]
     events.clear()
-    list(_generator(tiny_model, False).complete([Request(prompt, 4)]))
+    list(make_generator(tiny_model, 96, launches_ahead=False).complete([Request(prompt, 4)]))
     assert events == ["run", "read"] * 4
 
 
@@ -76,27 +70,9 @@ def test_a_stop_costs_one_row_that_is_thrown_away(tiny_model: Transformer):
     stop = next(t for i, t in enumerate(whole) if i >= 3 and t not in whole[:i])
     decoded = {}
     for is_ahead in (False, True):
-        generator = _generator(tiny_model, is_ahead)
+        generator = make_generator(tiny_model, 96, launches_ahead=is_ahead)
         request = Request(prompt_of(33), 18, stop_ids=frozenset({stop}))
         (done,) = generator.complete([request])
         assert (done.tokens, done.stop_id) == (whole[: whole.index(stop)], stop)
         decoded[is_ahead] = generator.counts.decoded
     assert decoded[True] == decoded[False] + 1
-
-
-def test_an_abandoned_run_and_one_without_finite_logits_leave_nothing(tiny_dir):
-    model = Transformer.from_checkpoint(tiny_dir)
-    generator = _generator(model, True, max_batch=2)
-    completions = generator.complete([Request(prompt_of(n), 3) for n in (10, 20, 30)])
-    next(completions)
-    completions.close()
-    assert all_free(generator)
-    assert generator.generate_batch([prompt_of(5)], 4) == [greedy(model, prompt_of(5), 4)]
-    good = model.unembedding[5].clone()
-    model.unembedding[5] = torch.nan
-    for temperature in (0.0, 1.0):
-        with pytest.raises(CheckpointError, match="not finite"):
-            generator.generate_batch([[1, 2], [3]], 4, temperature=temperature)
-        assert all_free(generator)
-    model.unembedding[5] = good
-    assert generator.generate_batch([prompt_of(5)], 4) == [greedy(model, prompt_of(5), 4)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nmoe_core.engine import ModelConfig
-from nmoe_core.engine.generation.cache import PagedCache
+from nmoe_core.engine.generation.cache import PagedCache, Prefix
 from nmoe_core.engine.generation.prefixes import MIN_SHARED_TOKENS, PrefixTree
 from nmoe_core.engine.generation.step import Chunk, StepBatch
 
@@ -17,6 +17,11 @@ PAGE = 4
 
 def _cache(config: ModelConfig, max_batch: int = 3, num_pages: int = 12) -> PagedCache:
     return PagedCache(config, max_batch, 40, num_pages, PAGE, torch.empty(0))
+
+
+def _open(cache: PagedCache, prefix: Prefix | None = None) -> int:
+    slot = cache.open(prefix)
+    return slot
 
 
 def _write(cache: PagedCache, slot: int, start: int, count: int) -> None:
@@ -47,8 +52,7 @@ def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: Mode
     per_position = 2 * 8 * 4
     assert cache.keys[0].nbytes == cache.values[0].nbytes == 3 * 8 * per_position
     assert cache.keys[1].nbytes == 300 * PAGE * per_position
-    slot = cache.open()
-    assert slot is not None
+    slot = _open(cache)
     for start in range(0, 80, 5):
         _write(cache, slot, start, 5)
         assert _positions(cache, slot, 0, start + 5)[-8:] == list(
@@ -60,13 +64,11 @@ def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: Mode
 @pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 30])
 def test_every_position_is_where_the_tables_say(small_config: ModelConfig, count: int):
     cache = _cache(small_config, num_pages=16)
-    slots = [cache.open(), cache.open()]
+    slots = [_open(cache), _open(cache)]
     for start in range(0, 30, count):
         for slot in slots:
-            assert slot is not None
             _write(cache, slot, start, min(count, 30 - start))
     for slot in slots:
-        assert slot is not None
         assert _positions(cache, slot, 1, 30) == list(map(float, range(30)))
         assert _positions(cache, slot, 0, 30) == list(map(float, range(23, 30)))
 
@@ -76,16 +78,14 @@ def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_f
     small_config: ModelConfig, length: int
 ):
     cache = _cache(small_config)
-    maker = cache.open()
-    assert maker is not None
+    maker = _open(cache)
     _write(cache, maker, 0, length)
     prefix = cache.keep_prefix(maker, length)
     assert prefix is not None
     _write(cache, maker, length, 9)
     cache.close(maker)
     for _ in range(2):
-        slot = cache.open(prefix)
-        assert slot is not None
+        slot = _open(cache, prefix)
         assert _positions(cache, slot, 0, length) == list(map(float, range(length - 7, length)))
         _write(cache, slot, length, 5)
         assert _positions(cache, slot, 1, length + 5) == list(map(float, range(length + 5)))
@@ -97,25 +97,21 @@ def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_f
 
 def test_a_shared_page_is_stored_once_and_a_part_page_is_copied(small_config: ModelConfig):
     cache = _cache(small_config)
-    maker = cache.open()
-    assert maker is not None
+    maker = _open(cache)
     _write(cache, maker, 0, 10)
     prefix = cache.keep_prefix(maker, 10)
-    slot = cache.open(prefix)
+    slot = _open(cache, prefix)
     # Three pages of the maker; the prefix and the slot each copy the third, half full.
     assert cache.num_free_pages == 12 - 5
-    assert slot is not None
     assert cache.tables[maker, :2].tolist() == cache.tables[slot, :2].tolist()
     assert cache.tables[maker, 2] != cache.tables[slot, 2]
 
 
 def test_too_few_pages_is_a_refusal_that_changes_nothing(small_config: ModelConfig):
     cache = _cache(small_config, num_pages=5)
-    slot = cache.open()
-    assert slot is not None
+    slot = _open(cache)
     assert cache.reserve(slot, 18)
-    other = cache.open()
-    assert other is not None
+    other = _open(cache)
     assert not cache.reserve(other, 1)
     assert cache.keep_prefix(slot, 10) is None
     assert cache.num_free_pages == 0
@@ -159,8 +155,7 @@ def test_the_tree_forgets_prompts_that_are_gone_and_drops_the_beginning_used_lon
     for token in range(3):
         pair = [tree.add([token] * 20 + [90 + i, 1]) for i in range(2)]
         (node,) = tree.to_make(pair[0], 0)
-        slot = cache.open()
-        assert slot is not None
+        slot = _open(cache)
         _write(cache, slot, 0, 20)
         assert tree.keep(node, slot)
         cache.close(slot)

@@ -74,7 +74,8 @@ def _run_goldens(directory: Path, edits: list[Edit]) -> subprocess.CompletedProc
         shutil.copytree(
             ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for path in ("tests/core/engine/conftest.py", GOLDENS):
+    own = ("tests/core/engine/conftest.py", "tests/core/engine/builders.py", "tests/__init__.py")
+    for path in (*own, GOLDENS):
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, directory / path)
     golden = "tests/golden/engine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 import re
 from typing import Any
 
@@ -37,18 +38,27 @@ def fresh_model(tiny_dir) -> Transformer:
     return Transformer.from_checkpoint(tiny_dir)
 
 
-def test_a_document_is_the_same_alone_and_in_any_batch(tiny_model: Transformer):
-    ids = _ids(5, 80)
-    logits, hidden = tiny_model(ids, LENGTHS, return_hidden_states=(3, 4))
-    order = torch.tensor([3, 0, 4])
-    _, reordered = tiny_model(ids[order], LENGTHS[order], return_hidden_states=(4,))
-    for b, length in enumerate(LENGTHS.tolist()):
-        alone, states = tiny_model(ids[b : b + 1, :length], return_hidden_states=(3, 4))
-        assert (alone[0] - logits[b, :length]).abs().max() < SAME
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_document_has_the_same_bits_alone_and_in_any_batch(tiny_dir, dtype: torch.dtype):
+    """So features of training and of grading are the same; seen with MKL and oneDNN on x86."""
+    model = Transformer.from_checkpoint(tiny_dir, dtype=dtype)
+    is_exact = platform.machine() in ("x86_64", "AMD64")
+    tolerance = 0 if is_exact else SAME if dtype == torch.float32 else 0.1
+
+    def assert_same(found: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+    ids, order = _ids(7, 80, seed=5), torch.tensor([6, 2, 3])
+    lengths = torch.tensor([1, 33, 16, 80, 17, 64, 65])
+    logits, hidden = model(ids, lengths, return_hidden_states=(3, 4))
+    _, reordered = model(ids[order], lengths[order], return_hidden_states=(4,))
+    for row, document in enumerate(order.tolist()):
+        assert_same(reordered[4][row], hidden[4][document])
+    for document, length in enumerate(lengths.tolist()):
+        alone, states = model(ids[document : document + 1, :length], return_hidden_states=(3, 4))
+        assert_same(alone[0], logits[document, :length])
         for tap in (3, 4):
-            assert (states[tap][0] - hidden[tap][b, :length]).abs().max() < SAME
-    for row, b in enumerate(order.tolist()):
-        assert (reordered[4][row] - hidden[4][b]).abs().max() < SAME
+            assert_same(states[tap][0], hidden[tap][document, :length])
 
 
 def test_products_have_shapes_that_do_not_depend_on_the_batch(tiny_model, monkeypatch):
@@ -212,7 +222,15 @@ def test_bfloat16_keeps_norms_router_and_sinks_in_float32(tiny_dir, tiny_model: 
         ({"input_ids": torch.zeros(2, 3)}, "float32"),
         ({"input_ids": torch.zeros(3).long()}, r"input_ids int64 or int32 \[B, T\]"),
         ({"input_ids": None}, "None"),
+        ({"input_ids": [[1, 2]]}, "a list"),
+        ({"input_ids": "text"}, "a str"),
+        ({"input_ids": torch.zeros(0, 4).long()}, r"\[0, 4\]"),
+        ({"input_ids": torch.zeros(2, 0).long()}, r"\[2, 0\]"),
         ({"lengths": torch.tensor([4, 1])}, "0 to 3"),
+        *[
+            ({"lengths": lengths}, "lengths do not fit")
+            for lengths in ([2, 1], (2, 1), torch.tensor([2.0, 1.0]), torch.tensor(2))
+        ],
         ({"lengths": torch.tensor([1])}, "lengths"),
         ({"lengths": torch.tensor([1, 2], dtype=torch.int16)}, "lengths"),
         ({"return_hidden_states": (5,)}, "hidden state 5"),
@@ -224,6 +242,7 @@ def test_bfloat16_keeps_norms_router_and_sinks_in_float32(tiny_dir, tiny_model: 
         ({"no_logits": True}, "no hidden state"),
         ({"input_ids": Residual(0, torch.zeros(2, 3, 64))}, "residual after block 0"),
         ({"input_ids": Residual(4, torch.zeros(2, 3, 64))}, "blocks 5 to 4"),
+        ({"input_ids": Residual(1, [[1.0]])}, "hidden a list"),
         ({"input_ids": Residual(2, torch.zeros(2, 3, 63))}, "63"),
         ({"input_ids": Residual(2, torch.zeros(2, 3, 64).bfloat16())}, "bfloat16"),
         ({"input_ids": torch.zeros(1, 131_073).long()}, "131073 positions"),
@@ -255,39 +274,6 @@ def test_a_config_given_by_hand_stands_in_for_the_files(tiny_dir, tiny_model: Tr
     assert model.config.sliding_window == 4
     assert not torch.equal(model(_ids(1, 20)), tiny_model(_ids(1, 20)))
     assert torch.equal(model(_ids(1, 4)), tiny_model(_ids(1, 4)))
-
-
-@pytest.mark.parametrize(
-    ("ids", "named"),
-    [
-        (torch.zeros(0, 4, dtype=torch.int64), "0"),
-        (torch.zeros(2, 0, dtype=torch.int64), "0"),
-        ([[1, 2]], "list"),
-        (torch.zeros(2, 3), "float32"),
-        (torch.zeros(3, dtype=torch.int64), "int64"),
-        ("text", "str"),
-    ],
-)
-def test_ids_that_are_no_batch_are_one_clear_error(
-    tiny_model: Transformer, ids: object, named: str
-) -> None:
-    with pytest.raises(ConfigError, match=named) as caught:
-        tiny_model(ids)
-    assert caught.value.code == "E-CONFIG-FORWARD"
-
-
-@pytest.mark.parametrize("lengths", [[2, 1], (2, 1), torch.tensor([2.0, 1.0]), torch.tensor(2)])
-def test_lengths_that_are_no_tensor_of_whole_numbers_are_one_clear_error(
-    tiny_model: Transformer, lengths: object
-) -> None:
-    with pytest.raises(ConfigError, match="lengths") as caught:
-        tiny_model(torch.ones(2, 3, dtype=torch.int64), lengths)
-    assert caught.value.code == "E-CONFIG-FORWARD"
-
-
-def test_hidden_states_that_are_no_tensor_are_one_clear_error(tiny_model: Transformer) -> None:
-    with pytest.raises(ConfigError, match="hidden"):
-        tiny_model(Residual(1, [[1.0]]))
 
 
 def test_ids_and_lengths_of_int32_are_those_of_int64(tiny_model: Transformer) -> None:

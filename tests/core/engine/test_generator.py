@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nmoe_core.engine import (
-    BatchedGenerator,
-    ModelConfig,
-    Sampling,
-    Transformer,
-)
+from nmoe_core.engine import BatchedGenerator, ModelConfig, Sampling, Transformer
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
 
 WINDOW = 16
@@ -140,11 +135,10 @@ def test_models_of_one_kind_of_block(small_config: ModelConfig, make_checkpoint,
 
 
 def test_greedy_equals_transformers_generate(small_config: ModelConfig, make_checkpoint):
-    transformers = pytest.importorskip("transformers")
+    from tests.core.engine.reference import load_reference
+
     directory = make_checkpoint(small_config)
-    theirs = transformers.GptOssForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    theirs = load_reference(directory)
     prompts = [[token % 99 for token in prompt_of(n)] for n in (1, 6, 7, 8, 30, 70)]
     # Token 99 pads, so that transformers takes none of the prompt for padding.
     got = make_generator(Transformer.from_checkpoint(directory), 128, 4).generate_batch(

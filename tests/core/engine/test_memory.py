@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from nmoe_core.engine import ModelConfig
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
+from tests.core.engine.builders import SMALL
 
 # Loads once so that every code path and library is warm, then again under the high-water mark.
 SCRIPT = """
@@ -42,22 +43,15 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """90 MB: four blocks of 32 experts, whose values do not matter."""
-    config = ModelConfig(
+    """Over 90 MB: four blocks of 32 experts, whose values do not matter."""
+    config = replace(
+        SMALL,
         num_hidden_layers=4,
         num_experts=32,
-        experts_per_token=2,
         vocab_size=2000,
         hidden_size=640,
         intermediate_size=640,
-        head_dim=16,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=16,
         layer_types=("sliding_attention", "full_attention") * 2,
-        rope_theta=10_000.0,
-        rope_scaling=None,
-        max_position_embeddings=512,
         quant_method="mxfp4",
     )
     directory = tmp_path_factory.mktemp("large")

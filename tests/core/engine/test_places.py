@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -132,17 +131,3 @@ def test_grading_loads_the_experts_in_the_form_that_its_run_asks_for(
     (tmp_path / "run.toml").write_text(text)
     model = load_backbone(Run(tmp_path / "run.toml"))
     assert any(isinstance(part, PackedExperts) for part in model.modules())
-
-
-def test_a_gpu_that_kernels_were_not_verified_on_runs_plain_torch_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, has_kernels in (((9, 0), True), ((10, 0), False), ((8, 0), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        with caplog.at_level(logging.WARNING):
-            caplog.clear()
-            assert backend.has_kernels("cuda:0") is has_kernels
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == (not has_kernels)
-        assert all(f"{capability[0]}.{capability[1]}" in line for line in said)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nmoe_core.engine import (
-    Transformer,
-)
+from nmoe_core.engine import Transformer
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
 
 

@@ -17,12 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmoe_core.engine import ModelConfig, Transformer
+from nmoe_core.engine import ModelConfig
 from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
 from nmoe_core.engine.weights.layout import EXPERT_PARTS, HUGGING_FACE, ORIGINAL, part_shapes
-
-transformers = pytest.importorskip("transformers")
+from tests.core.engine.reference import assert_equal_to_transformers
 
 NUM_SHAPES = 16
 LAYOUTS = ("hugging face", "original")
@@ -138,12 +137,6 @@ def _write(
     (directory / "config.json").write_text(json.dumps(raw))
 
 
-def _reference(directory: Path) -> Any:
-    return transformers.GptOssForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
 @pytest.mark.parametrize("seed", range(NUM_SHAPES))
 def test_a_random_shape_equals_transformers(tmp_path: Path, seed: int):
     rng = random.Random(seed)
@@ -156,17 +149,7 @@ def test_a_random_shape_equals_transformers(tmp_path: Path, seed: int):
     twin = _raw_config(config, "hugging face", rope_field)
     twin.pop("quantization_config", None)
     _write(tmp_path / "twin", twin, _tensors(config, seed, "hugging face", "bfloat16"), 1)
-    ours, theirs = Transformer.from_checkpoint(tmp_path / "ours"), _reference(tmp_path / "twin")
-    ids = torch.randint(
-        0, config.vocab_size, (2, 45), generator=torch.Generator().manual_seed(seed)
-    )
-    logits, hidden = ours(ids, return_hidden_states=range(1, config.num_hidden_layers + 1))
-    with torch.no_grad():
-        expected = theirs(ids, output_hidden_states=True, use_cache=False)
-    assert (logits - expected.logits).abs().max() <= 2e-4
-    for tap in range(1, config.num_hidden_layers):  # the last of transformers is normalised
-        state = expected.hidden_states[tap]
-        assert (hidden[tap] - state).norm() / state.norm() <= 1e-5
+    assert_equal_to_transformers(tmp_path / "ours", tmp_path / "twin", length=45)
 
 
 def test_the_shapes_cover_what_checkpoints_do():

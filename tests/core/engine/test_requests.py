@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from nmoe_core.base.errors import CheckpointError, ConfigError, TokenizerError
-from nmoe_core.engine import (
-    BatchedGenerator,
-    Request,
-    Transformer,
-    make_tiny_checkpoint,
-)
+from nmoe_core.engine import BatchedGenerator, Request, Transformer, make_tiny_checkpoint
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of
 
 
@@ -121,16 +116,20 @@ def test_a_sequence_finished_before_its_last_token_ends_there(tiny_model: Transf
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("is_ahead", [False, True])
 def test_logits_that_are_not_finite_are_an_error_and_no_token(
-    tiny_dir: Path, temperature: float, value: float
+    tiny_dir: Path, temperature: float, value: float, is_ahead: bool
 ):
     model = Transformer.from_checkpoint(tiny_dir)
+    good = model.unembedding[5].clone()
     model.unembedding[5] = value
-    generator = make_generator(model, 32, 2)
+    generator = make_generator(model, 32, 2, launches_ahead=is_ahead)
     with pytest.raises(CheckpointError, match="not finite") as caught:
         generator.generate_batch([[1, 2], [3]], 4, temperature=temperature)
     assert caught.value.code == "E-CHECKPOINT-LOGITS"
     assert all_free(generator)
+    model.unembedding[5] = good
+    assert generator.generate_batch([prompt_of(5)], 4) == [greedy(model, prompt_of(5), 4)]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,7 @@ import sys
 import pytest
 
 from nmoe_core.base.errors import ConfigError, StateError
-from nmoe_core.engine import (
-    Request,
-    Sampling,
-    Transformer,
-)
+from nmoe_core.engine import Request, Sampling, Transformer
 from nmoe_core.engine.generation.prefixes import Node
 from nmoe_core.engine.generation.sampling import sample
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of
@@ -54,8 +50,9 @@ def test_cancelled_sequences_free_what_they_have_and_disturb_no_other(tiny_model
         generator.cancel(running)
 
 
-def test_an_abandoned_run_leaves_the_generator_as_it_was(tiny_model: Transformer):
-    generator = make_generator(tiny_model, 200, 2)
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_an_abandoned_run_leaves_the_generator_as_it_was(tiny_model: Transformer, is_ahead: bool):
+    generator = make_generator(tiny_model, 200, 2, launches_ahead=is_ahead)
     requests = [Request(prompt_of(n), 3) for n in (10, 20, 30)]
     completions = generator.complete(requests)
     next(completions)
@@ -63,6 +60,7 @@ def test_an_abandoned_run_leaves_the_generator_as_it_was(tiny_model: Transformer
         generator.generate_batch([[1]], 1)
     completions.close()
     assert all_free(generator)
+    assert generator.generate_batch([prompt_of(5)], 4) == [greedy(tiny_model, prompt_of(5), 4)]
 
 
 def test_a_sequence_waits_for_its_update_and_the_others_go_on(tiny_model: Transformer):

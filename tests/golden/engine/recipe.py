@@ -44,35 +44,15 @@ _COMMON = {
     "swiglu_limit": 7.0,
     "tie_word_embeddings": False,
 }
+_SIZES = ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads")
+_SIZES += ("num_key_value_heads", "num_hidden_layers", "num_local_experts", "sliding_window")
+_SIZES += ("vocab_size", "eos_token_id", "pad_token_id")
 CONFIGS: dict[str, dict[str, Any]] = {
-    "deep24": _COMMON
-    | {
-        "eos_token_id": 1023,
-        "head_dim": 64,
-        "hidden_size": 64,
-        "intermediate_size": 32,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 1,
-        "num_local_experts": 16,
-        "pad_token_id": 1022,
-        "sliding_window": 32,
-        "vocab_size": 1024,
-    },
-    "vocab201k": _COMMON
-    | {
-        "eos_token_id": 200_002,
-        "head_dim": 32,
-        "hidden_size": 96,
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
-        "num_local_experts": 8,
-        "pad_token_id": 199_999,
-        "sliding_window": 128,
-        "vocab_size": 201_088,
-    },
+    name: _COMMON | dict(zip(_SIZES, sizes, strict=True))
+    for name, sizes in {
+        "deep24": (64, 32, 64, 4, 1, 24, 16, 32, 1024, 1023, 1022),
+        "vocab201k": (96, 64, 32, 4, 2, 2, 8, 128, 201_088, 200_002, 199_999),
+    }.items()
 }
 # Seed, files, and gains: undamped branches would make 24 random blocks chaotic.
 _RECIPES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,7 @@ def test_generation_gives_the_plain_path_s_tokens(checkpoint, monkeypatch, use_g
     expected = plain.generate_batch(prompts, max_tokens=2, temperature=0.0)
     model = Transformer.from_checkpoint(checkpoint, use_kernels=True)
     model.use_graphs = use_graphs
-    fused = make_generator(model, **sizes)
-    fused.launches_ahead = True
+    fused = make_generator(model, launches_ahead=True, **sizes)
     recorded, run = [], DecodeGraphs.run
     monkeypatch.setattr(DecodeGraphs, "run", lambda *a: recorded.append(1) or run(*a))
     assert fused.generate_batch(prompts, max_tokens=2, temperature=0.0) == expected
@@ -126,11 +126,16 @@ def test_the_same_ways_give_kernels_where_the_device_has_them(checkpoint, monkey
         ("cuda", True, True, (12, 0), False),
     ],
 )
-def test_kernels_need_a_gpu_whose_tiles_fit_and_triton(
-    monkeypatch, device, has_cuda, has_triton, capability, expected
+def test_kernels_need_triton_and_a_gpu_that_they_were_verified_on(
+    monkeypatch, caplog, device, has_cuda, has_triton, capability, expected
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if has_triton else None)
-    assert backend.has_kernels(device) is expected
+    with caplog.at_level(logging.WARNING):
+        assert backend.has_kernels(device) is expected
+    is_other_gpu = device != "cpu" and has_cuda and has_triton and not expected
+    assert ["{}.{}".format(*capability) in line for line in caplog.messages] == [
+        True
+    ] * is_other_gpu
     assert backend.has_kernels(torch.device(device)) is expected

@@ -11,10 +11,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.kernels import expert_product, routing
 from nmoe_core.engine.kernels.expert_product import TileShape, grouped_product
-from nmoe_core.engine.kernels.expert_weights import (
-    DenseExperts,
-    tile_experts,
-)
+from nmoe_core.engine.kernels.expert_weights import DenseExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts, combine
 from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
 from nmoe_core.engine.weights import mxfp4
