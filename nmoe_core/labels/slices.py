@@ -49,6 +49,22 @@ LABELLED_SPLITS = SPLITS
 NUM_LABEL_SHARDS = 8
 
 
+def shard_name(split: str, shard: int) -> str:
+    """File of a label shard: `{split}_shard_{NN}`."""
+    return f"{split}_shard_{shard:02d}"
+
+
+def _docids(split: str) -> str:
+    return f"docids_{split}.jsonl"
+
+
+_LISTS = [_docids(split) for split in SPLITS]
+_COMBINED = [
+    *_LISTS,
+    *(shard_name(split, i) for split in LABELLED_SPLITS for i in range(NUM_LABEL_SHARDS)),
+]
+
+
 def source_manifest(data_root: Path, source: str) -> Manifest:
     """The committed manifest of a source's training documents."""
     return load_manifest(data_root / source / "train" / MANIFEST_NAME)
@@ -77,13 +93,20 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Resul
     out_dir = slices_dir / "sources" / source
     summary = out_dir / SUMMARY_NAME
     fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
-    if _is_whole(summary, fingerprints, [_docids(split) for split in SPLITS]):
+    if _is_whole(summary, fingerprints, _LISTS):
         return _result(summary, changed=False)
     with output_lock(out_dir):
         counts = _write_splits(out_dir, document_ids(data_root, manifest))
-        files = {_docids(split): sha256_file(out_dir / _docids(split)) for split in SPLITS}
-        value = {"source": source, "counts": counts, "files": files, "fingerprints": fingerprints}
-        write_json(summary, sealed({"format": FORMAT, **value}))
+        facts = {"source": source, "counts": counts}
+        return _commit(summary, facts, _LISTS, fingerprints)
+
+
+def _commit(
+    summary: Path, facts: dict[str, Any], names: Sequence[str], fingerprints: Fingerprints
+) -> Result:
+    files = {name: sha256_file(summary.parent / name) for name in names}
+    value = {"format": FORMAT, **facts, "files": files, "fingerprints": fingerprints}
+    write_json(summary, sealed(value))
     return _result(summary, changed=True)
 
 
@@ -126,21 +149,17 @@ def combine_slices(slices_dir: Path, sources: Sequence[str]) -> Result:
     parts = {s: _read_summary(slices_dir / "sources" / s / SUMMARY_NAME) for s in names}
     fingerprints = {"code": SLICE_CODE, **{f"slices:{s}": sha256_json(parts[s]) for s in names}}
     summary = slices_dir / COMBINED_NAME
-    if _is_whole(summary, fingerprints, _combined_names()):
+    if _is_whole(summary, fingerprints, _COMBINED):
         return _result(summary, changed=False)
     with _combining(slices_dir):
-        if _is_whole(summary, fingerprints, _combined_names()):
+        if _is_whole(summary, fingerprints, _COMBINED):
             return _result(summary, changed=False)
-        for name in names:
-            for split in SPLITS:
-                path = slices_dir / "sources" / name / _docids(split)
-                _check_digest(path, sha256_file(path))
+        for path in (slices_dir / "sources" / s / name for s in names for name in _LISTS):
+            _check_digest(path, sha256_file(path))
         summary.unlink(missing_ok=True)
         counts = {split: _combine_split(slices_dir, names, split) for split in SPLITS}
-        files = {name: sha256_file(slices_dir / name) for name in _combined_names()}
-        value = {"counts": counts, "sources": names, "files": files, "fingerprints": fingerprints}
-        write_json(summary, sealed({"format": FORMAT, **value}))
-    return _result(summary, changed=True)
+        facts = {"counts": counts, "sources": names}
+        return _commit(summary, facts, _COMBINED, fingerprints)
 
 
 @contextmanager
@@ -150,20 +169,19 @@ def _combining(slices_dir: Path) -> Iterator[None]:
     Not the lock of the whole directory: sources below it may be written at the same time.
     """
     ends_at = time.monotonic() + MAX_WAIT_S
-    while True:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        while True:
             try:
                 stack.enter_context(output_lock(slices_dir / LOCKS_NAME / "combined"))
+                break
             except LockedError:
                 if time.monotonic() > ends_at:
                     raise
                 time.sleep(0.05)
-                continue
-            for name in (*_combined_names(), COMBINED_NAME):
-                for left in slices_dir.glob(f"{name}{TMP_MARK}*"):
-                    left.unlink()
-            yield
-            return
+        for name in (*_COMBINED, COMBINED_NAME):
+            for left in slices_dir.glob(f"{name}{TMP_MARK}*"):
+                left.unlink()
+        yield
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
@@ -213,20 +231,6 @@ def _is_whole(summary: Path, fingerprints: Fingerprints, names: Sequence[str]) -
         return False
     known = _read_summary(summary)["files"]
     return all(name in known and (summary.parent / name).is_file() for name in names)
-
-
-def _combined_names() -> list[str]:
-    shards = [shard_name(s, i) for s in LABELLED_SPLITS for i in range(NUM_LABEL_SHARDS)]
-    return [*map(_docids, SPLITS), *shards]
-
-
-def _docids(split: str) -> str:
-    return f"docids_{split}.jsonl"
-
-
-def shard_name(split: str, shard: int) -> str:
-    """File of a label shard: `{split}_shard_{NN}`."""
-    return f"{split}_shard_{shard:02d}"
 
 
 def read_slice(path: Path) -> list[tuple[str, str]]:
