@@ -67,7 +67,7 @@ class Connection:
     """
 
     def __init__(self, address: Address, timeout_s: float, max_reply_bytes: int) -> None:
-        self._address, self._timeout_s = address, timeout_s
+        self._address, self.timeout_s = address, timeout_s
         self._max_reply_bytes = max_reply_bytes
         self._wire: _Wire | None = None
 
@@ -84,7 +84,7 @@ class Connection:
             OSError: The connection was lost, or what came is not HTTP.
         """
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._timeout_s
+        ends_at = loop.time() + self.timeout_s
         if (wire := self._wire) is not None and wire.is_idle():
             try:
                 return await self._exchange(wire, body, ends_at)

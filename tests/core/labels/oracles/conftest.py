@@ -1,15 +1,13 @@
-"""A judge's server for each test that asks for one, and the settings to reach it."""
+"""A judge's server for each test that asks for one; pauses are short."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.labels.oracles import flow
-from tests.core.labels.oracles.server import MODEL, JudgeServer
+from tests.core.labels.oracles.server import JudgeServer
 
 
 @pytest.fixture
@@ -17,15 +15,6 @@ def server() -> Iterator[JudgeServer]:
     made = JudgeServer()
     yield made
     made.close()
-
-
-@pytest.fixture
-def table(server: JudgeServer) -> Callable[..., HttpOracleTable]:
-    def make(**more: Any) -> HttpOracleTable:
-        settings: dict[str, Any] = {"timeout_s": 60.0, "max_outage_s": 60.0, "concurrency": 8}
-        return HttpOracleTable(base_url=server.url, model=MODEL, **settings | more)
-
-    return make
 
 
 @pytest.fixture(autouse=True)

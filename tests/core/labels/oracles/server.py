@@ -11,12 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from nmoe_core.config.quality import HttpOracleTable
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.labels.scores import DIMENSIONS
+from tests.core.quality import RUBRIC
 
 MODEL = "judge-1"
+SCORES = {name: i for i, name in enumerate(DIMENSIONS)}
+GOOD = json.dumps(SCORES)
+OTHER = json.dumps(dict.fromkeys(DIMENSIONS, 4))
 
 
 @dataclass
@@ -64,7 +73,10 @@ def answers(document: str, nth: int) -> Reply:
 
 
 class JudgeServer:
-    """Runs in a thread of its own; remembers who was asked about and how often."""
+    """Runs in a thread of its own; remembers who was asked about and how often.
+
+    Oracles that ask it are made by `oracle`, from a table of patient settings.
+    """
 
     def __init__(self, port: int = 0) -> None:
         self.behave: Behaviour = answers
@@ -73,7 +85,7 @@ class JudgeServer:
         self.headers: list[str] = []
         self.paths: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
-        self.most_at_once = self._at_once = 0
+        self.most_at_once = self.at_once = 0
         self._wanted_port, self._loop = port, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._ready = threading.Event()
@@ -84,10 +96,29 @@ class JudgeServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    def table(self, **more: Any) -> HttpOracleTable:
+        settings = {"base_url": self.url, "timeout_s": 60.0, "max_outage_s": 60.0, "concurrency": 8}
+        return HttpOracleTable.model_validate({"model": MODEL, **settings, **more}, strict=False)
+
+    def oracle(self, salvage: bool = False, **more: Any) -> HttpOracle:
+        return HttpOracle(self.table(**more), Rubric.load(RUBRIC), salvage=salvage)
+
+    def always(self, reply: Reply) -> None:
+        self.behave = lambda document, nth: reply
+
+    def ask(self, documents: list[str], **more: Any) -> dict[str, OracleResult]:
+        """Results by document; every question is answered exactly once."""
+        results = list(self.oracle(**more).label(map(Question, documents)))
+        assert sorted(i for i, _ in results) == list(range(len(documents)))
+        return {documents[i]: result for i, result in results}
+
+    def ask_one(self, document: str = "a document", **more: Any) -> OracleResult:
+        return self.ask([document], **more)[document]
+
     def settle(self) -> None:
         """Wait until requests that were under way when their client left are done with."""
         before = None
-        while (now := (self._at_once, self.asked.total(), self.answered.total())) != before:
+        while (now := (self.at_once, self.asked.total(), self.answered.total())) != before:
             before = now
             time.sleep(0.1)
 
@@ -106,13 +137,13 @@ class JudgeServer:
         self._ready.set()
         await self._stop.wait()
         # A connection accepted but not yet taken up would be lost unclosed.
-        await _turns()
+        await turns()
         server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await _turns()
+        await turns()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -134,12 +165,12 @@ class JudgeServer:
         self.requests.append(request)
         self.headers.append(head.decode())
         self.paths[head.split()[1].decode()] += 1
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await asyncio.sleep(reply.after_s)
         finally:
-            self._at_once -= 1
+            self.at_once -= 1
         lines = [f"HTTP/1.1 {reply.status} X", f"Content-Length: {len(reply.body)}"]
         lines += [f"{key}: {value}" for key, value in reply.headers.items()]
         payload = "\r\n".join([*lines, "", ""]).encode() + reply.body
@@ -155,7 +186,19 @@ class JudgeServer:
         return True
 
 
-async def _turns() -> None:
+def documents_of(count: int) -> list[str]:
+    return [f"document {i} {'x' * (i % 13)}".strip() for i in range(count)]
+
+
+def write_documents(path: Path, count: int) -> list[str]:
+    """A JSON lines file of `documents_of`; returns their texts."""
+    texts = documents_of(count)
+    rows = [{"doc_id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return texts
+
+
+async def turns() -> None:
     """Let the loop turn: accepted connections get their task, closed ones let go of theirs."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0.001)

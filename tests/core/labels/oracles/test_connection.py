@@ -3,18 +3,31 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from nmoe_core.labels.oracles.connection import (
-    Address,
-    CannotConnectError,
-    Connection,
-    Response,
-)
+from nmoe_core.labels.oracles.connection import Address, CannotConnectError, Connection, Response
 
-Talk = Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+@dataclass
+class Client:
+    """The server's side of its nth connection."""
+
+    nth: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def request(self) -> tuple[bytes, bytes]:
+        """Head and body of the next request."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        return head, await self.reader.readexactly(length)
+
+
+Talk = Callable[[Client], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
 
 
 def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
@@ -25,7 +38,7 @@ def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                await talk(next(counts), reader, writer)
+                await talk(Client(next(counts), reader, writer))
             except (asyncio.IncompleteReadError, ConnectionError):
                 pass
             finally:
@@ -49,18 +62,12 @@ def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
     return asyncio.run(main())
 
 
-async def request_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    return head, await reader.readexactly(length)
-
-
 def says(*parts: bytes) -> Talk:
-    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await request_of(reader)
+    async def talk(client: Client) -> None:
+        await client.request()
         for part in parts:
-            writer.write(part)
-            await writer.drain()
+            client.writer.write(part)
+            await client.writer.drain()
             await asyncio.sleep(0.002)
 
     return talk
@@ -109,14 +116,14 @@ def test_one_connection_serves_many_requests_and_is_opened_again_when_the_server
 ):
     seen: list[tuple[int, bytes]] = []
 
-    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(client: Client) -> None:
         for i in range(3):
-            head, body = await request_of(reader)
+            head, body = await client.request()
             assert head.startswith(b"POST /v1/x?a=1 HTTP/1.1\r\n")
             assert b"\r\nAuthorization: Bearer k\r\n" in head
-            seen.append((nth, body))
-            more = b"Connection: close\r\n" if nth == 1 and i == 1 else b""
-            writer.write(b"HTTP/1.1 200 OK\r\n%sContent-Length: 1\r\n\r\n%d" % (more, i))
+            seen.append((client.nth, body))
+            more = b"Connection: close\r\n" if client.nth == 1 and i == 1 else b""
+            client.writer.write(b"HTTP/1.1 200 OK\r\n%sContent-Length: 1\r\n\r\n%d" % (more, i))
             if more:
                 await asyncio.sleep(0.2)
 
@@ -133,11 +140,11 @@ def test_one_connection_serves_many_requests_and_is_opened_again_when_the_server
 
 
 def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:
-    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(client: Client) -> None:
         while True:
-            _, body = await request_of(reader)
+            _, body = await client.request()
             await asyncio.sleep(0.1 if body == b"slow" else 0)
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n" + body)
+            client.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n" + body)
 
     async def use(connection: Connection) -> Response:
         task = asyncio.create_task(connection.post(b"slow"))
@@ -150,11 +157,11 @@ def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:
 
 
 def test_a_silent_server_and_an_absent_one_are_different_errors() -> None:
-    async def silent(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(client: Client) -> None:
         await asyncio.sleep(600)
 
     async def use(connection: Connection) -> None:
-        connection._timeout_s = 0.05
+        connection.timeout_s = 0.05
         await connection.post(b"{}")
 
     with pytest.raises(TimeoutError):
@@ -163,19 +170,16 @@ def test_a_silent_server_and_an_absent_one_are_different_errors() -> None:
         asyncio.run(Connection(Address("http://127.0.0.1:9/", {}), 60.0, 2**20).post(b""))
 
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
-
-
 @pytest.mark.parametrize("partial", [b"", b"HTTP/1.1 2"])
 def test_a_request_lost_on_a_kept_connection_is_sent_once_more_unless_an_answer_had_begun(
     partial: bytes,
 ) -> None:
     seen: list[tuple[int, bytes]] = []
 
-    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for reply in (OK + b"%d" % nth, partial):
-            seen.append((nth, (await request_of(reader))[1]))
-            writer.write(reply)
+    async def talk(client: Client) -> None:
+        for reply in (OK + b"%d" % client.nth, partial):
+            seen.append((client.nth, (await client.request())[1]))
+            client.writer.write(reply)
 
     async def use(connection: Connection) -> bytes:
         await connection.post(b"a")
@@ -193,21 +197,21 @@ def test_a_request_lost_on_a_kept_connection_is_sent_once_more_unless_an_answer_
 def test_a_request_is_sent_twice_at_most_and_never_on_a_timeout() -> None:
     seen: list[tuple[int, bytes]] = []
 
-    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(client: Client) -> None:
         while True:
-            seen.append((nth, (await request_of(reader))[1]))
+            seen.append((client.nth, (await client.request())[1]))
             if seen[-1][1] == b"slow":
                 await asyncio.sleep(600)
             if seen[-1][1] == b"lost":
                 break
-            writer.write(OK + b"1")
+            client.writer.write(OK + b"1")
 
     async def use(connection: Connection) -> None:
         await connection.post(b"a")
-        patience_s, connection._timeout_s = connection._timeout_s, 0.1
+        patience_s, connection.timeout_s = connection.timeout_s, 0.1
         with pytest.raises(TimeoutError):
             await connection.post(b"slow")
-        connection._timeout_s = patience_s
+        connection.timeout_s = patience_s
         await connection.post(b"b")
         with pytest.raises(ConnectionError):
             await connection.post(b"lost")
@@ -221,15 +225,15 @@ def test_a_request_is_sent_twice_at_most_and_never_on_a_timeout() -> None:
 def test_bytes_nobody_asked_for_are_never_part_of_the_next_answer(
     stray: bytes, pause_s: float
 ) -> None:
-    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(client: Client) -> None:
         while True:
-            _, body = await request_of(reader)
+            _, body = await client.request()
             if pause_s:
-                writer.write(OK + body)
+                client.writer.write(OK + body)
                 await asyncio.sleep(pause_s)
-                writer.write(stray)
+                client.writer.write(stray)
             else:
-                writer.write(OK + body + stray)
+                client.writer.write(OK + body + stray)
 
     async def use(connection: Connection) -> list[bytes]:
         bodies = []
@@ -244,11 +248,11 @@ def test_bytes_nobody_asked_for_are_never_part_of_the_next_answer(
 def test_bytes_that_wait_in_the_socket_while_the_loop_stands_still_are_no_answer() -> None:
     writers: list[asyncio.StreamWriter] = []
 
-    async def talk(nth: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
+    async def talk(client: Client) -> None:
+        writers.append(client.writer)
         while True:
-            _, body = await request_of(reader)
-            writer.write(OK + body)
+            _, body = await client.request()
+            client.writer.write(OK + body)
 
     async def use(connection: Connection) -> bytes:
         await connection.post(b"a")

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,9 @@ from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles import engine, make_oracle
 from nmoe_core.labels.oracles.engine import EngineOracle, model_name
 from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS, encoding
-from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.core.labels.oracles.server import GOOD, SCORES
 
-GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
 REASONS = {"final_stop", "stop_outside_final", "length", "parser_error"}
 TEXTS = ["A short one.", "word " * 3000, "<|end|><|start|>system", "x = 1\n" * 10, "Ünï çødé."]
 
@@ -50,20 +50,25 @@ def settings(**more: Any) -> EngineOracleTable:
     return EngineOracleTable(**{"max_ctx": 900, "max_new": 160, "max_batch": 3} | more)
 
 
-def ask(oracle: EngineOracle, texts: list[str], attempt: int = 0) -> dict[int, OracleResult]:
-    results = list(oracle.label(Question(text, attempt) for text in texts))
+@pytest.fixture
+def make(checkpoint: Path, rubric: Rubric) -> Callable[..., EngineOracle]:
+    return lambda **more: EngineOracle(checkpoint, settings(**more), rubric)
+
+
+def ask(oracle: EngineOracle, texts: list[str]) -> dict[int, OracleResult]:
+    results = list(oracle.label(map(Question, texts)))
     assert len(results) == len(dict(results)) == len(texts)
     return dict(results)
 
 
 @pytest.mark.usefixtures("_short_answers")
 def test_random_weights_give_failures_that_are_counted_and_kept(
-    checkpoint: Path, rubric: Rubric, tmp_path: Path
+    make: Callable, tmp_path: Path
 ) -> None:
     rows = [{"id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(TEXTS)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     documents = jsonl_documents(JsonlTexts(tmp_path / "in.jsonl"), load_tokenizer(), 2048)
-    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), rubric)
+    oracle = make(max_ctx=764, max_new=24)
     report = label_shard(documents, tmp_path / "out", oracle)
     assert (report.facts["total"], report.facts["parsed"]) == (5, 0)
     lines = (tmp_path / "out" / "scores.jsonl").read_text().splitlines()
@@ -80,11 +85,11 @@ def test_random_weights_give_failures_that_are_counted_and_kept(
 
 @pytest.mark.usefixtures("_short_answers")
 def test_answers_do_not_depend_on_the_batch_and_reasoning_ends_at_its_budget(
-    checkpoint: Path, rubric: Rubric
+    make: Callable,
 ) -> None:
-    oracle = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24), rubric)
+    oracle = make(max_ctx=764, max_new=24)
     together = ask(oracle, TEXTS)
-    alone = EngineOracle(checkpoint, settings(max_ctx=764, max_new=24, max_batch=1), rubric)
+    alone = make(max_ctx=764, max_new=24, max_batch=1)
     assert together == ask(alone, TEXTS)
     assert {result.num_new_tokens for result in together.values()} == {24}
 
@@ -125,13 +130,13 @@ def script(text: str) -> list[int]:
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def make(*texts: str) -> Scripted:
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
+    def write(*texts: str) -> Scripted:
         generator = Scripted([script(text) for text in texts])
         monkeypatch.setattr(engine, "load_generator", lambda *settings: generator)
         return generator
 
-    return make
+    return write
 
 
 THINK = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
@@ -139,54 +144,50 @@ FINAL = f"<|channel|>final<|message|>{GOOD}<|return|>"
 
 
 def test_an_answer_ends_with_its_first_action_stop_and_not_with_the_end_of_reasoning(
-    checkpoint: Path, rubric: Rubric, scripted: Any
+    make: Callable, scripted: Callable
 ) -> None:
     generator = scripted(
         THINK + FINAL + "more",
         "<|channel|>analysis<|message|>Hm.<|return|>more",
         "<|channel|>commentary to=f<|message|>{}<|call|>more",
     )
-    results = ask(EngineOracle(checkpoint, settings(), rubric), ["a", "b", "c"])
-    assert [results[i].finish_reason for i in range(3)] == [
-        "final_stop",
-        "stop_outside_final",
-        "stop_outside_final",
-    ]
-    assert [results[i].scores is not None for i in range(3)] == [True, False, False]
+    results = ask(make(), ["a", "b", "c"])
+    reasons = [results[i].finish_reason for i in range(3)]
+    assert reasons == ["final_stop", "stop_outside_final", "stop_outside_final"]
+    assert [results[i].scores for i in range(3)] == [SCORES, None, None]
     for written in generator.written.values():
         assert written[-1] in STOP_IDS
         assert sum(token in STOP_IDS for token in written) == 1
 
 
 def test_reasoning_that_does_not_end_is_ended_and_the_answer_still_comes(
-    checkpoint: Path, rubric: Rubric, scripted: Any
+    make: Callable, scripted: Callable
 ) -> None:
-    table = settings()
-    room = table.max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
+    room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
     thoughts = script("<|channel|>analysis<|message|>" + "hm " * 400)[:room]
     generator = scripted("")
     # The script goes on as a model would that finds its final channel opened.
     generator.scripts[0] = [*thoughts, *engine.TO_FINAL, *script(GOOD), RETURN]
     generator.scripts[0][room] = 11
-    result = ask(EngineOracle(checkpoint, table, rubric), ["a"])[0]
-    assert (result.finish_reason, result.scores) == ("final_stop", json.loads(GOOD))
+    result = ask(make(), ["a"])[0]
+    assert (result.finish_reason, result.scores) == ("final_stop", SCORES)
     assert generator.written[0][room : room + len(engine.TO_FINAL)] == list(engine.TO_FINAL)
 
 
 def test_a_final_answer_under_way_at_the_budget_is_not_interrupted(
-    checkpoint: Path, rubric: Rubric, scripted: Any
+    make: Callable, scripted: Callable
 ) -> None:
     room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
     head = script("<|channel|>analysis<|message|>" + "hm " * 100)[: room - 10]
     generator = scripted("")
     generator.scripts[0] = [*head, *engine.TO_FINAL, *script(GOOD), RETURN]
-    result = ask(EngineOracle(checkpoint, settings(), rubric), ["a"])[0]
-    assert (result.finish_reason, result.scores) == ("final_stop", json.loads(GOOD))
+    result = ask(make(), ["a"])[0]
+    assert (result.finish_reason, result.scores) == ("final_stop", SCORES)
     assert generator.written[0] == generator.scripts[0]
 
 
 def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_rest(
-    checkpoint: Path, rubric: Rubric, scripted: Any
+    make: Callable, scripted: Callable
 ) -> None:
     generator = scripted(*[THINK * (i % 3) + FINAL for i in range(20)])
     taken: list[int] = []
@@ -196,7 +197,7 @@ def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_res
             taken.append(i)
             yield Question(f"text {i}")
 
-    results = EngineOracle(checkpoint, settings(), rubric).label(questions())
+    results = make().label(questions())
     assert next(results)[1].scores
     assert len(taken) == generator.most_live == 6
     results.close()
@@ -204,15 +205,15 @@ def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_res
 
 
 def test_the_version_is_measured_from_weights_prompt_and_decoding(
-    checkpoint: Path, rubric: Rubric, tmp_path: Path
+    make: Callable, checkpoint: Path, rubric: Rubric, tmp_path: Path
 ) -> None:
-    base = EngineOracle(checkpoint, settings(), rubric).fingerprint
-    assert EngineOracle(checkpoint, settings(max_batch=7), rubric).fingerprint == base
+    base = make().fingerprint
+    assert make(max_batch=7).fingerprint == base
     other = make_tiny_checkpoint(tmp_path, seed=1, num_layers=2, num_experts=4, hidden_size=32)
     changed = [
         EngineOracle(other, settings(), rubric),
-        EngineOracle(checkpoint, settings(max_new=128), rubric),
-        EngineOracle(checkpoint, settings(reasoning="none"), rubric),
+        make(max_new=128),
+        make(reasoning="none"),
         EngineOracle(checkpoint, settings(), rubric.turned()),
         EngineOracle(checkpoint, settings(), replace(rubric, version="v2")),
     ]
@@ -220,16 +221,11 @@ def test_the_version_is_measured_from_weights_prompt_and_decoding(
 
 
 def test_published_shapes_have_their_names() -> None:
-    from types import SimpleNamespace
-
-    def named(layers: int, hidden: int, experts: int) -> str:
+    for layers, experts, name in ((24, 32, "gpt-oss-20b"), (36, 128, "gpt-oss-120b")):
         config: Any = SimpleNamespace(
-            num_hidden_layers=layers, hidden_size=hidden, num_experts=experts
+            num_hidden_layers=layers, hidden_size=2880, num_experts=experts
         )
-        return model_name(config)
-
-    assert named(24, 2880, 32) == "gpt-oss-20b"
-    assert named(36, 2880, 128) == "gpt-oss-120b"
+        assert model_name(config) == name
 
 
 def test_what_cannot_label_is_refused_before_anything_is_loaded(

@@ -6,184 +6,123 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nmoe_core.base.errors import LabelError
 from nmoe_core.cli import main
-from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.oracle import OracleResult, Question
-from nmoe_core.labels.oracles.http import RAW_CHARS, HttpOracle
-from nmoe_core.labels.scores import DIMENSIONS
-from tests.core.labels.oracles.server import JudgeServer, Reply, answers, completion, grades_of
+from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracles.http import RAW_CHARS
+from nmoe_core.labels.records import read_records
+from tests.core.labels.oracles.server import (
+    MODEL,
+    JudgeServer,
+    Reply,
+    answers,
+    completion,
+    documents_of,
+    turns,
+    write_documents,
+)
 
-GOOD = json.dumps({name: i for i, name in enumerate(DIMENSIONS)})
 KEY = "sk-s3cret/with+marks"
 TOO_LONG = b'{"error": {"message": "maximum context length is 4096 tokens"}}'
 
 
-def ask(oracle: HttpOracle, documents: list[str]) -> dict[str, OracleResult]:
-    results = list(oracle.label(map(Question, documents)))
-    assert sorted(i for i, _ in results) == list(range(len(documents)))
-    return {documents[i]: result for i, result in results}
-
-
-def write_documents(path: Path, count: int) -> Path:
-    rows = [{"doc_id": f"d{i}", "text": f"document {i}"} for i in range(count)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def label(server: JudgeServer, path: Path, out: Path, *more: str) -> int:
-    flags = ["--oracle", "http", "--base-url", server.url, "--model", "judge-1", "--quiet"]
-    places = ["--input-jsonl", str(path), "--out", str(out), "--concurrency", "4"]
-    return main(["hydra", "oracle-label", *flags, *places, *more])
-
-
-def records(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
+def label(url: str, root: Path, count: int, *more: str) -> int:
+    """The exit status of `nmoe hydra oracle-label` on some documents, into `root/out`."""
+    write_documents(root / "in.jsonl", count)
+    flags = ["--oracle", "http", "--base-url", url, "--model", MODEL, "--quiet"]
+    places = ["--input-jsonl", str(root / "in.jsonl"), "--out", str(root / "out")]
+    return main(["hydra", "oracle-label", *flags, *places, "--concurrency", "4", *more])
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_follow(
     server: JudgeServer, tmp_path: Path, status: int
 ) -> None:
-    path, out = write_documents(tmp_path / "in.jsonl", 60), tmp_path / "out"
-
-    def behave(document: str, nth: int) -> Any:
+    def behave(document: str, nth: int) -> Reply:
         is_refused = int(document.split()[1]) < 50
         return Reply(TOO_LONG, status) if is_refused else answers(document, nth)
 
     server.behave = behave
-    assert label(server, path, out) == 0
-    rows = records(out)
+    assert label(server.url, tmp_path, 60) == 0
+    rows = read_records(tmp_path / "out" / "scores.jsonl")
     assert [row["ok"] for row in rows] == [False] * 50 + [True] * 10
     assert {row["finish_reason"] for row in rows[:50]} == {f"http_{status}"}
     assert all("maximum context length" in row["raw"] for row in rows[:50])
     assert set(server.asked.values()) == {1}
     # What was refused is not asked about again.
-    assert label(server, path, out) == 0
+    assert label(server.url, tmp_path, 60) == 0
     assert server.asked.total() == 60
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404, 407, 410])
-def test_a_refusal_that_is_not_about_the_document_is_no_label(
+def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no_label(
     server: JudgeServer, tmp_path: Path, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.behave = lambda document, nth: Reply(b"no", status)
-    path = write_documents(tmp_path / "in.jsonl", 40)
-    assert label(server, path, tmp_path / "out") == 1
+    server.always(Reply(b"no", status))
+    assert label(server.url, tmp_path, 40) == 1
     assert "ERROR [E-LABEL-ORACLE]" in capsys.readouterr().err
-    assert records(tmp_path / "out") == []
-
-
-ERRORS: list[dict[str, Any]] = [
-    {"error": {"message": "upstream is overloaded", "code": 502}},
-    {"error": "no capacity", "choices": []},
-    {"object": "error", "message": "worker died", "code": 50001},
-]
-
-
-@pytest.mark.parametrize("body", ERRORS)
-def test_an_error_in_a_reply_of_status_200_is_a_failed_request(
-    server: JudgeServer, table: Callable, rubric: Rubric, body: Any
-) -> None:
-    error = Reply(json.dumps(body).encode())
-    server.behave = lambda d, nth: error if nth < 2 else answers(d, nth)
-    documents = [f"document {i}" for i in range(20)]
-    found = ask(HttpOracle(table(), rubric), documents)
-    assert {d: r.scores for d, r in found.items()} == {d: grades_of(d) for d in documents}
-    assert set(server.asked.values()) == {3}
-
-
-@pytest.mark.parametrize("body", ERRORS)
-def test_a_server_that_gives_errors_alone_ends_the_run_and_leaves_no_label(
-    server: JudgeServer, table: Callable, rubric: Rubric, body: Any
-) -> None:
-    server.behave = lambda d, nth: Reply(json.dumps(body).encode())
-    oracle = HttpOracle(table(max_attempts=1), rubric)
-    seen: list[Any] = []
-    with pytest.raises(LabelError) as down:
-        seen.extend(oracle.label(Question(f"document {i}") for i in range(60)))
-    assert (down.value.code, seen) == ("E-LABEL-ORACLE-DOWN", [])
+    assert read_records(tmp_path / "out" / "scores.jsonl") == []
+    assert server.asked.total() <= 4
 
 
 @pytest.mark.parametrize("reason", ["http_error", "http_", "timeouts", "x" * 5000])
 def test_a_finish_reason_of_the_servers_own_is_no_failure_of_the_server(
-    server: JudgeServer, table: Callable, rubric: Rubric, reason: str
+    server: JudgeServer, reason: str
 ) -> None:
-    server.behave = lambda d, nth: completion("no scores", reason=reason)
-    found = ask(HttpOracle(table(), rubric), [f"document {i}" for i in range(40)])
+    server.always(completion("no scores", reason=reason))
+    found = server.ask(documents_of(40))
     assert {r.finish_reason for r in found.values()} == {reason[:64]}
 
 
-def echoes() -> dict[str, Callable[[str], dict[str, Any]]]:
-    """What a server may say that has the key in it, by the status it says it with."""
-    plain = f"Authorization: Bearer {KEY}"
-    return {
-        "401 plain": lambda text: {"status": 401, "body": f"bad request: {plain}".encode()},
-        "500 json": lambda text: {
-            "status": 500,
-            "body": json.dumps({"headers": {"authorization": f"Bearer {KEY}"}}).encode(),
-        },
-        "400 escaped": lambda text: {"status": 400, "body": KEY.replace("/", "\\/").encode()},
-        "400 another scheme": lambda text: {
-            "status": 400,
-            "body": b"authorization: Basic " + base64.b64encode(KEY.encode()),
-        },
-        "400 cut": lambda text: {"status": 400, "body": b"x" * (RAW_CHARS - 10) + KEY.encode()},
-        "422 quoted": lambda text: {"status": 422, "body": b"key=sk-s3cret%2Fwith%2Bmarks"},
-        "another model": lambda text: {"body": json.dumps({"model": KEY}).encode()},
-        "no completion": lambda text: {"body": json.dumps({"model": "judge-1", "k": KEY}).encode()},
-        "finish reason": lambda text: {
-            "body": json.dumps(
-                {"choices": [{"finish_reason": KEY, "message": {"content": "no " + KEY}}]}
-            ).encode()
-        },
-    }
+# What a server may say that has the key in it, by the status it says it with.
+ECHOES = {
+    "401 plain": Reply(f"bad request: Authorization: Bearer {KEY}".encode(), 401),
+    "500 json": Reply(json.dumps({"headers": {"authorization": f"Bearer {KEY}"}}).encode(), 500),
+    "400 escaped": Reply(KEY.replace("/", "\\/").encode(), 400),
+    "400 another scheme": Reply(
+        b"authorization: Basic " + base64.b64encode(KEY.encode()), status=400
+    ),
+    "400 cut": Reply(b"x" * (RAW_CHARS - 10) + KEY.encode(), 400),
+    "422 quoted": Reply(b"key=sk-s3cret%2Fwith%2Bmarks", 422),
+    "another model": Reply(json.dumps({"model": KEY}).encode()),
+    "no completion": Reply(json.dumps({"model": MODEL, "k": KEY}).encode()),
+    "finish reason": completion(f"no {KEY}", reason=KEY),
+}
 
 
-@pytest.mark.parametrize("name", echoes())
+@pytest.mark.parametrize("name", ECHOES)
 def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
-    server: JudgeServer, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str],
+    server: JudgeServer,
+    tmp_path: Path,
+    name: str,
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     monkeypatch.setattr("nmoe_core.labels.oracles.flow.FIRST_PAUSE_S", 0.001)
-    server.behave = lambda d, nth: Reply(**echoes()[name](d))
-    label(server, write_documents(tmp_path / "in.jsonl", 20), tmp_path / "out",
-          "--api-key-env", "JUDGE_KEY")  # fmt: skip
+    server.always(ECHOES[name])
+    label(server.url, tmp_path, 20, "--api-key-env", "JUDGE_KEY")
     assert f"Bearer {KEY}" in server.headers[0]
     shown = "".join(capfd.readouterr())
     files = [p.read_text() for p in (tmp_path / "out").rglob("*") if p.is_file()]
     for spelled in ("s3cret", base64.b64encode(KEY.encode()).decode()[:12]):
-        assert spelled not in shown
-        assert not any(spelled in text for text in files)
+        assert not any(spelled in text for text in (shown, *files))
 
 
 @pytest.mark.parametrize("url", ["http://user:s3cret@h/v1", "https://user:s3/c@ret@h:1/v1"])
 def test_a_refused_address_is_shown_without_its_password(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_documents(tmp_path / "in.jsonl", 1)
-    flags = ["--oracle", "http", "--base-url", url, "--model", "m"]
-    places = ["--input-jsonl", str(path), "--out", str(tmp_path / "out")]
-    assert main(["hydra", "oracle-label", *flags, *places]) == 1
+    assert label(url, tmp_path, 1) == 1
     line = capsys.readouterr().err
     assert "base_url" in line
-    assert "user" not in line
-    assert "s3" not in line
-    assert "ret@" not in line
-
-
-async def turns() -> None:
-    """Accepted connections get their task, aborted ones let go of their sockets."""
-    for _ in range(20):
-        await asyncio.sleep(0.001)
+    assert not any(part in line for part in ("user", "s3", "ret@"))
 
 
 @contextmanager
@@ -243,11 +182,11 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_reply_that_does_not_end_is_cut_at_its_limit_and_ends_the_run_in_one_line(
-    table: Callable, rubric: Rubric, flood: str
+    server: JudgeServer, flood: str
 ) -> None:
     with endless(*FLOODS[flood]) as (url, sent):
-        settings = table(max_attempts=1, concurrency=1, max_reply_bytes=2**20, timeout_s=60.0)
-        oracle = HttpOracle(settings.model_copy(update={"base_url": url}), rubric)
+        limits = {"max_attempts": 1, "concurrency": 1, "max_reply_bytes": 2**20}
+        oracle = server.oracle(base_url=url, **limits)
         with pytest.raises(LabelError) as down:
             list(oracle.label(Question(f"document {i}") for i in range(40)))
         num_sent = sent[0]

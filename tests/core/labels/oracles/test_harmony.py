@@ -17,76 +17,55 @@ from nmoe_core.labels.oracles.dialects import final_text
 from nmoe_core.labels.oracles.harmony import CALL, END, RETURN, JudgePrompt, encoding, read_answer
 from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL, read_scores
 from nmoe_core.labels.scores import DIMENSIONS
+from tests.core.labels.oracles.server import GOOD, OTHER, SCORES
+from tests.core.quality import RUBRIC
 
-RUBRIC = Path(__file__).parents[3] / "configs" / "rubrics" / "quality_v1.toml"
-SCORES = {name: i for i, name in enumerate(DIMENSIONS)}
-GOOD = json.dumps(SCORES)
-OTHER = json.dumps(dict.fromkeys(DIMENSIONS, 4))
 THINK = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
+CONSTRAINED = "<|channel|>final <|constrain|>json<|message|>"
+NEXT = "<|end|><|start|>assistant"
 
+# What comes of an answer: a label, one only when salvaging, or none.
+LABEL, SALVAGED, NONE = "label", "salvaged", "none"
 STREAMS = {
-    # name: (the model's tokens as text, stop token came), (finish reason, ok, ok when salvaging)
-    "reasoning then final": (THINK + FINAL + GOOD, True, "final_stop", True, True),
-    "constrained final": (
-        f"<|channel|>final <|constrain|>json<|message|>{GOOD}",
-        *(True, "final_stop", True, True),
-    ),
-    "return inside reasoning": (THINK[:35], True, "stop_outside_final", False, False),
-    "channel misspelt": (
-        f"<|channel|>finalx<|message|>{GOOD}",
-        *(True, "stop_outside_final", False, False),
-    ),
-    "message marker missing": (
-        f"<|channel|>final{GOOD}",
-        *(True, "stop_outside_final", False, True),
-    ),
-    "cut in the answer": (FINAL + GOOD[:-4], False, "length", False, False),
-    "cut after the answer": (FINAL + GOOD, False, "length", True, True),
-    "cut in the reasoning": (THINK[:35], False, "length", False, False),
+    # name: (the model's tokens as text, a stop token came, finish reason, what comes of it)
+    "reasoning then final": (THINK + FINAL + GOOD, True, "final_stop", LABEL),
+    "constrained final": (CONSTRAINED + GOOD, True, "final_stop", LABEL),
+    "return inside reasoning": (THINK[:35], True, "stop_outside_final", NONE),
+    "channel misspelt": (f"<|channel|>finalx<|message|>{GOOD}", True, "stop_outside_final", NONE),
+    "message marker missing": (f"<|channel|>final{GOOD}", True, "stop_outside_final", SALVAGED),
+    "cut in the answer": (FINAL + GOOD[:-4], False, "length", NONE),
+    "cut after the answer": (FINAL + GOOD, False, "length", LABEL),
+    "cut in the reasoning": (THINK[:35], False, "length", NONE),
     "text between messages": (
         "<|channel|>analysis<|message|>Hm.<|end|> well <|start|>assistant" + FINAL + GOOD,
-        *(True, "parser_error", False, True),
+        *(True, "parser_error", SALVAGED),
     ),
-    "end, then return": (FINAL + GOOD + "<|end|>", True, "final_stop", True, True),
-    "doubled opening": ("<|start|>assistant" + FINAL + GOOD, True, "final_stop", True, True),
-    "no channel at all": (GOOD, True, "stop_outside_final", False, True),
-    "two finals that differ": (
-        FINAL + GOOD + "<|end|><|start|>assistant" + FINAL + OTHER,
-        *(True, "final_stop", False, False),
-    ),
+    "end, then return": (FINAL + GOOD + "<|end|>", True, "final_stop", LABEL),
+    "doubled opening": ("<|start|>assistant" + FINAL + GOOD, True, "final_stop", LABEL),
+    "no channel at all": (GOOD, True, "stop_outside_final", SALVAGED),
+    "two finals that differ": (FINAL + GOOD + NEXT + FINAL + OTHER, True, "final_stop", NONE),
     "a final, then other thoughts": (
-        FINAL + GOOD + "<|end|><|start|>assistant<|channel|>analysis<|message|>No, that",
-        *(True, "stop_outside_final", False, True),
+        FINAL + GOOD + NEXT + "<|channel|>analysis<|message|>No, that",
+        *(True, "stop_outside_final", SALVAGED),
     ),
-    "tool call": (
-        "<|channel|>commentary to=f<|message|>{}",
-        *(True, "stop_outside_final", False, False),
-    ),
+    "tool call": ("<|channel|>commentary to=f<|message|>{}", True, "stop_outside_final", NONE),
     "quoted scores in the reasoning only": (
         f"<|channel|>analysis<|message|>It says {OTHER}.",
-        *(True, "stop_outside_final", False, False),
+        *(True, "stop_outside_final", NONE),
     ),
     "final spelled in the reasoning": (
         f"<|channel|>analysis<|message|>maybe {GOOD}assistantfinal{GOOD}",
-        *(True, "stop_outside_final", False, False),
+        *(True, "stop_outside_final", NONE),
     ),
-    "prose around": (FINAL + f"Sure: {GOOD}!", True, "final_stop", False, True),
+    "prose around": (FINAL + f"Sure: {GOOD}!", True, "final_stop", SALVAGED),
     "a refusal that quotes": (
         FINAL + f"The document tells me to print {GOOD} so I will not comply",
-        *(True, "final_stop", False, True),
+        *(True, "final_stop", SALVAGED),
     ),
-    "a fence and nothing else": (
-        FINAL + f"```json\n{GOOD}\n```",
-        *(True, "final_stop", True, True),
-    ),
-    "nothing": ("", True, "stop_outside_final", False, False),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def rubric() -> Rubric:
-    return Rubric.load(RUBRIC)
+    "a fence and nothing else": (FINAL + f"```json\n{GOOD}\n```", True, "final_stop", LABEL),
+    "nothing": ("", True, "stop_outside_final", NONE),
+}
 
 
 def tokens_of(text: str) -> list[int]:
@@ -95,13 +74,13 @@ def tokens_of(text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_token_streams_give_a_label_only_where_the_final_answer_is_the_object(name: str) -> None:
-    text, has_stopped, reason, is_ok, is_ok_salvaged = STREAMS[name]
+    text, has_stopped, reason, outcome = STREAMS[name]
     tokens = tokens_of(text)
-    for salvage in (False, True):
-        result = read_answer(tokens, has_stopped, salvage=salvage)
-        assert (result.scores is not None) == (is_ok_salvaged if salvage else is_ok)
-        assert result.is_salvaged == (is_ok_salvaged and salvage and not is_ok)
-        assert result.scores in (None, SCORES)
+    strict, lenient = (read_answer(tokens, has_stopped, salvage=s) for s in (False, True))
+    assert strict.scores == (SCORES if outcome == LABEL else None)
+    assert lenient.scores == (None if outcome == NONE else SCORES)
+    assert (strict.is_salvaged, lenient.is_salvaged) == (False, outcome == SALVAGED)
+    for result in (strict, lenient):
         assert (result.finish_reason, result.num_new_tokens) == (reason, len(tokens))
 
 
@@ -175,15 +154,11 @@ SPELLINGS = ["<|end|>", "<|start|>", "<|return|>", "<|message|>", "<|channel|>",
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(SPELLINGS) | st.text(max_size=8), max_size=12).map("".join))
 def test_no_document_puts_a_control_token_into_a_prompt(text: str) -> None:
-    made = _prompt()
+    made = JudgePrompt(Rubric.load(RUBRIC), 1024)
     prompt = made.prompt(text)
     document = prompt.tokens[len(made.prefix) : len(prompt.tokens) - len(made.suffix)]
     assert all(token < harmony.FIRST_SPECIAL for token in document)
     assert len(prompt.tokens) <= 1024
-
-
-def _prompt() -> JudgePrompt:
-    return JudgePrompt(Rubric.load(RUBRIC), 1024)
 
 
 _CONTROL = st.sampled_from([200002, 200003, 200005, 200006, 200007, 200008, 200012, 173781, 17196])

@@ -11,6 +11,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.labels.oracles import engine
+from nmoe_core.labels.records import read_records
 from nmoe_core.labels.slices import write_source_slices
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import MODEL, JudgeServer
@@ -51,6 +52,8 @@ def test_a_run_labels_over_http_with_two_lines_of_settings(
     assert outputs["train-00"].facts["parse_rate"] == 1.0
     assert outputs["train-00"].facts["scorer"].startswith(f"{MODEL}/")
     assert outputs["val-01"].facts["relabelled"] <= 2
+    again = read_records(project / "run/labels/val/shard_1/relabelled/scores.jsonl")
+    assert {record["rubric_hash"] for record in again} == {run.rubric.turned().hash}
     asked = server.asked.total()
     again = label_slices(run, ["web"], ["train-00", "val-01"])
     assert server.asked.total() == asked
