@@ -21,11 +21,9 @@ from nmoe_core.cli import (
     export,
     generate,
     heads,
-    init,
-    models,
     plan,
     prep,
-    prep_mixture,
+    project,
     report,
     shards,
 )
@@ -36,8 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = PathParser(prog="nmoe", description="Data platform for language-model pre-training.")
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    data, stages = (prep_mixture, prep, shards), (models, heads, generate, curate)
-    for module in (init, *data, *stages, plan, report, explain, export):
+    for module in (project, prep, shards, heads, generate, curate, plan, report, explain, export):
         module.register(verbs)
     return parser
 

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli.flags import add_run_flags, run_of
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config.run import Run
 
 _NOT_YET = "not yet"
 
@@ -21,7 +21,7 @@ def register(verbs: Any) -> None:
     what.add_argument("document", nargs="?", metavar="DOC_ID", help="document id, or ingest id")
     what.add_argument("--step", type=int, metavar="N", help="step of the loader plan")
     verb.add_argument("--row", type=int, metavar="R", help="only row R of the step")
-    verb.add_argument("--config", required=True, metavar="TOML", help="run configuration")
+    add_run_flags(verb, is_required=True)
     verb.add_argument("--json", action="store_true")
     verb.set_defaults(run=explain)
 
@@ -32,7 +32,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
     if arguments.row is not None and arguments.step is None:
         raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
-    run = Run(arguments.config)
+    run = run_of(arguments)
     if arguments.step is None:
         facts = explain_document(run, arguments.document)
         show = _print_document

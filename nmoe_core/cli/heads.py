@@ -84,13 +84,13 @@ def import_pt(arguments: argparse.Namespace) -> Outputs:
 
 def calibrate(arguments: argparse.Namespace) -> Outputs:
     """Weights and thresholds, from heads, from rows of grading, or by the published rule."""
-    from nmoe_core.tasks import files, hydra
+    from nmoe_core.tasks import commands, hydra
 
     if arguments.compat or arguments.predictions is not None:
         run, val = run_of(arguments, "labels", "out"), arguments.labels
         val = val or run.tree.merged_labels("val")
         rows = None if arguments.compat else arguments.predictions
-        return {"calibration": files.calibrate_file(run, val, rows)}
+        return {"calibration": commands.calibrate_file(run, val, rows)}
     if arguments.config is None and arguments.heads_dir is None:
         raise ConfigError(
             "there are no scores to calibrate on",
@@ -104,7 +104,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
 
 def grade(arguments: argparse.Namespace) -> Outputs:
     """Grades of a run's sources, of a slice, or of a file of texts."""
-    from nmoe_core.tasks.files import grade_file
+    from nmoe_core.tasks.commands import grade_file
     from nmoe_core.tasks.shards import grade_sources
 
     file = named_file(arguments, "grade", of_run=("source",))

@@ -89,7 +89,7 @@ def slices(arguments: argparse.Namespace) -> Outputs:
 
 def oracle_label(arguments: argparse.Namespace) -> Outputs:
     """Labels of slices of a run, or of one file of documents."""
-    from nmoe_core.tasks.files import label_file
+    from nmoe_core.tasks.commands import label_file
     from nmoe_core.tasks.hydra import label_slices
     from nmoe_core.tasks.shards import chosen_sources
 
@@ -134,7 +134,7 @@ def named_file(
         ConfigError: There is neither a file nor a run, or a flag was given that works only with
             the other of them.
     """
-    from nmoe_core.tasks.files import InputFile
+    from nmoe_core.tasks.commands import InputFile
 
     texts, rows = arguments.input_jsonl, arguments.input_docids
     path = texts or rows

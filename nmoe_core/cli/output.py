@@ -36,3 +36,19 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def size(size_bytes: float | None) -> str:
+    """`1.2 GB`; `?` where it is not known."""
+    if size_bytes is None:
+        return "?"
+    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
+
+
+def duration(seconds: float | None) -> str:
+    """`12 s`, `3 min`, `2.5 h`; `?` where it is not known."""
+    if seconds is None:
+        return "?"
+    if seconds < 90:
+        return f"{seconds:,.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds / 60:,.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"

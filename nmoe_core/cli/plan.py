@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nmoe_core.cli.flags import add_run_flags, number, run_of
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
     from nmoe_core.tasks.plan_regrade import RegradePlan
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def register(verbs: Any) -> None:
     """Add the verb."""
     verb = verbs.add_parser("plan", help="what a run would do, before it does it")
-    verb.add_argument("--config", required=True, metavar="TOML", help="run configuration")
+    add_run_flags(verb, is_required=True)
     verb.add_argument(
         "--sample",
-        type=_count,
+        type=number(0),
         default=32,
         metavar="N",
         help="documents graded for flips and time where scores are stale (default 32; 0: no model)",
@@ -38,7 +38,7 @@ def show_plan(arguments: argparse.Namespace) -> int:
     from nmoe_core.prep.mixture import run_sources
     from nmoe_core.tasks.plan_run import plan_run
 
-    run = Run(arguments.config)
+    run = run_of(arguments)
     plan = plan_run(
         run,
         run_sources(run),
@@ -96,9 +96,3 @@ def _print_regrade(regrade: RegradePlan) -> None:
     print(f"\ndecisions that may flip: {low:,} to {high:,}{sampled}")
     time = "not measured (--sample 0)" if regrade.seconds is None else f"{regrade.seconds:,.0f} s"
     print(f"time to grade: {time}; {regrade.current_shards} shards are current")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"not a number of documents: {text!r}")
-    return int(text)

@@ -1,133 +1,147 @@
-"""`nmoe prep`: one source to token shards; and what it shares with `prep-mixture`."""
+"""`nmoe prep`, `nmoe prep-mixture`: one source, or all of a mixture, to token shards."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
-import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.result import Result
 from nmoe_core.base.strict import validate
-from nmoe_core.cli.output import print_json, print_table
+from nmoe_core.cli.flags import add_run_flags, run_of
+from nmoe_core.cli.output import duration, print_json, print_table, size
 from nmoe_core.config.counts import parse_count
-from nmoe_core.config.tables import ComputeTable
-from nmoe_core.prep.progress import progress_printer
-from nmoe_core.prep.run import Existing, prep_shards, write_manifest
-from nmoe_core.prep.settings import PrepReport, PrepSettings
-from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.tasks.commands import Job, check_sources, make_split, splits_of
 
 _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
-_ENGINES = ("quicktok", "tiktoken", "gigatoken")
+_TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine")
+_SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens")
+_SIZES = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens")
+# Key of a source by the name of its flag.
+_OF_HUB = {
+    "dataset": "hf_dataset",
+    "subset": "hf_subset",
+    "data_files": "hf_data_files",
+    "revision": "hf_revision",
+}
+_PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards", "time", "disk")
 
 
 def register(verbs: Any) -> None:
-    """Add the verb."""
-    verb = verbs.add_parser("prep", help="prepare one source")
-    verb.add_argument("--source", required=True, choices=_KINDS, help="kind of source")
-    verb.add_argument("--dataset", help="hub id or local directory (huggingface)")
-    verb.add_argument(
-        "--paths", nargs="+", action="extend", default=[], help="files, globs or URLs"
+    """Add the verbs."""
+    mixture = verbs.add_parser("prep-mixture", help="prepare every source of a mixture")
+    mixture.add_argument("--stage", choices=("pretrain", "mid", "long"), help="only this stage")
+    mixture.add_argument("--splits", default="train,valid", help="train, valid or both")
+    mixture.add_argument(
+        "--continue-on-error", action="store_true", help="go on with the other sources; exit 1"
     )
-    verb.add_argument("--split", default="train", help="train, train[:1%%], train[100:200]")
-    verb.add_argument("--subset", help="subset of the dataset (huggingface)")
-    verb.add_argument("--data-files", nargs="+", help="files of the dataset, globs (huggingface)")
-    verb.add_argument("--revision", help="commit, branch or tag of the dataset (huggingface)")
-    verb.add_argument("--text-field", default="text")
-    verb.add_argument("--id-field", help="field of the ids; without it, rows are numbered")
-    verb.add_argument(
+    mixture.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    _add_common(mixture)
+    named = {"mixture": "mixture_toml", "flow_profiles": "flow_profiles_toml", "flow": "flow_mode"}
+    roots = {"data_root": "data"}
+    add_run_flags(mixture, (*_TOKENIZER, *_SHARDS), roots, is_required=True, **named)
+    mixture.set_defaults(run=prep_mixture)
+
+    one = verbs.add_parser("prep", help="prepare one source")
+    one.add_argument("--source", required=True, choices=_KINDS, help="kind of source")
+    one.add_argument("--dataset", help="hub id or local directory (huggingface)")
+    one.add_argument("--paths", nargs="+", action="extend", help="files, globs or URLs")
+    one.add_argument("--split", default="train", help="train, train[:1%%], train[100:200]")
+    one.add_argument("--subset", help="subset of the dataset (huggingface)")
+    one.add_argument("--data-files", nargs="+", help="files of the dataset, globs (huggingface)")
+    one.add_argument("--revision", help="commit, branch or tag of the dataset (huggingface)")
+    one.add_argument("--text-field", default="text")
+    one.add_argument("--id-field", help="field of the ids; without it, rows are numbered")
+    one.add_argument(
         "--on-error",
         choices=("fail", "skip", "replace"),
         default="fail",
         help="a record that cannot be read: leave out, and fail past --max-bad-share (fail); "
         "leave out and count (skip); replace bytes that are not UTF-8 (replace)",
     )
-    verb.add_argument("--max-bad-share", type=float, help="of all records; default 0.001")
-    verb.add_argument("--max-record-mb", type=int, metavar="N", help="of a line or text file")
-    verb.add_argument("--output", required=True, type=Path, help="directory of manifest.json")
-    verb.add_argument("--name", required=True, help="source name")
-    verb.add_argument("--version", default="v1")
-    verb.add_argument("--max-tokens", metavar="N", help="total, such as 100M")
-    verb.add_argument("--tokens-per-shard", type=int, default=DEFAULT_TOKENS_PER_SHARD)
-    verb.add_argument("--min-doc-tokens", type=int, default=10, help="leave out shorter ones")
-    verb.add_argument("--max-doc-tokens", type=int, default=1_000_000, help="cut longer ones")
-    add_tokenizing(verb, num_shards=64, tokenizer=DEFAULT_TOKENIZER)
-    verb.set_defaults(run=prep)
+    one.add_argument("--max-bad-share", type=float, help="of all records; default 0.001")
+    one.add_argument("--max-record-mb", type=int, metavar="N", help="of a line or text file")
+    one.add_argument("--output", required=True, type=Path, help="directory of manifest.json")
+    one.add_argument("--name", required=True, help="source name")
+    _add_common(one)
+    add_run_flags(one, (*_TOKENIZER, *_SHARDS, *(f"prep.{name}" for name in _SIZES)))
+    one.set_defaults(run=prep)
 
 
-def add_tokenizing(
-    parser: argparse.ArgumentParser, *, num_shards: int | None, tokenizer: str | None
-) -> None:
-    """Add the flags of both verbs; a default of None leaves the configuration's value."""
-    parser.add_argument("--tokenizer", default=tokenizer)
-    parser.add_argument("--vocab-size", type=int, help="refused unless it is the tokenizer's")
-    parser.add_argument("--eos-token-id", type=int, help="refused unless it is the tokenizer's")
-    parser.add_argument("--engine", choices=_ENGINES, help="same ids, other speed")
-    parser.add_argument("--num-shards", type=int, default=num_shards)
-    parser.add_argument("--workers", type=int, help="processes; the bytes do not depend on it")
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--parallel", action="store_true", help="a worker a core, where --workers is not given"
+        "--parallel", action="store_true", help="one worker per core, where --workers is not given"
     )
     parser.add_argument("--force", action="store_true", help="make current shards again too")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def num_workers(arguments: argparse.Namespace) -> int | None:
-    """Workers that the command line asks for, if it does."""
-    if arguments.workers is None and arguments.parallel:
-        return os.cpu_count() or 1
-    return arguments.workers
-
-
 def prep(arguments: argparse.Namespace) -> int:
     """Prepare one source."""
-    spec = _spec(arguments)
-    settings = _settings(arguments, spec)
-    output = arguments.output.resolve()
-    row = make_split(spec, "train", settings, Path.cwd(), output, arguments.force)
-    print_results([row], as_json=arguments.json)
+    run, spec = _run(arguments), _spec(arguments)
+    asked = run.config.prep.max_tokens
+    most = None if asked in ("flow", "all") else parse_count(asked)
+    job = SourcePlan(spec, most), "train"
+    _print([_made(run, job, arguments, arguments.output.resolve())], as_json=arguments.json)
     return 0
 
 
-def make_split(
-    spec: SourceSpec, split: str, settings: PrepSettings, base: Path, output: Path, force: bool
+def prep_mixture(arguments: argparse.Namespace) -> int:
+    """Prepare all sources of a mixture, one after the other."""
+    run = _run(arguments)
+    splits = list(dict.fromkeys(part.strip() for part in arguments.splits.split(",")))
+    jobs = splits_of(run, splits, arguments.stage)
+    without = sorted({s.name for s, _ in jobs if not s.has_valid}) if "valid" in splits else []
+    failures, results = 0, []
+    if arguments.dry_run:
+        failures = _dry_run(run, jobs, as_json=arguments.json)
+    else:
+        if not arguments.continue_on_error:
+            check_sources(run, jobs)
+        for source, split in jobs:
+            try:
+                results.append(_made(run, (source, split), arguments))
+            except NmoeError as error:
+                if not arguments.continue_on_error:
+                    raise
+                print(f"{source.name}/{split}: {error.line()}", file=sys.stderr)
+                failures += 1
+        _print(results, as_json=arguments.json)
+    if without and not arguments.json:
+        print(f"no validation split is named for: {', '.join(without)}")
+    return 1 if failures else 0
+
+
+def _run(arguments: argparse.Namespace) -> Run:
+    is_parallel = arguments.parallel and arguments.workers is None
+    return run_of(arguments, more={"prep.workers": os.cpu_count() or 1} if is_parallel else None)
+
+
+def _made(
+    run: Run, job: Job, arguments: argparse.Namespace, output: Path | None = None
 ) -> dict[str, Any]:
-    """Prepare one split and commit its manifest; return what came out."""
-    started = time.monotonic()
-    source, rows = open_source(spec, base, split)
-    existing: Existing = "remake" if force else "refuse"
-    with progress_printer(f"{settings.name}/{split}") as progress:
-        report = prep_shards(source, rows, settings, output, existing=existing, progress=progress)
-    _print_bad_records(f"{settings.name}/{split}", report)
-    manifest, _ = write_manifest(settings, output)
-    return {
-        "source": settings.name,
-        "split": split,
-        "documents": manifest["total_documents"],
-        "tokens": manifest["total_tokens"],
-        "bad_records": report.outcomes["bad"],
-        "shards_made": len(report.made),
-        "shards_kept": len(report.skipped),
-        "documents_tokenized": report.documents_tokenized,
-        "seconds": round(time.monotonic() - started, 1),
-        "manifest": str(output / "manifest.json"),
-    }
+    """Facts of a prepared split; records that were left out or changed are named."""
+    made: Result = make_split(run, job, output, is_forced=arguments.force)
+    facts = dict(made.facts)
+    name, examples = f"{facts['source']}/{facts['split']}", facts.pop("bad_examples")
+    if facts["bad_records"]:
+        print(
+            f"{name}: {facts['bad_records']} records left out: {'; '.join(examples)}",
+            file=sys.stderr,
+        )
+    if replaced := facts.pop("replaced_records"):
+        print(f"{name}: {replaced} records with bytes replaced", file=sys.stderr)
+    return facts
 
 
-def _print_bad_records(name: str, report: PrepReport) -> None:
-    if report.outcomes["bad"]:
-        examples = "; ".join(report.bad_examples)
-        print(f"{name}: {report.outcomes['bad']} records left out: {examples}", file=sys.stderr)
-    if report.num_replaced:
-        print(f"{name}: {report.num_replaced} records with bytes replaced", file=sys.stderr)
-
-
-def print_results(results: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Print what came out of each split."""
+def _print(results: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json(results)
     elif results:
@@ -137,67 +151,77 @@ def print_results(results: list[dict[str, Any]], *, as_json: bool) -> None:
 
 def _spec(arguments: argparse.Namespace) -> SourceSpec:
     kind = "huggingface" if arguments.source == "hf" else arguments.source
-    table: dict[str, Any] = {
-        "id": arguments.name,
-        "kind": kind,
-        "text_field": arguments.text_field,
-        "id_field": arguments.id_field,
-        "on_error": arguments.on_error,
-        "max_bad_share": arguments.max_bad_share,
-        "max_record_mb": arguments.max_record_mb,
-    }
-    of_datasets = {
-        "dataset": "hf_dataset",
-        "subset": "hf_subset",
-        "data_files": "hf_data_files",
-        "revision": "hf_revision",
-    }
-    if kind == "huggingface":
-        _refuse_flags(arguments, ("paths",), kind, "--dataset")
-        if arguments.dataset is None:
-            raise ConfigError("--dataset is missing", do="name a hub id or a local directory")
-        table |= {key: getattr(arguments, flag) for flag, key in of_datasets.items()}
-        table["hf_split"] = arguments.split
-    else:
-        _refuse_flags(arguments, tuple(of_datasets), kind, "--paths")
-        table |= {"paths": tuple(arguments.paths), "split": arguments.split}
+    is_hub = kind == "huggingface"
+    if is_hub and arguments.dataset is None:
+        raise ConfigError("--dataset is missing", do="name a hub id or a local directory")
+    same = ("text_field", "id_field", "on_error", "max_bad_share", "max_record_mb", "paths")
+    table = {"id": arguments.name, "kind": kind, "hf_split" if is_hub else "split": arguments.split}
+    table |= {key: getattr(arguments, key) for key in same}
+    table |= {key: getattr(arguments, flag) for flag, key in _OF_HUB.items()}
     return validate(SourceSpec, {k: v for k, v in table.items() if v is not None}, "nmoe prep")
 
 
-def _refuse_flags(
-    arguments: argparse.Namespace, flags: tuple[str, ...], kind: str, instead: str
-) -> None:
-    for flag in flags:
-        if getattr(arguments, flag):
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} is not for kind {kind}", do=f"use {instead}"
-            )
+def _dry_run(run: Run, jobs: list[Job], *, as_json: bool) -> int:
+    """Print the plan; return how many sources could not be prepared as they are."""
+    from nmoe_core.prep.estimate import plan_prep
+
+    planned = plan_prep(run, jobs)
+    if as_json:
+        print_json([_plan_facts(part) for part in planned])
+    else:
+        print_table(_PLAN_COLUMNS, [_plan_row(part) for part in planned])
+        _print_totals(run, planned)
+    problems = [(part, part.problem) for part in planned if part.problem is not None]
+    for part, problem in problems:
+        print(f"{part.source}/{part.split}: {problem.line()}", file=sys.stderr)
+    return len(problems)
 
 
-def _settings(arguments: argparse.Namespace, spec: SourceSpec) -> PrepSettings:
-    if not re.fullmatch(r"[A-Za-z0-9_.]+", arguments.version):
-        raise ConfigError("--version is out of range", found=arguments.version, expected="like v1")
-    workers = num_workers(arguments)
-    return PrepSettings(
-        name=spec.id,
-        version=arguments.version,
-        tokenizer=arguments.tokenizer,
-        num_shards=_at_least_one("--num-shards", arguments.num_shards),
-        tokens_per_shard=_at_least_one("--tokens-per-shard", arguments.tokens_per_shard),
-        min_doc_tokens=_at_least_one("--min-doc-tokens", arguments.min_doc_tokens),
-        max_doc_tokens=_at_least_one("--max-doc-tokens", arguments.max_doc_tokens),
-        max_tokens=None if arguments.max_tokens is None else parse_count(arguments.max_tokens),
-        on_error=spec.on_error,
-        max_bad_share=spec.max_bad_share,
-        reading_digest=spec.reading_digest("train"),
-        vocab_size=arguments.vocab_size,
-        eos_token_id=arguments.eos_token_id,
-        compute=ComputeTable(workers=_at_least_one("--workers", 1 if workers is None else workers)),
-        engine=arguments.engine or "quicktok",
+def _print_totals(run: Run, planned: Iterable[Any]) -> None:
+    def total(key: str) -> float:
+        return sum(getattr(part, key) or 0 for part in planned)
+
+    print(
+        f"\ntotal: about {total('tokens'):,.0f} tokens, {duration(total('seconds'))} with "
+        f"{run.config.prep.workers} workers, {size(total('disk_bytes'))}"
     )
+    unknown = [f"{part.source}/{part.split}" for part in planned if part.tokens is None]
+    if unknown:
+        print(f"not in the total, since their size is not known: {', '.join(unknown)}")
+    if any(part.kind == "huggingface" and not part.problem for part in planned):
+        print("time of Hugging Face datasets is that of tokenising, without the network")
+    for part in planned:
+        if part.exists:
+            print(f"{part.source}/{part.split}: there already; made again only with --force")
+    print(f"files go below {run.tree.data.absolute()}; nothing was written")
 
 
-def _at_least_one(flag: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{flag} is out of range", found=value, expected="1 or more")
-    return value
+def _plan_row(part: Any) -> list[object]:
+    return [
+        part.source,
+        part.split,
+        part.kind,
+        part.reads if len(part.reads) <= 48 else part.reads[:45] + "...",
+        "all" if part.quota_tokens is None else f"{part.quota_tokens:,}",
+        "?" if part.tokens is None else f"{part.tokens:,}",
+        part.num_shards,
+        duration(part.seconds),
+        size(part.disk_bytes),
+    ]
+
+
+def _plan_facts(part: Any) -> dict[str, object]:
+    return {
+        "source": part.source,
+        "split": part.split,
+        "kind": part.kind,
+        "reads": part.reads,
+        "quota_tokens": part.quota_tokens,
+        "estimated_tokens": part.tokens,
+        "num_shards": part.num_shards,
+        "estimated_seconds": None if part.seconds is None else round(part.seconds, 1),
+        "estimated_disk_bytes": part.disk_bytes,
+        "output": str(part.output),
+        "exists": part.exists,
+        "problem": part.problem.line() if part.problem else None,
+    }

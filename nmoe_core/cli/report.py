@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from nmoe_core.cli.flags import add_run_flags, run_of
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.config.run import Run
 
 
 def register(verbs: Any) -> None:
     """Add the verb."""
     report = verbs.add_parser("report", help="what came out of a run")
-    report.add_argument("--config", required=True, metavar="TOML", help="run configuration")
+    add_run_flags(report, is_required=True)
     report.add_argument("--json", action="store_true")
     report.set_defaults(run=run_report)
 
@@ -21,7 +21,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Print the table of a run whose pipeline has ended."""
     from nmoe_core.tasks.report import run_report as collect
 
-    report = collect(Run(arguments.config))
+    report = collect(run_of(arguments))
     if arguments.json:
         print_json(report)
     else:

@@ -11,6 +11,7 @@ import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
+from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.shards.index import regenerate_index
 from nmoe_core.shards.inspect import (
@@ -53,13 +54,13 @@ def register(verbs: Any) -> None:
     where.add_argument("--manifest", type=Path)
     where.add_argument("--data-dir", type=Path)
     inspect.add_argument("--eos-token-id", type=int, help="without a manifest; default 199999")
-    inspect.add_argument("--num-shards", type=_positive, default=1, help="files to look into")
+    inspect.add_argument("--num-shards", type=number(1), default=1, help="files to look into")
     inspect.add_argument("--all", action="store_true", help="look into every file")
     inspect.add_argument("-v", "--verbose", action="store_true", help="show each issue")
     inspect.add_argument(
-        "--sample", type=_count, default=0, metavar="N", help="N random tokens a file, as text"
+        "--sample", type=number(0), default=0, metavar="N", help="N random tokens a file, as text"
     )
-    inspect.add_argument("--seed", type=_count, default=0, help="seed of the sample")
+    inspect.add_argument("--seed", type=number(0), default=0, help="seed of the sample")
     inspect.add_argument("--stats", action="store_true", help="token distribution")
     inspect.add_argument(
         "--min-coverage",
@@ -69,19 +70,6 @@ def register(verbs: Any) -> None:
     )
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(run=run_inspect)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is below 0")
-    return value
-
-
-def _positive(text: str) -> int:
-    if (value := _count(text)) == 0:
-        raise argparse.ArgumentTypeError("0 is below 1")
-    return value
 
 
 def _share(text: str) -> float:

@@ -68,7 +68,10 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [key.name for key in run_keys().values() if key.annotation != Any])
+TYPED = [key.name for key in run_keys().values() if key.annotation != Any]
+
+
+@pytest.mark.parametrize("name", TYPED)
 def test_set_takes_every_key_of_the_schema_with_its_type(name: str) -> None:
     key = run_keys()[name]
     before = WHOLE | ({"curation.stability": "resume"} if "resume_from" in name else {})
@@ -92,6 +95,12 @@ def verbs(
             yield name, parser
 
 
+REQUIRED = {
+    "import-pt": ("head.pt",),
+    "prep": ("--source", "jsonl", "--output", "out", "--name", "web"),
+}
+
+
 def run_flags() -> list[Any]:
     """(verb, flag and a value unlike the default) for every flag of a key or a root."""
     found = []
@@ -109,7 +118,7 @@ def run_flags() -> list[Any]:
 @pytest.mark.parametrize(("verb", "given"), run_flags())
 def test_each_flag_overrides_the_run(config: Path, verb: tuple[str, ...], given: list[str]) -> None:
     parse = build_parser().parse_args
-    words = [*verb, "--config", str(config), *(["head.pt"] if verb[-1] == "import-pt" else [])]
+    words = [*verb, "--config", str(config), *REQUIRED.get(verb[-1], ())]
     before, after = run_of(parse(words)), run_of(parse([*words, *given]))
     parts = [(run.config, run.loader, run.tree) for run in (before, after)]
     assert parts[0] != parts[1]

@@ -370,7 +370,7 @@ def test_a_change_in_a_bucket_while_it_is_read_is_refused(
 
 def test_an_interrupted_command_exits_130(project: Path) -> None:
     code = (
-        "import sys, nmoe_core.cli.prep as p\n"
+        "import sys, nmoe_core.tasks.commands as p\n"
         "from nmoe_core.cli import main\n"
         "def stop(*a, **k): raise KeyboardInterrupt\n"
         "p.prep_shards = stop\n"

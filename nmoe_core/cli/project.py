@@ -1,0 +1,48 @@
+"""`nmoe init DIR`, `nmoe make-tiny-checkpoint DIR`: what a new project starts with."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.shipped import CONFIGS
+
+WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
+
+
+def register(verbs: Any) -> None:
+    """Add the verbs."""
+    init = verbs.add_parser("init", help="a new project with the configurations shipped here")
+    init.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
+    init.set_defaults(run=make_project)
+    tiny = verbs.add_parser(
+        "make-tiny-checkpoint", help="write a tiny gpt-oss-shaped checkpoint of random weights"
+    )
+    tiny.add_argument("directory", type=Path)
+    tiny.add_argument("--seed", type=int, default=0)
+    tiny.set_defaults(run=make_tiny)
+
+
+def make_project(arguments: argparse.Namespace) -> int:
+    """Copy the configurations; a file that is there already is never replaced."""
+    configs = arguments.directory / "configs"
+    workspace = arguments.directory / "workspace.yaml"
+    for path in (configs, workspace):
+        if path.exists():
+            raise ConfigError("this is there already", where=path, do="name another directory")
+    shutil.copytree(CONFIGS, configs)
+    workspace.write_text(WORKSPACE)
+    print(f"{configs}: runs (*.toml), mixtures, flow profiles, rubrics, dagster/dagster.yaml")
+    return 0
+
+
+def make_tiny(arguments: argparse.Namespace) -> int:
+    """Write the checkpoint unless it is there already."""
+    from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
+
+    path = make_tiny_checkpoint(arguments.directory, seed=arguments.seed)
+    print(f"{path}: 8-layer gpt-oss-shaped checkpoint of seeded random weights")
+    return 0

@@ -1,0 +1,222 @@
+"""What only commands ask for: whole splits, files that a user names, all sources in one go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.result import Result
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
+from nmoe_core.prep.progress import progress_printer
+from nmoe_core.prep.run import Existing, prep_shards, write_manifest
+from nmoe_core.sources.spec import open_source
+from nmoe_core.tasks.hydra import CALIBRATION_FACTS, load_backbone
+from nmoe_core.tasks.shards import chosen_sources, outputs_of
+from nmoe_core.text.tokenizer import load_tokenizer
+
+Job = tuple[SourcePlan, str]
+Progress = Callable[[int, int | None], None]
+
+
+def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[Job]:
+    """The splits to prepare of each source; only some have a validation split.
+
+    Args:
+        run: The configuration.
+        names: Of the splits.
+        stage: Only sources of this stage of training.
+
+    Raises:
+        ConfigError: There is no such split or stage.
+    """
+    for name in names:
+        if name not in SPLITS:
+            raise ConfigError("no such split", found=repr(name), expected=" or ".join(SPLITS))
+    sources = run_sources(run, stage=stage)
+    return [(s, name) for s in sources for name in names if name == "train" or s.has_valid]
+
+
+def check_sources(run: Run, jobs: Sequence[Job]) -> None:
+    """Open every source, so that none writes before all can be read. Raises SourceError."""
+    for source, split in jobs:
+        open_source(source.spec, run.base, split)[0].check()
+
+
+def make_split(
+    run: Run, job: Job, output: Path | None = None, *, is_forced: bool = False
+) -> Result:
+    """Prepare one split and commit its manifest.
+
+    Args:
+        run: The configuration.
+        job: The source and the split.
+        output: Directory of the split; by default that of the run's tree.
+        is_forced: Whether shards made from other inputs, and current ones, are made again.
+
+    Returns:
+        The manifest's digest, and its counts beside what this run did.
+
+    Raises:
+        NmoeError: As `prep_shards`.
+    """
+    (plan, split), started = job, time.monotonic()
+    output = (output or run.tree.split(plan.name, split)).absolute()
+    source, rows = open_source(plan.spec, run.base, split)
+    settings = prep_settings(run, plan, split)
+    existing: Existing = "remake" if is_forced else "refuse"
+    with progress_printer(f"{settings.name}/{split}") as progress:
+        report = prep_shards(source, rows, settings, output, existing=existing, progress=progress)
+    manifest, _ = write_manifest(settings, output)
+    facts = {
+        "source": settings.name,
+        "split": split,
+        "documents": manifest["total_documents"],
+        "tokens": manifest["total_tokens"],
+        "bad_records": report.outcomes["bad"],
+        "bad_examples": report.bad_examples,
+        "replaced_records": report.num_replaced,
+        "shards_made": len(report.made),
+        "shards_kept": len(report.skipped),
+        "documents_tokenized": report.documents_tokenized,
+        "seconds": round(time.monotonic() - started, 1),
+        "manifest": str(output / "manifest.json"),
+    }
+    return Result(manifest["content_hash"], facts)
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """Documents to label or to grade: one row per document.
+
+    Attributes:
+        path: Rows of document ids of the run's shards, or JSON lines with a text.
+        is_text: Whether rows hold texts.
+        text_field: Field of the text.
+        id_field: Field of the id; by default `doc_id`, else `id`, where a row has one.
+        sample: Only so many rows of document ids.
+    """
+
+    path: Path
+    is_text: bool
+    text_field: str = "text"
+    id_field: str | None = None
+    sample: int | None = None
+
+
+def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
+    """Label the documents of a file into `out` with the run's oracle.
+
+    Raises:
+        LabelError: As `label_shard`.
+    """
+    from nmoe_core.labels.document_texts import jsonl_documents, shard_documents
+    from nmoe_core.labels.jsonl_texts import JsonlTexts
+    from nmoe_core.labels.label import label_shard
+    from nmoe_core.labels.noise import label_again
+    from nmoe_core.labels.oracles import make_oracle
+
+    table, rubric = run.config.oracle, run.rubric
+    tokenizer, most = load_tokenizer(run.tokenizer), table.max_doc_tokens
+    if file.is_text:
+        texts = JsonlTexts(file.path, file.text_field, file.id_field)
+        documents = jsonl_documents(texts, tokenizer, most)
+    else:
+        documents = shard_documents(file.path, run.tree.data, tokenizer, most)
+    options = {"replace": table.replace, "retry_failed": table.retry_failed}
+    oracle = make_oracle(table, rubric, run.resolve)
+    made = label_shard(documents, out, oracle, progress=progress, **options)
+    facts = made.facts | {"scorer": oracle.scorer.name}
+    if table.relabel:
+        turned = make_oracle(table, rubric.turned(), run.resolve)
+        again = label_again(documents, table.relabel, out, turned, **options)
+        facts["relabelled"] = again.facts["total"]
+    return Result(made.digest, facts)
+
+
+def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
+    """Grade the documents of a file into `out` with the run's heads and thresholds.
+
+    Raises:
+        NmoeError: As `grade_shard`.
+    """
+    from nmoe_core.grading.grade import Grader, grade_documents
+    from nmoe_core.grading.inputs import DocIdInput, TextInput
+    from nmoe_core.labels.slices import read_slice
+
+    table, tree = run.config.grading, run.tree
+    if file.is_text:
+        tokenizer = load_tokenizer(run.tokenizer)
+        documents = TextInput(file.path, tokenizer, file.text_field, file.id_field)
+    else:
+        documents = DocIdInput(read_slice(file.path), tree.data, file.sample)
+    grader = Grader.load(
+        load_backbone(run),
+        tree.heads,
+        tree.calibration,
+        run.config.heads.max_ctx,
+        table.max_batch,
+        table.early_exit,
+        compat=table.compat,
+    )
+    return Result("", asdict(grade_documents(grader, documents, out, progress)))
+
+
+def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
+    """Fit thresholds on rows that grading wrote; without them, on the labels alone.
+
+    The second is the published rule, which does not know the heads' scores.
+
+    Raises:
+        CalibrationError: Rows are missing, or are not those of the labels.
+    """
+    from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
+
+    table, out = run.config.calibration, run.tree.calibration
+    if predictions is None:
+        report = calibrate_compat(labels, out, table.target_keep)
+    else:
+        report = calibrate_predictions(labels, predictions, out, **table.model_dump())
+    facts = {key: report.summary[key] for key in CALIBRATION_FACTS if key in report.summary}
+    return Result("", facts | {"path": str(report.path)})
+
+
+def curate_sources(
+    run: Run, names: Sequence[str] | None = None, *, refit: bool = False
+) -> tuple[Result, dict[str, dict[str, Any]], bool]:
+    """Topics, curated shards and manifests of sources.
+
+    Args:
+        run: The configuration.
+        names: Sources; by default all.
+        refit: Whether to fit the topic model again; else one that is there stays.
+
+    Returns:
+        The topic model; of each source its facts, `shards_written` and `checks` (passed, found);
+        and whether a check that blocks failed.
+
+    Raises:
+        ConfigError: There is no such source.
+        NmoeError: As `curate_shard`.
+    """
+    from nmoe_core.tasks import checks, curate
+
+    chosen = chosen_sources(run, names)
+    model = curate.open_topics(run, chosen_sources(run), refit=refit)
+    made: dict[str, dict[str, Any]] = {}
+    is_blocked = False
+    for name in chosen:
+        outputs_of(run, "topics", name)
+        shards = outputs_of(run, "curate", name)
+        facts = dict(curate.combine(run, name).facts)
+        found = checks.check_curated(run, name)
+        failed = [check for check, verdict in found.items() if not verdict.passed]
+        is_blocked |= any(checks.level_of(run, check) == "block" for check in failed)
+        written = sum(bool(shard.facts["changed"]) for shard in shards.values())
+        verdicts = {check: [v.passed, v.found] for check, v in found.items()}
+        made[name] = {**facts, "shards_written": written, "checks": verdicts}
+    return model, made, is_blocked
