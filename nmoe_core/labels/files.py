@@ -180,7 +180,7 @@ class Labels:
         total = len(self.doc_ids) + self.num_failed + self.num_salvaged
         if len(self.doc_ids) < MIN_PARSE_RATE * total:
             raise LabelError(
-                "most labels failed, so those that did not say nothing of the rest",
+                "most labels failed, and the others may be unlike them",
                 where=self.path,
                 found=f"{len(self.doc_ids)} of {total} usable, {self.num_salvaged} salvaged",
                 expected=f"at least {MIN_PARSE_RATE:.0%}",

@@ -1,4 +1,4 @@
-"""The documents of a JSON lines file: one id, one source and one normalised text a line.
+"""The documents of a JSON lines file: one id, one source and one normalised text per line.
 
 Labelling, grading and calibration read such files here alone, so a line is one document to all of
 them. The rules are those of prep (docs/formats.md): an id is text or a whole number, a line

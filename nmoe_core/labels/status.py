@@ -27,7 +27,7 @@ State = Literal["PENDING", "RUNNING", "DONE"]
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One label shard; counts are None where nothing says them yet."""
+    """One label shard; counts are None where they are not known yet."""
 
     split: str
     shard: int

@@ -1,7 +1,7 @@
 """One kept-alive HTTP/1.1 connection that posts one request at a time, for `http`.
 
-A label costs the labelling process less than half a millisecond in all; a general client takes most
-of that for itself. httptools (the parser of Node.js) reads the responses. Redirects are not
+A label costs the labelling process less than half a millisecond in all; a general HTTP client alone
+would take most of that. httptools (the parser of Node.js) reads the responses. Redirects are not
 followed, cookies not kept, proxies not asked. A connection that the server has closed is opened
 again before the next request, and once more if the close crosses the request on its way.
 """
@@ -152,10 +152,10 @@ class _Wire(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def is_idle(self) -> bool:
-        """Whether it is open with nothing to read.
+        """Whether it is open and has no bytes to read.
 
-        The loop may not have run since the last response: what then waits in the socket, a close
-        or bytes nobody asked for, would otherwise meet the next request.
+        The loop may not have run since the last response: a close, or bytes that no request asked
+        for, may wait in the socket, and the next request would take them for its answer.
         """
         return not self.transport.is_closing() and not self._poll.poll(0)
 

@@ -29,7 +29,7 @@ START, END, MESSAGE, CHANNEL = 200006, 200007, 200008, 200005
 RETURN, CALL = 200002, 200012
 FIRST_SPECIAL = 199998
 VOCAB_SIZE = 201088
-# `<|end|>` also ends the reasoning, so it stops nothing.
+# Not `<|end|>`: it also ends the reasoning.
 STOP_IDS = frozenset({RETURN, CALL})
 _ASSISTANT, _FINAL = 173781, 17196
 OPEN_FINAL = (CHANNEL, _FINAL, MESSAGE)

@@ -1,14 +1,14 @@
 """An oracle without a model: fixed text statistics mapped to the five dimensions.
 
-It stands in for a language model where none can run, and every label says so: its scorer model is
+It stands in where no language model can run, and every label names it: its scorer model is
 `heuristic`. Each dimension is a weighted mean of two to five statistics (see `text_statistics`),
 each mapped to 0..1 by a piecewise-linear curve, and the mean mapped to a grade 0..4 by another.
 All numbers are in `DIMENSION_CURVES` below; they were set once so that grades spread over English
-documentation and Python source, and nothing is fitted at run time. No statistic is the length of
-the text or grows with it. What it can say is limited to form: it does not know whether a statement
-is true, and its word list is English. A text whose letters are mostly of another script than Latin
-is not scored (`unsupported_script`): too few of the statistics speak of it. Cost: about a third of
-a millisecond a document.
+documentation and Python source; no number is fitted at run time. No statistic is the length of the
+text or grows with it. It judges form alone: it does not know whether a statement is true, and its
+word list is English. A text whose letters are mostly not Latin is not scored
+(`unsupported_script`): too few of the statistics apply to it. Cost: about a third of a
+millisecond per document.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class HeuristicOracle:
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """One result a text; white space alone, or a script that is not measured, has no scores."""
+        """One result per text; white space and scripts that are not measured get no scores."""
         for i, question in enumerate(questions):
             statistics = text_statistics.measure(question.text)
             if not statistics:

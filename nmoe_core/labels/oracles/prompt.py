@@ -21,12 +21,12 @@ PROMPT_VERSION = "document-between-lines/1"
 DOCUMENT_HEAD = "Text:\n\n"
 DOCUMENT_TAIL = "\n\nEnd of the text. Output the JSON object only."
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
-# A Markdown fence with the object in it and nothing beside it is a way to write the object.
+# A whole answer may stand in a Markdown fence.
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```\s*", re.IGNORECASE)
 
 
 def answer_schema() -> dict[str, Any]:
-    """JSON schema of an answer: the five dimensions, integers 0..4, nothing else."""
+    """JSON schema of an answer: exactly the five dimensions, integers 0..4."""
     grade = {"type": "integer", "minimum": 0, "maximum": MAX_GRADE}
     return {
         "type": "object",
@@ -50,7 +50,7 @@ def read_scores(text: str, salvage: bool = False) -> tuple[dict[str, int] | None
 
     Args:
         text: The final answer.
-        salvage: Take the one flat object among other words where the whole is none.
+        salvage: Where the whole is not the object, take the only flat object among other words.
     """
     fenced = _FENCED.fullmatch(text)
     if (scores := _strict(fenced[1] if fenced else text)) is not None:

@@ -22,7 +22,7 @@ LONG_WORD_CHARS = 8
 SHORT_WORD_CHARS = 3
 PROSE_WORDS = 6
 
-# One ideograph or kana counts as a word: scripts without spaces would else give one word a line.
+# One ideograph or kana counts as a word: in scripts without spaces a line would else be one word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
 _FIRST_IDEOGRAPH = "\u3040"
 _SEGMENT_END = re.compile(r"(?<=[.!?:;。！？])\s+|\n+")
@@ -40,7 +40,7 @@ _GUIDANCE = frozenset(
 
 
 def measure(text: str) -> dict[str, float]:
-    """All statistics of `text`; one that has nothing to count is left out.
+    """All statistics of `text`; one that has no occasion in the text is left out.
 
     Returns:
         Name to value: `guidance`, `short_words`, `long_words`, `variety`, `overlap`,
@@ -92,7 +92,7 @@ def _window_statistics(window: str) -> Iterator[tuple[str, float]]:
 
 
 def _word_statistics(words: list[str]) -> Iterator[tuple[str, float]]:
-    # An ideograph's length says nothing, so words of those scripts have no share here.
+    # The length of an ideograph has no meaning, so words of those scripts are left out.
     spelled = [len(word) for word in words if word < _FIRST_IDEOGRAPH]
     if spelled:
         yield "guidance", sum(word in _GUIDANCE for word in words) / len(spelled)
@@ -185,7 +185,7 @@ def _bracket_statistics(window: str) -> Iterator[tuple[str, float]]:
 
 
 def _compression(window: str) -> float:
-    """Deflated size over size of one block, white space evened out: indents say nothing here.
+    """Deflated size over size of one block, white space evened out, so that indents do not count.
 
     The block has one size, because a longer one compresses better.
     """
