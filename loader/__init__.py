@@ -5,7 +5,8 @@ from __future__ import annotations
 from loader.batches import Batch
 from loader.config import resolve_plan
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
-from loader.files.format import IndexReader, Manifest, load_manifest, open_shard
+from loader.files.format import Manifest, load_manifest
+from loader.files.shard import IndexReader, open_shard
 from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
 from loader.keys import read_config
 from loader.loader import DeterministicLoader

@@ -1,13 +1,14 @@
 """What a loader is asked for beside its plan: ranks, split, memory. Checked before data is touched.
 
-Whatever can be refused without a plan is refused before one is made, which may take long.
+What can be refused without a plan is refused before one is made, which may take long.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -22,41 +23,72 @@ BACKENDS = ("auto", "numpy", "torch")
 DTYPES = ("int64", "int32", "uint32")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What `loader.DeterministicLoader` takes beside its plan, under the same names."""
+class MemoryOptions(TypedDict, total=False):
+    """What a batch's arrays are, and how far ahead they are read.
 
-    rank: int
-    world_size: int
-    split: Split
-    backend: str
+    dtype: type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets hold -100, so
+    they cannot be `uint32`. prefetch: batches that a thread reads ahead; 0 reads in `next`.
+    pin_memory: page-locked tensors, from torch's own pool. contiguous: inputs and targets in memory
+    of their own, so that `targets.view(-1)` works; False gives two overlapping views of rows of
+    `seq_len + 1`, for less work per batch.
+    """
+
     dtype: str
     prefetch: int
     pin_memory: bool
     contiguous: bool
 
 
-def check_arguments(options: ReadOptions) -> None:
-    """Refuse arguments that no plan could serve. Raises ConfigError."""
-    rank, world_size, prefetch = options.rank, options.world_size, options.prefetch
-    for what, name, known in (
-        ("split", options.split, SPLITS),
-        ("backend", options.backend, BACKENDS),
-        ("dtype", options.dtype, DTYPES),
-    ):
-        if name not in known:
-            raise unknown_name(what, str(name), known, "loader")
-    if not _is_count(world_size) or world_size < 1:
-        raise ConfigError("no such number of ranks", where="world_size", found=repr(world_size))
-    if not _is_count(rank) or not 0 <= rank < world_size:
-        expected = f"0 to {world_size - 1}"
-        raise ConfigError("no such rank", where="rank", found=repr(rank), expected=expected)
-    if not _is_count(prefetch) or prefetch < 0:
-        raise ConfigError("not a number of batches", where="prefetch", found=repr(prefetch))
-    if options.pin_memory and options.backend == "numpy":
-        raise ConfigError("pinned memory is torch's", where="pin_memory", found="backend numpy")
-    if options.pin_memory:
-        check_pinning()
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What `loader.DeterministicLoader` takes beside its plan, under the same names.
+
+    Raises:
+        ConfigError: No plan could serve them.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    split: Split = "train"
+    backend: str = "auto"
+    dtype: str = "int64"
+    prefetch: int = 0
+    pin_memory: bool = False
+    contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        for what, name, known in (
+            ("split", self.split, SPLITS),
+            ("backend", self.backend, BACKENDS),
+            ("dtype", self.dtype, DTYPES),
+        ):
+            if name not in known:
+                raise unknown_name(what, str(name), known, "loader")
+        for key, low, high in (
+            ("world_size", 1, math.inf),
+            ("rank", 0, self.world_size - 1 if _is_count(self.world_size) else 0),
+            ("prefetch", 0, math.inf),
+        ):
+            value = getattr(self, key)
+            if not _is_count(value) or not low <= value <= high:
+                raise ConfigError(
+                    "value is out of range",
+                    where=key,
+                    found=repr(value),
+                    expected=f"at least {low}" if high == math.inf else f"{low} to {high}",
+                )
+        if self.pin_memory and self.backend == "numpy":
+            do = 'set backend = "torch"'
+            raise ConfigError("pin_memory needs torch", found='backend = "numpy"', do=do)
+        if self.pin_memory:
+            check_pinning()
+
+    def rows(self, num_rows: int) -> tuple[int, int]:
+        """Rows `[first, last)` of a global batch that the rank owns; earlier ranks take the
+        remainder."""
+        share, rest = divmod(num_rows, self.world_size)
+        first = self.rank * share + min(self.rank, rest)
+        return first, first + share + (self.rank < rest)
 
 
 def check_plan_allows(plan: LoaderPlan, world_size: int, dtype: str) -> None:
@@ -81,13 +113,6 @@ def check_plan_allows(plan: LoaderPlan, world_size: int, dtype: str) -> None:
             found=dtype,
             expected=f"a type that holds {plan.vocab_size - 1}",
         )
-
-
-def rank_rows(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Rows `[first, last)` of a global batch that a rank owns; earlier ranks take the remainder."""
-    share, rest = divmod(num_rows, world_size)
-    first = rank * share + min(rank, rest)
-    return first, first + share + (rank < rest)
 
 
 def wrapper(backend: str) -> Callable[[np.ndarray], Any]:

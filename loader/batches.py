@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loader.arguments import ReadOptions, rank_rows, wrapper
+from loader.arguments import ReadOptions, wrapper
 from loader.errors import ConfigError
 from loader.files.spans import IGNORE_INDEX
 from loader.plan.records import LoaderPlan
@@ -78,7 +78,7 @@ class BatchReader:
         self._stream, self._end, self._options = stream, end, options
         self._batch_size, self._seq_len = plan.batch_size, plan.seq_len
         self._wrap, self._dtype = wrapper(options.backend), np.dtype(options.dtype)
-        self._own = RankRows(plan.batch_size, *self._span(plan.batch_size))
+        self._own = RankRows(plan.batch_size, *options.rows(plan.batch_size))
         shape = stream.shape(self._own.last - self._own.first, options.contiguous)
         self._buffers = HeldBuffers(partial(np.empty, shape, self._dtype))
         size = end % plan.batch_size
@@ -92,7 +92,7 @@ class BatchReader:
             raise StopIteration
         if size < self._batch_size and self._last is not None:
             return self._shared(n, size, self._last)
-        rows = self._own if size == self._batch_size else RankRows(size, *self._span(size))
+        rows = self._own if size == self._batch_size else RankRows(size, *self._options.rows(size))
         array, memory = self._memory(rows)
         return Rows(*self._parts(memory), rows.first, *self._stream.read(n, rows, array))
 
@@ -125,9 +125,6 @@ class BatchReader:
         if memory.ndim == 3:
             return memory[0], memory[1]
         return memory[:, :-1], memory[:, 1:]
-
-    def _span(self, num_rows: int) -> tuple[int, int]:
-        return rank_rows(num_rows, self._options.rank, self._options.world_size)
 
     def _last_share(self, n: int, size: int) -> _Share:
         """This rank's part of the batch of `size` rows at sequence `n`, fewer than ranks. Ranks go

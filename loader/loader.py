@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
-from loader.arguments import ReadOptions, check_arguments, check_plan_allows
+from loader.arguments import MemoryOptions, ReadOptions, check_plan_allows
 from loader.batches import Batch, BatchReader, Rows
 from loader.errors import ConfigError, PlanError, StateError
 from loader.plan.records import LoaderPlan
@@ -34,12 +34,7 @@ class DeterministicLoader:
         world_size: Number of ranks that share each batch; at most `batch_size`.
         split: `train` or `valid`.
         backend: `torch` or `numpy` arrays; `auto` is torch where it is installed.
-        dtype: Type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets hold -100,
-            so they cannot be `uint32`.
-        prefetch: Batches that a thread reads ahead; 0 reads in `next`.
-        pin_memory: Page-locked tensors, from torch's own pool.
-        contiguous: Inputs and targets in memory of their own, so that `targets.view(-1)` works;
-            False gives two overlapping views of rows of `seq_len + 1`, for less work a batch.
+        memory: See `loader.arguments.MemoryOptions`.
 
     Raises:
         ConfigError: An argument is out of range; on valid, as `loader.batches.BatchReader`.
@@ -53,21 +48,15 @@ class DeterministicLoader:
         world_size: int = 1,
         split: Split = "train",
         backend: str = "auto",
-        *,
-        dtype: str = "int64",
-        prefetch: int = 0,
-        pin_memory: bool = False,
-        contiguous: bool = True,
+        **memory: Unpack[MemoryOptions],
     ) -> None:
-        self._options = ReadOptions(
-            rank, world_size, split, backend, dtype, prefetch, pin_memory, contiguous
-        )
-        check_arguments(self._options)
-        check_plan_allows(plan, world_size, dtype)
+        self._options = options = ReadOptions(rank, world_size, split, backend, **memory)
+        check_plan_allows(plan, world_size, options.dtype)
         self.rank, self.world_size = rank, world_size
         self.split: Split = split
         self._read_from(plan, Stream(plan, split))
-        self._prefetch = Prefetcher(weak_method(self._fill), prefetch) if prefetch else None
+        ahead = options.prefetch
+        self._prefetch = Prefetcher(weak_method(self._fill), ahead) if ahead else None
 
     def __len__(self) -> int:
         """Batches of the whole stream, as `num_steps`: wherever the position is."""
@@ -228,7 +217,7 @@ class DeterministicLoader:
         """
         if self.split != "valid":
             raise ConfigError("only valid is read by source", where="split", found=self.split)
-        chosen: dict[str, Any] = asdict(self._options) | {"prefetch": 0}
+        chosen: dict[str, Any] = asdict(replace(self._options, prefetch=0))
         plans = [replace(self.plan, valid=(source,)) for source in self.plan.valid]
         return {
             name: DeterministicLoader(plan, **chosen)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,27 @@ from loader.rows.stream import Split
 _WORKER = "E-STATE-WORKER"
 
 
+class DataOptions(TypedDict, total=False):
+    """dtype, contiguous: see `loader.arguments.MemoryOptions`. with_meta: give `Batch` records
+    instead of `(inputs, targets)`. cache_dir: where files of a URL are kept."""
+
+    dtype: str
+    contiguous: bool
+    with_meta: bool
+    cache_dir: str | Path | None
+
+
+class WorkerOptions(TypedDict, total=False):
+    """dtype, contiguous, cache_dir: as for `TokenDataset`. pin_memory: page-locked tensors, copied
+    by torch's own thread. prefetch_factor: batches that a worker may be ahead."""
+
+    dtype: str
+    contiguous: bool
+    cache_dir: str | Path | None
+    pin_memory: bool
+    prefetch_factor: int
+
+
 class TokenDataset(IterableDataset[Any]):
     """Batches of a plan, for `DataLoader(dataset, batch_size=None, num_workers=W)`.
 
@@ -33,9 +54,9 @@ class TokenDataset(IterableDataset[Any]):
     `DeterministicLoader` starts all workers from its position. Each process opens the data once.
 
     Args:
-        cfg, cache_dir: What `build_loader` takes.
-        rank, world_size, split, dtype, contiguous: See `DeterministicLoader`.
-        with_meta: Give `Batch` records instead of `(inputs, targets)`.
+        cfg: What `build_loader` takes.
+        rank, world_size, split: See `DeterministicLoader`.
+        options: See `DataOptions`.
     """
 
     def __init__(
@@ -44,21 +65,12 @@ class TokenDataset(IterableDataset[Any]):
         rank: int = 0,
         world_size: int = 1,
         split: Split = "train",
-        *,
-        dtype: str = "int64",
-        with_meta: bool = False,
-        contiguous: bool = True,
-        cache_dir: str | Path | None = None,
+        **options: Unpack[DataOptions],
     ) -> None:
         super().__init__()
-        self.plan = resolve_plan(cfg, cache_dir)
-        self._options: dict[str, Any] = {
-            "rank": rank,
-            "world_size": world_size,
-            "split": split,
-            "dtype": dtype,
-            "contiguous": contiguous,
-        }
+        self.plan = resolve_plan(cfg, options.pop("cache_dir", None))
+        with_meta = options.pop("with_meta", False)
+        self._options = {"rank": rank, "world_size": world_size, "split": split, **options}
         self._is_valid, self.with_meta = split == "valid", with_meta
         self._start = 0
         self._is_set = False  # whether `_start` was set, and no pass begun since
@@ -155,14 +167,13 @@ class TokenDataset(IterableDataset[Any]):
         return self._loader
 
 
-class WorkerLoader:
-    """`DeterministicLoader` whose batches are made in worker processes.
+class WorkerLoader(DeterministicLoader):
+    """`DeterministicLoader` whose batches are made in worker processes; itself it reads nothing.
 
     Args:
-        cfg, rank, world_size, split, dtype, contiguous, cache_dir: As for `TokenDataset`.
+        cfg, rank, world_size, split: As for `TokenDataset`.
         num_workers: Processes; 0 makes batches in this one.
-        pin_memory: Page-locked tensors, copied by torch's own thread.
-        prefetch_factor: Batches that a worker may be ahead.
+        options: See `WorkerOptions`.
     """
 
     def __init__(
@@ -171,40 +182,20 @@ class WorkerLoader:
         rank: int = 0,
         world_size: int = 1,
         split: Split = "train",
-        *,
         num_workers: int = 2,
-        dtype: str = "int64",
-        pin_memory: bool = False,
-        prefetch_factor: int = 2,
-        contiguous: bool = True,
-        cache_dir: str | Path | None = None,
+        **options: Unpack[WorkerOptions],
     ) -> None:
-        options: dict[str, Any] = {"dtype": dtype, "contiguous": contiguous, "cache_dir": cache_dir}
-        self._data = TokenDataset(cfg, rank, world_size, split, with_meta=True, **options)
-        self._options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
+        self._workers: dict[str, Any] = {
+            "num_workers": num_workers,
+            "pin_memory": options.pop("pin_memory", False),
+        }
+        ahead = options.pop("prefetch_factor", 2)
         if num_workers:
-            self._options["prefetch_factor"] = prefetch_factor
-        self.plan = self._data.plan
-        # Holds the position and answers for it; reads nothing.
-        self._position = DeterministicLoader(
-            self.plan, rank, world_size, split, backend="numpy", dtype=dtype
-        )
-        self.source_names = self._position.source_names
+            self._workers["prefetch_factor"] = ahead
+        dtype, of_data = options.get("dtype", "int64"), {**options, "with_meta": True}
+        self._data = TokenDataset(cfg, rank, world_size, split, **cast(DataOptions, of_data))
         self._batches: Iterator[Any] | None = None
-
-    def __len__(self) -> int:
-        """Batches of the whole stream; see `DeterministicLoader`."""
-        return len(self._position)
-
-    @property
-    def num_steps(self) -> int:
-        """Batches from the start of the stream to its end."""
-        return self._position.num_steps
-
-    @property
-    def step(self) -> int:
-        """Batches before the next one."""
-        return self._position.step
+        super().__init__(self._data.plan, rank, world_size, split, backend="numpy", dtype=dtype)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next batch; see `DeterministicLoader.next`. Raises StopIteration at the end."""
@@ -217,63 +208,32 @@ class WorkerLoader:
             raise StopIteration
         if self._batches is None:
             self._data.start_at(self.step)
-            loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._options)
+            loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._workers)
             self._batches = iter(loader)
         batch = next(self._batches)
-        self._position.skip()
+        self.skip()
         return batch
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """As `DeterministicLoader` iterates; workers start again for each pass over valid."""
-        if self._position.split == "train":
-            return self
-        iter(self._position)  # moves it to where the pass begins
-        self._batches = None
-        return iter(self.next, None)
-
-    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `next`."""
-        return self.next()
+        if self.split == "valid":
+            self._batches = None
+        return super().__iter__()
 
     def seek(self, n: int) -> None:
         """See `DeterministicLoader.seek`; workers start again."""
-        self._position.seek(n)
+        super().seek(n)
         self._batches = None
-
-    def seek_step(self, step: int) -> None:
-        """`seek(step * batch_size)`."""
-        self.seek(step * self.plan.batch_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of a `DeterministicLoader` after the last batch returned."""
-        return self._position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved. Raises StateError."""
-        self._position.load_state_dict(state)
-        self.plan = self._data.plan = self._position.plan
-        self._batches = None
-
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """See `DeterministicLoader.metrics`."""
-        return self._position.metrics()
-
-    def lr_scale(self, step: int | None = None) -> float:
-        """See `DeterministicLoader.lr_scale`."""
-        return self._position.lr_scale(step)
+        super().load_state_dict(state)
+        self._data.plan, self._batches = self.plan, None
 
     def close(self) -> None:
         """End the workers."""
         self._batches = None
-        self._position.close()
-
-    def __enter__(self) -> Self:
-        """The loader itself; leaving the block closes it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        self.close()
+        super().close()
 
 
 def _same(batch: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loader import build_loader
-    from loader.files.format import IndexReader, load_manifest
+    from loader.files.format import load_manifest
+    from loader.files.shard import IndexReader
     from nmoe_core.engine import BatchedGenerator, Transformer
     from nmoe_core.prep.pipeline import (
         ArrowSource,
@@ -45,7 +46,7 @@ __all__ = [
 
 _HOME = {
     "BatchedGenerator": "nmoe_core.engine",
-    "IndexReader": "loader.files.format",
+    "IndexReader": "loader.files.shard",
     "IndexWriter": "nmoe_core.shards.index",
     "Transformer": "nmoe_core.engine",
     "build_loader": "loader",

@@ -1,46 +1,27 @@
-"""Strict, bounded readers of the on-disk formats: `.npy` shard, `.idx` index, `manifest.json`.
+"""`manifest.json`, read strictly: which shards are there, and what their bytes must be.
 
-Nothing is trusted: headers are parsed without pickle, sizes are checked against the file before a
-byte is mapped, and a path in a manifest cannot leave the manifest's directory. Trees written by
-other tools open: only the fields of the published format are required, unknown ones are ignored,
-and our own additions are checked where present. Formats: docs/formats.md.
+A path in a manifest cannot leave the manifest's directory. Trees written by other tools open: only
+the fields of the published format are required, unknown ones are ignored, and our own additions are
+checked where present. Format: docs/formats.md.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
 import stat
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from loader.errors import FormatError
 from loader.files.sealed import check_seal
+from loader.files.shard import unreadable
 
-INDEX_MAGIC = b"NMOEIDX\0"
-INDEX_VERSION = 1
-INDEX_HEADER = struct.Struct("<8sQQQ")
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
 MAX_MANIFEST_BYTES = 512 * 2**20
-_NPY_MAGIC = b"\x93NUMPY\x01\x00"
-_MAX_NPY_HEADER_BYTES = 4096
-
-
-class IndexHeader(NamedTuple):
-    """The four header fields of an `.idx` file."""
-
-    magic: bytes
-    version: int
-    num_docs: int
-    reserved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,168 +110,6 @@ def _escape(root: Path, relative: str) -> FormatError:
     )
 
 
-def read_npy_header(path: Path) -> tuple[int, int]:
-    """Check a shard's header against its file; return (number of tokens, byte offset of the data).
-
-    Raises:
-        FormatError: Missing (E-SHARD-MISSING), not NPY v1.0 `<u4` 1-D in C order (E-SHARD-FORMAT),
-            or shorter or longer than the header says (E-SHARD-TRUNCATED).
-    """
-    try:
-        size_bytes = path.stat().st_size
-        with open(path, "rb") as file:
-            head = file.read(len(_NPY_MAGIC) + 2)
-            if len(head) < len(_NPY_MAGIC) + 2 or not head.startswith(_NPY_MAGIC):
-                raise _shard_format(path, repr(head[:8]), "an NPY version 1.0 file")
-            header_bytes = int.from_bytes(head[-2:], "little")
-            if header_bytes > _MAX_NPY_HEADER_BYTES:
-                raise _shard_format(path, f"a header of {header_bytes} bytes", "at most 4096")
-            header = file.read(header_bytes)
-    except OSError as error:
-        raise _unreadable(path, error, "E-SHARD-MISSING") from None
-    num_tokens = _parse_npy_header(path, header, header_bytes)
-    offset = len(head) + header_bytes
-    if size_bytes != offset + 4 * num_tokens:
-        raise FormatError(
-            "shard size does not match its header",
-            where=path,
-            found=f"{size_bytes} bytes",
-            expected=f"{offset + 4 * num_tokens}",
-            do="run prep for this shard again, or restore the file",
-            code="E-SHARD-TRUNCATED",
-        )
-    return num_tokens, offset
-
-
-def _parse_npy_header(path: Path, header: bytes, header_bytes: int) -> int:
-    if len(header) != header_bytes:
-        raise _shard_format(path, f"{len(header)} header bytes", str(header_bytes))
-    try:
-        fields = ast.literal_eval(header.decode("latin-1").strip())
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise _shard_format(path, repr(header[:60]), "a literal header dictionary") from None
-    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
-        raise _shard_format(path, repr(fields)[:120], "keys descr, fortran_order, shape")
-    shape = fields["shape"]
-    one_dim = isinstance(shape, tuple) and len(shape) == 1
-    if not one_dim or type(shape[0]) is not int or not 0 <= shape[0] < 2**48:
-        raise _shard_format(path, f"shape {shape!r}", "one dimension")
-    if fields["descr"] != "<u4" or fields["fortran_order"] is not False:
-        found = f"descr {fields['descr']!r}, fortran_order {fields['fortran_order']!r}"
-        raise _shard_format(path, found, "descr '<u4' in C order")
-    return shape[0]
-
-
-def _shard_format(path: Path, found: str, expected: str) -> FormatError:
-    return FormatError(
-        "not a token shard", where=path, found=found, expected=expected, code="E-SHARD-FORMAT"
-    )
-
-
-def _unreadable(path: Path, error: OSError, code: str) -> FormatError:
-    do = "make it again"
-    if code == "E-INDEX-MISSING":
-        do = "nmoe regenerate-index rebuilds it from the shard"
-    what = "file is missing" if isinstance(error, FileNotFoundError) else "file cannot be read"
-    reason = None if isinstance(error, FileNotFoundError) else error.strerror
-    return FormatError(what, where=path, found=reason, do=do, code=code)
-
-
-def open_shard(path: Path) -> np.ndarray:
-    """Map a shard read-only: uint32 `[num_tokens]`. Raises as `read_npy_header` does."""
-    num_tokens, offset = read_npy_header(path)
-    if num_tokens == 0:
-        return np.empty(0, np.uint32)
-    mapped = np.memmap(path, np.dtype("<u4"), "r", offset, (num_tokens,))
-    # A plain view: slicing np.memmap builds a subclass object each time, which costs as much as
-    # copying a window of 2,048 tokens.
-    return np.asarray(mapped)
-
-
-class IndexReader:
-    """Document boundaries of one shard.
-
-    Args:
-        path: An `.idx` file.
-
-    Raises:
-        FormatError: Missing (E-INDEX-MISSING), or magic, version, size or boundaries are wrong
-            (E-INDEX-FORMAT).
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        try:
-            size_bytes = self.path.stat().st_size
-            with open(self.path, "rb") as file:
-                head = file.read(INDEX_HEADER.size)
-                if len(head) != INDEX_HEADER.size:
-                    raise self._error(f"{len(head)} bytes", "a 32-byte header")
-                self.header = IndexHeader(*INDEX_HEADER.unpack(head))
-                self._check_header(size_bytes)
-                body = file.read(16 * self.header.num_docs)
-        except OSError as error:
-            raise _unreadable(self.path, error, "E-INDEX-MISSING") from None
-        self._spans = np.frombuffer(body, "<u8").reshape(-1, 2)
-        self._check_spans()
-
-    @property
-    def num_docs(self) -> int:
-        """Number of documents."""
-        return self.header.num_docs
-
-    def get_document(self, i: int) -> tuple[int, int]:
-        """Token span `(start, end)` of document `i`, end exclusive and past its EOS.
-
-        Raises:
-            IndexError: `i` is negative or not below `num_docs`.
-        """
-        if not 0 <= i < self.num_docs:
-            raise IndexError(f"{self.path}: document {i} of {self.num_docs}")
-        start, end = self._spans[i]
-        return int(start), int(end)
-
-    def iter_documents(self) -> Iterator[tuple[int, int]]:
-        """All spans in order."""
-        yield from zip(*self._spans.T.tolist())
-
-    def to_array(self) -> np.ndarray:
-        """All spans: uint64 `[num_docs, 2]`."""
-        return self._spans
-
-    def _check_header(self, size_bytes: int) -> None:
-        magic, version, num_docs, _ = self.header
-        if magic != INDEX_MAGIC or version != INDEX_VERSION:
-            raise self._error(f"magic {magic!r} version {version}", f"{INDEX_MAGIC!r} version 1")
-        if size_bytes != INDEX_HEADER.size + 16 * num_docs:
-            raise self._error(
-                f"{size_bytes} bytes", f"{INDEX_HEADER.size + 16 * num_docs} for {num_docs} docs"
-            )
-
-    def _check_spans(self) -> None:
-        starts, ends = self._spans[:, 0], self._spans[:, 1]
-        if not len(starts):
-            return
-        if starts[0] != 0:
-            raise self._error(f"first document at {starts[0]}", "0")
-        for bad, found in (
-            (np.flatnonzero(ends <= starts), "an empty or reversed span"),
-            (np.flatnonzero(starts[1:] != ends[:-1]), "a gap or overlap after it"),
-        ):
-            if len(bad):
-                raise self._error(f"document {bad[0]}: {found}", "contiguous spans")
-
-    def _error(self, found: str, expected: str) -> FormatError:
-        return FormatError(
-            "not a document index",
-            where=self.path,
-            found=found,
-            expected=expected,
-            do="nmoe regenerate-index rebuilds it from the shard",
-            code="E-INDEX-FORMAT",
-        )
-
-
 def load_manifest(path: str | Path) -> Manifest:
     """Read a committed manifest.
 
@@ -338,7 +157,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[st
             path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
         )
     except OSError as error:
-        raise _unreadable(path, error, "E-MANIFEST-MISSING") from None
+        raise unreadable(path, error, "E-MANIFEST-MISSING") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise

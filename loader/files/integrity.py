@@ -9,7 +9,8 @@ import hashlib
 from pathlib import Path
 
 from loader.errors import FormatError
-from loader.files.format import IndexReader, Manifest, ShardEntry
+from loader.files.format import Manifest, ShardEntry
+from loader.files.shard import IndexReader
 from loader.files.spans import check_index
 
 

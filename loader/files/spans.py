@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from loader.errors import FormatError
-from loader.files.format import INDEX_HEADER, IndexReader, Manifest, ShardEntry
+from loader.files.format import Manifest, ShardEntry
+from loader.files.shard import INDEX_HEADER, IndexReader
 from loader.files.tokens import TokenFiles, max_mapped
 
 IGNORE_INDEX = -100

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from loader.errors import FormatError, PlanError
-from loader.files.format import Manifest, read_npy_header
+from loader.files.format import Manifest
+from loader.files.shard import read_npy_header
 
 
 class _File(NamedTuple):

@@ -11,14 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from loader.errors import PlanError
-from loader.files.format import (
-    MANIFEST_NAME,
-    Manifest,
-    ShardEntry,
-    load_manifest,
-    read_npy_header,
-    resolve_inside,
-)
+from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
+from loader.files.shard import read_npy_header
 from loader.plan.ranges import plan_ranges, stage_ranges
 from loader.plan.records import LoaderPlan, SourceData
 from loader.plan.settings import Vocabulary

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loader.errors import ConfigError, PlanError
 from loader.files.addresses import address, is_url
@@ -27,16 +27,29 @@ from loader.plan.remote import local_data
 from loader.plan.settings import RunSettings, Vocabulary
 from loader.plan.text_sources import TextSource, tokenised
 
-_TABLE_KEYS = ("path", "hf_name", "hf_config", "hf_revision", "split", "text_key", "weight", "name")
-_CONFIG_KEYS = (
-    "path",
-    "id",
-    "name",
-    "revision",
-    "split",
-    "text_key",
-    "train_urls",
-    "validation_urls",
+
+class _Layout(NamedTuple):
+    """The keys of a source. kinds: those that say where its data are, of which it has one. hub: its
+    name, configuration and revision on the hub. needs: what to say where it has another number."""
+
+    keys: tuple[str, ...]
+    kinds: tuple[str, ...]
+    hub: tuple[str, str, str]
+    needs: str
+
+
+_TABLES = _Layout(
+    ("path", "hf_name", "hf_config", "hf_revision", "split", "text_key", "weight", "name"),
+    ("path", "hf_name"),
+    ("hf_name", "hf_config", "hf_revision"),
+    "a dataset needs either path or hf_name",
+)
+_URLS = ("train_urls", "validation_urls")
+_CONFIGS = _Layout(
+    ("path", "id", "name", "revision", "split", "text_key", *_URLS),
+    ("path", "id", "train_urls"),
+    ("id", "name", "revision"),
+    "a source needs one of path, id and train_urls",
 )
 
 
@@ -67,25 +80,15 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
     sources = []
     for i, row in enumerate(rows):
         place = f"{where}[{i}]"
-        table = tables.table(row, place)
-        tables.refuse_unknown(table, _TABLE_KEYS, place)
-        given = {key: value for key, value in table.items() if value not in (None, "")}
-        named = [key for key in ("path", "hf_name") if key in given]
-        if len(named) != 1:
-            raise ConfigError(
-                "a dataset needs either path or hf_name",
-                where=place,
-                found=" and ".join(named) or f"keys {', '.join(sorted(given)) or '(none)'}",
-            )
-        origin = str(given[named[0]])
-        if named == ["path"]:
-            data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
-        else:
-            data = _hub(given, ("hf_name", "hf_config", "hf_revision"), place)
+        given, data = _read_source(row, _TABLES, place, base)
         weight = tables.number(given.get("weight", 1.0), f"{place}: weight")
+        origin = str(given.get("path") or given.get("hf_name"))
         name = tables.text(given.get("name", _name_of(origin)), f"{place}: name")
         sources.append(ListedSource(name, float(weight), data))
-    _refuse_twins(sources, where)
+    names = [source.name for source in sources]
+    if twice := [name for name in names if names.count(name) > 1]:
+        do = "set name on one of them"
+        raise ConfigError("a name appears twice", where=where, found=repr(twice[0]), do=do)
     if not any(source.weight for source in sources):
         raise ConfigError("all weights are zero", where=where, expected="one above 0")
     return tuple(sources)
@@ -110,23 +113,7 @@ def read_mappings(
         place = f"{where}: configs.{name}"
         if name not in weights:
             raise ConfigError("source has no weight", where=place, do=f"set weights.{name}")
-        table = tables.table(value, place)
-        tables.refuse_unknown(table, _CONFIG_KEYS, place)
-        given = {key: value for key, value in table.items() if value not in (None, "", [], ())}
-        kinds = [key for key in ("path", "id", "train_urls") if key in given]
-        if len(kinds) != 1:
-            raise ConfigError(
-                "a source needs one of path, id and train_urls",
-                where=place,
-                found=" and ".join(kinds) or f"keys {', '.join(sorted(given)) or '(none)'}",
-            )
-        if kinds == ["path"]:
-            data: Path | str | TextSource = _place(given["path"], base, f"{place}: path")
-        elif kinds == ["id"]:
-            data = _hub(given, ("id", "name", "revision"), place)
-        else:
-            urls = [_urls(given.get(key, []), f"{place}: {key}", base) for key in _CONFIG_KEYS[-2:]]
-            data = TextSource(urls=urls[0], valid_urls=urls[1], text_key=_text_key(given, place))
+        _, data = _read_source(value, _CONFIGS, place, base)
         weight = tables.number(weights[name], f"{where}: weights.{name}")
         sources.append(ListedSource(name, float(weight), data))
     if not any(source.weight for source in sources):
@@ -134,6 +121,31 @@ def read_mappings(
             "all weights are zero", where=f"{where}: weights", found=dict(weights) or "no source"
         )
     return tuple(sources)
+
+
+def _read_source(
+    value: Any, layout: _Layout, where: str, base: Path
+) -> tuple[dict[str, Any], Path | str | TextSource]:
+    """The keys that are set, and where the data are."""
+    table = tables.table(value, where)
+    tables.refuse_unknown(table, layout.keys, where)
+    given = {key: value for key, value in table.items() if value not in (None, "", [], ())}
+    kinds = [key for key in layout.kinds if key in given]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or f"keys {', '.join(sorted(given)) or '(none)'}"
+        raise ConfigError(layout.needs, where=where, found=found)
+    if kinds == ["path"]:
+        return given, _place(given["path"], base, f"{where}: path")
+
+    def text(key: str, default: str) -> str:
+        return tables.text(given[key], f"{where}: {key}") if key in given else default
+
+    text_key = text("text_key", "text")
+    if kinds == ["train_urls"]:
+        urls = [_urls(given.get(key, []), f"{where}: {key}", base) for key in _URLS]
+        return given, TextSource(urls=urls[0], valid_urls=urls[1], text_key=text_key)
+    repo, config, revision = (text(key, "") for key in layout.hub)
+    return given, TextSource(repo, config, text("split", "train"), text_key, revision)
 
 
 def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str) -> LoaderPlan:
@@ -200,7 +212,7 @@ def split_dirs(directory: Path) -> tuple[Path, Path | None]:
 
 
 def valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
-    """Those sources that have a valid split; unlike train, it is nobody's duty to have one."""
+    """Those sources that have a valid split; validation is optional."""
     manifests = {name: directory / MANIFEST_NAME for name, directory in directories.items()}
     return {name: path for name, path in manifests.items() if path.exists()}
 
@@ -236,23 +248,6 @@ def single_name(directory: Path, train: Path, vocabulary: Vocabulary) -> str:
     return preflight.read_data(train, vocabulary).dataset or directory.name
 
 
-def _hub(given: Mapping[str, Any], keys: tuple[str, str, str], where: str) -> TextSource:
-    repo, config, revision = (
-        tables.text(given[key], f"{where}: {key}") if key in given else "" for key in keys
-    )
-    return TextSource(
-        repo=repo,
-        config=config,
-        revision=revision,
-        split=tables.text(given.get("split", "train"), f"{where}: split"),
-        text_key=_text_key(given, where),
-    )
-
-
-def _text_key(given: Mapping[str, Any], where: str) -> str:
-    return tables.text(given.get("text_key", "text"), f"{where}: text_key")
-
-
 def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ConfigError("not a list", where=where, found=repr(value))
@@ -268,12 +263,3 @@ def _place(value: Any, base: Path, where: str) -> Path | str:
 
 def _name_of(origin: str) -> str:
     return Path(origin.removesuffix(f"/{MANIFEST_NAME}")).name or origin
-
-
-def _refuse_twins(sources: Sequence[ListedSource], where: str) -> None:
-    names = [source.name for source in sources]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                "a name appears twice", where=where, found=repr(name), do="set name on one of them"
-            )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
 from loader.errors import FormatError, PlanError
+from loader.files.addresses import is_url
 from loader.files.format import read_json_object
 from loader.plan import check as preflight
 from loader.plan.records import (
@@ -26,6 +28,7 @@ from loader.plan.tables import nearest
 
 MAX_PLAN_BYTES = 64 * 2**20
 _SIMPLE = (str, int, bool, float)
+_READ_APART = ("format", "plan_hash", "stages", "valid", "consumed")
 T = TypeVar("T")
 
 
@@ -42,16 +45,13 @@ def load_plan(path: str | Path) -> LoaderPlan:
         value = read_json_object(path, MAX_PLAN_BYTES)
     except FormatError as error:
         raise PlanError("not a loader plan", found=str(error), code="E-PLAN-FORMAT") from None
-    if (found := value.pop("format", None)) != PLAN_FORMAT:
-        raise _malformed(path, f"format {found!r}", repr(PLAN_FORMAT))
-    recorded = value.pop("plan_hash", None)
-    plan = _parse(value, path)
+    plan = parse_plan(value, path, path.parent)
     preflight.check_plan(plan, path)
-    if recorded != plan.plan_hash:
+    if value.get("plan_hash") != plan.plan_hash:
         raise PlanError(
             "plan_hash does not match the plan",
             where=path,
-            found=recorded,
+            found=value.get("plan_hash"),
             expected=plan.plan_hash,
             do="build the plan again; it is not meant to be edited",
             code="E-PLAN-HASH",
@@ -61,55 +61,74 @@ def load_plan(path: str | Path) -> LoaderPlan:
     return plan
 
 
-def _parse(value: dict[str, Any], path: Path) -> LoaderPlan:
-    stages = _list_of(value.pop("stages", None), path, "stages")
-    valid, consumed = value.pop("valid", None), value.pop("consumed", [])
-    scalars = _typed(value, LoaderPlan, path, "plan")
+def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPlan:
+    """The plan in a JSON value; nothing is compared with its hash, its ranges or its data.
+
+    Args:
+        value: What the file holds.
+        where: The file, or its URL.
+        directory: Where the file lies.
+
+    Raises:
+        PlanError: A field is missing, unknown or of another type (E-PLAN-FORMAT).
+    """
+    found = value.get("format") if isinstance(value, dict) else value
+    if found != PLAN_FORMAT:
+        raise malformed(where, f"format {found!r}"[:80], repr(PLAN_FORMAT))
+    scalars = {key: item for key, item in value.items() if key not in _READ_APART}
+    scalars = _typed(scalars, LoaderPlan, where, "plan")
     root = PurePosixPath(scalars["root"])
-    if root.is_absolute():
-        raise _malformed(path, f"root {scalars['root']!r}", "a relative path")
+    if root.is_absolute() or is_url(scalars["root"]):
+        raise malformed(where, f"root {scalars['root']!r}", "a relative path")
+    stages = enumerate(_list_of(value.get("stages"), where, "stages"))
     return LoaderPlan(
         **scalars,
-        stages=tuple(_parse_stage(row, path, i) for i, row in enumerate(stages)),
-        valid=_records(SourceData, valid, path, "valid"),
-        consumed=_records(Consumed, consumed, path, "consumed"),
-        base=Path(os.path.abspath(path.parent / root)),
+        stages=tuple(_parse_stage(row, where, i) for i, row in stages),
+        valid=_records(SourceData, value.get("valid"), where, "valid"),
+        consumed=_records(Consumed, value.get("consumed", []), where, "consumed"),
+        base=Path(os.path.abspath(directory / root)),
     )
 
 
-def _parse_stage(value: Any, path: Path, i: int) -> PlanStage:
+def _parse_stage(value: Any, at: object, i: int) -> PlanStage:
     where = f"stages[{i}]"
     rest = dict(value) if isinstance(value, dict) else {}
-    sources = _records(PlanSource, rest.pop("sources", None), path, f"{where}.sources")
-    return PlanStage(**_typed(rest, PlanStage, path, where), sources=sources)
+    sources = _records(PlanSource, rest.pop("sources", None), at, f"{where}.sources")
+    return PlanStage(**_typed(rest, PlanStage, at, where), sources=sources)
 
 
-def _records(kind: type[T], value: Any, path: Path, where: str) -> tuple[T, ...]:
-    rows = enumerate(_list_of(value, path, where))
-    return tuple(kind(**_typed(row, kind, path, f"{where}[{i}]")) for i, row in rows)
+def _records(kind: type[T], value: Any, at: object, where: str) -> tuple[T, ...]:
+    rows = enumerate(_list_of(value, at, where))
+    return tuple(kind(**_typed(row, kind, at, f"{where}[{i}]")) for i, row in rows)
 
 
-def _list_of(value: Any, path: Path, where: str) -> list[Any]:
+def _list_of(value: Any, at: object, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _malformed(path, f"{where} {type(value).__name__}", "a list")
+        raise malformed(at, f"{where} {type(value).__name__}", "a list")
     return value
 
 
-def _typed(value: Any, record: type, path: Path, where: str) -> dict[str, Any]:
+def _typed(value: Any, record: type, at: object, where: str) -> dict[str, Any]:
     """Check that `value` is an object of exactly the record's simple fields, each of its type."""
     if not isinstance(value, dict):
-        raise _malformed(path, f"{where} {type(value).__name__}", "an object")
-    hints = get_type_hints(record)
-    kinds = {f.name: hints[f.name] for f in fields(record) if hints[f.name] in _SIMPLE}
+        raise malformed(at, f"{where} {type(value).__name__}", "an object")
+    kinds = _kinds(record)
     for key in value:
         if key not in kinds:
-            raise _malformed(path, f"{where}: unknown key {key!r}", f"{nearest(key, kinds)!r}")
+            raise malformed(at, f"{where}: unknown key {key!r}", f"{nearest(key, kinds)!r}")
     for key, kind in kinds.items():
         if key in DEFAULTS and key not in value:
             continue
         if type(value.get(key)) is not kind or not _is_clean(value[key]):
-            raise _malformed(path, f"{where}.{key} = {value.get(key)!r}"[:120], kind.__name__)
+            raise malformed(at, f"{where}.{key} = {value.get(key)!r}"[:120], kind.__name__)
     return value
+
+
+@cache
+def _kinds(record: type) -> dict[str, type]:
+    """Types of a record's simple fields."""
+    hints = get_type_hints(record)
+    return {f.name: hints[f.name] for f in fields(record) if hints[f.name] in _SIMPLE}
 
 
 def _is_clean(value: str | float) -> bool:
@@ -119,7 +138,8 @@ def _is_clean(value: str | float) -> bool:
     return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _malformed(path: Path, found: str, expected: str) -> PlanError:
+def malformed(where: object, found: str, expected: str | None = None) -> PlanError:
+    """The error for what is not a plan."""
     return PlanError(
-        "not a loader plan", where=path, found=found, expected=expected, code="E-PLAN-FORMAT"
+        "not a loader plan", where=where, found=found, expected=expected, code="E-PLAN-FORMAT"
     )

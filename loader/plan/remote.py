@@ -28,7 +28,7 @@ from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manife
 from loader.files.integrity import check_digest
 from loader.files.local_path import local_path
 from loader.files.store import STORE_CODE, copy, read_bytes
-from loader.plan.records import PLAN_FORMAT
+from loader.plan.file import malformed, parse_plan
 from loader.plan.settings import LOCAL_CACHE
 
 WORKERS = 8
@@ -52,22 +52,23 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
     cache, url = _cache(cache_dir), address(url)
     last = cache / f"{_digest(url)}.json"
     content = _read_plan(url, last)
-    value = _parse_plan(content, url)
-    root = join(parent(url), value["root"])
+    value = _json(content, url)
+    plan = parse_plan(value, url)
+    root = join(parent(url), plan.root)
     mirror = _mirror(cache, root)
     with _locked(mirror):
-        for row in _rows(value, url):
-            manifest = _fetch_manifest(root, mirror, row["manifest"], row["content_hash"])
-            if manifest.content_digest() != row["content_hash"]:
+        for source in {source.manifest: source for source in (*plan.sources, *plan.valid)}.values():
+            manifest = _fetch_manifest(root, mirror, source.manifest, source.content_hash)
+            if manifest.content_digest() != source.content_hash:
                 raise PlanError(
-                    f"content digest of source {row['name']!r} is not the plan's",
-                    where=join(root, row["manifest"]),
+                    f"content digest of source {source.name!r} is not the plan's",
+                    where=join(root, source.manifest),
                     found=manifest.content_digest(),
-                    expected=row["content_hash"],
+                    expected=source.content_hash,
                     do="build the plan again, or restore the data it was built from",
                     code="E-PLAN-DATA",
                 )
-            _fetch_shards(parent(join(root, row["manifest"])), manifest)
+            _fetch_shards(parent(join(root, source.manifest)), manifest)
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}, ensure_ascii=False).encode())
         _write(last, content)
@@ -134,39 +135,11 @@ def _read_plan(url: str, last: Path) -> bytes:
     return content
 
 
-def _parse_plan(content: bytes, url: str) -> dict[str, Any]:
+def _json(content: bytes, url: str) -> Any:
     try:
-        value = json.loads(content)
+        return json.loads(content)
     except ValueError as error:
-        raise _not_a_plan(url, str(error)) from None
-    if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
-        raise _not_a_plan(url, repr(value.get("format") if isinstance(value, dict) else value)[:80])
-    root = value.get("root")
-    if not isinstance(root, str) or root.startswith("/") or is_url(root):
-        raise _not_a_plan(url, f"root {root!r}", "a relative path")
-    return value
-
-
-def _rows(value: dict[str, Any], url: str) -> list[dict[str, str]]:
-    """Each source's name, manifest and content digest, once for each manifest."""
-    keys = ("name", "manifest", "content_hash")
-    try:
-        rows = [row for stage in value["stages"] for row in stage["sources"]]
-        own = [{key: row[key] for key in keys} for row in [*rows, *value.get("valid", [])]]
-    except KeyError as error:
-        raise _not_a_plan(url, f"no {error}") from None
-    except (TypeError, AttributeError) as error:
-        raise _not_a_plan(url, str(error)) from None
-    for row in own:
-        if not all(isinstance(text, str) for text in row.values()):
-            raise _not_a_plan(url, f"{row}"[:120])
-    return list({row["manifest"]: row for row in own}.values())
-
-
-def _not_a_plan(url: str, found: str, expected: str | None = None) -> PlanError:
-    return PlanError(
-        "not a loader plan", where=url, found=found, expected=expected, code="E-PLAN-FORMAT"
-    )
+        raise malformed(url, str(error)) from None
 
 
 def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None = None) -> Manifest:

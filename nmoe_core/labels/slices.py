@@ -18,11 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from loader.files.format import (
-    MANIFEST_NAME,
-    Manifest,
-    load_manifest,
-)
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
 from nmoe_core.base.docid import DocId, parse_doc_id, split_of

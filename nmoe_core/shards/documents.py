@@ -16,16 +16,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from loader.files.format import (
-    MANIFEST_NAME,
-    IndexReader,
-    Manifest,
-    ShardEntry,
-    load_manifest,
-    open_shard,
-    resolve_inside,
-)
+from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
 from loader.files.integrity import check_digest
+from loader.files.shard import IndexReader, open_shard
 from loader.files.spans import check_index
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError

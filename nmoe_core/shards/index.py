@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loader.files.format import INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, open_shard
+from loader.files.shard import INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, open_shard
 from nmoe_core.base.atomic import atomic_file, write_bytes
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.verify import CHUNK_TOKENS

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loader.files.format import IndexReader, Manifest, open_shard
+from loader.files.format import Manifest
+from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.verify import CHUNK_TOKENS
 

@@ -13,16 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loader.files.format import (
-    INDEX_HEADER,
-    MANIFEST_NAME,
-    SCHEMA_VERSION,
-    Manifest,
-    ShardEntry,
-    load_manifest,
-    read_npy_header,
-)
+from loader.files.format import MANIFEST_NAME, SCHEMA_VERSION, Manifest, ShardEntry, load_manifest
 from loader.files.sealed import sealed
+from loader.files.shard import INDEX_HEADER, read_npy_header
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json

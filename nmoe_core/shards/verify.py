@@ -14,16 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from loader.files.format import (
-    MANIFEST_NAME,
-    IndexReader,
-    Manifest,
-    ShardEntry,
-    load_manifest,
-    open_shard,
-    read_npy_header,
-    resolve_inside,
-)
+from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
+from loader.files.shard import IndexReader, open_shard, read_npy_header
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.documents import ingest_ids

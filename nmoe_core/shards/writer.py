@@ -18,7 +18,8 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from loader.files.format import INDEX_HEADER, MANIFEST_NAME
+from loader.files.format import MANIFEST_NAME
+from loader.files.shard import INDEX_HEADER
 from nmoe_core.base.atomic import TMP_MARK, failpoint, replace_dir, start_writing_out, write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file

@@ -92,7 +92,7 @@ def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
     [
         ({"prefetch": -1}, "prefetch"),
         ({"prefetch": 1.5}, "1.5"),
-        ({"pin_memory": True, "backend": "numpy"}, "torch's"),
+        ({"pin_memory": True, "backend": "numpy"}, "pin_memory needs torch"),
     ],
 )
 def test_arguments_out_of_range_are_refused(two_stages, argument, text):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from loader import FormatError, IndexReader, load_manifest, open_shard
-from loader.files.format import read_npy_header, resolve_inside
+from loader.files.format import resolve_inside
+from loader.files.shard import read_npy_header
 
 MAGIC = b"\x93NUMPY"
 

@@ -18,7 +18,7 @@ from loader import (
     build_loader,
     build_plan,
 )
-from loader.arguments import rank_rows
+from loader.arguments import ReadOptions
 
 
 def all_rows(loader) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_ranks_in_order_give_the_stream_of_one_rank(two_stages, world_size):
 
 
 def test_earlier_ranks_take_the_remainder():
-    assert [rank_rows(10, r, 4) for r in range(4)] == [(0, 3), (3, 6), (6, 8), (8, 10)]
+    assert [ReadOptions(r, 4).rows(10) for r in range(4)] == [(0, 3), (3, 6), (6, 8), (8, 10)]
 
 
 def test_world_size_may_change_from_8_to_6_in_the_middle(two_stages):
@@ -215,7 +215,7 @@ def test_any_plan_is_read_as_its_replay(two_stages, lib, mixtures, stride, world
     loader = DeterministicLoader(plan, rank, world_size, backend="numpy")
     step = data.draw(st.integers(0, loader.num_steps))
     loader.seek_step(step)
-    first, last = rank_rows(5, rank, world_size)
+    first, last = ReadOptions(rank, world_size).rows(5)
     whole = rows[step * 5 : loader.num_steps * 5].reshape(-1, 5, 17)
     np.testing.assert_array_equal(all_rows(loader), whole[:, first:last].reshape(-1, 17))
 

@@ -9,7 +9,7 @@ import pytest
 
 import loader.rows.origins
 from loader import DeterministicLoader, resolve_plan
-from loader.files.format import IndexReader, open_shard
+from loader.files.shard import IndexReader, open_shard
 from loader.order.policies import POLICIES
 from loader.rows.origins import origins, readings
 from loader.rows.stream import Stream

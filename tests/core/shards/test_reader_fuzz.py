@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader.errors import FormatError as LoaderError
-from loader.files.format import IndexReader, load_manifest, open_shard
+from loader.files.format import load_manifest
+from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.verify import verify_manifest
