@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,15 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.diversity.compare import ComparedSpaces, open_embeddings
 from nmoe_core.curate.diversity.measure import diversity_ceiling, window_topics
 from nmoe_core.curate.order import arrange
+from nmoe_core.curate.topics.clusters import flat_projection
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
-from nmoe_core.curate.topics.projection import flat_projection
-from nmoe_core.plots import OrderedClusters, compared_plot, ordering_plot
+from nmoe_core.plots import (
+    OrderedClusters,
+    compared_plot,
+    head_tail_plot,
+    ordering_plot,
+    share_plot,
+)
 from nmoe_core.plots.animation import OrderFilm, write_films
 
 
@@ -44,6 +50,23 @@ def order_picture(
         for name, order in orders.items()
     }
     return ordering_plot(shown, seq_len, what)
+
+
+def order_pictures(
+    doc_clusters: np.ndarray,
+    doc_tokens: np.ndarray,
+    orders: Mapping[str, np.ndarray],
+    seq_len: int,
+    terms: Sequence[Sequence[str]],
+    what: str = "clusters",
+) -> dict[str, bytes]:
+    """`order_picture`, the clusters' shares along the order, and those of its two ends."""
+    rows = doc_clusters, doc_tokens, orders
+    pictures = {"order": order_picture(*rows, seq_len, what)}
+    if len(doc_clusters):
+        pictures["shares"] = share_plot(*rows, terms)
+        pictures["head and tail"] = head_tail_plot(*rows, seq_len, terms)
+    return pictures
 
 
 def compared_picture(spaces: ComparedSpaces, seed: int) -> bytes:

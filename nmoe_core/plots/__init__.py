@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nmoe_core.plots.calibration import calibration_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
-from nmoe_core.plots.heads import loss_plot
+from nmoe_core.plots.heads import calibration_plot, loss_plot
 from nmoe_core.plots.ordering import OrderedClusters, ordering_plot
 from nmoe_core.plots.png import png_markdown
 from nmoe_core.plots.shards import manifest_plot

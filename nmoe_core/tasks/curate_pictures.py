@@ -63,18 +63,15 @@ def topic_pictures(
 def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
     """Markdown of curated shards one after another: order strips with the diversity line and its
     ceiling; topic shares along the order; topics of its two ends."""
-    from nmoe_core.curate.pictures import order_picture as draw_orders
+    from nmoe_core.curate import pictures
     from nmoe_core.curate.shards.lineage import arranged_documents
-    from nmoe_core.plots import head_tail_plot, png_markdown, share_plot
+    from nmoe_core.plots import png_markdown
 
     documents = arranged_documents(run.tree.shards(source, num_shards))
+    terms = _terms(run, source) if len(documents.topics) else []
     rows = documents.topics, documents.tokens, documents.orders()
-    pictures = {"order": draw_orders(*rows, seq_len, "topics")}
-    if len(documents.topics):
-        terms = _terms(run, source)
-        pictures["topic shares"] = share_plot(*rows, terms)
-        pictures["head and tail"] = head_tail_plot(*rows, seq_len, terms)
-    return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pictures.items())
+    pngs = pictures.order_pictures(*rows, seq_len, terms, "topics")
+    return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pngs.items())
 
 
 def order_picture(shard: ShardPaths, seq_len: int) -> str:
@@ -111,8 +108,8 @@ def _draw_topics(
     run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
 ) -> tuple[dict[str, bytes], list[list[str]]]:
     from nmoe_core.curate.topics.calibrate_k import CANDIDATES, calibrate_k
+    from nmoe_core.curate.topics.clusters import flat_projection
     from nmoe_core.curate.topics.model import nearest_topics
-    from nmoe_core.curate.topics.projection import flat_projection
     from nmoe_core.curate.topics.terms import typical_terms
     from nmoe_core.plots import cloud_plot, k_plot
 

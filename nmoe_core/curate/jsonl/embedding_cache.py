@@ -56,11 +56,7 @@ class EmbeddingCache:
             yield self
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Row of each key, -1 where there is none: int64 `[N]`.
-
-        Args:
-            keys: `S32 [N]`, SHA-256 digests.
-        """
+        """Row of each key (`S32 [N]`, SHA-256 digests), -1 where there is none: int64 `[N]`."""
         if not self.num_rows or not len(keys):
             return np.full(len(keys), -1, np.int64)
         stored = self._keys["sha256"]

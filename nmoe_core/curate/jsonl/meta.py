@@ -26,6 +26,11 @@ def meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[s
     embedded, clusters = curated.embedded, curated.clusters
     records, lengths = embedded.records, embedded.lengths
     sizes = np.bincount(curated.labels, minlength=settings.n_clusters)
+    pca = {
+        "n_components": len(clusters.axes),
+        "explained_variance": clusters.header["explained_variance"],
+        "original_dim": embedded.rows.shape[1],
+    }
     published = {
         "input": str(paths.input),
         "output": str(paths.output),
@@ -38,7 +43,7 @@ def meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[s
         "n_training_sequences": -(-int(lengths.sum()) // settings.seq_len),
         "embedding_method": embedded.method,
         "load_embeddings_path": str(paths.embeddings) if paths.embeddings else None,
-        "pca": _pca(curated),
+        "pca": pca if len(clusters.axes) else None,
         "token_window_diversity": {
             "original": _published(curated.labels, lengths, settings.seq_len),
             "curated": _published(
@@ -77,17 +82,14 @@ def similarity_stats(rows: np.ndarray, seed: int) -> dict[str, Any]:
     chosen = np.random.RandomState(seed).permutation(len(with_text))[:SIMILARITY_ROWS]
     sample = rows[np.sort(with_text[chosen])]
     cosines = (sample @ sample.T)[np.triu_indices(len(sample), 1)]
-    if not len(cosines):
-        return {"mean": None, "std": None, "median": None} | _pairs(0, 0)
+    is_any = len(cosines) > 0
     return {
-        "mean": float(cosines.mean(dtype=np.float64)),
-        "std": float(cosines.std(dtype=np.float64)),
-        "median": float(np.median(cosines)),
-    } | _pairs(int((cosines > HIGH_SIMILARITY).sum()), len(cosines))
-
-
-def _pairs(num_high: int, num_pairs: int) -> dict[str, int]:
-    return {"high_sim_pairs_gt_0.9": num_high, "total_pairs_sampled": num_pairs}
+        "mean": float(cosines.mean(dtype=np.float64)) if is_any else None,
+        "std": float(cosines.std(dtype=np.float64)) if is_any else None,
+        "median": float(np.median(cosines)) if is_any else None,
+        "high_sim_pairs_gt_0.9": int((cosines > HIGH_SIMILARITY).sum()),
+        "total_pairs_sampled": len(cosines),
+    }
 
 
 def _published(labels: np.ndarray, lengths: np.ndarray, seq_len: int) -> dict[str, Any]:
@@ -98,14 +100,4 @@ def _published(labels: np.ndarray, lengths: np.ndarray, seq_len: int) -> dict[st
         "max": int(counts.max()),
         "std": round(float(counts.std()), 2),
         "n_sequences": len(counts),
-    }
-
-
-def _pca(curated: Curated) -> dict[str, Any] | None:
-    if not len(curated.clusters.axes):
-        return None
-    return {
-        "n_components": len(curated.clusters.axes),
-        "explained_variance": curated.clusters.header["explained_variance"],
-        "original_dim": curated.embedded.rows.shape[1],
     }

@@ -98,13 +98,13 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
         LockedError: Another process is curating the same output (E-LOCKED).
     """
     with output_lock(paths.cache):
-        stem = paths.beside("").name
-        for left in paths.output.parent.glob(f"{stem}*{TMP_MARK}*"):
-            left.unlink()
-        # These names are not of this output alone: another one's writer may be at work.
-        shared = [paths.token_counts, *map(paths.output.with_name, PICTURE_NAMES)]
-        for path in shared:
-            for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
+        directory = paths.output.parent
+        names = [f"{paths.beside('').name}*", *PICTURE_NAMES]
+        places = [(directory, name) for name in names]
+        places.append((paths.token_counts.parent, paths.token_counts.name))
+        for place, name in places:
+            for left in place.glob(f"{name}{TMP_MARK}*"):
+                # Pictures and token counts may be those of another output too, now being written.
                 if not _is_running(left.name.rpartition(".")[2]):
                     left.unlink(missing_ok=True)
         yield

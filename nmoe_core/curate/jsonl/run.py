@@ -109,9 +109,9 @@ def _write(paths: JsonlPaths, curated: Curated) -> None:
 
 def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     from nmoe_core.curate.order import arrange
-    from nmoe_core.curate.pictures import order_picture
-    from nmoe_core.curate.topics.projection import flat_projection
-    from nmoe_core.plots import cloud_plot, head_tail_plot, share_plot
+    from nmoe_core.curate.pictures import order_pictures
+    from nmoe_core.curate.topics.clusters import flat_projection
+    from nmoe_core.plots import cloud_plot
 
     labels, lengths = curated.labels.astype(np.int64), curated.embedded.lengths
     orders = {
@@ -121,11 +121,8 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     }
     points, method = flat_projection(curated.rows, settings.seed)
     write_array(paths.beside(f"_{method}2d.npy"), points)
-    pictures = {
-        ORDERING_NAME: order_picture(labels, lengths, orders, settings.seq_len),
-        CLOUD_NAME: cloud_plot(points, labels, curated.terms, method),
-        SHARES_NAME: share_plot(labels, lengths, orders, curated.terms),
-        HEAD_TAIL_NAME: head_tail_plot(labels, lengths, orders, settings.seq_len, curated.terms),
-    }
-    for name, png in pictures.items():
+    pngs = order_pictures(labels, lengths, orders, settings.seq_len, curated.terms)
+    names = ORDERING_NAME, SHARES_NAME, HEAD_TAIL_NAME
+    cloud = cloud_plot(points, labels, curated.terms, method)
+    for name, png in zip((*names, CLOUD_NAME), (*pngs.values(), cloud)):
         write_bytes(paths.output.with_name(name), png)

@@ -8,9 +8,11 @@ clusters are fitted again under the next version number. The projection (PCA) is
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,10 +25,12 @@ from nmoe_core.curate.topics.model import (
     save_tensors,
 )
 
+Method = Literal["umap", "pca"]
 CLUSTERS_FORMAT = "clusters/1"
 MAX_SHARE_DRIFT = 0.1
 MAX_DISTANCE_GROWTH = 1.1
-_PCA_ROWS = 50_000
+_PCA_ROWS, _UMAP_ROWS = 50_000, 50_000
+_UMAP_WIDTH = 50
 _BLOCK_ROWS = 65_536
 
 
@@ -163,6 +167,55 @@ def project(embeddings: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.nd
         scale = np.where(has_text & (norms > 0), 1 / np.where(norms > 0, norms, 1), 0)
         rows[start : start + len(block)] = wide * scale[:, None]
     return rows
+
+
+def flat_projection(
+    rows: np.ndarray, seed: int, method: Method | None = None
+) -> tuple[np.ndarray, Method]:
+    """Project rows to the plane.
+
+    UMAP (McInnes et al. 2018; 15 neighbours, after PCA to 50) is fitted on at most 50,000 rows and
+    takes minutes there; its other rows are placed by the fit.
+
+    Args:
+        rows: float32 `[N, D]`.
+        seed: Of the fits.
+        method: Default: `umap` if the library is there, else `pca`.
+
+    Returns:
+        float32 `[N, 2]` and the method.
+    """
+    method = method or ("umap" if find_spec("umap") else "pca")
+    width = min(2 if method == "pca" else _UMAP_WIDTH, rows.shape[1], len(rows) - 1)
+    if width < 1:
+        return np.zeros((len(rows), 2), np.float32), "pca"
+    mean, axes, _ = fit_pca(rows, width, seed)
+    flat = (rows - mean) @ axes.T
+    if method == "umap" and len(rows) > 3:
+        flat = _umap(flat, seed)
+    points = np.zeros((len(rows), 2), np.float32)
+    points[:, : min(2, flat.shape[1])] = flat[:, :2]
+    return points, method
+
+
+def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one for every choice that a seed makes for it
+        import umap  # pyright: ignore[reportMissingImports] (an extra)
+
+        fit = umap.UMAP(
+            n_components=2,
+            n_neighbors=min(15, len(rows) - 1),
+            min_dist=0.1,
+            random_state=seed,
+        )
+        chosen = np.sort(np.random.RandomState(seed).permutation(len(rows))[:_UMAP_ROWS])
+        points = np.empty((len(rows), 2), np.float32)
+        points[chosen] = fit.fit_transform(rows[chosen])
+        rest = np.setdiff1d(np.arange(len(rows)), chosen)
+        if len(rest):
+            points[rest] = fit.transform(rows[rest])
+    return points
 
 
 def save_clusters(path: Path, clusters: Clusters) -> None:

@@ -6,69 +6,31 @@ is refused. Special tokens are never added, texts are never cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
-from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.tokenizer import Encoded, load_tokenizer
+from nmoe_core.text.tokenizer_file import FileTokenizer
 
 _HARMONY_ROWS = 201_088
 
 
-class TextTokenizer(Protocol):
-    """What embedding needs of a tokenizer."""
+@dataclass(frozen=True, slots=True)
+class TextTokenizer:
+    """What embedding needs of a tokenizer; `fingerprint` is a digest of vocabulary and rules."""
 
-    @property
-    def fingerprint(self) -> str:
-        """Digest of vocabulary and rules."""
-        ...
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text: uint32 `[length]` each."""
-        ...
-
-
-class HubTokenizer:
-    """A `tokenizer.json` as Hugging Face checkpoints carry it.
-
-    Raises:
-        TokenizerError: The file is broken, or the library is not installed (E-TOKENIZER-FILE).
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise _bad(path, "no library for it", "pip install 'nmoe-data[curate]'") from None
-        self.fingerprint = sha256_file(path)
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 (the library raises nothing narrower)
-            raise _bad(path, str(error), "fetch the checkpoint again, whole") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+    fingerprint: str
+    encode: Callable[[Sequence[str]], Encoded]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text: uint32 `[length]` each."""
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.asarray(one.ids, np.uint32) for one in encoded]
-
-
-class EncodingTokenizer:
-    """A tiktoken encoding by name, through this project's exact engine."""
-
-    def __init__(self, name: str) -> None:
-        self._tokenizer = load_tokenizer(name)
-        self.fingerprint = self._tokenizer.fingerprint
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text: uint32 `[length]` each."""
-        encoded = self._tokenizer.encode_batch(texts)
+        encoded = self.encode(texts)
         return np.split(encoded.ids, encoded.offsets[1:-1]) if texts else []
 
 
@@ -84,22 +46,16 @@ def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> T
         TokenizerError: There is none (E-TOKENIZER-NAME), or it is broken (E-TOKENIZER-FILE).
     """
     path = model_dir / "tokenizer.json"
-    if name is not None:
-        return EncodingTokenizer(name)
-    if path.is_file():
-        return HubTokenizer(path)
-    if num_rows == _HARMONY_ROWS:
-        return EncodingTokenizer(DEFAULT_TOKENIZER)
-    raise TokenizerError(
-        "the checkpoint has no tokenizer",
-        where=model_dir,
-        found=f"no tokenizer.json, {num_rows} rows of embeddings",
-        do="put its tokenizer.json there, or name an encoding with --tokenizer",
-        code="E-TOKENIZER-NAME",
-    )
-
-
-def _bad(path: Path, found: str, do: str) -> TokenizerError:
-    return TokenizerError(
-        "tokenizer cannot be read", where=path, found=found, do=do, code="E-TOKENIZER-FILE"
-    )
+    if name is None and path.is_file():
+        no_eos = 0  # texts are embedded without one
+        return TextTokenizer(sha256_file(path), FileTokenizer(str(path), no_eos).encode_batch)
+    if name is None and num_rows != _HARMONY_ROWS:
+        raise TokenizerError(
+            "the checkpoint has no tokenizer",
+            where=model_dir,
+            found=f"no tokenizer.json, {num_rows} rows of embeddings",
+            do="put its tokenizer.json there, or name an encoding with --tokenizer",
+            code="E-TOKENIZER-NAME",
+        )
+    tokenizer = load_tokenizer(name or DEFAULT_TOKENIZER)
+    return TextTokenizer(tokenizer.fingerprint, tokenizer.encode_batch)

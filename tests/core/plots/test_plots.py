@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from nmoe_core.curate.diversity.compare import compare_embeddings
 from nmoe_core.curate.pictures import compared_picture, order_picture
-from nmoe_core.curate.topics.projection import flat_projection
+from nmoe_core.curate.topics.clusters import flat_projection
 from nmoe_core.plots import (
     calibration_plot,
     cloud_plot,
