@@ -1,21 +1,52 @@
 """`nmoe curate`: reorder a JSONL file, and look at what an order is made of.
 
-The flags are those of the published tool. Without `--order`, a given `--seq-len` is taken for the
-length that will be trained on and windows of that length are filled; else the order is one that
-serves any length.
+The flags are those of the published tool. Without `--order`, a given `--seq-len` is taken
+for the length that will be trained on, and windows of that length are filled; else the order is
+one that serves any length.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.cli import curate_shards
+from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import print_json, print_table
 
 _SEQ_LEN = 131_072
+_FLAGS: dict[str, dict[str, Any]] = {
+    "input": {"type": Path, "metavar": "JSONL"},
+    "model-dir": {"type": Path, "help": "checkpoint: embedding table, tokenizer"},
+    "n-clusters": {"type": number(1), "default": 30, "metavar": "K"},
+    "seq-len": {"type": number(1), "metavar": "TOKENS", "help": f"default {_SEQ_LEN}"},
+    "text-field": {"default": "text"},
+    "load-embeddings": {"type": Path, "metavar": "NPY", "help": "use these instead"},
+    "pca-components": {"type": number(0), "default": 0, "metavar": "N", "help": "0: no PCA"},
+    "no-plot": {"action": "store_true", "help": "draw no pictures"},
+    "seed": {"type": number(0), "default": 42},
+    "tokenizer": {"metavar": "NAME", "help": "a tiktoken encoding"},
+    "full-width": {
+        "action": "store_true",
+        "help": "embed at the width of the table, not projected to 256",
+    },
+    "on-error": {
+        "choices": ("fail", "set-aside"),
+        "default": "fail",
+        "help": "lines that are no records: refuse the file, or write them to *_set_aside.jsonl",
+    },
+    "json": {"action": "store_true"},
+}
+_OF_FILE = ("n-clusters", "seq-len", "text-field", "load-embeddings", "pca-components", "no-plot")
+_OF_FILE += ("seed", "tokenizer", "full-width", "on-error", "json")
+_VERDICTS = {
+    "redundant": "ARI above 0.7: both see the same structure",
+    "moderate": "ARI 0.3 to 0.7: they differ in part",
+    "different": "ARI below 0.3: very different clusterings; try the deep embeddings",
+}
 
 
 def register(verbs: Any) -> None:
@@ -23,7 +54,7 @@ def register(verbs: Any) -> None:
     curate = verbs.add_parser(
         "curate", help="order documents so that every window is diverse", description=__doc__
     )
-    _input_flags(curate, required=False)
+    _add_file_flags(curate, is_required=False)
     curate.add_argument("--stats-only", action="store_true", help="print figures, write nothing")
     curate.add_argument("--calibrate-k", action="store_true", help="as `nmoe curate calibrate-k`")
     curate.add_argument(
@@ -34,126 +65,83 @@ def register(verbs: Any) -> None:
     curate.add_argument(
         "--loader", choices=("concat", "flush"), default="concat", help="how windows will be filled"
     )
-    curate.add_argument(
-        "--token-counts", type=Path, metavar="NPY", help="default: beside the input"
-    )
+    curate.add_argument("--token-counts", type=Path, metavar="NPY", help="default: beside input")
     curate.add_argument("--refit", action="store_true", help="fit new clusters, keep none")
     curate.set_defaults(run=run_curate, parser=curate)
     parts = curate.add_subparsers(dest="part", metavar="PART", required=False)
-    _register_calibrate(parts)
-    _register_embed(parts)
-    _register_compare(parts)
-    _register_animate(parts)
+    calibrate = parts.add_parser("calibrate-k", help="sweep the number of clusters")
+    _add_file_flags(calibrate, is_required=True)
+    calibrate.set_defaults(run=run_calibrate)
+    _add_embed(parts)
+    _add_compare(parts)
+    _add_animate(parts)
     curate_shards.register(parts)
 
 
-def _input_flags(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    parser.add_argument("--input", type=Path, required=required, metavar="JSONL")
-    parser.add_argument("--output", type=Path, required=required, metavar="JSONL")
-    parser.add_argument(
-        "--model-dir", type=Path, required=required, help="checkpoint: embedding table, tokenizer"
-    )
-    parser.add_argument("--n-clusters", type=_positive, default=30, metavar="K")
-    parser.add_argument("--seq-len", type=_positive, metavar="TOKENS", help=f"default {_SEQ_LEN}")
-    parser.add_argument("--text-field", default="text")
-    parser.add_argument(
-        "--gpu", type=int, default=0, help="accepted: shallow embedding needs no GPU"
-    )
-    parser.add_argument("--load-embeddings", type=Path, metavar="NPY", help="use these instead")
-    parser.add_argument("--pca-components", type=_count, default=0, metavar="N", help="0: no PCA")
-    parser.add_argument("--no-plot", action="store_true", help="draw no pictures")
-    parser.add_argument("--seed", type=_count, default=42)
-    parser.add_argument("--tokenizer", metavar="NAME", help="a tiktoken encoding")
-    parser.add_argument(
-        "--full-width", action="store_true", help="embed at the table's width, not projected to 256"
-    )
-    parser.add_argument(
-        "--on-error",
-        choices=("fail", "set-aside"),
-        default="fail",
-        help="lines that are no records: refuse the file, or write them to *_set_aside.jsonl",
-    )
-    parser.add_argument("--json", action="store_true")
+def _add(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
+    """Flags by their names in `_FLAGS`."""
+    for name in names:
+        parser.add_argument(f"--{name}", **_FLAGS[name] | more)
 
 
-def _register_calibrate(parts: Any) -> None:
-    calibrate = parts.add_parser("calibrate-k", help="sweep the number of clusters")
-    _input_flags(calibrate, required=True)
-    calibrate.set_defaults(run=run_calibrate)
+def _add_file_flags(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
+    _add(parser, "input", "model-dir", required=is_required)
+    parser.add_argument("--output", type=Path, required=is_required, metavar="JSONL")
+    _add(parser, *_OF_FILE)
+    parser.add_argument("--gpu", type=int, default=0, help="accepted: shallow embedding uses none")
 
 
-def _register_embed(parts: Any) -> None:
+def _add_embed(parts: Any) -> None:
     embed = parts.add_parser("embed", help="deep embeddings: the model's last hidden state")
-    embed.add_argument("--input", type=Path, required=True, metavar="JSONL")
+    _add(embed, "input", "model-dir", required=True)
     embed.add_argument("--output", type=Path, required=True, metavar="NPY")
-    embed.add_argument("--model-dir", type=Path, required=True)
-    embed.add_argument("--text-field", default="text")
-    embed.add_argument("--batch-size", type=_positive, default=32, help="most records a batch")
+    embed.add_argument("--batch-size", type=number(1), default=32, help="most records per batch")
     embed.add_argument(
-        "--batch-tokens", type=_positive, default=16_384, help="most padded tokens a batch"
+        "--batch-tokens", type=number(1), default=16_384, help="most padded tokens per batch"
     )
-    embed.add_argument("--max-tokens", type=_positive, help="embed the first N tokens of a record")
-    embed.add_argument("--limit", type=_positive, metavar="N", help="only the first N records")
-    embed.add_argument("--reverse", action="store_true", help="longest records first")
-    embed.add_argument("--device", "--devices", nargs="+", default=None, dest="devices")
+    embed.add_argument("--max-tokens", type=number(1), help="embed the first N tokens of a record")
+    embed.add_argument("--limit", type=number(1), metavar="N", help="only the first N records")
+    embed.add_argument(
+        "--reverse", action="store_true", dest="is_reverse", help="longest records first"
+    )
+    embed.add_argument("--device", "--devices", nargs="+", dest="devices")
     embed.add_argument("--gpu", type=int, help="as --device cuda:GPU")
     embed.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    embed.add_argument("--tokenizer", metavar="NAME")
-    embed.add_argument("--on-error", choices=("fail", "set-aside"), default="fail")
-    embed.add_argument("--tp", type=int, default=1, help="refused: use --devices")
-    embed.add_argument("--json", action="store_true")
+    embed.add_argument(
+        "--tp", type=int, default=1, dest="tensor_parallel", help="refused: use --devices"
+    )
+    _add(embed, "text-field", "tokenizer", "on-error", "json")
     embed.set_defaults(run=run_embed)
 
 
-def _register_compare(parts: Any) -> None:
+def _add_compare(parts: Any) -> None:
     compare = parts.add_parser("compare", help="do two embeddings see different structure?")
     compare.add_argument("--shallow", type=Path, required=True, metavar="NPY")
     compare.add_argument("--deep", type=Path, required=True, metavar="NPY")
-    compare.add_argument("--n-clusters", type=_positive, default=30, metavar="K")
-    compare.add_argument("--pca-components", type=_count, default=0, help="of both")
-    compare.add_argument("--pca-deep-only", type=_count, default=0, help="of the deep ones alone")
+    compare.add_argument("--pca-deep-only", type=number(0), default=0, help="of the deep ones")
     compare.add_argument("--plot", type=Path, metavar="PNG")
-    compare.add_argument("--seed", type=_count, default=42)
-    compare.add_argument("--json", action="store_true")
+    _add(compare, "n-clusters", "pca-components", "seed", "json")
     compare.set_defaults(run=run_compare)
 
 
-def _register_animate(parts: Any) -> None:
+def _add_animate(parts: Any) -> None:
     animate = parts.add_parser("animate", help="a film of the order (MP4 with ffmpeg, else GIF)")
     animate.add_argument("--embeddings", type=Path, required=True, metavar="NPY")
     animate.add_argument("--token-counts", type=Path, required=True, metavar="NPY")
     animate.add_argument("--umap", type=Path, metavar="NPY", help="points in the plane")
     animate.add_argument("--labels", type=Path, metavar="NPY", help="default: beside --embeddings")
     animate.add_argument("--order", type=Path, metavar="NPY", help="default: beside --embeddings")
-    animate.add_argument("--n-clusters", type=_positive, default=30, metavar="K")
-    animate.add_argument("--seq-len", type=_positive, default=_SEQ_LEN, metavar="TOKENS")
     animate.add_argument("--output", type=Path, default=Path("ordering_animation.mp4"))
-    animate.add_argument("--frames", type=_positive, help="default 600, as GIF 120")
-    animate.add_argument("--seed", type=_count, default=42)
+    animate.add_argument("--frames", type=number(1), help="default 600, as GIF 120")
+    _add(animate, "n-clusters", "seed")
+    _add(animate, "seq-len", default=_SEQ_LEN)
     animate.set_defaults(run=run_animate)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is below 0")
-    return value
 
 
 def run_curate(arguments: argparse.Namespace) -> int:
     """Reorder a file, or only measure it."""
-    missing = [
-        f"--{name.replace('_', '-')}"
-        for name in ("input", "output", "model_dir")
-        if getattr(arguments, name) is None
-    ]
+    needed = ("input", "output", "model_dir")
+    missing = [f"--{n.replace('_', '-')}" for n in needed if getattr(arguments, n) is None]
     if missing:
         arguments.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if arguments.calibrate_k:
@@ -177,21 +165,12 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     """Print silhouette and reachable diversity for each k, and what the two rules recommend."""
     from nmoe_core.curate.jsonl.run import calibrate_file
 
-    found = calibrate_file(
-        *_named(arguments),
-        plot=not arguments.no_plot,
-        progress=_progress,
-    )
+    found = calibrate_file(*_named(arguments), plot=not arguments.no_plot, progress=_progress)
     if arguments.json:
         print_json(found.to_json())
         return 0
-    print_table(
-        ("k", "silhouette", "reachable", "smallest", "median", "largest"),
-        [
-            [r.k, round(r.silhouette, 4), r.reachable, r.smallest, r.median, r.largest]
-            for r in found.results
-        ],
-    )
+    names = ("k", "silhouette", "reachable", "smallest", "median", "largest")
+    print_table(names, [[getattr(row, name) for name in names] for row in found.results])
     print(f"\nwithin 5 % of the peak silhouette (published rule): k = {found.within_5pct}")
     print(f"windows can hold 95 % of k, silhouette >= 70 % of peak: k = {found.reachable}")
     return 0
@@ -201,40 +180,25 @@ def run_embed(arguments: argparse.Namespace) -> int:
     """Embed with the whole model; run again to go on where it stopped."""
     from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
 
-    devices = arguments.devices
-    if devices is None and arguments.gpu is not None:
-        devices = [f"cuda:{arguments.gpu}"]
-    settings = DeepSettings(
-        text_field=arguments.text_field,
-        batch_size=arguments.batch_size,
-        batch_tokens=arguments.batch_tokens,
-        max_tokens=arguments.max_tokens,
-        limit=arguments.limit,
-        is_reverse=arguments.reverse,
-        devices=tuple(devices) if devices else None,
-        dtype=arguments.dtype,
-        tokenizer=arguments.tokenizer,
-        on_error=arguments.on_error,
-        tensor_parallel=arguments.tp,
-    )
-    facts = embed_deep(
-        arguments.input, arguments.output, arguments.model_dir, settings, progress=_progress
-    )
+    if arguments.devices is None and arguments.gpu is not None:
+        arguments.devices = [f"cuda:{arguments.gpu}"]
+    values = {field.name: getattr(arguments, field.name) for field in fields(DeepSettings)}
+    values["devices"] = tuple(arguments.devices) if arguments.devices else None
+    named = arguments.input, arguments.output, arguments.model_dir
+    facts = embed_deep(*named, DeepSettings(**values), progress=_progress)
     if arguments.json:
         print_json(facts)
-    else:
-        print(
-            f"{arguments.output}: {facts['num_records']:,} rows of width {facts['width']:,}, "
-            f"{facts['embedded_now']:,} embedded now on {', '.join(facts['devices'])}, "
-            f"{facts['num_truncated']:,} of more than {facts['max_tokens']:,} tokens cut"
-        )
+        return 0
+    print(
+        f"{arguments.output}: {facts['num_records']:,} rows of width {facts['width']:,}, "
+        f"{facts['embedded_now']:,} embedded now on {', '.join(facts['devices'])}, "
+        f"{facts['num_truncated']:,} of more than {facts['max_tokens']:,} tokens cut"
+    )
     return 0
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Print how far two clusterings and two spaces agree."""
-    from dataclasses import asdict
-
     from nmoe_core.curate.diversity.compare import compare_embeddings, open_embeddings
 
     found = compare_embeddings(
@@ -255,12 +219,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
         print_json(facts)
         return 0
     print_table(("figure", "value"), [[k, v] for k, v in facts.items() if k != "verdict"])
-    meaning = {
-        "redundant": "ARI above 0.7: both see the same structure",
-        "moderate": "ARI 0.3 to 0.7: they differ in part",
-        "different": "ARI below 0.3: very different clusterings; try the deep embeddings",
-    }
-    print(f"\n{found.comparison.verdict}: {meaning[found.comparison.verdict]}")
+    print(f"\n{found.comparison.verdict}: {_VERDICTS[found.comparison.verdict]}")
     return 0
 
 
@@ -268,14 +227,10 @@ def run_animate(arguments: argparse.Namespace) -> int:
     """Write the films and name them."""
     from nmoe_core.curate.pictures import FilmFiles, animate
 
+    named = arguments.embeddings, arguments.token_counts
+    others = {"points": arguments.umap, "labels": arguments.labels, "order": arguments.order}
     for path in animate(
-        FilmFiles(
-            arguments.embeddings,
-            arguments.token_counts,
-            points=arguments.umap,
-            labels=arguments.labels,
-            order=arguments.order,
-        ),
+        FilmFiles(*named, **others),
         arguments.output,
         num_clusters=arguments.n_clusters,
         seq_len=arguments.seq_len,
@@ -287,28 +242,17 @@ def run_animate(arguments: argparse.Namespace) -> int:
 
 
 def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Paths and settings of a run."""
+    """Paths and settings of a file; what is no flag of the verb keeps its default."""
     from nmoe_core.curate.jsonl.compute import JsonlSettings
     from nmoe_core.curate.jsonl.output import JsonlPaths
-    from nmoe_core.curate.topics.embed import DEFAULT_WIDTH
 
-    order = getattr(arguments, "order", None)
-    settings = JsonlSettings(
-        n_clusters=arguments.n_clusters,
-        seq_len=arguments.seq_len or _SEQ_LEN,
-        text_field=arguments.text_field,
-        order=order or ("auto" if arguments.seq_len else "golden"),
-        loader=getattr(arguments, "loader", "concat"),
-        seed=arguments.seed,
-        pca_components=arguments.pca_components,
-        max_width=0 if arguments.full_width else DEFAULT_WIDTH,
-        tokenizer=arguments.tokenizer,
-        on_error=arguments.on_error,
-        refit=getattr(arguments, "refit", False),
-    )
-    counts = getattr(arguments, "token_counts", None)
+    given = vars(arguments)
+    values = {f.name: given[f.name] for f in fields(JsonlSettings) if f.name in given}
+    order = given.get("order") or ("auto" if arguments.seq_len else "golden")
+    values |= {"order": order, "seq_len": arguments.seq_len or _SEQ_LEN}
+    values |= {"max_width": 0} if arguments.full_width else {}
     named = arguments.input, arguments.output, arguments.model_dir, arguments.load_embeddings
-    return JsonlPaths(*named, counts), settings
+    return JsonlPaths(*named, given.get("token_counts")), JsonlSettings(**values)
 
 
 def _progress(what: str, done: int, total: int) -> None:
