@@ -1,19 +1,34 @@
 """The code location: `nmoe_assets.definitions.defs`, for the run that `NMOE_CONFIG` names."""
 
+import functools
+import os
 import warnings
+from pathlib import Path
 
 import dagster as dg
 
-from nmoe_assets import checks, curation, hydra, regrade, sensors, sources
-from nmoe_assets.automation import automation_sensor
-from nmoe_assets.interrupts import keep_ignored
-from nmoe_assets.jobs import named_jobs, stage_jobs, verify_job
+from nmoe_assets.assets import curation, hydra, regrade, sources
+from nmoe_assets.automation import sensors
+from nmoe_assets.automation.conditions import automation_sensor
+from nmoe_assets.checks.manifests import manifest_checks
+from nmoe_assets.ops.interrupts import keep_ignored
+from nmoe_assets.ops.jobs import task_jobs, verify_job
+from nmoe_assets.ops.pipeline import pipeline_job
+from nmoe_assets.ops.retention import retention_job, retention_schedules
 from nmoe_assets.resources import resources
-from nmoe_assets.retention import retention_job, retention_schedules
-from nmoe_assets.run import current_run
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
-from nmoe_core.tasks.checkpoints import require_checkpoints
+
+CONFIG_VARIABLE = "NMOE_CONFIG"
+_CHECKOUT = Path(__file__).resolve().parent.parent / "configs" / "demo.toml"
+# Of the checkout where this is one, else of the project in the working directory (`nmoe init`).
+DEFAULT_CONFIG = _CHECKOUT if _CHECKOUT.is_file() else Path("configs", "demo.toml")
+
+
+@functools.cache
+def current_run() -> Run:
+    """The run that `NMOE_CONFIG` names, read once in a process."""
+    return Run(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)
 
 
 def build_definitions(run: Run) -> dg.Definitions:
@@ -26,13 +41,12 @@ def build_definitions(run: Run) -> dg.Definitions:
 
 def _definitions(run: Run) -> dg.Definitions:
     plans = run_sources(run)
-    jobs = stage_jobs(run, plans)
+    tasks = task_jobs(run, plans)
     # Jobs are compared by identity: a sensor has to name the very ones that are listed.
-    asset_jobs = {job.name: job.definition() for part in jobs.values() for job in part}
-    verify, retention = (
-        verify_job(plans),
-        retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys),
-    )
+    jobs = {task.name: task.definition() for task in tasks}
+    prep = [task for task in tasks if task.name.startswith("prep")]
+    verify = verify_job(plans)
+    retention = retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys)
     made = dg.Definitions(
         assets=[
             *(asset for plan in plans for asset in _source_assets(run, plan)),
@@ -45,20 +59,12 @@ def _definitions(run: Run) -> dg.Definitions:
             curation.topic_model(run, plans),
             curation.loader_plan(run, plans),
         ],
-        asset_checks=checks.manifest_checks(run, plans),
-        jobs=[
-            # Named jobs run the others, so they ask for them when all are there.
-            *named_jobs(
-                jobs, lambda name: made.resolve_job_def(name), lambda: require_checkpoints(run)
-            ),
-            *asset_jobs.values(),
-            verify,
-            retention,
-        ],
+        asset_checks=manifest_checks(run, plans),
+        jobs=[pipeline_job(run, tasks, lambda: made), *jobs.values(), verify, retention],
         sensors=[
             automation_sensor(run),
-            sensors.source_watch(run, plans, jobs["prep"], asset_jobs),
-            sensors.label_retries(run, asset_jobs["label_oracle"]),
+            sensors.source_watch(run, plans, prep, jobs),
+            sensors.label_retries(run, jobs["label"]),
             *sensors.failure_notices(run),
         ],
         schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],

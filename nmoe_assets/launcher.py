@@ -9,7 +9,8 @@ each other: one machine, not several containers.
 
 import dagster as dg
 import psutil
-from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
+
+from nmoe_assets.dagster_private import CheckRunHealthResult, WorkerStatus
 
 # The clock of events is the system's, which may be set; the one of processes counts from boot.
 _CLOCK_S = 60.0
@@ -20,11 +21,11 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """They are there."""
+        """Dagster asks for checks."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Whether the process that the run named at its start is there, and is that very one."""
+        """Whether the process that the run's log names is alive."""
         found = _named_process(self._instance, run.run_id)
         if found is None or _is_alive(*found):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
@@ -32,7 +33,7 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
 
 
 def is_gone(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether a run has ended, was deleted, or lost the process that it named."""
+    """Whether a run has ended, was deleted, or lost the process that its log names."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:
         return True
@@ -41,7 +42,7 @@ def is_gone(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
-    """Id of the process that a run named last, and when it did, in Unix seconds."""
+    """Id of the process that a run's log names last, and when, in Unix seconds."""
     for entry in reversed(instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)):
         metadata = entry.get_dagster_event().engine_event_data.metadata
         if "pid" in metadata:
@@ -49,12 +50,12 @@ def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, floa
     return None
 
 
-def _is_alive(pid: int, told_s: float) -> bool:
-    """Ids are given again: a process that began after the run had told its own is another."""
+def _is_alive(pid: int, named_s: float) -> bool:
+    """The system reuses ids: a process that began after the log named the id is another one."""
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and (
-            process.create_time() < told_s + _CLOCK_S
+            process.create_time() < named_s + _CLOCK_S
         )
     except psutil.NoSuchProcess:
         return False

@@ -1,4 +1,4 @@
-"""Resources: what the platform is told by its environment rather than by the run's TOML.
+"""Resources: settings of the environment rather than of the run's TOML.
 
 Secrets are `EnvVar`s, so the UI shows the variable's name and not its value.
 """
@@ -10,6 +10,9 @@ import urllib.request
 
 import dagster as dg
 
+from nmoe_assets.launcher import is_gone
+
+LOCATION = "nmoe_assets.definitions"
 WEBHOOK_VARIABLE = "NMOE_FAILURE_WEBHOOK"
 COST_VARIABLE = "NMOE_USD_PER_HOUR"
 _TIMEOUT_S = 10
@@ -41,7 +44,7 @@ class Notifier(dg.ConfigurableResource):
         for pause_s in _PAUSES_S:
             try:
                 return _post(request)
-            except OSError:  # of HTTP as well; nobody else would send it again
+            except OSError:  # of HTTP as well; no one else would send it again
                 time.sleep(pause_s)
         return _post(request)
 
@@ -52,13 +55,33 @@ def _post(request: urllib.request.Request) -> bool:
 
 
 class Machine(dg.ConfigurableResource):
-    """What the machine that runs the work costs.
+    """The machine that runs the work: its price, and its slots of pools.
 
     Attributes:
         usd_per_hour: 0 leaves the cost out of the metadata.
     """
 
     usd_per_hour: float = 0.0
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Before the first step of a run: free slots, and show the run under this location.
+
+        The daemon frees the slots of a run that was killed, but a job of the command line may run
+        without one and would wait for ever. A run of the command line belongs to no location, so
+        the pages of its job and the timeline would not list it.
+        """
+        instance, run = context.instance, context.run
+        if instance is None or run is None:
+            return
+        pools = instance.event_log_storage
+        for pool in pools.get_concurrency_keys():
+            held = pools.get_concurrency_info(pool)
+            others = held.active_run_ids | held.pending_run_ids | held.assigned_run_ids
+            for other in others - {run.run_id}:
+                if is_gone(instance, other):
+                    pools.free_concurrency_slots_for_run(other)
+        if run.remote_job_origin is None and instance.has_run(run.run_id):
+            instance.add_run_tags(run.run_id, {".dagster/repository": f"__repository__@{LOCATION}"})
 
     def cost_usd(self, seconds: float) -> dict[str, float]:
         """`{"cost_usd": ...}` of some seconds, or nothing where no price is set."""

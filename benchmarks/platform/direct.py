@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import sys
 
-from nmoe_assets.partitions import label_partitions
+from nmoe_assets.assets.partitions import label_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.tasks import checks, curate, hydra, plan, prep, samples
 
 
 def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:
-    """What `prep_SOURCE` and `prep_valid__SOURCE` do."""
+    """What `prep` and `prep_valid` do for one source."""
     table, name = run.config.prep, source.name
     for split in ("train", "valid") if source.has_valid else ("train",):
         buckets = range(table.num_shards if split == "train" else table.num_valid_shards)
         prep.make_shards(run, source, split, buckets)
-        manifest, _ = prep.make_manifest(run, source, split)
+        prep.make_manifest(run, source, split, picture=not bare)
         if split == "train":
             prep.make_slices(run, source.name)
         if not bare:
             for bucket in buckets:
                 samples.sample_documents(run, name, split, bucket)
-            prep.manifest_picture(manifest)
             checks.check_shards(run, name, split, buckets)
             checks.check_manifest(run, name, split)
             if split == "train":

@@ -78,7 +78,7 @@ def partition_seconds(directory: Path) -> tuple[float, float]:
         definitions = build_definitions(run)
 
         def through_dagster() -> None:
-            job = definitions.resolve_job_def("prep_source0")
+            job = definitions.resolve_job_def("prep")
             tags = {
                 "dagster/asset_partition_range_start": "0000",
                 "dagster/asset_partition_range_end": f"{RANGE - 1:04d}",

@@ -71,6 +71,17 @@ class RegradePlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "documents", sum(shard.documents for shard in self.shards))
 
+    def summary(self) -> str:
+        """The plan in one sentence."""
+        if not self.shards:
+            return f"all {self.current_shards} shards are current"
+        low, high = self.may_flip
+        time_s = "time not measured" if self.seconds is None else f"about {self.seconds:.0f} s"
+        return (
+            f"{len(self.shards)} shards with {self.documents} documents to grade, "
+            f"{low} to {high} decisions may flip, {time_s}"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON holds it."""
         return asdict(self)

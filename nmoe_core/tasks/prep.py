@@ -1,4 +1,4 @@
-"""Stages from documents to docid slices."""
+"""Tasks from documents to docid slices."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import combine_slices, write_source_slices
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import Progress
-from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
+from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.sources.spec import open_source
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsResult:
-    """What making some shards of a split did, and the committed manifest of each."""
+    """One pass over a source: the result of each shard, facts of the pass, and what it read."""
 
-    report: PrepReport
-    manifests: dict[int, Manifest]
+    shards: dict[int, Result]
+    facts: dict[str, int]
     source_revision: str
 
 
@@ -40,22 +40,43 @@ def make_shards(
     asked = list(buckets)
     opened, rows = open_source(source.spec, run.base, split)
     settings = prep_settings(run, source, split)
-    split_dir = run.paths.split(source.name, split)
+    split_dir = run.tree.split(source.name, split)
     report = prep_shards(opened, rows, settings, split_dir, asked, progress=progress)
-    manifests = {
-        bucket: load_manifest(split_dir / shard_dir_name(bucket) / MANIFEST_NAME)
-        for bucket in asked
+    shards, revision = {}, ""
+    for bucket in asked:
+        manifest = load_manifest(run.tree.shard(source.name, bucket, split).manifest)
+        # Every shard of a pass has one source fingerprint; reading the source again costs a pass.
+        revision = manifest.extra["fingerprints"]["source"]
+        facts = {
+            "documents": manifest.total_documents,
+            "tokens": manifest.total_tokens,
+            "files": manifest.num_shards,
+            "path": str(manifest.path.parent),
+        }
+        shards[bucket] = Result(documents_digest(manifest), facts)
+    facts = {
+        "documents_tokenized": report.documents_tokenized,
+        "shards_made": len(report.made),
+        "shards_current": len(report.skipped),
     }
-    # Every shard of a pass has one source fingerprint; reading the source again would cost a pass.
-    revision = next(iter(manifests.values())).extra["fingerprints"]["source"]
-    return ShardsResult(report, manifests, revision)
+    return ShardsResult(shards, facts, revision)
 
 
-def make_manifest(run: Run, source: SourcePlan, split: str) -> tuple[Manifest, bool]:
-    """Combine the shard manifests of a split; the flag says whether the file changed."""
-    split_dir = run.paths.split(source.name, split)
+def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = True) -> Result:
+    """Combine the shard manifests of a split; a current one is left alone."""
+    split_dir = run.tree.split(source.name, split)
     _, changed = write_manifest(prep_settings(run, source, split), split_dir)
-    return load_manifest(split_dir / MANIFEST_NAME), changed
+    manifest = load_manifest(split_dir / MANIFEST_NAME)
+    facts = {
+        "documents": manifest.total_documents,
+        "tokens": manifest.total_tokens,
+        "shard_files": manifest.num_shards,
+        "changed": changed,
+        "path": str(manifest.path),
+    }
+    # The plan, the only reader of a valid manifest, names the whole manifest.
+    digest = manifest.content_digest() if split == "valid" else documents_digest(manifest)
+    return Result(digest, facts, _manifest_picture(manifest) if picture else "")
 
 
 def make_slices(run: Run, source: str) -> Result:
@@ -83,7 +104,7 @@ def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, R
     return made | {"all": combine_slices(run.tree.slices, names)}
 
 
-def manifest_picture(manifest: Manifest) -> str:
+def _manifest_picture(manifest: Manifest) -> str:
     """Document lengths and tokens per shard as Markdown."""
     from nmoe_core.plots import manifest_plot, png_markdown
 

@@ -1,7 +1,7 @@
-"""A stage over many shards: several at once, results in order; one that fails ends no other.
+"""A task over many shards: several at once, results in order; one that fails ends no other.
 
-`[compute]` says where: processes of this machine, or a Ray cluster. A shard's output is committed
-by the worker itself, under the shard's own lock, so the root lies where every worker sees it.
+`[compute]` says where: processes of this machine, or a Ray cluster. The worker itself commits the
+shard's output, under the shard's own lock, so every worker must see the root.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate, hydra
 
-Stage = Literal["grade", "topics", "curate"]
-_STAGES: dict[Stage, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
+ShardTask = Literal["grade", "topics", "curate"]
+_TASKS: dict[ShardTask, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
     "grade": hydra.grade_shards,
     "topics": curate.assign_shard_topics,
     "curate": curate.curate_shards,
@@ -31,37 +31,37 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of one key: an output or an error, and what it took where it ran."""
+    """The attempt at one key: a result or an error, and the time it took where it ran."""
 
     key: str
-    output: Result | None
+    result: Result | None
     error: NmoeError | OSError | None
     seconds: float
     cpu_seconds: float
 
 
-def each_shard(run: Run, stage: Stage, source: str, keys: Iterable[str]) -> Iterator[Attempt]:
-    """Run a stage over the shards of a source that are named by their numbers.
+def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> Iterator[Attempt]:
+    """Run a task over the shards of a source that are named by their numbers.
 
     Raises:
-        NmoeError: As `map_shards`; errors of the stage are in the attempts.
+        NmoeError: As `map_shards`; errors of the task are in the attempts.
     """
-    compute = run.config.compute.for_work(gpus=stage == "grade")
-    return map_shards(partial(_shard, run, stage, source), keys, compute)
+    compute = run.config.compute.for_work(gpus=task == "grade")
+    return map_shards(partial(_shard, run, task, source), keys, compute)
 
 
-def outputs_of(run: Run, stage: Stage, source: str) -> dict[int, Result]:
-    """Outputs of all shards of a source, made where `[compute]` says.
+def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
+    """Results of all shards of a source, made where `[compute]` says.
 
     Raises:
         NmoeError, OSError: The first that a shard raised, after all others are made.
     """
     keys = [f"{bucket:04d}" for bucket in range(run.config.prep.num_shards)]
-    done = list(each_shard(run, stage, source, keys))
+    done = list(each_shard(run, task, source, keys))
     for failed in done:
         if failed.error is not None:
             raise failed.error
-    return {int(one.key): one.output for one in done if one.output is not None}
+    return {int(one.key): one.result for one in done if one.result is not None}
 
 
 def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
@@ -89,21 +89,21 @@ def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
 
 
 def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
-    """Make one key's output, and say what came of it."""
+    """Try to make the result of one key; only errors of this project and of files are caught."""
     started, cpu_started = time.perf_counter(), time.process_time()
-    output, failed = None, None
+    result, failed = None, None
     try:
-        output = make(key)
+        result = make(key)
     except (NmoeError, OSError) as error:
         failed = error
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    return Attempt(key, output, failed, seconds, cpu_seconds)
+    return Attempt(key, result, failed, seconds, cpu_seconds)
 
 
-def _shard(run: Run, stage: Stage, source: str, key: str) -> Attempt:
+def _shard(run: Run, task: ShardTask, source: str, key: str) -> Attempt:
     bucket = int(key)
-    done = attempt(key, lambda key: _STAGES[stage](run, source, [bucket])[bucket])
-    if done.output is not None:
-        documents = done.output.facts.get("documents", 0)
-        _log.info("%s %s/%s: %d documents in %.1f s", stage, source, key, documents, done.seconds)
+    done = attempt(key, lambda key: _TASKS[task](run, source, [bucket])[bucket])
+    if done.result is not None:
+        documents = done.result.facts.get("documents", 0)
+        _log.info("%s %s/%s: %d documents in %.1f s", task, source, key, documents, done.seconds)
     return done

@@ -12,16 +12,15 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 from dagster._core.events import StepMaterializationData
 
+from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.assets.partitions import label_partitions
 from nmoe_assets.definitions import build_definitions
-from nmoe_assets.inputs import CHANGED_MEANWHILE
-from nmoe_assets.jobs import RANGE_END, RANGE_START
-from nmoe_assets.partitions import label_partitions
 from nmoe_core.config.run import Run
+from tests.assets.small_project import ALL, KEYS
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 HEADS = ("backbone", "probe_head", "judge_head", "calibration")
-KEYS = ("0000", "0001")
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ class Daemon:
         return self.instance.create_run_for_job(
             job_def=self.defs.resolve_job_def(job),
             asset_selection=frozenset(AssetKey(key.split("/")) for key in keys),
-            tags={RANGE_START: KEYS[0], RANGE_END: KEYS[-1]},
+            tags=ALL,
             status=dg.DagsterRunStatus.STARTED,
         )
 
@@ -180,12 +179,12 @@ def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
     """Also where the change and the run's end lie between two ticks."""
     daemon.report("hydra", "calibration", version="2")
     assert daemon.tick().keys() >= GRADES.keys()
-    run = daemon.start("grade_code", "code/quality_scores")
+    run = daemon.start("grade", "code/quality_scores")
     assert daemon.tick() == {}
     daemon.report("hydra", "calibration", version="3")
     for _ in range(ticks):
         assert "code/quality_scores" not in daemon.tick(), "it is at work"
-    daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `inputs_watched`
+    daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `CurrentInputs`
     for key in KEYS:
         daemon.made(run, "code/quality_scores", "of 2" + key, key)
     daemon.end(run)
@@ -196,10 +195,10 @@ def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
 def test_an_input_that_changes_in_the_look_after_a_request_is_not_forgotten(daemon: Daemon) -> None:
     daemon.report("hydra", "calibration", version="2")
     assert daemon.tick().keys() >= GRADES.keys()
-    run = daemon.start("grade_code", "code/quality_scores")
+    run = daemon.start("grade", "code/quality_scores")
     daemon.report("hydra", "calibration", version="3")
     daemon.tick()
-    daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `inputs_watched`
+    daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `CurrentInputs`
     for key in KEYS:
         daemon.made(run, "code/quality_scores", "of 2" + key, key)
     daemon.end(run)
@@ -210,7 +209,7 @@ def test_a_run_that_began_after_its_input_changed_is_enough(daemon: Daemon) -> N
     daemon.report("hydra", "calibration", version="2")
     assert daemon.tick().keys() >= GRADES.keys()
     daemon.report("hydra", "calibration", version="3")
-    run = daemon.start("grade_code", "code/quality_scores")
+    run = daemon.start("grade", "code/quality_scores")
     daemon.tick()
     for key in KEYS:
         daemon.made(run, "code/quality_scores", "of 3" + key, key)
@@ -220,7 +219,7 @@ def test_a_run_that_began_after_its_input_changed_is_enough(daemon: Daemon) -> N
 
 def test_an_input_that_changes_after_its_output_was_made_requests_it(daemon: Daemon) -> None:
     """Both between two ticks."""
-    run = daemon.start("grade_code", "code/quality_scores")
+    run = daemon.start("grade", "code/quality_scores")
     for key in KEYS:
         daemon.made(run, "code/quality_scores", "2" + key, key)
     daemon.end(run)
@@ -231,7 +230,7 @@ def test_an_input_that_changes_after_its_output_was_made_requests_it(daemon: Dae
 def test_an_output_that_is_made_after_its_input_changed_is_not_requested(daemon: Daemon) -> None:
     """Both between two ticks."""
     daemon.report("code", "shards", version="2", partition="0001")
-    run = daemon.start("grade_code", "code/quality_scores")
+    run = daemon.start("grade", "code/quality_scores")
     for key in KEYS:
         daemon.made(run, "code/quality_scores", "2" + key, key)
     daemon.end(run)
@@ -239,7 +238,7 @@ def test_an_output_that_is_made_after_its_input_changed_is_not_requested(daemon:
 
 
 def test_what_a_run_made_and_read_itself_requests_nothing_again(daemon: Daemon) -> None:
-    run = daemon.start("curate_code", "code/topics", "code/curated", "code/curated_manifest")
+    run = daemon.start("curate", "code/topics", "code/curated", "code/curated_manifest")
     assert daemon.tick() == {}
     for name in ("topics", "curated"):
         for key in KEYS:
@@ -276,7 +275,7 @@ def test_a_check_at_work_or_ended_is_no_pass(daemon: Daemon) -> None:
             asset_key=AssetKey(["docs", "curated_manifest"]), check_name="alignment"
         ),
     )
-    run = daemon.start("curate_docs", "docs/topics")
+    run = daemon.start("curate", "docs/topics")
     daemon.instance.report_dagster_event(planned, run.run_id)
     assert daemon.tick() == {}
     daemon.instance.report_run_canceled(run)

@@ -195,7 +195,7 @@ def test_a_warning_check_does_not_stop_what_is_downstream(run: Run) -> None:
     strict = with_checks(run, min_spearman=1.0)
     for configured, calibrated in ((lenient, True), (strict, False)):
         with dg.DagsterInstance.ephemeral() as instance:
-            job = build_definitions(configured).resolve_job_def("train_and_calibrate")
+            job = build_definitions(configured).resolve_job_def("train_heads")
             done = job.execute_in_process(instance=instance, raise_on_error=False)
             made = instance.get_latest_materialization_event(dg.AssetKey(["hydra", "calibration"]))
             assert (made is not None) == calibrated

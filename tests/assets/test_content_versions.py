@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
 
-from nmoe_assets.jobs import RANGE_END, RANGE_START
 from nmoe_core.cli import main
-
-KEYS = ("0000", "0001")
-ALL = {RANGE_START: KEYS[0], RANGE_END: KEYS[-1]}
-RunHere = Callable[..., dg.ExecuteInProcessResult]
+from tests.assets.small_project import KEYS, execute_here, opened
 
 
 def edit_one_record(project: Path) -> None:
@@ -27,7 +23,7 @@ def edit_one_record(project: Path) -> None:
 def versions(project: Path, name: str) -> dict[str, str]:
     """Partition -> data version of the newest materialisation of an asset of docs."""
     found = {}
-    with dg.DagsterInstance.from_config(str(project / "dagster")) as instance:
+    with opened(project) as instance:
         for key in KEYS:
             filter_ = dg.AssetRecordsFilter(dg.AssetKey(["docs", name]), asset_partitions=[key])
             [record] = instance.fetch_materializations(filter_, limit=1).records
@@ -48,10 +44,10 @@ def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[s
     return [key for key in before if before[key] != after[key]]
 
 
-def test_one_edited_record_makes_one_shard_stale(own_project: Path, run_here: RunHere) -> None:
+def test_one_edited_record_makes_one_shard_stale(own_project: Path) -> None:
     before = versions(own_project, "shards")
     edit_one_record(own_project)
-    assert run_here(own_project, "prep_docs", **ALL).success
+    assert execute_here(own_project, "prep", "docs").success
     stale = changed(before, versions(own_project, "shards"))
     assert len(stale) == 1
 
@@ -62,14 +58,12 @@ def test_one_edited_record_makes_one_shard_stale(own_project: Path, run_here: Ru
         assert changed(files, summaries(own_project, output)) == [f"shard_{stale[0]}"]
 
 
-def test_partitions_downstream_of_an_edited_record_keep_their_versions(
-    own_project: Path, run_here: RunHere
-) -> None:
+def test_partitions_downstream_of_an_edited_record_keep_their_versions(own_project: Path) -> None:
     names = ("shards", "quality_scores", "topics", "curated")
     before = {name: versions(own_project, name) for name in names}
     edit_one_record(own_project)
-    for job in ("prep_docs", "grade_docs", "curate_docs"):
-        assert run_here(own_project, job, **ALL).success
+    for job in ("prep", "grade", "curate"):
+        assert execute_here(own_project, job, "docs").success
     stale = {name: changed(before[name], versions(own_project, name)) for name in names}
     assert len(stale["shards"]) == 1
     assert stale["quality_scores"] == stale["shards"]

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-LOCATION = "nmoe_assets.definitions"
-KEYS = ["0000", "0001"]
-SOURCES = ("code", "docs", "notes")
-Dagster = Any  # the fixture's class
+from tests.assets.server import LOCATION, Dagster
+from tests.assets.small_project import ALL, KEYS, SOURCES
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_day_of_a_data_team(dagster: Dagster, tmp_path: Path) -> None:
-    assert dagster.launch("prep") == "SUCCESS"
+    assert dagster.launch("prep", **ALL) == "SUCCESS"
     for source in SOURCES:
         assert dagster.partitions(source, "quality_scores") == (2, 0)
 
@@ -37,7 +35,7 @@ def _backfill_with_a_bad_shard_and_repair(dagster: Dagster, project: Path) -> No
         summary.unlink()
     index.write_bytes(whole[:-8])
     key = ["code", "quality_scores"]
-    assert dagster.backfill(key, KEYS) == "COMPLETED_FAILED"
+    assert dagster.backfill(key, list(KEYS)) == "COMPLETED_FAILED"
     assert dagster.partitions(*key) == (1, 1)
     told = "(code/quality_scores) failed: 1 of 2 partitions failed; 0001: "
     log = project / "dagster-daemon.log"

@@ -13,10 +13,10 @@ import pytest
 
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import LEVELS
+from tests.project import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")
-NAMED_JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify", "retention"}
+JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify", "retention"}
 
 
 def test_definitions_load_without_torch_or_any_other_heavy_package() -> None:
@@ -28,6 +28,14 @@ sys.exit(f"imported {heavy & set(sys.modules)}" if heavy & set(sys.modules) else
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_one_file_uses_private_names_of_dagster() -> None:
+    imports, objects = r"^\s*(from|import) dagster[\w.]*\._", "context|instance|dg|graph|record"
+    private = re.compile(rf"{imports}|\b({objects})\._[a-z]", re.MULTILINE)
+    package = REPOSITORY / "nmoe_assets"
+    found = {p.name for p in package.rglob("*.py") if private.search(p.read_text("utf-8"))}
+    assert found == {"dagster_private.py"}
 
 
 def test_the_demo_has_the_promised_assets_jobs_and_checks(
@@ -46,7 +54,7 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(
     expected |= {("hydra", name) for name in (*heads, "regrade_plan")}
     expected |= {("curation", "topic_model"), ("mixture", "loader_plan")}
     assert keys == expected
-    assert {job.name for job in defs.jobs or []} >= NAMED_JOBS
+    assert {job.name for job in defs.jobs or []} == JOBS
     external = {tuple(key.path) for key in graph.external_asset_keys}
     assert external == {(source, "documents") for source in DEMO_SOURCES}
     checked = {tuple(key.asset_key.path) for key in graph.asset_check_keys}

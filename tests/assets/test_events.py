@@ -3,31 +3,28 @@
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from nmoe_assets import events
-from nmoe_assets.checks import Checks
-from nmoe_assets.cost import Cost
-from nmoe_assets.events import each_partition
+from nmoe_assets.assets import events
+from nmoe_assets.assets.cost import Cost
+from nmoe_assets.assets.events import materialize_partitions
+from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import Verdict, Verdicts
 from nmoe_core.tasks.shards import Attempt
+from tests.project import REPOSITORY
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
 KEY = dg.AssetKey("scores")
 CHECK = dg.AssetCheckKey(KEY, "counts")
 KEYS = [f"{number:04d}" for number in range(4)]
 Show = Callable[[str, Result], Mapping[str, Any]]
-
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class _Shards:
@@ -60,19 +57,18 @@ class _Shards:
     ) -> dg.ExecuteInProcessResult:
         """Make the partitions from the first to the last."""
         self.checked = []
-        held_to = Checks(
-            Run(REPOSITORY / "configs" / "demo.toml"), KEY.path, (self.check_name,), self._check
-        )
+        run = Run(REPOSITORY / "configs" / "demo.toml")
+        checks = Checks(run, KEY.path, (self.check_name,), self._check)
 
         @dg.asset(
             key=KEY,
             partitions_def=dg.StaticPartitionsDefinition(KEYS),
             backfill_policy=dg.BackfillPolicy.single_run(),
-            check_specs=held_to.specs(),
+            check_specs=checks.specs(),
         )
         def scores(context: dg.AssetExecutionContext) -> Iterator[Any]:
             machine = Machine(usd_per_hour=3600.0)  # a dollar a second
-            yield from each_partition(context, machine, self._make, held_to, self.show)
+            yield from materialize_partitions(context, machine, self._make, checks, self.show)
 
         tags = {
             "dagster/asset_partition_range_start": first,
@@ -115,7 +111,7 @@ def test_each_partition_has_the_version_of_its_own_content(instance: dg.DagsterI
     assert _versions(instance) == {key: f"digest of {key}" for key in KEYS}
     assert _told(instance) == KEYS, "one event each: no moment at which one has another's version"
     records = instance.fetch_materializations(KEY, limit=100).records
-    assert len({record.timestamp for record in records}) == 1, "automation groups them by time"
+    assert len({record.timestamp for record in records}) == len(KEYS), "the UI lists each of them"
 
 
 def test_the_good_partitions_of_a_run_that_failed_are_told_and_checked(
@@ -219,22 +215,21 @@ def test_what_an_ended_run_made_counts_as_not_passing_until_it_is_checked(
     assert _verdict(shards.run(instance, KEYS[0], KEYS[0])) == (True, "")
 
 
-def test_an_interrupt_while_partitions_are_told_loses_none_of_them(
+def test_an_interrupt_while_events_are_logged_loses_none_of_them(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, calls = instance.report_dagster_event, []
+    handle, logged = instance.handle_new_event, []
 
-    def interrupted(event: dg.DagsterEvent, *arguments: Any, **named: Any) -> None:
-        report(event, *arguments, **named)
-        if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
-            calls.append(event.partition)
-            if len(calls) == 2:
+    def interrupted(event: dg.EventLogEntry, **how: Any) -> None:
+        handle(event, **how)
+        if event.dagster_event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
+            logged.append(event)
+            if len(logged) == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(instance, "report_dagster_event", interrupted)
-    monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", "1000")
+    monkeypatch.setattr(instance, "handle_new_event", interrupted)
     assert not _Shards().run(instance).success, "it is interrupted all the same"
-    assert _told(instance) == KEYS
+    assert set(_told(instance)) == set(KEYS)
 
 
 def test_a_run_that_waits_for_another_tells_only_of_what_it_did(
@@ -291,7 +286,7 @@ def test_partitions_made_at_once_share_the_cost_of_the_machine(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four that take 100 s each, in a run of 200 s: two ran at once."""
-    monkeypatch.setattr("nmoe_assets.events.Stopwatch", _Clock)
+    monkeypatch.setattr("nmoe_assets.assets.events.Stopwatch", _Clock)
     shards = _Shards()
     shards.seconds = 100.0
     assert shards.run(instance).success

@@ -7,23 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.events import EngineEventData
 
-from nmoe_assets.jobs import RANGE_END, RANGE_START
+from nmoe_assets.resources import Machine
+from tests.assets.small_project import environment, execute, opened, program_of
 
-Environment = Callable[[Path], dict[str, str]]
-Execute = Callable[..., subprocess.CompletedProcess[str]]
 ENDS = ("STEP_SUCCESS", "STEP_FAILURE")
 _PAUSE_S = 0.2
-
-
-def opened(project: Path) -> dg.DagsterInstance:
-    return dg.DagsterInstance.from_config(str(project / "dagster"))
 
 
 def holding(instance: dg.DagsterInstance, pid: int, status: dg.DagsterRunStatus) -> dg.DagsterRun:
@@ -47,16 +41,14 @@ def ended_process() -> int:
     return process.pid
 
 
-def test_two_gpu_steps_of_one_run_never_overlap(
-    own_project: Path, dagster_environment: Environment
-) -> None:
+def test_two_gpu_steps_of_one_run_never_overlap(own_project: Path) -> None:
     """Of a run as the UI and automation make it: with the executor of the location."""
     config = own_project / "run.toml"
     config.write_text(config.read_text().replace("[heads]\n", "[heads]\nseed = 7\n"))
     selection = 'key:"hydra/probe_head" or key:"hydra/judge_head"'
-    command = [str(Path(sys.executable).with_name("dagster")), "asset", "materialize"]
+    command = [program_of("dagster"), "asset", "materialize"]
     command += ["-m", "nmoe_assets.definitions", "--select", selection]
-    env = dagster_environment(own_project)
+    env = environment(own_project)
     done = subprocess.run(command, env=env, cwd=own_project, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     with opened(own_project) as instance:
@@ -71,15 +63,12 @@ def test_two_gpu_steps_of_one_run_never_overlap(
     assert steps[0][0] == steps[1][0] != steps[2][0] == steps[3][0]
 
 
-def test_a_gpu_step_waits_for_that_of_another_run(own_project: Path, run_job: Execute) -> None:
-    tags = f'{{"{RANGE_START}": "0000", "{RANGE_END}": "0001"}}'
+def test_a_gpu_step_waits_for_that_of_another_run(own_project: Path) -> None:
     with opened(own_project) as instance:
         held = holding(instance, os.getpid(), dg.DagsterRunStatus.STARTED)
         log, before = instance.event_log_storage, instance.get_runs_count()
         done: list[subprocess.CompletedProcess[str]] = []
-        job = threading.Thread(
-            target=lambda: done.append(run_job(own_project, "grade_code", "--tags", tags))
-        )
+        job = threading.Thread(target=lambda: done.append(execute(own_project, "grade")))
         job.start()
         while job.is_alive() and not log.get_concurrency_info("gpu").pending_step_count:
             time.sleep(_PAUSE_S)
@@ -91,15 +80,31 @@ def test_a_gpu_step_waits_for_that_of_another_run(own_project: Path, run_job: Ex
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED])
-def test_a_run_that_is_gone_holds_no_gpu(
+def test_a_run_takes_back_the_slot_of_one_that_is_gone(
     instance: dg.DagsterInstance, status: dg.DagsterRunStatus
 ) -> None:
-    """Killed or terminated: without a daemon, who would take the slot back?"""
+    """Killed or terminated: no daemon need run to free the slot."""
     ended = status == dg.DagsterRunStatus.CANCELED
-    holding(instance, os.getpid() if ended else ended_process(), status)
-    assert claim(instance, instance.add_run(dg.DagsterRun(job_name="grade_code")))
+    gone = holding(instance, os.getpid() if ended else ended_process(), status)
+    assert graded_by_another(instance)
+    assert gone.run_id not in held_by(instance)
 
 
-def test_a_run_at_work_keeps_its_gpu(instance: dg.DagsterInstance) -> None:
-    holding(instance, os.getpid(), dg.DagsterRunStatus.STARTED)
-    assert not claim(instance, instance.add_run(dg.DagsterRun(job_name="grade_code")))
+def test_a_run_at_work_keeps_its_slot(instance: dg.DagsterInstance) -> None:
+    held = holding(instance, os.getpid(), dg.DagsterRunStatus.STARTED)
+    assert graded_by_another(instance, pool=None)
+    assert held.run_id in held_by(instance)
+
+
+def graded_by_another(instance: dg.DagsterInstance, pool: str | None = "gpu") -> bool:
+    """A run whose step holds the pool."""
+
+    @dg.asset(pool=pool)
+    def scores(machine: Machine) -> None:
+        assert machine is not None
+
+    return dg.materialize([scores], instance=instance, resources={"machine": Machine()}).success
+
+
+def held_by(instance: dg.DagsterInstance) -> set[str]:
+    return instance.event_log_storage.get_concurrency_info("gpu").active_run_ids

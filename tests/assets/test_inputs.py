@@ -5,8 +5,8 @@ from collections.abc import Callable
 import dagster as dg
 import pytest
 
-from nmoe_assets.events import whole
-from nmoe_assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.assets.events import materialize_unpartitioned
+from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
 
@@ -20,7 +20,7 @@ def _is_tagged(instance: dg.DagsterInstance, while_it_runs: Callable[[], None]) 
 
     @dg.asset(deps=[HEADS])
     def calibration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        return whole(context, Machine(), make)
+        return materialize_unpartitioned(context, Machine(), make)
 
     done = dg.materialize([calibration], instance=instance, raise_on_error=False)
     run = instance.get_run_by_id(done.run_id)
@@ -49,6 +49,6 @@ def test_a_run_that_ends_early_is_tagged_as_well(instance: dg.DagsterInstance) -
     assert _is_tagged(instance, make_input_and_end)
 
 
-def test_inputs_made_before_and_other_assets_are_nothing(instance: dg.DagsterInstance) -> None:
+def test_run_is_not_tagged_when_unrelated_assets_change(instance: dg.DagsterInstance) -> None:
     _made(instance, HEADS)
     assert not _is_tagged(instance, lambda: _made(instance, OTHER))

@@ -8,15 +8,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.assets.small_project import append, command, environment
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-Environment = Callable[[Path], dict[str, str]]
 COMPUTE = "[compute]\nworkers = 2\n"
 WHAT_IS_MADE = {"prep": "data", "grade": "quality"}
 
@@ -26,18 +25,17 @@ WHAT_IS_MADE = {"prep": "data", "grade": "quality"}
     [("prep", signal.SIGTERM), ("grade", signal.SIGTERM), ("grade", signal.SIGINT)],
 )
 def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_with(
-    own_project: Path, dagster_environment: Environment, job: str, asked: signal.Signals
+    own_project: Path, job: str, asked: signal.Signals
 ) -> None:
     config = own_project / "run.toml"
-    config.write_text(config.read_text().replace("workers = 1", "workers = 2") + COMPUTE)
+    config.write_text(config.read_text().replace("workers = 1", "workers = 2"))
+    append(own_project, COMPUTE)
     output = own_project / "out" / WHAT_IS_MADE[job]
     before = _digests(output)
     shutil.rmtree(output)
-    command = [str(Path(sys.executable).with_name("dagster")), "job", "execute"]
-    command += ["-m", "nmoe_assets.definitions", "-j", job]
-    environment = dagster_environment(own_project)
+    env = environment(own_project)
     with open(own_project / "log", "wb") as log:
-        run = subprocess.Popen(command, env=environment, cwd=own_project, stdout=log, stderr=log)
+        run = subprocess.Popen(command(job), env=env, cwd=own_project, stdout=log, stderr=log)
     workers: list[int] = []
     deadline = time.monotonic() + 240
     while len(workers) < 2 or not any(p.is_file() for p in output.rglob("*")):
@@ -49,9 +47,7 @@ def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_wi
     assert run.wait(240) != 0, "it was stopped before it was done"
     assert not [pid for pid in workers if _is_alive(pid)]
     assert not [p for p in output.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
-    again = subprocess.run(
-        command, env=environment, cwd=own_project, capture_output=True, check=False
-    )
+    again = subprocess.run(command(job), env=env, cwd=own_project, capture_output=True, check=False)
     assert again.returncode == 0, again.stderr[-2000:]
     assert _digests(output) == before
     text = again.stderr.decode()

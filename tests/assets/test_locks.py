@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
-from nmoe_assets import events
-from nmoe_assets.checks import Checks
+from nmoe_assets.assets import events, sources
+from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.resources import Machine
 from nmoe_core.base.atomic import LOCK_NAME, output_lock
 from nmoe_core.base.errors import FormatError
@@ -73,15 +73,15 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 
 def _materialize(writer: Writer, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
     run = Run(REPOSITORY / "configs" / "demo.toml")
-    held_to = Checks(run, ["shards"], (), lambda made: {})
+    checks = Checks(run, ["shards"], (), lambda made: {})
 
     @dg.asset(partitions_def=KEYS, backfill_policy=dg.BackfillPolicy.single_run())
     def shards(context: dg.AssetExecutionContext):
-        yield from events.each_partition(
+        yield from events.materialize_partitions(
             context,
             Machine(),
             lambda keys: (attempt(key, writer.make) for key in keys),
-            held_to,
+            checks,
         )
 
     return dg.materialize(
@@ -123,7 +123,7 @@ def test_one_output_of_another_run_is_waited_for_and_not_for_ever(
 ) -> None:
     @dg.asset
     def model(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        return events.whole(context, Machine(), lambda: writer.make("model"))
+        return events.materialize_unpartitioned(context, Machine(), lambda: writer.make("model"))
 
     with dg.DagsterInstance.ephemeral() as instance:
         writer.other_starts("model")
@@ -139,7 +139,6 @@ def test_one_output_of_another_run_is_waited_for_and_not_for_ever(
 def test_prep_waits_for_the_lock_of_a_split(
     own_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmoe_assets import sources
     from nmoe_core.prep.mixture import run_sources
     from nmoe_core.tasks import prep
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from nmoe_assets.interrupts import interrupts_since
+from nmoe_assets.ops.interrupts import interrupts_since
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +11,33 @@ import dagster as dg
 import pytest
 
 from nmoe_assets.definitions import build_definitions
-from nmoe_assets.jobs import RANGE_END, RANGE_START
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import former_data_digest
+from tests.assets.small_project import (
+    KEYS,
+    environment,
+    execute_here,
+    opened,
+    program_of,
+    small_project,
+)
 
-KEYS = ["0000", "0001"]
 LAUNCH = """mutation($b: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $b) {
   __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
 
 
-def test_materialize_all_makes_every_asset(
-    make_project: Callable[[Path], Path],
-    dagster_environment: Callable[[Path], dict[str, str]],
-    tmp_path: Path,
-) -> None:
-    config = make_project(tmp_path)
+def test_materialize_all_makes_every_asset(tmp_path: Path) -> None:
     # With one definition of partitions over all roots the UI names partitions instead of "all".
-    table = "[prep]\nnum_valid_shards = 2\n"
-    config.write_text(config.read_text().replace("[prep]\n", table))
-    graph = build_definitions(Run(config)).resolve_asset_graph()
+    run = small_project(tmp_path, prep={"num_valid_shards": 2}).run
+    graph = build_definitions(run).resolve_asset_graph()
     everything = graph.materializable_asset_keys
     asked = {
         "assetSelection": [{"path": list(key.path)} for key in everything],
-        "partitionNames": KEYS,
+        "partitionNames": list(KEYS),
     }
-    backfill_id = launch_backfill(tmp_path, dagster_environment(tmp_path), asked)
-    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+    backfill_id = launch_backfill(tmp_path, environment(tmp_path), asked)
+    with opened(tmp_path) as instance:
         backfill = instance.get_backfill(backfill_id)
         assert backfill is not None
         assert backfill.asset_backfill_data is not None
@@ -50,7 +48,7 @@ def test_materialize_all_makes_every_asset(
 
 
 def launch_backfill(project: Path, env: dict[str, str], asked: dict[str, Any]) -> str:
-    command = [str(Path(sys.executable).with_name("dagster-graphql"))]
+    command = [program_of("dagster-graphql")]
     command += ["-m", "nmoe_assets.definitions", "-t", LAUNCH, "-v", json.dumps({"b": asked})]
     done = subprocess.run(
         command, env=env, cwd=project, capture_output=True, text=True, check=False
@@ -63,27 +61,25 @@ def launch_backfill(project: Path, env: dict[str, str], asked: dict[str, Any]) -
 
 
 def test_heads_refuse_labels_of_documents_that_changed(
-    own_project: Path,
-    run_here: Callable[..., dg.ExecuteInProcessResult],
-    capsys: pytest.CaptureFixture[str],
+    own_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = own_project / "in" / "docs.jsonl"
     lines = path.read_text().splitlines()
     lines[-1] = json.dumps({"text": json.loads(lines[-1])["text"] + " One more sentence."})
     path.write_text("\n".join(lines) + "\n")
-    assert run_here(own_project, "prep_docs", **{RANGE_START: KEYS[0], RANGE_END: KEYS[1]}).success
+    assert execute_here(own_project, "prep", "docs").success
     heads = sorted((own_project / "out" / "heads").glob("*.safetensors"))
     before = [head.stat().st_ino for head in heads]
     config = str(own_project / "run.toml")
-    done = run_here(own_project, "train_and_calibrate")
+    done = execute_here(own_project, "train_heads")
     assert not done.success
     capsys.readouterr()
     assert main(["hydra", "calibrate", "--config", config]) == 1
     [told] = capsys.readouterr().err.splitlines()
     assert "labels are of documents that have changed" in told
     assert [head.stat().st_ino for head in heads] == before
-    assert run_here(own_project, "label").success
-    assert run_here(own_project, "train_heads").success
+    assert execute_here(own_project, "label").success
+    assert execute_here(own_project, "train_heads").success
 
 
 def test_labels_of_an_earlier_version_are_not_asked_for_again(own_project: Path) -> None:

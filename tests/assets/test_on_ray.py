@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.assets.small_project import append, command, environment
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,25 +41,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         started.shutdown()
 
 
-def test_a_project_on_ray_comes_out_as_on_one_machine(
-    own_project: Path,
-    cluster: Any,
-    dagster_environment: Callable[..., dict[str, str]],
-) -> None:
-    config = own_project / "run.toml"
-    config.write_text(config.read_text() + COMPUTE)
+def test_a_project_on_ray_comes_out_as_on_one_machine(own_project: Path, cluster: Any) -> None:
+    append(own_project, COMPUTE)
     out = own_project / "out"
     before = _files(out)
-    environment = dagster_environment(own_project, RAY_ADDRESS=cluster.address)
+    env = environment(own_project, RAY_ADDRESS=cluster.address)
     for made in ("data", "quality", "curated", "topics/code", "topics/docs", "topics/notes"):
         shutil.rmtree(out / made)
-    for job, kills in (("prep", 0), ("grade", 1), ("curate", 0)):
-        command = [str(Path(sys.executable).with_name("dagster")), "job", "execute"]
-        command += ["-m", "nmoe_assets.definitions", "-j", job]
+    for job, kills in (("prep", 0), ("prep_valid", 0), ("grade", 1), ("curate", 0)):
         with open(own_project / "log", "wb") as log:
-            run = subprocess.Popen(
-                command, env=environment, cwd=own_project, stdout=log, stderr=log
-            )
+            run = subprocess.Popen(command(job), env=env, cwd=own_project, stdout=log, stderr=log)
         deadline = time.monotonic() + 600
         while run.poll() is None and kills:
             if busy := [pid for pid in _workers(cluster) if b"ray::nmoe" in _command(pid)]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,25 @@ import numpy as np
 import pytest
 from dagster import (
     AssetKey,
-    DagsterInstance,
     DagsterRunMetadataValue,
-    ExecuteInProcessResult,
     RunsFilter,
     StaticPartitionsDefinition,
 )
 from scipy.stats import spearmanr
 
 from loader import build_loader
-from nmoe_assets.jobs import PART_OF, innermost_error
+from nmoe_assets.assets.partitions import range_tags
+from nmoe_assets.ops.pipeline import PART_OF, innermost_error
 from nmoe_core.cli import main
 from nmoe_core.shards.documents import DocumentReader
+from tests.assets.small_project import SOURCES, execute, execute_here, opened, small_project
 
-RunHere = Callable[..., ExecuteInProcessResult]
-Execute = Callable[..., subprocess.CompletedProcess[str]]
-SOURCES = ("code", "docs", "notes")
 WORK = ("documents_tokenized", "oracle_calls", "backbone_tokens", "head_steps")
 
 
 def _events(project: Path, kind: str) -> Iterator[tuple[str, Any]]:
     """(run id, event data) of all events of a kind, over all runs of the project."""
-    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+    with opened(project) as instance:
         for run in instance.get_runs():
             for entry in instance.all_logs(run.run_id):
                 event = entry.dagster_event
@@ -69,7 +65,7 @@ def _work(project: Path, known_runs: Collection[str] = ()) -> Counter[str]:
 
 
 def _run_ids(project: Path) -> set[str]:
-    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+    with opened(project) as instance:
         return {run.run_id for run in instance.get_runs()}
 
 
@@ -99,7 +95,7 @@ def test_every_partition_of_every_asset_is_materialised(project: Path) -> None:
     single = [(s, n) for s in SOURCES for n in ("manifest", "docid_slices", "curated_manifest")]
     single += [("hydra", n) for n in ("backbone", "probe_head", "judge_head", "calibration")]
     single += [("docs", "valid_manifest"), ("curation", "topic_model"), ("mixture", "loader_plan")]
-    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+    with opened(project) as instance:
         for key, count in expected.items():
             assert len(instance.get_materialized_partitions(AssetKey(key))) == count, key
         for key in single:
@@ -135,7 +131,7 @@ def test_nothing_is_stale_after_a_run(project: Path) -> None:
 
     graph = build_definitions(Run(project / "run.toml")).resolve_asset_graph()
     with (
-        DagsterInstance.from_config(str(project / "dagster")) as instance,
+        opened(project) as instance,
         partition_loading_context(),
     ):
         resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
@@ -268,15 +264,13 @@ def test_the_loader_reads_the_plan_and_resumes_at_another_world_size(project: Pa
         np.testing.assert_array_equal(joined, expected)
 
 
-def test_a_second_run_does_no_work_and_touches_no_file(
-    project: Path, own_project: Path, run_here: RunHere
-) -> None:
+def test_a_second_run_does_no_work_and_touches_no_file(project: Path, own_project: Path) -> None:
     first = _work(project)
     assert all(first[name] > 0 for name in WORK), first
     out = own_project / "out"
     files = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
     known = _run_ids(own_project)
-    assert run_here(own_project, "pipeline").success
+    assert execute_here(own_project, "pipeline").success
     second = _work(own_project, known)
     assert set(second) == set(WORK)
     assert not any(second.values()), second
@@ -284,52 +278,47 @@ def test_a_second_run_does_no_work_and_touches_no_file(
     assert unlocked == {p: p.stat().st_mtime_ns for p in unlocked}
 
 
-def test_one_shard_partition_is_made_again_alone(own_project: Path, run_here: RunHere) -> None:
+def test_one_shard_partition_is_made_again_alone(own_project: Path) -> None:
     shard = own_project / "out" / "data" / "code" / "train" / "shard_0001"
     before = _digests(own_project / "out")
     next(shard.glob("*.npy")).unlink()
     known = _run_ids(own_project)
-    assert run_here(own_project, "prep_code", **{"dagster/partition": "0001"}).success
+    assert execute_here(own_project, "prep", "code", **range_tags(["0001"])).success
     documents = json.loads((shard / "manifest.json").read_text())["total_documents"]
     assert _work(own_project, known) == {"documents_tokenized": documents}
     assert _digests(own_project / "out") == before
 
 
 def test_prep_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
-    project: Path,
-    tmp_path: Path,
-    make_project: Callable[..., Path],
-    run_job: Execute,
-    run_here: RunHere,
+    project: Path, tmp_path: Path
 ) -> None:
-    make_project(tmp_path)
-    killed = run_job(tmp_path, "prep", NMOE_FAILPOINT="rename:15:kill")
+    small_project(tmp_path)
+    killed = execute(tmp_path, "prep", NMOE_FAILPOINT="rename:15:kill")
     assert killed.returncode == -9
-    assert (tmp_path / "out" / "data" / "code" / "train" / "manifest.json").exists()
+    assert list((tmp_path / "out" / "data").rglob("shard_*/manifest.json"))
     assert not (tmp_path / "out" / "data" / "notes" / "train" / "manifest.json").exists()
-    assert run_here(tmp_path, "prep").success
+    for job in ("prep", "prep_valid"):
+        assert execute_here(tmp_path, job).success
     for part in ("data", "slices/sources"):
         assert _digests(tmp_path / "out" / part) == _digests(project / "out" / part), part
 
 
 @pytest.mark.slow
-def test_a_job_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
-    project: Path, tmp_path: Path, make_project: Callable[..., Path], run_job: Execute
+def test_a_pipeline_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
+    project: Path, tmp_path: Path
 ) -> None:
-    make_project(tmp_path, workers=2)
-    killed = run_job(tmp_path, NMOE_FAILPOINT="rename:60:kill")
+    small_project(tmp_path, workers=2)
+    killed = execute(tmp_path, NMOE_FAILPOINT="rename:60:kill")
     assert killed.returncode == -9
     assert (tmp_path / "out" / "data" / "code" / "train" / "manifest.json").exists()
     assert not (tmp_path / "out" / "mixture" / "loader_plan.json").exists()
-    done = run_job(tmp_path)
+    done = execute(tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     for part in ("data", "heads", "calibration", "quality", "curated", "mixture"):
         assert _digests(tmp_path / "out" / part) == _digests(project / "out" / part), part
 
 
-def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(
-    own_project: Path, run_here: RunHere
-) -> None:
+def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(own_project: Path) -> None:
     quality = own_project / "out" / "quality" / "code"
     before = _digests(quality)
     for summary in quality.glob("*/summary.json"):
@@ -338,14 +327,12 @@ def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(
     whole, key = index.read_bytes(), AssetKey(["code", "quality_scores"])
     index.write_bytes(whole[:-8])
     span = ("0000", "0001")
-    ends = zip(("start", "end"), span)
     known = _run_ids(own_project)
-    tags = {f"dagster/asset_partition_range_{name}": key for name, key in ends}
-    done = run_here(own_project, "grade_code", **tags)
+    done = execute_here(own_project, "grade", "code")
     assert not done.success
     [failure] = [event for event in done.all_events if event.is_step_failure]
     assert "1 of 2 partitions failed; 0001: " in innermost_error(failure)
-    with DagsterInstance.from_config(str(own_project / "dagster")) as instance:
+    with opened(own_project) as instance:
         statuses = instance.get_status_by_partition(
             key, list(span), StaticPartitionsDefinition(list(span))
         )
@@ -356,7 +343,7 @@ def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(
         }
     index.write_bytes(whole)
     known |= _run_ids(own_project)
-    assert run_here(own_project, "grade_code", **{"dagster/partition": "0001"}).success
+    assert execute_here(own_project, "grade", "code", **range_tags(["0001"])).success
     assert _work(own_project, known)["backbone_tokens"] > 0
     assert _digests(quality) == before
 
@@ -374,28 +361,24 @@ def test_materialisations_show_samples_rates_and_times(project: Path) -> None:
     assert {"order", "window_topics_after", "percent_of_ceiling_after"} <= seen["curated"]
 
 
-def test_a_failing_source_fails_the_job(
-    tmp_path: Path, make_project: Callable[..., Path], run_job: Execute
-) -> None:
-    make_project(tmp_path)
+def test_a_failing_source_fails_the_job(tmp_path: Path) -> None:
+    small_project(tmp_path)
     (tmp_path / "in" / "docs.jsonl").write_text('{"body": "no text"}\n')
-    done = run_job(tmp_path, "prep")
+    done = execute(tmp_path, "prep")
     assert done.returncode == 1
     assert "docs.jsonl:1: field 'text' is missing" in done.stdout + done.stderr
     assert not (tmp_path / "out" / "data" / "docs").exists()
 
 
-def test_the_nightly_verify_makes_nothing_and_finds_a_flipped_byte(
-    own_project: Path, run_here: RunHere
-) -> None:
+def test_the_nightly_verify_makes_nothing_and_finds_a_flipped_byte(own_project: Path) -> None:
     before = _digests(own_project / "out")
-    assert run_here(own_project, "verify").success
+    assert execute_here(own_project, "verify").success
     assert _digests(own_project / "out") == before
     shard = next((own_project / "out" / "curated" / "docs" / "train").rglob("*.npy"))
     payload = bytearray(shard.read_bytes())
     payload[-9] ^= 1
     shard.write_bytes(bytes(payload))
-    done = run_here(own_project, "verify")
+    done = execute_here(own_project, "verify")
     assert not done.success
     blocking = [check for check in done.get_asset_check_evaluations() if check.blocking]
     failed = {(c.asset_key.to_user_string(), c.check_name) for c in blocking if not c.passed}
@@ -406,7 +389,7 @@ def test_the_nightly_verify_makes_nothing_and_finds_a_flipped_byte(
 
 
 def test_a_named_job_says_what_each_of_its_parts_cost(project: Path) -> None:
-    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+    with opened(project) as instance:
         [job] = instance.get_runs(RunsFilter(job_name="pipeline"))
         parts = instance.get_runs(RunsFilter(tags={PART_OF: job.run_id}))
         [output] = [
@@ -427,7 +410,7 @@ def test_a_named_job_says_what_each_of_its_parts_cost(project: Path) -> None:
 
 
 def test_no_run_warns(project: Path) -> None:
-    with DagsterInstance.from_config(str(project / "dagster")) as instance:
+    with opened(project) as instance:
         warned = [
             entry.user_message
             for run in instance.get_runs()

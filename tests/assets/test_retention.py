@@ -10,7 +10,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.loader import LoadingContextForTest
 
-from nmoe_assets.retention import retention_job, retention_schedules
+from nmoe_assets.ops.retention import retention_job, retention_schedules
 from nmoe_core.config.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -17,11 +17,14 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 
-from nmoe_assets import resources, sensors
+from nmoe_assets import resources
+from nmoe_assets.assets.partitions import range_tags
+from nmoe_assets.automation import sensors
 from nmoe_assets.definitions import build_definitions
-from nmoe_assets.jobs import PART_OF
+from nmoe_assets.ops.pipeline import PART_OF
 from nmoe_core.config.run import Run
 from nmoe_core.sources.hub import DatasetsSource
+from tests.assets.small_project import ALL
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 LABELS = AssetKey(["hydra", "oracle_labels"])
@@ -37,6 +40,15 @@ def _tick(sensor: str, defs: dg.Definitions, instance: DagsterInstance, cursor: 
     repository = defs.get_repository_def()
     context = dg.build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
     return repository.get_sensor_def(sensor).evaluate_tick(context)
+
+
+def asked(ticked: dg.SensorResult) -> set[tuple[str, str]]:
+    """(job, source) of each request."""
+    return {
+        (str(request.job_name), key.path[0])
+        for request in ticked.run_requests or ()
+        for key in request.asset_selection or ()
+    }
 
 
 @pytest.fixture
@@ -55,8 +67,7 @@ def test_what_nobody_watched_is_prepared_once_if_it_ever_was(
     docs = dg.AssetMaterialization(AssetKey(["docs", "shards"]), partition="0000")
     instance.report_runless_asset_event(docs)
     first = _tick("source_watch", defs, instance, None)
-    jobs = {request.job_name for request in first.run_requests}
-    assert jobs == {"prep_docs", "prep_valid__docs"}
+    assert asked(first) == {("prep", "docs"), ("prep_valid", "docs")}
     assert _tick("source_watch", defs, instance, first.cursor).run_requests == []
 
 
@@ -94,9 +105,9 @@ def test_new_input_requests_prep_of_its_source_alone(
         changed = _tick("source_watch", defs, instance, again.cursor)
     finally:
         docs.write_bytes(before)
-    jobs = {request.job_name: request.tags for request in changed.run_requests}
-    assert set(jobs) == {"prep_docs", "prep_valid__docs"}
-    assert jobs["prep_docs"]["dagster/asset_partition_range_end"] == "0001"
+    assert asked(changed) == {("prep", "docs"), ("prep_valid", "docs")}
+    tags = {request.job_name: request.tags for request in changed.run_requests}
+    assert tags["prep"].items() >= ALL.items()
     assert len({request.run_key for request in changed.run_requests}) == 2
 
 
@@ -110,7 +121,7 @@ def test_a_saved_dataset_is_watched_file_by_file(
         changed = _tick("source_watch", defs, prepared, first.cursor)
     finally:
         new.unlink()
-    assert [request.job_name for request in changed.run_requests] == ["prep_notes"]
+    assert asked(changed) == {("prep", "notes")}
 
 
 def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
@@ -127,7 +138,7 @@ def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
     assert _tick("source_watch", defs, prepared, first.cursor).run_requests == []
     commit[0] = "b" * 40
     moved = _tick("source_watch", defs, prepared, first.cursor)
-    assert [request.job_name for request in moved.run_requests] == ["prep_notes"]
+    assert asked(moved) == {("prep", "notes")}
     assert _tick("source_watch", defs, prepared, moved.cursor).run_requests == []
 
 
@@ -144,14 +155,14 @@ def test_a_source_that_cannot_be_listed_leaves_the_others_watched(
     finally:
         docs.with_suffix(".away").rename(docs)
         new.unlink()
-    assert [request.job_name for request in changed.run_requests] == ["prep_notes"]
+    assert asked(changed) == {("prep", "notes")}
     assert json.loads(changed.cursor)["docs"] == json.loads(first.cursor)["docs"]
 
 
 def _fail_labels(defs: dg.Definitions, instance: DagsterInstance, key: str) -> None:
     """A run of one label slice that fails, as a lost oracle makes it fail."""
-    done = defs.resolve_job_def("label_oracle").execute_in_process(
-        instance=instance, tags={"dagster/partition": key}, raise_on_error=False
+    done = defs.resolve_job_def("label").execute_in_process(
+        instance=instance, tags=range_tags([key]), raise_on_error=False
     )
     assert not done.success
 
@@ -211,9 +222,9 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        job = defs.resolve_job_def("label_oracle")
+        job = defs.resolve_job_def("label")
         done = job.execute_in_process(
-            instance=instance, tags={"dagster/partition": "val-00"}, raise_on_error=False
+            instance=instance, tags=range_tags(["val-00"]), raise_on_error=False
         )
         context = dg.build_run_status_sensor_context(
             sensor_name="failure_notice",
@@ -233,7 +244,7 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
         thread.join()
         server.server_close()
     [text] = [json.loads(body)["text"] for body in _Webhook.received]
-    assert text.startswith("label_oracle failed: 1 of 1 partitions failed")
+    assert text.startswith("label failed: 1 of 1 partitions failed")
     assert "val-00" in text
     assert text.endswith(f"(run {done.run_id})")
     assert "\n" not in text
@@ -257,7 +268,7 @@ def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs
         return sensor.evaluate_tick(context).cursor
 
     cursor = tick(None)
-    job, tags = defs.resolve_job_def("label_oracle"), {"dagster/partition": "val-00"}
+    job, tags = defs.resolve_job_def("label"), range_tags(["val-00"])
     job.execute_in_process(
         instance=instance, tags={**tags, PART_OF: "another run"}, raise_on_error=False
     )

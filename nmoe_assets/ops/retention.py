@@ -1,10 +1,10 @@
-"""Old runs are deleted with their events, and nothing that is current loses its history.
+"""Old runs are deleted with their events, and no current asset loses its history.
 
 Dagster keeps a materialisation in the events of its run: to delete the run is to lose it. A run is
-kept if it is young, among the last of its job, or still says something that is true:
+kept if it is young, among the last of its job, or if a current asset depends on it:
 
-* it made what was current at the cutoff, or later, of an asset or of one of its partitions;
-* it made what something current was made from: staleness is found by comparing the two;
+* it made the version of an asset or partition that was current at the cutoff, or a later one;
+* it made an input of such a version: Dagster finds staleness by comparing the two;
 * it is the last attempt of a partition that failed, or the last execution of a check.
 """
 
@@ -13,15 +13,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import dagster as dg
-from dagster._core.definitions.data_version import extract_data_provenance_from_entry
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
+from nmoe_assets.dagster_private import event_files
 from nmoe_core.config.run import Run
 
 _PAGE = 500
+_FINISHED = [
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+]
+_POINTER = "dagster/input_event_pointer/"
 JOB_NAME = "retention"
 
 
@@ -35,7 +39,7 @@ class RetentionConfig(dg.Config):
 
 @dataclass(frozen=True)
 class _Record:
-    """A materialisation or observation; `made_from` has the last event of each input seen."""
+    """A materialisation or observation; `made_from` has the newest event of each input then."""
 
     storage_id: int
     kind: str
@@ -48,7 +52,7 @@ class _Record:
 def retention_job(
     run: Run, check_keys: Callable[[], Iterable[dg.AssetCheckKey]]
 ) -> dg.JobDefinition:
-    """`retention`: delete runs that say nothing any more; `check_keys` are those defined."""
+    """`retention`: delete runs that no current asset depends on; `check_keys` are those defined."""
     table = run.config.retention
 
     @dg.op(name="delete_old_runs", out=dg.Out(dg.Nothing))
@@ -68,7 +72,7 @@ def retention_job(
     @dg.job(
         name=JOB_NAME,
         executor_def=dg.in_process_executor,
-        description="Deletes old runs and their events, except those that hold something current.",
+        description="Deletes old runs and their events, except those a current asset depends on.",
         config={
             "ops": {
                 "delete_old_runs": {
@@ -84,7 +88,7 @@ def retention_job(
 
 
 def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefinition]:
-    """The job by `[retention] cron`; none where the run's TOML names no time."""
+    """The job by `[retention] cron`; no schedule where that is empty."""
     table = run.config.retention
     if not table.cron:
         return []
@@ -97,7 +101,7 @@ def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefi
             default_status=dg.DefaultScheduleStatus.RUNNING
             if run.config.automation.starts
             else dg.DefaultScheduleStatus.STOPPED,
-            description=f"Deletes runs of {table.keep_days} days ago that say nothing any more.",
+            description=f"Deletes runs of {table.keep_days} days ago that no asset depends on.",
         )
     ]
 
@@ -108,7 +112,7 @@ def deletable_runs(
     keep_last: int,
     checks: list[dg.AssetCheckKey],
 ) -> tuple[list[dg.DagsterRun], dict[str, int]]:
-    """Finished runs that may go, and of the old ones that stay, how many for which reason.
+    """Finished runs to delete, and how many of the old ones stay for which reason.
 
     Args:
         instance: Whose runs.
@@ -116,7 +120,7 @@ def deletable_runs(
         keep_last: Runs of each job that stay, whatever their age.
         checks: Whose last executions stay.
     """
-    finished = dg.RunsFilter(statuses=list(FINISHED_STATUSES), updated_before=before)
+    finished = dg.RunsFilter(statuses=_FINISHED, updated_before=before)
     old = [record.dagster_run for record in instance.get_run_records(finished)]
     reasons = {
         "last_of_its_job": _last_of_jobs(instance, {run.job_name for run in old}, keep_last),
@@ -137,16 +141,11 @@ def deletable_runs(
 
 def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
     """Delete a run, its events, and the files of both."""
-    # Imported here: it brings SQLAlchemy, which loading definitions does without.
-    from dagster._core.storage.event_log.sqlite import SqliteEventLogStorage
-
+    files = event_files(instance, run_id)  # Dagster leaves them, emptied
     instance.delete_run(run_id)
     instance.compute_log_manager.delete_logs(prefix=[run_id])
-    storage = instance.event_log_storage
-    if isinstance(storage, SqliteEventLogStorage):
-        shard = Path(storage.path_for_shard(run_id))  # Dagster leaves an empty file
-        for path in shard.parent.glob(f"{shard.name}*"):
-            path.unlink(missing_ok=True)
+    for path in files:
+        path.unlink(missing_ok=True)
 
 
 def _last_of_jobs(instance: dg.DagsterInstance, jobs: set[str], count: int) -> set[str]:
@@ -158,7 +157,7 @@ def _last_of_jobs(instance: dg.DagsterInstance, jobs: set[str], count: int) -> s
 
 
 def _holding(instance: dg.DagsterInstance, cutoff: float) -> set[str]:
-    """Runs with events that were the latest at the cutoff, or that those, or later ones, are of."""
+    """Runs with the newest events at the cutoff or later ones, and runs that made their inputs."""
     needed: set[str] = set()
     # An observation is no newer materialisation: the latest of each kind is needed.
     by_partition: dict[dg.AssetKey, dict[tuple[str | None, str], list[_Record]]] = {}
@@ -191,16 +190,18 @@ def _records(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[_Record
             page = fetch(key, limit=_PAGE, cursor=cursor)
             cursor, has_more = page.cursor, page.has_more
             for found in page.records:
-                entry = found.event_log_entry
-                provenance = extract_data_provenance_from_entry(entry)
-                made_from = provenance.input_storage_ids if provenance else {}
+                tags = found.event_log_entry.tags or {}
                 yield _Record(
                     found.storage_id,
                     fetch.__name__,
                     found.partition_key,
                     found.run_id,
                     found.timestamp,
-                    {read: place for read, place in made_from.items() if place is not None},
+                    {
+                        dg.AssetKey.from_user_string(name.removeprefix(_POINTER)): int(storage_id)
+                        for name, storage_id in tags.items()
+                        if name.startswith(_POINTER) and storage_id != "NULL"
+                    },
                 )
 
 

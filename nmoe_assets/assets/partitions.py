@@ -1,6 +1,7 @@
 """Partitions: one per shard of a source, one per slice of labels. Static: the TOML is the truth."""
 
 import functools
+from collections.abc import Sequence
 
 import dagster as dg
 
@@ -24,6 +25,9 @@ label_partitions = dg.StaticPartitionsDefinition(
 )
 
 
-def buckets(context: dg.AssetExecutionContext) -> list[int]:
-    """Shard numbers of the partitions of this run."""
-    return [int(key) for key in context.partition_keys]
+RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+
+
+def range_tags(keys: Sequence[str]) -> dict[str, str]:
+    """Tags of a run over the partitions from the first to the last of these."""
+    return {RANGE_START: keys[0], RANGE_END: keys[-1]}

@@ -1,9 +1,9 @@
-"""Checks of every asset: `nmoe_core.tasks.checks` says what was found, the run's `[checks]` what
-it matters. A check of level `block` stops what is downstream in the same run.
+"""The checks of one asset. `nmoe_core.tasks.checks` finds, the run's `[checks]` says how much a
+failure matters; one of level `block` stops the assets that follow in the same run.
 
-An asset checks what it has just made in its own step, which costs no second process and sees the
-partitions of its run. Manifests and the plan are checked by steps of their own, so that they can be
-checked again when nothing is made.
+An asset checks in its own step what it has just made, which costs no second process and sees the
+partitions of its run. Manifests and the plan have steps for their checks, so that these can run
+again when nothing is made.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,14 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.check_history import (
+from nmoe_assets.assets.catalogue import shown
+from nmoe_assets.checks.history import (
     FAILED_PARTITIONS,
     evaluation,
     failed_partitions,
     make_newest,
 )
-from nmoe_assets.metadata import shown
-from nmoe_assets.partition_events import log_verdicts
 from nmoe_core.config.run import Run
-from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks
 from nmoe_core.tasks.checks import Verdict, Verdicts
 
@@ -32,10 +30,14 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one asset: their names, and the one function that gives all verdicts.
+    """The checks of one asset.
 
-    `check` takes the partition keys that a run made, or nothing for an unpartitioned asset that is
-    a file; what is only shown is given itself.
+    Attributes:
+        run: Says how much a failure matters.
+        asset: Key of the asset.
+        names: Of the checks.
+        check: Gives all verdicts. Takes the partition keys that a run made; nothing where the asset
+            is an unpartitioned file; the result itself where the asset leaves no file.
     """
 
     run: Run
@@ -66,8 +68,8 @@ class Checks:
     ) -> Iterator[dg.AssetCheckResult]:
         """Check the partitions that a run made.
 
-        A check has one verdict for all partitions: those that did not pass and were not made again
-        since are not forgotten by a run over others.
+        A check has one verdict for all partitions: a run over others does not forget those that
+        did not pass and were not made again since.
         """
         try:
             verdicts = self.check(made)
@@ -75,23 +77,20 @@ class Checks:
                 self._of_partitions(context, name, verdicts[name], made) for name in self.names
             ]
         except BaseException:  # such as Terminate: checks that read every token take long
-            log_verdicts(context, self.unchecked(context, made))
+            self.log_unchecked(context, made)
             raise
         yield from results
         make_newest(context.instance, context.run.run_id, results)
 
-    def unchecked(
-        self, context: dg.AssetExecutionContext, made: Sequence[str]
-    ) -> list[dg.AssetCheckEvaluation]:
-        """Verdicts on partitions that a run made and has not checked."""
-        verdict = Verdict(False, f"made by a run that did not come to check {_some(made)}")
-        return [
-            evaluation(
-                self._result(name, verdict, [*made, *self._failed_before(context, name, made)])
-            )
-            for name in self.names
-            if made and name in _OF_EACH_PARTITION
-        ]
+    def log_unchecked(self, context: dg.AssetExecutionContext, made: Sequence[str]) -> None:
+        """Log that partitions did not pass, for a run that ends before it has checked them."""
+        verdict = Verdict(False, f"made by a run that ended before it checked {_some(made)}")
+        for name in self.names:
+            if made and name in _OF_EACH_PARTITION:
+                failed = [*made, *self._failed_before(context, name, made)]
+                # Dagster logs a check's evaluation too; the type of its parameter leaves it out.
+                event: Any = evaluation(self._result(name, verdict, failed))
+                context.log_event(event)
 
     def _of_partitions(
         self,
@@ -148,36 +147,6 @@ class Checks:
 def _some(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
     return ", ".join(keys[:_MOST_NAMED]) + more
-
-
-def manifest_checks(run: Run, sources: list[SourcePlan]) -> list[dg.AssetChecksDefinition]:
-    """Checks of all manifests and of the plan."""
-    found = []
-    for source in sources:
-        found += [_manifest(run, source.name, split) for split in ("train", "valid")]
-        if not source.has_valid:
-            found.pop()
-        found.append(_curated(run, source.name))
-    names = ("digests", "keep_rate_of_all")
-    plan = Checks(run, ["mixture", "loader_plan"], names, lambda: checks.check_plan(run, sources))
-    return [part.definition() for part in (*found, plan)]
-
-
-def _manifest(run: Run, source: str, split: str) -> Checks:
-    names = checks.MANIFEST_CHECKS
-    if split == "train":
-        key = [source, "manifest"]
-        return Checks(run, key, names, lambda: checks.check_manifest(run, source, split))
-
-    def check() -> Verdicts:
-        return checks.check_manifest(run, source, split) | checks.check_leak(run, source)
-
-    return Checks(run, [source, "valid_manifest"], (*names, "no_leak"), check)
-
-
-def _curated(run: Run, source: str) -> Checks:
-    key = [source, "curated_manifest"]
-    return Checks(run, key, checks.CURATED_CHECKS, lambda: checks.check_curated(run, source))
 
 
 DESCRIPTIONS = {

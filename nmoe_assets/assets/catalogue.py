@@ -1,12 +1,11 @@
-"""What the catalogue says of each asset besides its description: owners, schemas, links."""
+"""The catalogue of an asset: description, schema and links, and facts as pages show them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-from nmoe_core.config.run import Run
-
+Columns = Sequence[tuple[str, str, str]]
 _TYPES = {str: "string", int: "integer", float: "number"}
 _SCORES = ("helpfulness", "correctness", "coherence", "complexity", "density")
 _DOC_ID = ("doc_id", "string", "source//relative path#s=start:e=end")
@@ -106,14 +105,7 @@ def curated_group(source: str) -> str:
     return f"{source}_curated"
 
 
-def owners(run: Run) -> list[str]:
-    """Who answers for the assets of a run."""
-    return list(run.config.automation.owners)
-
-
-def about(
-    *, rows: Iterable[tuple[str, str, str]] = (), leads_to: Iterable[list[str]] = ()
-) -> dict[str, Any]:
+def about(*, rows: Columns = (), leads_to: Iterable[list[str]] = ()) -> dict[str, Any]:
     """Definition metadata of an asset: the schema of its rows, and links to where it is read.
 
     Args:
@@ -138,7 +130,7 @@ def shown(key: str, value: Any) -> Any:
 
 
 def _four_figures(value: float) -> float:
-    """0.6582, 72.42, 12346.0: files keep the others."""
+    """Rounded to four figures for display; files keep the exact value."""
     return float(f"{value:.4g}") if abs(value) < 1000 else float(round(value))
 
 

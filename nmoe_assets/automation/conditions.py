@@ -4,18 +4,18 @@
 changed, or a shard has none. New labels, heads or a new backbone reach scores through the
 calibration, which names its heads and is made again after them: scores of new heads and an old
 calibration would be refused. `FOLLOW` asks the same of everything else, but only where it was made
-once: the first run is a person's. Both wait for inputs that are being made, are about to be,
-failed, or did not pass a check that blocks. Dagster says what may be stale; fingerprints beside the
-files say what is.
+once: a person starts the first run. Both wait for inputs that are being made, are about to be made,
+failed, or did not pass a check that blocks. Dagster says what may be stale; the fingerprints beside
+the files decide.
 """
 
 import dagster as dg
 
-from nmoe_assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
 from nmoe_core.config.run import Run
 
 _AC = dg.AutomationCondition
-# Dagster looks at the newest run of a check: one that is at work or was ended is no pass either.
+# Dagster looks at the newest run of a check: an unfinished or ended one has not passed either.
 _blocked = _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
 _inputs_settled = (
     ~_AC.any_deps_missing()
@@ -30,14 +30,15 @@ _inputs_settled = (
 def _since_made(
     reason: dg.AutomationCondition, *, unless_of: dg.AssetSelection | None = None
 ) -> dg.AutomationCondition:
-    """From a reason or an input's new content on, until the output is requested or made of it.
+    """True from a reason or new content of an input until the output is requested or made from it.
 
-    It is not made of it where an input changed while the run was at work, which the run says of
-    itself (`nmoe_assets.inputs`), nor where one changed after the run and before the next look.
+    A run has not made the output from the new content where an input changed while it was at work,
+    which a tag of the run says (`nmoe_assets.assets.inputs`), nor where an input changed after the
+    run and before the next tick.
 
     Args:
-        reason: Besides the content of inputs.
-        unless_of: Inputs whose content is none.
+        reason: A reason besides the content of inputs.
+        unless_of: Inputs whose changes do not trigger anything.
     """
     input_changed = _AC.any_deps_match(_AC.data_version_changed())
     input_made = _AC.any_deps_match(_AC.newly_updated())
@@ -51,7 +52,7 @@ def _since_made(
         & ~changed_meanwhile.with_label("an input changed while it was made")
         & ~changed_after.with_label("an input was made after it")
     )
-    # A run that is only asked for may begin before an input that changed in the same look.
+    # A run that is only requested may begin before an input that changed in the same tick.
     requested = _AC.newly_requested() & ~input_changed
     return (reason | input_changed.with_label("an input's content")).since(requested | made)
 

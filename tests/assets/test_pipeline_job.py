@@ -1,10 +1,9 @@
-"""A named job runs its parts in order, until one fails or it is told to stop."""
+"""`pipeline` executes the job of each task in order, until one fails or it is told to stop."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,12 @@ import dagster as dg
 import pytest
 
 from nmoe_assets.definitions import build_definitions
-from nmoe_assets.jobs import PART_OF, StageJob, innermost_error, named_jobs
+from nmoe_assets.ops.jobs import TaskJob
+from nmoe_assets.ops.pipeline import PART_OF, innermost_error, pipeline_job
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
+from tests.assets.small_project import small_project
+from tests.project import REPOSITORY
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
@@ -31,30 +33,31 @@ def test_no_part_starts_after_an_interrupt_at_the_end_of_the_part_before(
                 event.job_name == "first"
                 and event.dagster_event_type == dg.DagsterEventType.RUN_SUCCESS
             ):
-                around = instance.get_runs(dg.RunsFilter(job_name="all"))[0]
+                around = instance.get_runs(dg.RunsFilter(job_name="pipeline"))[0]
                 if is_terminated:
                     instance.report_run_canceling(around)
                 os.kill(os.getpid(), asked)
 
         monkeypatch.setattr(instance, "handle_new_event", handle_and_stop)
-        outcome = _run_two_parts(instance)
-        parts = [run.job_name for run in instance.get_runs() if PART_OF in run.tags]
-        assert parts == ["first"]
+        outcome = run_two_parts(instance)
+        assert parts(instance) == ["first"]
         status = instance.get_run_by_id(outcome.run_id).status
         stopped = dg.DagsterRunStatus.CANCELED if is_terminated else dg.DagsterRunStatus.FAILURE
         assert status == stopped
 
 
-def test_parts_that_nothing_interrupts_all_run() -> None:
+def test_all_parts_run_in_order_and_are_shown_under_the_location() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
-        assert _run_two_parts(instance).success
-        parts = [run.job_name for run in instance.get_runs() if PART_OF in run.tags]
-        assert sorted(parts) == ["first", "second"]
+        assert run_two_parts(instance).success
+        assert parts(instance) == ["second", "first"], "newest first"
+        # The timeline and the pages of jobs list the runs that have this tag.
+        places = {run.tags.get(".dagster/repository") for run in instance.get_runs()}
+        assert places == {"__repository__@nmoe_assets.definitions"}
 
 
 def test_a_part_that_fails_ends_the_job_and_is_linked() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
-        outcome = _run_two_parts(instance, fails="first")
+        outcome = run_two_parts(instance, fails="first")
         [part] = [run for run in instance.get_runs() if PART_OF in run.tags]
     [failed] = [event for event in outcome.all_events if event.is_step_failure]
     assert innermost_error(failed) == f"first failed: the disk is full (run {part.run_id})"
@@ -62,9 +65,13 @@ def test_a_part_that_fails_ends_the_job_and_is_linked() -> None:
     assert link == dg.MetadataValue.dagster_run(part.run_id)
 
 
-def _run_two_parts(instance: dg.DagsterInstance, fails: str = "") -> dg.ExecuteInProcessResult:
+def parts(instance: dg.DagsterInstance) -> list[str]:
+    return [run.job_name for run in instance.get_runs() if PART_OF in run.tags]
+
+
+def run_two_parts(instance: dg.DagsterInstance, fails: str = "") -> dg.ExecuteInProcessResult:
     def part(name: str) -> dg.JobDefinition:
-        @dg.op(name=f"{name}_op")
+        @dg.op(name=f"{name}_op", required_resource_keys={"machine"})
         def work() -> None:
             if name == fails:
                 raise OSError("the disk is full")
@@ -72,37 +79,39 @@ def _run_two_parts(instance: dg.DagsterInstance, fails: str = "") -> dg.ExecuteI
         @dg.job(
             name=name,
             executor_def=dg.in_process_executor,
-            logger_defs={"console": dg.colored_console_logger},  # that the parts are told to quiet
+            logger_defs={"console": dg.colored_console_logger},  # that the pipeline quiets
         )
         def job() -> None:
             work()
 
         return job
 
-    stages = {"all": [StageJob("first", ()), StageJob("second", ())]}
-    jobs = {job.name: job for job in named_jobs(stages, part)}
-    defined = dg.Definitions(jobs=[jobs["all"]], resources={"machine": Machine()})
-    return defined.resolve_job_def("all").execute_in_process(
+    run = Run(REPOSITORY / "configs" / "demo.toml")
+    tasks = [TaskJob("first", ()), TaskJob("second", ())]
+    defined = dg.Definitions(
+        jobs=[pipeline_job(run, tasks, lambda: defined), part("first"), part("second")],
+        resources={"machine": Machine()},
+    )
+    return defined.resolve_job_def("pipeline").execute_in_process(
         instance=instance, raise_on_error=False
     )
 
 
 @pytest.mark.parametrize("missing", ["backbone", "oracle.engine"])
 def test_a_pipeline_without_its_checkpoint_ends_before_any_part(
-    tmp_path: Path, make_project: Callable[..., Path], missing: str
+    tmp_path: Path, missing: str
 ) -> None:
-    path = make_project(tmp_path / "project")
-    text = path.read_text().replace('[backbone]\nkind = "tiny"\n', "")
-    text = text.replace("[oracle]", '[oracle]\nkind = "engine"')
-    (tmp_path / "project" / "there").mkdir()
-    for table in ("backbone", "oracle.engine"):
-        text += f'\n[{table}]\ncheckpoint = "{"absent" if table == missing else "there"}"\n'
-    path.write_text(text)
-    run = Run(path)
+    checkpoints = {
+        table: {"checkpoint": "absent" if table == missing else "there"}
+        for table in ("backbone", "oracle.engine")
+    }
+    oracle = {"kind": "engine", "engine": checkpoints["oracle.engine"]}
+    (tmp_path / "project" / "there").mkdir(parents=True)
+    run = small_project(tmp_path / "project", oracle=oracle, backbone=checkpoints["backbone"]).run
     with dg.DagsterInstance.ephemeral() as instance:
         job = build_definitions(run).resolve_job_def("pipeline")
         outcome = job.execute_in_process(instance=instance, raise_on_error=False)
-        assert not [part for part in instance.get_runs() if PART_OF in part.tags]
+        assert parts(instance) == []
     [failed] = [event for event in outcome.all_events if event.is_step_failure]
     assert "absent: no checkpoint here" in innermost_error(failed)
-    assert not run.paths.root.exists()
+    assert not run.tree.root.exists()

@@ -1,23 +1,25 @@
-"""Sensors and the schedule: what the daemon asks for besides what follows changed content.
+"""Sensors and the schedule: the runs that the daemon requests besides those for changed content.
 
-New input or a moved revision asks for prep of that source; prep compares content and does no work
-where only times changed. Failed label slices are asked for again, a bounded number of times and
-ever more slowly. A failed run is told in one line, to the log and to a webhook if one is set.
+New input or a moved revision requests prep of that source; prep compares content and does no work
+where only times changed. Failed label slices are requested again, a bounded number of times and
+after ever longer waits. A notice of each failed run, one line, goes to the log and to a webhook if
+one is set.
 
-A run key that was used once is never run again, so keys hold the second of the request: an input
-that comes back to what it was is a change too.
+Dagster never runs a run key twice, so keys hold the second of the request: an input that changes
+back to former content is a change too.
 """
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.automation import sensor_status
-from nmoe_assets.jobs import PART_OF, StageJob, innermost_error
-from nmoe_assets.partitions import label_partitions
+from nmoe_assets.assets.partitions import label_partitions, range_tags
+from nmoe_assets.automation.conditions import sensor_status
+from nmoe_assets.ops.jobs import TaskJob
+from nmoe_assets.ops.pipeline import PART_OF, innermost_error
 from nmoe_assets.resources import Notifier
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
@@ -27,22 +29,17 @@ from nmoe_core.tasks.watch import source_mark
 LABELS = dg.AssetKey(["hydra", "oracle_labels"])
 _FIRST_WAIT_S = 60
 _MAX_TEXT = 500
-# Dagster does not export the type of what define_asset_job returns.
-AssetJob = Any
-AssetJobs = Mapping[str, AssetJob]
+AssetJob = Any  # Dagster does not export the type of what define_asset_job returns
 
 
 def source_watch(
-    run: Run, sources: list[SourcePlan], prep: list[StageJob], definitions: AssetJobs
+    run: Run, sources: list[SourcePlan], prep: list[TaskJob], definitions: Mapping[str, AssetJob]
 ) -> dg.SensorDefinition:
-    """Prep of each source whose input changed since the tick before; its cursor is their marks.
+    """Prep of each source whose input changed since the tick before; the cursor holds their marks.
 
-    A source without a mark may have changed while nobody watched: it is prepared, which does no
+    A source without a mark may have changed before the first tick: it is prepared, which does no
     work where it is current.
     """
-    jobs = {
-        source.name: [job for job in prep if job.keys[0][0] == source.name] for source in sources
-    }
 
     @dg.sensor(
         name="source_watch",
@@ -61,7 +58,7 @@ def source_watch(
                 context.log.error(f"{source.name} cannot be listed: {error}")
                 continue
             if before.get(source.name) != mark and _is_prepared(context.instance, source.name):
-                requests += [_run_request(job, mark, now) for job in jobs[source.name]]
+                requests += _prep_requests(prep, source.name, f"{mark}:{now}")
             marks[source.name] = mark
         cursor = json.dumps(marks, sort_keys=True)
         skipped = None if requests else dg.SkipReason("no input changed")
@@ -71,20 +68,26 @@ def source_watch(
 
 
 def _is_prepared(instance: dg.DagsterInstance, source: str) -> bool:
-    """Whether a person had it prepared once; before that, new input asks for nothing."""
+    """Whether it was ever prepared: a person starts the first run."""
     return instance.get_latest_materialization_event(dg.AssetKey([source, "shards"])) is not None
 
 
-def _run_request(job: StageJob, mark: str, now: int) -> dg.RunRequest:
-    key = f"{job.name}:{mark}:{now}"
-    return dg.RunRequest(run_key=key, job_name=job.name, tags=job.tags())
+def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.RunRequest]:
+    for job in prep:
+        if keys := [dg.AssetKey(key) for key in job.keys if key[0] == source]:
+            yield dg.RunRequest(
+                run_key=f"{job.name}:{source}:{mark}",
+                job_name=job.name,
+                asset_selection=keys,
+                tags=job.run_tags(),
+            )
 
 
 def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
-    """Failed label slices again; its cursor holds, of each, the tries and when the next may be.
+    """Failed label slices again; the cursor holds the tries of each and the time of the next.
 
-    The wait counts from when the failure was seen; 0 says that the last try is not seen to have
-    failed yet.
+    The wait begins when the failure is seen; a time of 0 means that the last try has not been seen
+    to fail yet.
     """
     budget = run.config.automation.label_retries
 
@@ -115,10 +118,9 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
             elif now >= not_before:
                 tries[key] = [count + 1, 0.0]
                 run_key = f"{key}:{count + 1}:{int(now)}"
-                tags = {"dagster/partition": key}
-                requests.append(dg.RunRequest(run_key=run_key, tags=tags))
+                requests.append(dg.RunRequest(run_key=run_key, tags=range_tags([key])))
         if spent:
-            context.log.warning(f"tried {budget} times, left for a person: {', '.join(spent)}")
+            context.log.warning(f"failed {budget} times, left to a person: {', '.join(spent)}")
         skipped = None if requests else dg.SkipReason("no failed slice to try")
         return dg.SensorResult(
             run_requests=requests, skip_reason=skipped, cursor=json.dumps(tries, sort_keys=True)
@@ -130,25 +132,25 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     """One line about each failed run, to the sensor's log and to the webhook.
 
-    One sensor is for runs that this location started. Those that `dagster job execute` started
-    belong to no location, so the other looks at all and leaves those of locations to them.
+    One sensor is for the runs that this location started. Runs of `dagster job execute` belong to
+    no location, so the other sensor looks at all runs and skips those of locations.
     """
 
     @dg.run_failure_sensor(
         name="failure_notice",
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
-        description="Tells of a failed run: in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
+        description="Reports a failed run in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
     )
     def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
-        _tell(context, notifier)
+        _report(context, notifier)
 
     @dg.run_failure_sensor(
         name="failure_notice_of_commands",
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
         monitor_all_code_locations=True,
-        description="Tells of failed runs of the command line as `failure_notice` does.",
+        description="Reports failed runs of the command line as `failure_notice` does.",
     )
     def notice_of_commands(
         context: dg.RunFailureSensorContext, notifier: Notifier
@@ -156,14 +158,14 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
         if context.dagster_run.remote_job_origin is not None:
             return dg.SkipReason("a run of a code location")
         if PART_OF in context.dagster_run.tags:
-            return dg.SkipReason("a part of a named job, which fails with it and is told of")
-        _tell(context, notifier)
+            return dg.SkipReason("a part of the pipeline, whose own run is reported")
+        _report(context, notifier)
         return None
 
     return [notice, notice_of_commands]
 
 
-def _tell(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
+def _report(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
     text = notice_text(context)
     context.log.error(text)
     notifier.send(text)
@@ -191,5 +193,5 @@ def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:
         cron_schedule=run.config.automation.verify_cron,
         execution_timezone=run.config.automation.verify_timezone,
         default_status=status.RUNNING if starts else status.STOPPED,
-        description="Reads every manifest's files again and says what is no longer as it was.",
+        description="Reads the files of every manifest again and reports those that changed.",
     )

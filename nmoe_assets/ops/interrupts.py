@@ -1,4 +1,4 @@
-"""Interrupts: a run that was told to stop, by Terminate or a signal, stops, and at a good time."""
+"""A run that is told to stop, by Terminate or by a signal, stops at a safe point."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def keep_ignored() -> None:
 
 @contextmanager
 def interrupts_since() -> Iterator[Callable[[], None]]:
-    """Gives a call that raises if the process was told to stop since the block began.
+    """Give a call that raises if the process was told to stop since the block began.
 
     A run that is executed in process holds interrupts back while Dagster does its own work, and
     forgets at its end those that came after its last step. The run around it has to ask.
@@ -29,7 +29,7 @@ def interrupts_since() -> Iterator[Callable[[], None]]:
         dg.DagsterExecutionInterruptedError: By the call: SIGINT or SIGTERM came.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # signals are the main thread's
+        yield lambda: None  # only the main thread gets signals
         return
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -50,22 +50,3 @@ def interrupts_since() -> Iterator[Callable[[], None]]:
         signal.set_wakeup_fd(before)
         os.close(reader)
         os.close(writer)
-
-
-@contextmanager
-def interrupts_held_back() -> Iterator[None]:
-    """Raise an interrupt that comes during the block after it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {
-        asked: signal.signal(asked, lambda number, _: came.append(number)) for asked in _ASKED
-    }
-    try:
-        yield
-    finally:
-        for asked, handler in before.items():
-            signal.signal(asked, handler)
-        if came:
-            signal.raise_signal(came[0])

@@ -1,0 +1,107 @@
+"""One asset: everything that its definition says, and the two ways its work becomes events."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from nmoe_assets.assets.catalogue import Columns, about, described
+from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
+from nmoe_assets.checks.asset_checks import Checks
+from nmoe_assets.resources import Machine
+from nmoe_core.base.result import Result
+from nmoe_core.config.run import Run
+from nmoe_core.tasks.checks import Verdicts
+from nmoe_core.tasks.shards import Attempt
+
+Deps = Sequence[Sequence[str] | dg.AssetDep]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asset:
+    """What the definition of an asset says.
+
+    Attributes:
+        run: The run it belongs to.
+        key: Its key.
+        group: Its group in the lineage.
+        stage: The part of the pipeline, shown as a tag.
+        kind: What its output is, shown as a badge.
+        text: Its description; `facts` adds what the metadata of its page means.
+        facts: Names of the facts to explain.
+        version: Version of its code and of the settings that it reads.
+        deps: Its inputs.
+        leads_to: Keys of the assets that read it.
+        rows: Columns of its rows.
+        pool: The pool that its step holds.
+        condition: What asks for it by itself; None leaves it to a person.
+        partitions: None for an unpartitioned asset.
+        checks: Names of the checks of its own step.
+        check: Their function, as `Checks` takes it.
+    """
+
+    run: Run
+    key: list[str]
+    group: str
+    stage: str
+    kind: str
+    text: str
+    facts: tuple[str, ...] = ()
+    version: str
+    deps: Deps = ()
+    leads_to: Sequence[list[str]] = ()
+    rows: Columns = ()
+    pool: str | None = None
+    condition: dg.AutomationCondition[dg.AssetKey] | None = None
+    partitions: dg.PartitionsDefinition[str] | None = None
+    checks: tuple[str, ...] = ()
+    check: Callable[..., Verdicts] = lambda *made: {}
+
+    @property
+    def own_checks(self) -> Checks:
+        """The checks of its step."""
+        return Checks(self.run, self.key, self.checks, self.check)
+
+    def unpartitioned(
+        self, make: Callable[[], Result], picture: str = "picture"
+    ) -> dg.AssetsDefinition:
+        """The definition, made by one call; `picture` names the metadata of its plot."""
+
+        def work(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+            return materialize_unpartitioned(context, machine, make, self.own_checks, picture)
+
+        return self.definition(work)
+
+    def partitioned(
+        self,
+        make: Callable[[Sequence[str]], Iterable[Attempt]],
+        show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
+    ) -> dg.AssetsDefinition:
+        """The definition, made partition by partition; see `materialize_partitions`."""
+
+        def work(context: dg.AssetExecutionContext, machine: Machine) -> Events:
+            yield from materialize_partitions(context, machine, make, self.own_checks, show)
+
+        return self.definition(work)
+
+    def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
+        """The definition with work of its own."""
+        deps = [dep if isinstance(dep, dg.AssetDep) else dg.AssetDep(dep) for dep in self.deps]
+        decorate = dg.asset(
+            key=self.key,
+            deps=deps,
+            check_specs=self.own_checks.specs(),
+            code_version=self.version,
+            partitions_def=self.partitions,
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            automation_condition=self.condition,
+            group_name=self.group,
+            pool=self.pool,
+            kinds={self.kind},
+            description=described(self.text, *self.facts),
+            owners=list(self.run.config.automation.owners),
+            tags={"stage": self.stage},
+            metadata=about(rows=self.rows, leads_to=self.leads_to),
+        )
+        return decorate(work)

@@ -1,0 +1,120 @@
+"""Assets of curation: topics, curated shards, their manifest, and the loader plan."""
+
+import dagster as dg
+
+from nmoe_assets.assets.asset import Asset
+from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, curated_group
+from nmoe_assets.assets.partitions import shard_partitions
+from nmoe_assets.automation.conditions import FOLLOW
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks, curate, plan, versions
+from nmoe_core.tasks.shards import each_shard
+
+GROUP = "curation"
+
+
+def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
+    """Frozen centroids of document embeddings over all sources."""
+    names = [source.name for source in sources]
+    return Asset(
+        run=run,
+        key=[GROUP, "topic_model"],
+        group=GROUP,
+        stage="curate",
+        kind="scikitlearn",
+        text="Topics: centroids of documents, by MiniBatchKMeans over mean-pooled rows of "
+        "the backbone's embedding table. Frozen: a new one moves every document, so it is made "
+        "by hand.",
+        version=versions.topic_model(run),
+        deps=[["hydra", "backbone"], *([name, "manifest"] for name in names)],
+        leads_to=[[name, "topics"] for name in names],
+        checks=("readable",),
+        check=lambda: checks.check_topic_model(run),
+    ).unpartitioned(lambda: curate.fit_topics(run, names), "topics_and_k")
+
+
+def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
+    """Topic of every document of a source, one partition per shard."""
+    name = source.name
+    return Asset(
+        run=run,
+        key=[name, "topics"],
+        group=curated_group(name),
+        stage="curate",
+        kind="numpy",
+        text="Topic of each document: the nearest centroid of the topic model.",
+        version=versions.TOPICS,
+        deps=[[name, "shards"], [GROUP, "topic_model"]],
+        leads_to=[[name, "curated"]],
+        condition=FOLLOW,
+        partitions=shard_partitions(run.config.prep.num_shards),
+        checks=("topic_range",),
+        check=lambda made: checks.check_topics(run, name, map(int, made)),
+    ).partitioned(lambda keys: each_shard(run, "topics", name, keys))
+
+
+def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
+    """Kept documents of each shard in diversity order."""
+    name, table = source.name, run.config.curation
+    return Asset(
+        run=run,
+        key=[name, "curated"],
+        group=curated_group(name),
+        stage="curate",
+        kind="numpy",
+        text=f"Documents decided {' or '.join(table.include)}, in training order "
+        f"({table.order}). The columns are those of lineage.jsonl.",
+        facts=ORDER_FACTS,
+        version=versions.curated(run, name),
+        deps=[[name, part] for part in ("shards", "quality_scores", "topics")],
+        leads_to=[[name, "curated_manifest"]],
+        rows=LINEAGE_ROWS,
+        condition=FOLLOW,
+        partitions=shard_partitions(run.config.prep.num_shards),
+        checks=("integrity",),
+        check=lambda made: checks.check_curated_shards(run, name, map(int, made)),
+    ).partitioned(
+        lambda keys: each_shard(run, "curate", name, keys),
+        lambda key, result: {"order": dg.MetadataValue.md(result.picture)},
+    )
+
+
+def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
+    """The manifest a trainer's loader opens."""
+    name = source.name
+    return Asset(
+        run=run,
+        key=[name, "curated_manifest"],
+        group=curated_group(name),
+        stage="curate",
+        kind="json",
+        text="Inventory of the curated shards, with the digest of what they came from.",
+        facts=("misaligned_shards", *ORDER_FACTS),
+        version=versions.curated_manifest(run, name),
+        deps=[[name, "curated"]],
+        leads_to=[["mixture", "loader_plan"]],
+        condition=FOLLOW,
+    ).unpartitioned(lambda: curate.combine(run, name), "order_and_diversity")
+
+
+def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
+    """What `loader.build_loader` opens: sources, weights, quotas, digests."""
+    names = [source.name for source in sources]
+    valid = [source.name for source in sources if source.has_valid]
+    return Asset(
+        run=run,
+        key=["mixture", "loader_plan"],
+        group="mixture",
+        stage="plan",
+        kind="json",
+        text="What a trainer's loader opens: sources, weights, quotas and digests, which make the "
+        "training stream a pure function of the step.",
+        facts=("steps, sequences", "sequences_SOURCE", "changed"),
+        version=versions.loader_plan(run),
+        deps=[
+            *([name, "curated_manifest"] for name in names),
+            *([name, "valid_manifest"] for name in valid),
+        ],
+        condition=FOLLOW,
+    ).unpartitioned(lambda: plan.make_plan(run, names, valid))

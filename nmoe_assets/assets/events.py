@@ -1,0 +1,250 @@
+"""How the result of a task becomes events of Dagster: `Result` -> `Attempt` -> `PartitionResult`.
+
+Dagster gives all partitions of a run one data version. Here each partition gets its own, by an
+event that takes the place of Dagster's: one whose bytes did not change keeps its version, and
+nothing that depends on it goes stale. Where some partitions of a run fail, the good ones are logged
+and checked and the run fails, so a backfill shows exactly the bad ones.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from nmoe_assets.assets.catalogue import shown, with_row_count
+from nmoe_assets.assets.cost import Cost, Stopwatch
+from nmoe_assets.assets.inputs import CurrentInputs
+from nmoe_assets.assets.run_log import run_log
+from nmoe_assets.checks.asset_checks import Checks
+from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
+from nmoe_assets.resources import Machine
+from nmoe_core.base.errors import LockedError, NmoeError
+from nmoe_core.base.result import Result
+from nmoe_core.tasks.shards import Attempt
+
+# Another run that writes the same output is waited for: it leaves the output current.
+_LOCK_RETRIES = 60
+_LOCK_WAIT_S = 10
+# Facts that count work; where all of those given are 0 or False, the output was there already.
+_WORK = ("backbone_tokens", "oracle_calls", "head_steps", "changed", "documents_tokenized")
+_RATES = ("documents", "documents_tokenized", "tokens", *_WORK[:3])
+Events = Iterator[dg.MaterializeResult | dg.AssetCheckResult]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """The output of one partition: the digest of its content, and what its page shows."""
+
+    data_version: str
+    metadata: Mapping[str, Any]
+
+
+def materialize_unpartitioned(
+    context: dg.AssetExecutionContext,
+    machine: Machine,
+    make: Callable[[], Result],
+    checks: Checks | None = None,
+    picture: str = "picture",
+) -> dg.MaterializeResult:
+    """Make an unpartitioned output and check it; `picture` names the metadata of its plot.
+
+    Raises:
+        dg.RetryRequested: Another run is writing it.
+    """
+    watch = Stopwatch()
+    try:
+        with CurrentInputs(context).watched():
+            made = make()
+    except LockedError as error:
+        raise wait_for_lock() from error
+    facts = timed(made.facts, watch.read(), machine)
+    plot = {picture: dg.MetadataValue.md(made.picture)} if made.picture else {}
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(made.digest),
+        metadata=with_row_count({**facts, **plot}),
+        check_results=list(checks.results()) if checks else [],
+    )
+
+
+def materialize_partitions(
+    context: dg.AssetExecutionContext,
+    machine: Machine,
+    make: Callable[[Sequence[str]], Iterable[Attempt]],
+    checks: Checks,
+    show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
+) -> Events:
+    """Make the partitions of this run, log an event for each, and check them.
+
+    Args:
+        context: The asset's context.
+        machine: Prices the time.
+        make: Tries partitions by their keys, in order; the workers it may use log to this run.
+        checks: The asset's checks.
+        show: More metadata of a partition, such as pictures and samples.
+
+    Raises:
+        dg.Failure: Some partitions failed; those that did not are materialised.
+        dg.RetryRequested: Others are being written by another run.
+    """
+    inputs, outcome, whole_run = CurrentInputs(context), _Outcome(machine), Stopwatch()
+    try:
+        # Closing ends the workers.
+        with inputs.watched(), closing(_attempts(context, make)) as attempts:
+            for key, attempt in attempts:
+                outcome.add(key, attempt, show)
+                if key in outcome.failed:
+                    context.log.error(f"partition {key}: {outcome.failed[key]}")
+    except BaseException:  # such as Terminate: the finished partitions are logged all the same
+        made = outcome.results(whole_run.read())
+        log_partitions(context, inputs, made)
+        checks.log_unchecked(context, list(made))
+        raise
+    cost = whole_run.read()
+    made = outcome.results(cost)
+    context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {cost}")
+    if outcome.locked and not outcome.failed:
+        # Dagster retries the step many times: current partitions are logged when it succeeds.
+        made = outcome.results(cost, worked_only=True)
+        log_partitions(context, inputs, made)
+        checks.log_unchecked(context, list(made))
+        raise wait_for_lock() from next(iter(outcome.locked.values()))
+    log_partitions(context, inputs, made)
+    if not outcome.failed:
+        yield dg.MaterializeResult(metadata={SUPPRESS_DEFAULT_EVENT: True})
+    yield from checks.results_of_partitions(context, list(made))
+    if outcome.failed:
+        raise outcome.failure()
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of the partitions of a run so far."""
+
+    machine: Machine
+    finished: dict[str, tuple[Attempt, Result, Mapping[str, Any]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    locked: dict[str, LockedError] = field(default_factory=dict)
+
+    def add(
+        self, key: str, attempt: Attempt, show: Callable[[str, Result], Mapping[str, Any]]
+    ) -> None:
+        """Sort one attempt."""
+        try:
+            if attempt.result is None:
+                raise attempt.error or AssertionError(f"{key} has neither a result nor an error")
+            self.finished[key] = attempt, attempt.result, show(key, attempt.result)
+        except LockedError as error:
+            self.locked[key] = error
+        except (NmoeError, OSError) as error:
+            self.failed[key] = " ".join(str(error).split())
+
+    def results(self, cost: Cost, *, worked_only: bool = False) -> dict[str, PartitionResult]:
+        """The finished partitions, each with its share of what the whole run cost."""
+        spent_s = sum(attempt.seconds for attempt, _, _ in self.finished.values())
+        share = min(1.0, cost.seconds / spent_s) if spent_s else 1.0
+        made = {}
+        for key, (attempt, result, metadata) in self.finished.items():
+            if not worked_only or _has_worked(result.facts):
+                own = Cost(attempt.seconds, attempt.cpu_seconds, share)
+                facts = timed(result.facts, own, self.machine)
+                made[key] = PartitionResult(result.digest, {**facts, **metadata})
+        return made
+
+    def failure(self) -> dg.Failure:
+        """The failure of a run of which some partitions may have been made."""
+        locked = {key: " ".join(str(error).split()) for key, error in self.locked.items()}
+        failed = {**self.failed, **locked}
+        first = next(iter(failed))
+        count = len(failed) + len(self.finished)
+        return dg.Failure(
+            f"{len(failed)} of {count} partitions failed; {first}: {failed[first]}",
+            metadata={"failed_partitions": ", ".join(failed), "first_error": failed[first]},
+            allow_retries=False,
+        )
+
+
+def log_partitions(
+    context: dg.AssetExecutionContext,
+    inputs: CurrentInputs,
+    made: Mapping[str, PartitionResult],
+    seen: Mapping[dg.AssetKey, str] | None = None,
+) -> None:
+    """Log a materialisation of each partition with the tags of Dagster's own events.
+
+    Args:
+        context: The asset's context.
+        inputs: Read before the work began.
+        made: By partition key.
+        seen: Versions of external inputs as this run saw them; recorded where they are new.
+    """
+    for external, version in (seen or {}).items():
+        _log_external(context, external, version)
+    code_version = context.assets_def.code_versions_by_key.get(context.asset_key)
+    tags = {
+        **inputs.version_tags(seen or {}),
+        "dagster/code_version": code_version or context.run.run_id,
+        "dagster/data_version_is_user_provided": "true",
+    }
+    left = [
+        dg.AssetMaterialization(
+            asset_key=context.asset_key,
+            partition=key,
+            metadata=with_row_count(one.metadata, of_partition=True),
+            tags={**tags, "dagster/data_version": one.data_version},
+        )
+        for key, one in made.items()
+    ]
+    try:
+        while left:
+            context.log_event(left[0])
+            del left[0]
+    except BaseException:  # such as Terminate: the files are there, so their events are too
+        for event in left:
+            context.log_event(event)
+        raise
+
+
+def _log_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: str) -> None:
+    """Record the version of an external asset, unless it is the one on record."""
+    records = context.instance.fetch_materializations(key, limit=1).records
+    known = records[0].asset_materialization if records else None
+    if known is None or (known.tags or {}).get("dagster/data_version") != version:
+        context.log_event(dg.AssetMaterialization(key, tags={"dagster/data_version": version}))
+
+
+def _attempts(
+    context: dg.AssetExecutionContext, make: Callable[[Sequence[str]], Iterable[Attempt]]
+) -> Generator[tuple[str, Attempt], None, None]:
+    """The attempt at each partition; where workers were lost, the rest gets their error."""
+    left = list(context.partition_keys)
+    try:
+        with run_log(context):
+            for attempt in make(tuple(left)):
+                yield left.pop(0), attempt
+    except NmoeError as error:
+        yield from ((key, Attempt(key, None, error, 0.0, 0.0)) for key in left)
+
+
+def wait_for_lock() -> dg.RetryRequested:
+    """Another run writes this output: Dagster retries the step until that run has ended."""
+    return dg.RetryRequested(_LOCK_RETRIES, _LOCK_WAIT_S)
+
+
+def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, Any]:
+    """Facts as pages show them, with throughput and cost where work was done."""
+    facts_shown = {key: shown(key, value) for key, value in facts.items()}
+    if not _has_worked(facts):
+        return facts_shown
+    rates = {
+        f"{key}_per_second": shown(key, facts[key] / cost.seconds)
+        for key in _RATES
+        if facts.get(key) and cost.seconds > 0
+    }
+    return {**facts_shown, **rates, **cost.facts(machine)}
+
+
+def _has_worked(facts: Mapping[str, Any]) -> bool:
+    work = [facts[key] for key in _WORK if key in facts]
+    return any(work) or not work

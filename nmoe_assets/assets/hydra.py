@@ -1,0 +1,141 @@
+"""Assets of HYDRA: the backbone, oracle labels, the two heads, their calibration, and scores."""
+
+import dagster as dg
+
+from nmoe_assets.assets.asset import Asset
+from nmoe_assets.assets.catalogue import GRADE_ROWS, HEAD_FACTS, LABEL_ROWS, curated_group, table
+from nmoe_assets.assets.partitions import label_keys, label_partitions, shard_partitions
+from nmoe_assets.automation.conditions import FOLLOW, REGRADE
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks, hydra, samples, versions
+from nmoe_core.tasks.shards import attempt, each_shard
+
+GROUP = "hydra"
+HEADS = ("probe_head", "judge_head")
+
+
+def backbone(run: Run) -> dg.AssetsDefinition:
+    """The frozen model that features come from."""
+    return Asset(
+        run=run,
+        key=[GROUP, "backbone"],
+        group=GROUP,
+        stage="heads",
+        kind="pytorch",
+        text="The frozen model that features and topics come from, a checkpoint in the "
+        "gpt-oss format. Kind tiny is made here from seeded random numbers.",
+        version=versions.backbone(run),
+        leads_to=[*([GROUP, head] for head in HEADS), ["curation", "topic_model"]],
+        checks=("readable",),
+        check=lambda: checks.check_backbone(run),
+    ).unpartitioned(lambda: hydra.make_backbone(run))
+
+
+def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
+    """Scores of the oracle on train, val and test slices, one partition per slice."""
+    names = [source.name for source in sources]
+    return Asset(
+        run=run,
+        key=[GROUP, "oracle_labels"],
+        group=GROUP,
+        stage="label",
+        kind="json",
+        text=f"Five scores a document from the oracle of kind {run.config.oracle.kind}. "
+        "The sample has them in the order of the column scores.",
+        facts=("parse_rate", "salvaged", "oracle_calls"),
+        version=versions.labels(run),
+        deps=[
+            *([name, "docid_slices"] for name in names),
+            # "Materialize all" goes from partitioned to partitioned assets and does not cross the
+            # slices: without these it would leave the labels out.
+            *(
+                dg.AssetDep([name, "shards"], partition_mapping=dg.AllPartitionMapping())
+                for name in names
+            ),
+        ],
+        leads_to=[[GROUP, name] for name in (*HEADS, "calibration")],
+        rows=LABEL_ROWS,
+        pool="gpu",
+        partitions=label_partitions,
+        checks=("coverage", "parse_rate", "one_scorer"),
+        check=lambda made: checks.check_labels(run),
+    ).partitioned(
+        lambda keys: (
+            attempt(key, lambda key: hydra.label_slices(run, names, [key])[key]) for key in keys
+        ),
+        lambda key, result: table(samples.sample_labels(run, key)),
+    )
+
+
+def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
+    """The probe or the judge, fitted on train, reported on val and, apart, on test."""
+    return Asset(
+        run=run,
+        key=[GROUP, f"{kind}_head"],
+        group=GROUP,
+        stage="heads",
+        kind="pytorch",
+        text=f"The {kind}, trained on oracle labels over the frozen backbone.",
+        facts=HEAD_FACTS,
+        version=versions.head(run, kind),
+        deps=[[GROUP, "oracle_labels"], [GROUP, "backbone"]],
+        leads_to=[[GROUP, "calibration"]],
+        pool="gpu",
+        condition=FOLLOW,
+        checks=("promotion", "baselines"),
+        check=lambda: checks.check_head(run, kind),
+    ).unpartitioned(lambda: hydra.train_head(run, kind), "loss")
+
+
+def calibration(run: Run) -> dg.AssetsDefinition:
+    """Thresholds, fitted on the heads' own scores of val documents, reported on test too."""
+    read = dg.SpecificPartitionsPartitionMapping([*label_keys("val"), *label_keys("test")])
+    return Asset(
+        run=run,
+        key=[GROUP, "calibration"],
+        group=GROUP,
+        stage="heads",
+        kind="json",
+        text="Thresholds that make drop, band or keep of the heads' scores, and their weights.",
+        facts=(
+            *("tau_drop, tau_keep", "tau_probe", "achieved_keep, achieved_band, achieved_drop"),
+            *("count", "backbone_tokens"),
+        ),
+        version=versions.calibration(run),
+        deps=[
+            dg.AssetDep([GROUP, "oracle_labels"], partition_mapping=read),
+            *([GROUP, head] for head in HEADS),
+        ],
+        leads_to=[[GROUP, "regrade_plan"]],
+        pool="gpu",
+        condition=FOLLOW,
+        checks=("thresholds", "calibrated_keep_rate", "false_drops"),
+        check=lambda: checks.check_calibration(run),
+    ).unpartitioned(lambda: hydra.calibrate_heads(run), "keep_rate_and_reliability")
+
+
+def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
+    """Scores and decision of every document of a source, one partition per shard."""
+    name = source.name
+    return Asset(
+        run=run,
+        key=[name, "quality_scores"],
+        group=curated_group(name),
+        stage="grade",
+        kind="json",
+        text="Probe and judge scores of every document, and the decision drop, band or keep.",
+        facts=("early_exits", "failed", "backbone_tokens"),
+        version=versions.grades(run),
+        deps=[[name, "shards"], *([GROUP, made] for made in ("backbone", *HEADS, "calibration"))],
+        leads_to=[[name, "curated"]],
+        rows=GRADE_ROWS,
+        pool="gpu",
+        condition=REGRADE,
+        partitions=shard_partitions(run.config.prep.num_shards),
+        checks=("counts", "keep_rate"),
+        check=lambda made: checks.check_grades(run, name, map(int, made)),
+    ).partitioned(
+        lambda keys: each_shard(run, "grade", name, keys),
+        lambda key, result: table(samples.sample_grades(run, name, int(key))),
+    )

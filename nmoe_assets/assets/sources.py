@@ -1,0 +1,128 @@
+"""Assets of one source, from its documents to its docid slices."""
+
+import dagster as dg
+
+from nmoe_assets.assets.asset import Asset
+from nmoe_assets.assets.catalogue import SLICE_ROWS, about, shown, table
+from nmoe_assets.assets.cost import Stopwatch
+from nmoe_assets.assets.events import (
+    Events,
+    PartitionResult,
+    log_partitions,
+    timed,
+    wait_for_lock,
+)
+from nmoe_assets.assets.inputs import CurrentInputs
+from nmoe_assets.assets.partitions import shard_partitions
+from nmoe_assets.assets.run_log import run_log
+from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
+from nmoe_assets.resources import Machine
+from nmoe_core.base.errors import LockedError
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks, prep, samples, versions
+
+
+def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
+    """The source itself; prep observes its revision."""
+    spec = source.spec
+    reads = {"hf_dataset": spec.hf_dataset} if spec.hf_dataset else {"paths": list(spec.paths)}
+    return dg.AssetSpec(
+        [source.name, "documents"],
+        group_name=source.name,
+        kinds={spec.kind},
+        description=f"Documents of {source.name}, read as kind {spec.kind}. They are not "
+        "made here: prep records the revision that it read.",
+        owners=list(run.config.automation.owners),
+        tags={"stage": "prep"},
+        metadata=about(leads_to=[[source.name, "shards"]]) | reads,
+    )
+
+
+def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
+    """Token shards of a split, one partition per shard."""
+    name, counts = source.name, run.config.prep
+    num_shards = counts.num_shards if split == "train" else counts.num_valid_shards
+    asset = Asset(
+        run=run,
+        key=[name, f"{_prefix(split)}shards"],
+        group=name,
+        stage="prep",
+        kind="numpy",
+        text=f"Token shards of the {split} split: one pass fills all asked-for shards. "
+        "`nmoe explain` takes the ids in the sample.",
+        facts=("documents_tokenized", "shards_made", "shards_current"),
+        version=versions.prep(run, source, split),
+        deps=[[name, "documents"]],
+        leads_to=[[name, f"{_prefix(split)}manifest"]],
+        partitions=shard_partitions(num_shards),
+        checks=("integrity",),
+        check=lambda made: checks.check_shards(run, name, split, map(int, made)),
+    )
+
+    def make_shards(context: dg.AssetExecutionContext, machine: Machine) -> Events:
+        watch, inputs = Stopwatch(), CurrentInputs(context)
+        try:
+            with run_log(context):
+                made = prep.make_shards(run, source, split, map(int, context.partition_keys))
+        except LockedError as error:
+            raise wait_for_lock() from error
+        pass_facts = timed(made.facts, watch.read(), machine)
+        parts = {}
+        for bucket, result in made.shards.items():
+            facts = {key: shown(key, value) for key, value in result.facts.items()}
+            sample = table(samples.sample_documents(run, name, split, bucket))
+            page = {**facts, **sample, **pass_facts}
+            parts[f"{bucket:04d}"] = PartitionResult(result.digest, page)
+        log_partitions(
+            context, inputs, parts, {dg.AssetKey([name, "documents"]): made.source_revision}
+        )
+        yield dg.MaterializeResult(metadata={SUPPRESS_DEFAULT_EVENT: True})
+        yield from asset.own_checks.results_of_partitions(context, list(parts))
+
+    return asset.definition(make_shards)
+
+
+def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
+    """The manifest over all shards of a split."""
+    name, prefix = source.name, _prefix(split)
+    leads_to = [["mixture", "loader_plan"]]
+    if split == "train":
+        leads_to = [[name, "docid_slices"], ["curation", "topic_model"]]
+    return Asset(
+        run=run,
+        key=[name, f"{prefix}manifest"],
+        group=name,
+        stage="prep",
+        kind="json",
+        text=f"Inventory of the {split} shards with SHA-256 checksums.",
+        facts=("changed",),
+        version=versions.prep(run, source, split),
+        deps=[[name, f"{prefix}shards"]],
+        leads_to=leads_to,
+    ).unpartitioned(lambda: prep.make_manifest(run, source, split), "documents_by_length")
+
+
+def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
+    """Which documents are for training heads, for calibrating them and for testing them."""
+    name = source.name
+    return Asset(
+        run=run,
+        key=[name, "docid_slices"],
+        group=name,
+        stage="label",
+        kind="json",
+        text="Document ids split 80/10/10 by the MD5 of the id: train fits the heads, val "
+        "calibrates them, test is left alone.",
+        facts=("train, val, test", "changed"),
+        version=versions.SLICES,
+        deps=[[name, "manifest"]],
+        leads_to=[["hydra", "oracle_labels"]],
+        rows=SLICE_ROWS,
+        checks=("split_rule",),
+        check=lambda: checks.check_slices(run, name),
+    ).unpartitioned(lambda: prep.make_slices(run, name))
+
+
+def _prefix(split: str) -> str:
+    return "" if split == "train" else f"{split}_"

@@ -1,0 +1,1 @@
+"""The checks of assets: `nmoe_core.tasks.checks` finds, this folder tells Dagster."""

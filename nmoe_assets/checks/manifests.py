@@ -1,0 +1,38 @@
+"""Checks that are steps of their own: those of all manifests and of the loader plan."""
+
+import dagster as dg
+
+from nmoe_assets.checks.asset_checks import Checks
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks
+from nmoe_core.tasks.checks import Verdicts
+
+
+def manifest_checks(run: Run, sources: list[SourcePlan]) -> list[dg.AssetChecksDefinition]:
+    """Checks of all manifests and of the plan."""
+    found = []
+    for source in sources:
+        splits = ("train", "valid") if source.has_valid else ("train",)
+        found += [_manifest(run, source.name, split) for split in splits]
+        found.append(_curated(run, source.name))
+    names = ("digests", "keep_rate_of_all")
+    plan = Checks(run, ["mixture", "loader_plan"], names, lambda: checks.check_plan(run, sources))
+    return [part.definition() for part in (*found, plan)]
+
+
+def _manifest(run: Run, source: str, split: str) -> Checks:
+    names = checks.MANIFEST_CHECKS
+    if split == "train":
+        key = [source, "manifest"]
+        return Checks(run, key, names, lambda: checks.check_manifest(run, source, split))
+
+    def check() -> Verdicts:
+        return checks.check_manifest(run, source, split) | checks.check_leak(run, source)
+
+    return Checks(run, [source, "valid_manifest"], (*names, "no_leak"), check)
+
+
+def _curated(run: Run, source: str) -> Checks:
+    key = [source, "curated_manifest"]
+    return Checks(run, key, checks.CURATED_CHECKS, lambda: checks.check_curated(run, source))

@@ -1,0 +1,68 @@
+"""Every private name of Dagster 1.13 that this package uses; no other file has one.
+
+| name | what it buys | public way | without it |
+|---|---|---|---|
+| `SUPPRESS_DEFAULT_EVENT` | a run over partitions logs one event per partition, each with the data version of its own bytes | `output_required=False`, which skips the assets that follow in the run | Dagster adds events in which all partitions have one version: rewritten partitions look changed |
+| `CheckTarget` | a verdict of a run that overlapped another one is about the newest materialisation | none | automation waits for a check that passed, or does not for one that failed |
+| `CheckRunHealthResult`, `WorkerStatus` | the launcher can say that the process of a run is gone | none | runs that a power cut ended stay "started" for ever |
+| `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
+| `event_files` | the files of a deleted run go too | none | an empty SQLite file stays for each run that `retention` deleted |
+"""  # noqa: E501
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as CheckTarget,
+)
+from dagster._core.definitions.source_asset import (
+    SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as SUPPRESS_DEFAULT_EVENT,
+)
+from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
+
+__all__ = [
+    "SUPPRESS_DEFAULT_EVENT",
+    "CheckRunHealthResult",
+    "CheckTarget",
+    "WorkerStatus",
+    "event_files",
+    "launch_backfill",
+]
+
+
+def launch_backfill(
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    keys: Iterable[dg.AssetKey],
+    title: str,
+    tags: dict[str, str],
+) -> str:
+    """Ask the daemon for all partitions of assets, in the order of the graph; returns its id."""
+    from dagster._core.definitions.selector import PartitionsByAssetSelector
+    from dagster._core.execution.backfill import PartitionBackfill
+    from dagster._core.utils import make_new_backfill_id
+
+    backfill = PartitionBackfill.from_partitions_by_assets(
+        make_new_backfill_id(),
+        definitions.resolve_asset_graph(),
+        time.time(),
+        tags,
+        instance,
+        [PartitionsByAssetSelector(asset_key=key) for key in keys],
+        title,
+        None,
+        None,
+    )
+    instance.add_backfill(backfill)
+    return backfill.backfill_id
+
+
+def event_files(instance: dg.DagsterInstance, run_id: str) -> list[Path]:
+    """SQLite files that hold the events of one run; PostgreSQL has none."""
+    path_of = getattr(instance.event_log_storage, "path_for_shard", None)
+    if path_of is None:
+        return []
+    shard = Path(path_of(run_id))
+    return sorted(shard.parent.glob(f"{shard.name}*"))

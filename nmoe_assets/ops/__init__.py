@@ -1,0 +1,1 @@
+"""Jobs: one per task, the pipeline over all of them, and retention of old runs."""

@@ -1,0 +1,110 @@
+"""The job `pipeline`: everything, from documents to the loader plan.
+
+Started by the UI or the daemon, it asks for one backfill of all assets and ends: the backfill
+launches the runs, and its page has their state, Terminate and retries. Started by
+`dagster job execute`, without a daemon, it executes the job of each task in its own process, one
+after the other, and fails when one fails.
+"""
+
+from collections.abc import Callable
+
+import dagster as dg
+
+from nmoe_assets.assets.catalogue import table
+from nmoe_assets.assets.cost import Stopwatch
+from nmoe_assets.assets.inputs import PIPELINE
+from nmoe_assets.dagster_private import launch_backfill
+from nmoe_assets.ops.interrupts import interrupts_since
+from nmoe_assets.ops.jobs import QUIET_CONSOLE, TaskJob
+from nmoe_assets.resources import Machine
+from nmoe_core.config.run import Run
+from nmoe_core.tasks.checkpoints import require_checkpoints
+
+PART_OF = "nmoe/part_of"
+
+
+def pipeline_job(
+    run: Run, jobs: list[TaskJob], definitions: Callable[[], dg.Definitions]
+) -> dg.JobDefinition:
+    """The job over all tasks; `definitions` has theirs by the time that a run begins."""
+    steps = "".join(f"\n{i}. `{job.name}`" for i, job in enumerate(jobs, 1))
+
+    @dg.op(name="run_pipeline", out=dg.Out(dg.Nothing))
+    def run_pipeline(context: dg.OpExecutionContext, machine: Machine) -> None:
+        require_checkpoints(run)
+        if context.run.remote_job_origin is None:
+            _execute_here(context, machine, jobs, definitions())
+        else:
+            _launch(context, jobs, definitions())
+
+    @dg.job(
+        name="pipeline",
+        description=f"The tasks one after the other, each over all its partitions:\n{steps}",
+        config=QUIET_CONSOLE,
+        executor_def=dg.in_process_executor,
+    )
+    def pipeline() -> None:
+        run_pipeline()
+
+    return pipeline
+
+
+def _launch(
+    context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
+) -> None:
+    keys = [dg.AssetKey(key) for job in jobs for key in job.keys]
+    tags = {PIPELINE: context.run_id}
+    backfill = launch_backfill(context.instance, definitions, keys, "pipeline", tags)
+    context.log.info(f"backfill {backfill} makes {len(keys)} assets")
+    context.add_output_metadata({"backfill": dg.MetadataValue.url(f"/runs/b/{backfill}")})
+
+
+def _execute_here(
+    context: dg.OpExecutionContext,
+    machine: Machine,
+    jobs: list[TaskJob],
+    definitions: dg.Definitions,
+) -> None:
+    rows, links, whole = [], {}, Stopwatch()
+    with interrupts_since() as raise_if_interrupted:
+        for i, job in enumerate(jobs, 1):
+            context.log.info(f"{job.name} ({i} of {len(jobs)})")
+            watch = Stopwatch()
+            outcome = definitions.resolve_job_def(job.name).execute_in_process(
+                run_config=QUIET_CONSOLE,
+                instance=context.instance,
+                tags={PART_OF: context.run_id},
+                raise_on_error=False,
+            )
+            cost = watch.read()
+            raise_if_interrupted()
+            rows.append({"part": job.name, **cost.facts(machine)})
+            links[job.name] = dg.MetadataValue.dagster_run(outcome.run_id)
+            context.log.info(f"{job.name}: {cost} (run {outcome.run_id})")
+            if not outcome.success:
+                raise _failure(job, outcome)
+    facts = whole.read().facts(machine)
+    context.add_output_metadata({**facts, **table(rows, "parts"), **links})
+
+
+def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
+    failed = [event for event in outcome.all_events if event.event_type_value == "STEP_FAILURE"]
+    first = "a blocking check did not pass"
+    if failed:
+        first = innermost_error(failed[0]) or " ".join((failed[0].message or "").split())
+    return dg.Failure(
+        f"{job.name} failed: {first} (run {outcome.run_id})",
+        metadata={job.name: dg.MetadataValue.dagster_run(outcome.run_id)},
+        allow_retries=False,
+    )
+
+
+def innermost_error(event: dg.DagsterEvent) -> str:
+    """The error of a failed step in one line: the first cause, without the path of its class."""
+    error = event.step_failure_data.error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    if error is None:
+        return ""
+    _, found, rest = error.message.partition(f"{error.cls_name}: ")
+    return " ".join((rest if found else error.message).split())
