@@ -111,7 +111,7 @@ class DeterministicLoader:
             source_index=rows.sources.copy(),
             source_names=self.source_names,
             document_spans=spans,
-            lr_scale=self._open_stream().lr_scale(first),
+            lr_scale=self._open_stream().schedule.lr_scale(first),
             sequence_index=first + rows.first + np.arange(len(rows.sources)),
             global_sequence_index=first,
         )
@@ -197,8 +197,8 @@ class DeterministicLoader:
     def metrics(self) -> dict[str, dict[str, float]]:
         """Read so far over all ranks, by source: sequences, tokens (without padding), epochs."""
         stream, n = self._open_stream(), self._next
-        counts, epochs = stream.counts_before(n).tolist(), stream.epochs_before(n).tolist()
-        rows = zip(self.source_names, counts, stream.tokens_before(n), epochs)
+        counts, epochs = stream.schedule.counts_before(n), stream.schedule.epochs_before(n)
+        rows = zip(self.source_names, counts.tolist(), stream.tokens_before(n), epochs.tolist())
         return {
             name: {"sequences": count, "tokens": tokens, "epochs": epoch}
             for name, count, tokens, epoch in rows
@@ -207,7 +207,7 @@ class DeterministicLoader:
     def lr_scale(self, step: int | None = None) -> float:
         """The learning rate's factor at a step; the next one when left out."""
         n = self._next if step is None else step * self.plan.batch_size
-        return self._open_stream().lr_scale(n)
+        return self._open_stream().schedule.lr_scale(n)
 
     def per_source(self) -> dict[str, DeterministicLoader]:
         """A loader of each valid source alone: unmixed, finite, from its first window to its last.

@@ -7,39 +7,23 @@ layout, holds accumulators, cursors and the counts of the current stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from loader.errors import StateError
 from loader.plan.records import LoaderPlan
-
-
-class Counted(Protocol):
-    """A stream whose position is known by counts: `loader.rows.stream.Stream`."""
-
-    num_sequences: int
-
-    @property
-    def capacities(self) -> Sequence[int]:
-        """Windows that each source holds."""
-        ...
-
-    def counts_before(self, n: int) -> np.ndarray:
-        """Sequences of each source among the first `n`."""
-        ...
+from loader.rows.stream import Stream
 
 
 def refuse_other_counts(
-    state: Mapping[str, Any], n: int, plan: LoaderPlan, split: str, stream: Counted
+    state: Mapping[str, Any], n: int, plan: LoaderPlan, split: str, stream: Stream
 ) -> None:
     """Refuse a state without a seal whose counts are not those of its index."""
     if n > stream.num_sequences:
         return  # a position that `seek` refuses
     sources = plan.sources if split == "train" else plan.valid
     rows = state.get("sources")
-    for source, count in zip(sources, stream.counts_before(n).tolist()):
+    for source, count in zip(sources, stream.schedule.counts_before(n).tolist()):
         row = rows.get(source.name) if isinstance(rows, Mapping) else None
         found = row.get("sequences") if isinstance(row, Mapping) else None
         if found != count:
@@ -53,9 +37,7 @@ def refuse_other_counts(
             )
 
 
-def refuse_other_stream(
-    state: Mapping[str, Any], n: int, plan: LoaderPlan, stream: Counted
-) -> None:
+def refuse_other_stream(state: Mapping[str, Any], n: int, plan: LoaderPlan, stream: Stream) -> None:
     """Refuse a state of version 1 whose parts say that its stream was another than the plan's.
 
     Its loaders drew by smooth round-robin, took windows every seq_len + 1 tokens and counted the
@@ -73,7 +55,7 @@ def refuse_other_stream(
     first = sum(earlier.num_sequences for earlier in plan.stages[:stage])
     if not emitted or not first <= n <= stream.num_sequences:
         return  # no counts, or a position that `seek` refuses
-    counts = (stream.counts_before(n) - stream.counts_before(first)).tolist()
+    counts = (stream.schedule.counts_before(n) - stream.schedule.counts_before(first)).tolist()
     own_counts = dict(zip((source.name for source in plan.sources), counts))
     for name, count in emitted.items():
         if count != own_counts.get(name, 0):

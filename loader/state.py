@@ -16,7 +16,7 @@ from typing import Any
 
 from loader.errors import StateError
 from loader.files.sealed import check_seal, sealed
-from loader.old_states import Counted, malformed, refuse_other_counts, refuse_other_stream
+from loader.old_states import malformed, refuse_other_counts, refuse_other_stream
 from loader.plan.continuation import (
     continuation,
     offset_rows,
@@ -27,6 +27,7 @@ from loader.plan.continuation import (
     without_consumed,
 )
 from loader.plan.records import Consumed, LoaderPlan
+from loader.rows.stream import Stream
 
 STATE_VERSION = 3
 _GO_ON = 'or go on from its counts under this plan: load {"datasets": state["datasets"]}'
@@ -49,7 +50,7 @@ def make_state(
     return sealed(state)
 
 
-def resume(state: object, plan: LoaderPlan, split: str, stream: Counted) -> tuple[LoaderPlan, int]:
+def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple[LoaderPlan, int]:
     """The plan to go on with and the global sequence index in it.
 
     That is `plan` itself unless the state counts what another run read; then it is the plan that
@@ -76,7 +77,7 @@ def resume(state: object, plan: LoaderPlan, split: str, stream: Counted) -> tupl
     return plan, n
 
 
-def _resume_counts(value: object, plan: LoaderPlan, stream: Counted) -> tuple[LoaderPlan, int]:
+def _resume_counts(value: object, plan: LoaderPlan, stream: Stream) -> tuple[LoaderPlan, int]:
     if plan.consumed:
         raise StateError(
             "the plan goes on from another run's counts already",
@@ -93,7 +94,7 @@ def _resume_counts(value: object, plan: LoaderPlan, stream: Counted) -> tuple[Lo
         len(own) == len(offsets) == len(plan.sources)
         and n <= stream.num_sequences
         and n % plan.batch_size == 0
-        and stream.counts_before(n).tolist() == counts
+        and stream.schedule.counts_before(n).tolist() == counts
     )
     if is_place:  # a place in this very stream needs no other plan
         return plan, n

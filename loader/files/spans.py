@@ -30,7 +30,7 @@ class DocumentIndex:
 
     def __init__(self, manifests: Sequence[Manifest], files: TokenFiles) -> None:
         self._entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
-        self._starts = files.file_starts
+        self.file_starts = files.file_starts
         self._ends: dict[int, np.ndarray] = {}
         self._max_mapped = max_mapped()
 
@@ -51,11 +51,17 @@ class DocumentIndex:
             self._ends[file] = found = _map_ends(*self._entries[file])
         return found
 
+    def _file_at(self, position: int) -> int:
+        return int(np.searchsorted(self.file_starts, position, "right")) - 1
+
     def documents(self, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
         """Documents in the `length` tokens from `position` on, whole: their file, their number in
         it, and their start and end there."""
-        stop, file = position + length, int(np.searchsorted(self._starts, position, "right")) - 1
-        while (base := int(self._starts[file])) < stop:
+        stop, file = (
+            position + length,
+            int(np.searchsorted(self.file_starts, position, "right")) - 1,
+        )
+        while (base := int(self.file_starts[file])) < stop:
             ends = self.ends(file)
             first = int(np.searchsorted(ends, np.uint64(max(0, position - base)), "right"))
             for i in range(first, len(ends)):
@@ -69,9 +75,12 @@ class DocumentIndex:
         """Documents in the `length` tokens from `position` on: int64 `[num_documents, 2]`, counted
         from `position`. The first and the last may be parts of documents."""
         edges = [0]
-        stop, file = position + length, int(np.searchsorted(self._starts, position, "right")) - 1
+        stop, file = (
+            position + length,
+            int(np.searchsorted(self.file_starts, position, "right")) - 1,
+        )
         while edges[-1] < length:
-            start = int(self._starts[file])
+            start = int(self.file_starts[file])
             ends = self.ends(file)
             first = int(np.searchsorted(ends, np.uint64(max(0, position - start)), "right"))
             last = int(np.searchsorted(ends, np.uint64(stop - start), "left"))

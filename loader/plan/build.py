@@ -13,6 +13,9 @@ from pathlib import Path
 
 from loader.errors import PlanError
 from loader.files.format import Manifest
+from loader.files.spans import DocumentIndex
+from loader.files.tokens import TokenFiles
+from loader.order.packed_rows import PackedRows
 from loader.order.policies import weight_unit
 from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
@@ -155,14 +158,8 @@ def num_windows(manifest: Manifest, settings: PlanSettings) -> int:
         PlanError: There is not one (E-PLAN-SHORT).
     """
     if settings.packing == "best_fit":
-        from loader.files.spans import DocumentIndex
-        from loader.files.tokens import TokenFiles
-        from loader.rows.packed import PackedReader, require_index
-
-        files = TokenFiles([manifest], False)
-        index = DocumentIndex([manifest], files)
-        require_index(index, [manifest])
-        return PackedReader([manifest], files, index, settings.seq_len, 0).capacities[0]
+        index = DocumentIndex([manifest], TokenFiles([manifest], False))
+        return PackedRows([manifest], index, settings.seq_len).capacities[0]
     stride = settings.seq_len + (settings.window_stride == "seq_len+1")
     found = preflight.num_windows(manifest.total_tokens, settings.seq_len, stride)
     if not found:

@@ -51,10 +51,10 @@ def origins(stream: Stream, n: int) -> RowOrigins:
         IndexError: The stream has no such sequence.
         FormatError: An index is missing or not of its file (E-INDEX-...).
     """
-    sources, windows = stream.locate(n, n + 1)
+    sources, windows = stream.schedule.locate(n, n + 1)
     source, window = int(sources[0]), int(windows[0])
     found, row_start, paths = [], 0, stream.files.paths()
-    for position, length in stream.pieces(source, window):
+    for position, length in stream.reader.pieces(source, window):
         for file, document, start, end in stream.index.documents(position, length):
             base = int(stream.files.file_starts[file])
             first, stop = max(start, position - base), min(end, position + length - base)
@@ -76,8 +76,8 @@ def readings(stream: Stream, source: str, path: Path, start: int, end: int) -> I
     column = stream.source_names.index(source)
     file = stream.files.paths().index(path)
     base = int(stream.files.file_starts[file])
-    holds = stream.holders(column, base + start, base + end)
+    holds = stream.reader.holders(column, base + start, base + end)
     for n in range(0, stream.num_sequences, _SCAN):
-        sources, windows = stream.locate(n, min(n + _SCAN, stream.num_sequences))
+        sources, windows = stream.schedule.locate(n, min(n + _SCAN, stream.num_sequences))
         of_source = np.flatnonzero(sources == column)
         yield from (n + of_source[holds(windows[of_source])]).tolist()

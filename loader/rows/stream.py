@@ -8,7 +8,6 @@ manifest when the stream is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +19,7 @@ from loader.files.tokens import TokenFiles
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
 from loader.plan.schedule import build_schedule
-from loader.rows.packed import PackedReader, require_index
+from loader.rows.packed import PackedReader
 from loader.rows.token_counts import TokenCounts
 from loader.rows.windows import CopyPlan, WindowReader
 
@@ -56,6 +55,12 @@ class Stream:
         plan: The plan; its data are checked against it here.
         split: `train` mixes by the plan's stages; `valid` reads each valid source once, in order.
 
+    Attributes:
+        schedule: Which source and window each sequence is.
+        reader: What a source's windows hold.
+        files, index: All tokens, and all documents.
+        capacities: Windows that each source holds.
+
     Raises:
         PlanError: The split has no source (E-PLAN-VALID), one is too short for a window
             (E-PLAN-SHORT), or its data are not the plan's.
@@ -77,20 +82,19 @@ class Stream:
         self.files = TokenFiles(manifests, plan.wraps_tokens and split == "train")
         self.index = DocumentIndex(manifests, self.files)
         self._seq_len = plan.seq_len
-        self._windows: WindowReader | PackedReader
+        self.reader: WindowReader | PackedReader
         if self.is_packed:
-            require_index(self.index, manifests)
-            pad = plan.eos_token_id
-            self._windows = PackedReader(manifests, self.files, self.index, plan.seq_len, pad)
+            pad, seq_len = plan.eos_token_id, plan.seq_len
+            self.reader = PackedReader(manifests, self.index, seq_len, self.files, pad)
         else:
-            self._windows = WindowReader(self.files, plan.seq_len, plan.stride)
-        self.capacities = self._windows.capacities
-        self._schedule = build_schedule(plan, split, self.capacities)
-        self.num_sequences = self._schedule.num_sequences
+            self.reader = WindowReader(self.files, plan.seq_len, plan.stride)
+        self.capacities = self.reader.capacities
+        self.schedule = build_schedule(plan, split, self.capacities)
+        self.num_sequences = self.schedule.num_sequences
         self._tokens = None
-        if isinstance(self._windows, PackedReader):
-            order, passed = self._schedule.windows_of, self._schedule.passed.tolist()
-            self._tokens = TokenCounts(self._windows.row_tokens, order, passed)
+        if isinstance(self.reader, PackedReader):
+            order, passed = self.schedule.windows_of, self.schedule.passed.tolist()
+            self._tokens = TokenCounts(self.reader.row_tokens, order, passed)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
 
@@ -117,55 +121,26 @@ class Stream:
             self._ahead = ahead = self._locate(n, rows)
             batch = 0
         sources, windows = ahead.sources[batch], ahead.windows[batch]
-        if isinstance(self._windows, PackedReader):
-            self._windows.read(sources, windows, out[0], out[1])
+        if isinstance(self.reader, PackedReader):
+            self.reader.read(sources, windows, out[0], out[1])
         elif ahead.copies is not None:
-            self._windows.read(ahead.copies, batch, out)
+            self.reader.read(ahead.copies, batch, out)
         return sources, windows
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
         """Documents of each row: int64 `[num_documents, 2]`; None where a file has no index."""
-        if isinstance(self._windows, PackedReader):
-            return self._windows.spans(sources, windows)
+        if isinstance(self.reader, PackedReader):
+            return self.reader.spans(sources, windows)
         if not self.index.is_known():
             return None
-        return self._windows.spans(self.index, sources, windows)
-
-    def locate(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and window of each sequence of `[start, stop)`: int64 `[stop - start]` each.
-
-        Raises:
-            IndexError: Outside the stream.
-        """
-        return self._schedule.locate(start, stop)
-
-    def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
-        """Position and length of the runs of tokens that a row's inputs are made of."""
-        return self._windows.pieces(source, window)
-
-    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
-        """A test of a source's windows, int64 `[n]` to bool `[n]`: whether their inputs hold any of
-        the tokens of the axis from `position` to `stop`."""
-        return self._windows.holders(source, position, stop)
-
-    def counts_before(self, n: int) -> np.ndarray:
-        """Sequences of each source among the first `n`: int64 `[num_sources]`."""
-        return self._schedule.counts_before(n)
+        return self.reader.spans(self.index, sources, windows)
 
     def tokens_before(self, n: int) -> list[int]:
         """Tokens of each source in the first `n` sequences; padding of packed rows is none."""
-        counts = self.counts_before(n).tolist()
+        counts = self.schedule.counts_before(n).tolist()
         if self._tokens is None:
             return [count * self._seq_len for count in counts]
         return self._tokens.before(counts)
-
-    def epochs_before(self, n: int) -> np.ndarray:
-        """Passes over each source that the first `n` sequences made: float64 `[num_sources]`."""
-        return self._schedule.epochs_before(n)
-
-    def lr_scale(self, n: int) -> float:
-        """The learning rate's factor at sequence `n`."""
-        return self._schedule.lr_scale(n)
 
     def close(self) -> None:
         """Unmap all files."""
@@ -175,14 +150,14 @@ class Stream:
         left = (self.num_sequences - start) // rows.size
         batches = max(1, min(_LOOKAHEAD_BATCHES, _LOOKAHEAD // rows.size, left))
         if batches == 1:
-            located = self._schedule.locate(start + rows.first, start + rows.last)
+            located = self.schedule.locate(start + rows.first, start + rows.last)
             sources, windows = (part[np.newaxis] for part in located)
         else:
-            located = self._schedule.locate(start, start + batches * rows.size)
+            located = self.schedule.locate(start, start + batches * rows.size)
             sources, windows = (
                 part.reshape(batches, rows.size)[:, rows.first : rows.last] for part in located
             )
         copies = None
-        if isinstance(self._windows, WindowReader):
-            copies = self._windows.plan(sources, windows)
+        if isinstance(self.reader, WindowReader):
+            copies = self.reader.plan(sources, windows)
         return _Ahead(start, rows, sources, windows, copies)

@@ -109,7 +109,8 @@ class WindowReader:
         return self._files.pieces(position, self._width - 1)
 
     def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
-        """See `loader.rows.stream.Stream.holders`."""
+        """A test of a source's windows, int64 `[n]` to bool `[n]`: whether their inputs hold any of
+        the tokens of the axis from `position` to `stop`."""
         first, end = self._files.source_starts[source : source + 2].tolist()
 
         def hold(windows: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ def explain_step(run: Run, step: int, row: int | None = None) -> Facts:
         for found in (origins(stream, n) for n in chosen):
             parts = [_part(origin) | parents.of(origin) for origin in found.documents]
             rows.append({"sequence": found.sequence, "source": found.source, "documents": parts})
-        lr_scale = stream.lr_scale(first)
+        lr_scale = stream.schedule.lr_scale(first)
     every = [document for row in rows for document in row["documents"]]
     labels = find_labels(run, {document["doc_id"] for document in every})
     for document in every:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader.rows.packing import BLOCK_DOCUMENTS, best_fit_decreasing, pack
+from loader.order.packing import BLOCK_DOCUMENTS, best_fit_decreasing, pack
 
 
 def spans_of(lengths) -> np.ndarray:

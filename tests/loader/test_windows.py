@@ -47,10 +47,10 @@ def test_reading_past_the_end_of_a_source_is_an_error_not_a_repeat(two_stages, s
     stream = Stream(plan, split)
     end = int(stream.files.source_starts[1])
     stream.files.copy(end - 17, np.empty(17, np.int64))
-    windows = stream._windows.capacities[0]
+    windows = stream.reader.capacities[0]
     for read in (
         lambda: stream.files.copy(end - 16, np.empty(17, np.int64)),
-        lambda: stream._windows.plan(np.array([[0]]), np.array([[windows]])),
+        lambda: stream.reader.plan(np.array([[0]]), np.array([[windows]])),
     ):
         with pytest.raises(PlanError) as caught:
             read()
