@@ -28,9 +28,10 @@ from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import Grader
 from nmoe_core.grading.inputs import GradeDocument
-from nmoe_core.heads.features import batches
+from nmoe_core.heads.features import DocumentTokens, batches
 from nmoe_core.heads.files import Heads
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.heads.scoring import HeadScorer
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS
 
 ROUNDS = 5
@@ -65,16 +66,16 @@ def grade(model: Transformer, tau_probe: float, documents: list[GradeDocument]) 
     """Rows as they are written, without the writing."""
     taus = Thresholds(tau_probe, 0.0, 0.5)
     calibration = Calibration(Path("none"), "", UNIFORM_WEIGHTS, taus, "")
-    grader = Grader(model, make_heads(), calibration, MAX_BATCH, tau_probe > 0)
-    rows = [row for buffer in grader.buffers(documents) for row in buffer]
+    grader = Grader(HeadScorer(model, make_heads(), MAX_BATCH), calibration, tau_probe > 0)
+    rows = [row for rows, _ in grader.buffers(documents) for row in rows]
     json.dumps(rows)
     return rows
 
 
 def features(model: Transformer, documents: list[GradeDocument]) -> None:
     """The states after both taps, for the same batches."""
-    tokens, names = [d.tokens for d in documents], [d.doc_id for d in documents]
-    for batch in batches(tokens, names, MAX_BATCH, torch.device("cpu")):
+    seen = DocumentTokens([d.doc_id for d in documents], [d.tokens for d in documents])
+    for batch in batches(seen, MAX_BATCH, torch.device("cpu")):
         model(
             batch.input_ids,
             batch.lengths,

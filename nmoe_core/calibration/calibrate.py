@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,118 +19,97 @@ import numpy as np
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
-from nmoe_core.calibration.files import (
-    CALIBRATION_NAME,
-    COMPAT_RULE,
-    read_calibration,
-    write_calibration,
-)
+from nmoe_core.base.result import Result
+from nmoe_core.calibration import CALIBRATE_CODE
+from nmoe_core.calibration.files import COMPAT_RULE, read_calibration, write_calibration
 from nmoe_core.calibration.rows import (
     CalibrationRows,
-    HeadScorer,
     require_enough,
     rows_from_heads,
     rows_from_predictions,
 )
 from nmoe_core.calibration.summary import summarise
 from nmoe_core.calibration.thresholds import Targets
-from nmoe_core.heads.codes import CALIBRATE_CODE
-from nmoe_core.heads.features import Backbone, one_thread
-from nmoe_core.heads.files import load_heads
+from nmoe_core.config.tree import CALIBRATION_NAME
+from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
+from nmoe_core.heads.scoring import HeadScorer
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 from nmoe_core.labels.slices import data_digest
 
 MIN_DOCUMENTS = 20
 MIN_PARSE_RATE = 0.5
+FACTS = (
+    *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
+    *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
+    *("dropping", "untouched"),
+)
+"""The fields of the summary that are facts of a result."""
 # Rows of val, and of test where it is labelled.
 Rows = tuple[CalibrationRows, CalibrationRows | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationReport:
-    """The committed summary as it was written; `is_current` when it was there already."""
-
-    path: Path
-    summary: dict[str, Any]
-    is_current: bool
-
-
 def calibrate(
     labels_val: Path,
-    heads_dir: Path,
-    model: Backbone,
-    data_root: Path,
+    scorer: HeadScorer,
+    corpus: Corpus,
     out_dir: Path,
-    *,
-    eos_token_id: int,
-    max_ctx: int,
-    max_batch: int = 32,
-    target_keep: float = 0.5,
-    max_false_drop: float = 0.02,
-    target_drop: float | None = None,
+    targets: Targets,
     labels_test: Path | None = None,
-) -> CalibrationReport:
+) -> Result:
     """Fit weights and thresholds on the heads' own scores of the val labels' documents.
 
     Args:
         labels_val: Merged labels of the val split; no head was fitted on them.
-        heads_dir: Both head files.
-        model: The backbone they were trained on.
-        data_root: Directory that document ids are relative to.
-        out_dir: Where `calibration_summary.json` goes.
-        eos_token_id: Token that ends every document.
-        max_ctx: Tokens of a document that heads see; the same as in training.
-        max_batch: Documents that run together.
-        target_keep: As in `Targets`, with the two that follow.
+        scorer: The backbone and its heads.
+        corpus: The labelled documents.
+        out_dir: Where `calibration_summary.json` goes; `read_calibration` reads it.
+        targets: What the thresholds are to achieve.
         labels_test: Merged labels of the test split, only reported on.
+
+    Returns:
+        The digest of the summary, its main figures and the `backbone_tokens` of this call.
 
     Raises:
         CalibrationError: A target is out of range (E-CALIBRATION-TARGET), fewer than 20 labels
             (E-CALIBRATION-FEW), most labels failed (E-CALIBRATION-COVERAGE), scores without
             spread (E-CALIBRATION-CONSTANT), or `target_drop` breaks `max_false_drop`
             (E-CALIBRATION-BOUND).
-        HeadError: As `load_heads`; or states are not finite (E-HEAD-NONFINITE).
+        HeadError: States are not finite (E-HEAD-NONFINITE).
         LabelError: As `read_labels`.
     """
-    targets = Targets(target_keep, max_false_drop, target_drop)
-    labels = _checked_labels(labels_val, targets)
+    labels, heads, model = _checked_labels(labels_val, targets), scorer.heads, scorer.model
     test = _test_labels(labels_test, labels)
-    heads = load_heads(heads_dir, model, max_ctx)
     sources = sorted({*labels.sources, *(test.sources if test is not None else ())})
     fingerprints = {
         "code": CALIBRATE_CODE,
         "labels": labels.digest,
         "labels_test": test.digest if test is not None else "",
-        "data": data_digest(data_root, sources),
+        "data": data_digest(corpus.data_root, sources),
         "backbone": model.digest,
         "probe": heads.probe_digest,
         "judge": heads.judge_digest,
-        "settings": sha256_json([max_ctx, *targets.as_list()]),
+        "settings": sha256_json([corpus.max_ctx, *targets.as_list()]),
     }
-
-    scorer = HeadScorer(model, heads, data_root, eos_token_id, max_batch)
 
     def rows() -> Rows:
         with one_thread():
-            of_val = rows_from_heads(scorer, labels)
+            of_val = rows_from_heads(scorer, corpus, labels)
             if test is None:
                 return of_val, None
-            return of_val, rows_from_heads(scorer, test, of_val.keys)
+            return of_val, rows_from_heads(scorer, corpus, test, of_val.keys)
 
-    return _commit(out_dir, labels, targets, rows, fingerprints, {"max_ctx": max_ctx})
+    tokens_before = model.tokens_processed
+    fit = _Fit(labels, targets, fingerprints, {"max_ctx": corpus.max_ctx})
+    done = fit.commit(out_dir, rows)
+    done.facts["backbone_tokens"] = model.tokens_processed - tokens_before
+    return done
 
 
 def calibrate_predictions(
-    labels_val: Path,
-    predictions: Path,
-    out_dir: Path,
-    *,
-    target_keep: float = 0.5,
-    max_false_drop: float = 0.02,
-    target_drop: float | None = None,
-) -> CalibrationReport:
+    labels_val: Path, predictions: Path, out_dir: Path, targets: Targets
+) -> Result:
     """As `calibrate`, on a file of the heads' scores as grading without early exits writes it.
 
     Raises:
@@ -138,7 +117,6 @@ def calibrate_predictions(
             (E-CALIBRATION-PREDICTIONS).
         LabelError: As `read_labels`.
     """
-    targets = Targets(target_keep, max_false_drop, target_drop)
     labels = _checked_labels(labels_val, targets)
     rows = rows_from_predictions(predictions, labels)
     fingerprints = {
@@ -147,12 +125,10 @@ def calibrate_predictions(
         "predictions": sha256_file(predictions),
         "settings": sha256_json(targets.as_list()),
     }
-    return _commit(out_dir, labels, targets, lambda: (rows, None), fingerprints, {})
+    return _Fit(labels, targets, fingerprints).commit(out_dir, lambda: (rows, None))
 
 
-def calibrate_compat(
-    labels_val: Path, out_dir: Path, target_keep: float = 0.5
-) -> CalibrationReport:
+def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) -> Result:
     """The published rule, number for number, from labels alone.
 
     Weights are least squares on the aggregate, which labels define as the plain mean, so they come
@@ -183,44 +159,47 @@ def calibrate_compat(
     }
     path = out_dir / CALIBRATION_NAME
     with output_lock(out_dir):
-        facts = write_calibration(path, facts)
-    return CalibrationReport(path, facts, False)
+        return _result(path, write_calibration(path, facts))
 
 
-def _commit(
-    out_dir: Path,
-    labels: Labels,
-    targets: Targets,
-    rows_of: Callable[[], Rows],
-    fingerprints: Fingerprints,
-    more: dict[str, Any],
-) -> CalibrationReport:
-    """Fit, measure and write, unless the file was made from the same inputs."""
-    path = out_dir / CALIBRATION_NAME
-    if is_current(path, fingerprints):
-        # One that was edited since is no calibration: it is made again.
-        with contextlib.suppress(CalibrationError):
-            return CalibrationReport(path, read_calibration(path), True)
-    rows, test = rows_of()
-    require_enough(rows.held_out().keys, MIN_DOCUMENTS, labels.path)
-    fit, report = rows.halves()
-    for half in (fit, report):
-        require_enough(half.held_out().keys, MIN_DOCUMENTS // 4, labels.path)
-    summary = summarise(fit, report, targets, test)
-    facts = {
-        **summary,
-        "num_failed_labels": labels.num_failed,
-        "left_out": rows.left_out,
-        **more,
-        "scorer_model": labels.scorer[0],
-        "scorer_version": labels.scorer[1],
-        "labels_digest": labels.digest,
-        "heads_digest": rows.heads_digest,
-        "fingerprints": fingerprints,
-    }
-    with output_lock(out_dir):
-        facts = write_calibration(path, facts)
-    return CalibrationReport(path, facts, False)
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Labels, targets and fingerprints of one calibration, and facts that its summary names."""
+
+    labels: Labels
+    targets: Targets
+    fingerprints: Fingerprints
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def commit(self, out_dir: Path, rows_of: Callable[[], Rows]) -> Result:
+        """Fit, measure and write, unless the file was made from the same inputs."""
+        path, labels = out_dir / CALIBRATION_NAME, self.labels
+        if is_current(path, self.fingerprints):
+            # One that was edited since is no calibration: it is made again.
+            with contextlib.suppress(CalibrationError):
+                return _result(path, read_calibration(path))
+        rows, test = rows_of()
+        require_enough(rows.held_out().keys, MIN_DOCUMENTS, labels.path)
+        fit, report = rows.halves()
+        for half in (fit, report):
+            require_enough(half.held_out().keys, MIN_DOCUMENTS // 4, labels.path)
+        facts = {
+            **summarise(fit, report, self.targets, test),
+            "num_failed_labels": labels.num_failed,
+            "left_out": rows.left_out,
+            **self.more,
+            "scorer_model": labels.scorer[0],
+            "scorer_version": labels.scorer[1],
+            "labels_digest": labels.digest,
+            "heads_digest": rows.heads_digest,
+            "fingerprints": self.fingerprints,
+        }
+        with output_lock(out_dir):
+            return _result(path, write_calibration(path, facts))
+
+
+def _result(path: Path, summary: dict[str, Any]) -> Result:
+    return Result(sha256_file(path), {key: summary[key] for key in FACTS if key in summary})
 
 
 def _test_labels(path: Path | None, val: Labels) -> Labels | None:

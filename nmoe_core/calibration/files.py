@@ -1,8 +1,8 @@
 """`calibration_summary.json`: the weights and thresholds that grading decides by.
 
 The file carries the hash of its content. Files of other tools that hold only weights, `tau_drop`
-and `tau_keep` are read by the published rule: the probe's threshold is then `tau_drop`. Which heads
-they were fitted for is not known, so grading takes them only where it is told to.
+and `tau_keep` are read by the published rule: the probe's threshold is then `tau_drop`. Such files
+name no heads, so grading takes them only where the user accepts them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import numpy as np
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import CalibrationError, FormatError
-from nmoe_core.base.fingerprint import read_summary, sha256_file
+from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.calibration.thresholds import Thresholds
+from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.labels.scores import DIMENSIONS, aggregate
+from nmoe_core.sources.digests import local_digest
 
-CALIBRATION_NAME = "calibration_summary.json"
 CALIBRATION_FORMAT = "calibration/2"
 COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"
 
@@ -135,7 +136,7 @@ def load_calibration(calibration_dir: Path) -> Calibration:
         raise _bad_calibration(path, f"heads_digest = {digest!r}"[:160])
     return Calibration(
         path=path,
-        digest=sha256_file(path),
+        digest=local_digest(path),
         weights={name: float(weights[name]) for name in DIMENSIONS},
         thresholds=Thresholds(*numbers),
         heads_digest=digest,

@@ -1,31 +1,32 @@
 """The files of a grading: rows that grow while it runs, and the counts of its summary.
 
 A partial file holds rows as they are computed, beside a note of what they are made from, how many
-bytes they are and their SHA-256. After a kill, the noted bytes are kept, whole buffers of documents
-that were batched together, and the rest is cut off. The file becomes `quality_scores.jsonl` by a
+bytes they are and their SHA-256. After a kill, the noted bytes are kept (whole buffers of documents
+that were batched together) and the rest is cut off. The file becomes `quality_scores.jsonl` by a
 rename, after which the summary is written, which names the rows' SHA-256 and seals itself.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loader.files.format import read_json_object
 from loader.files.sealed import sealed
+from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import failpoint, fsync_dir, write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, read_summary, sha256_file
-from nmoe_core.calibration.decide import DECISIONS
+from nmoe_core.base.jsonl import read_objects
+from nmoe_core.calibration.thresholds import DECISIONS
+from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.labels.intervals import upper_bound
 
-SCORES_NAME = "quality_scores.jsonl"
 SUMMARY_NAME = "summary.json"
 SUMMARY_FORMAT = "grade-summary/2"
 PARTIAL_NAME = ".quality_scores.partial.jsonl"
@@ -43,6 +44,13 @@ class Graded:
     checksum: str
     summary: dict[str, Any]
 
+    def rows(self) -> Iterator[Row]:
+        """The rows, in order."""
+        return (row for _, row in read_objects(self.path, self._bad_row))
+
+    def _bad_row(self, number: int, reason: str) -> FormatError:
+        return _changed(self.path, f"line {number}: {reason}", "a row")
+
 
 def read_grading_summary(directory: Path) -> dict[str, Any]:
     """The summary of a grading.
@@ -57,7 +65,7 @@ def read_grading_summary(directory: Path) -> dict[str, Any]:
 def read_graded(directory: Path) -> Graded:
     """The grading of a directory, its rows compared with the SHA-256 that the summary names.
 
-    Summaries of older versions name none; the rows are then believed.
+    Summaries of older versions name none; their rows are not compared.
 
     Raises:
         FormatError: As `read_grading_summary`; the rows are missing or not those that were
@@ -67,15 +75,19 @@ def read_graded(directory: Path) -> Graded:
     found = sha256_file(path) if path.is_file() else "no file"
     expected = summary.get("scores_sha256", found)
     if found != expected or not path.is_file():
-        raise FormatError(
-            "quality scores are not those that were graded",
-            where=path,
-            found=found,
-            expected=expected,
-            do=_DO,
-            code="E-GRADE-CHANGED",
-        )
+        raise _changed(path, found, expected)
     return Graded(path, found, summary)
+
+
+def _changed(path: Path, found: str, expected: str) -> FormatError:
+    return FormatError(
+        "quality scores are not those that were graded",
+        where=path,
+        found=found,
+        expected=expected,
+        do=_DO,
+        code="E-GRADE-CHANGED",
+    )
 
 
 def write_summary(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,10 +98,10 @@ def write_summary(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PartialRows:
-    """Rows of an unfinished grading.
+    """Rows of an unfinished grading; a context manager that holds their file open.
 
-    The note beside them says how many bytes were appended and their SHA-256: what is behind them is
-    a torn append and is cut off, and rows that were damaged meanwhile are graded again.
+    The note beside them says how many bytes were appended and their SHA-256: bytes behind them are
+    a torn append and are cut off, and rows that were damaged meanwhile are graded again.
 
     Args:
         out_dir: Directory of the output; the caller holds its lock.
@@ -98,8 +110,13 @@ class PartialRows:
 
     def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:
         self._out_dir, self._fingerprints = out_dir, fingerprints
-        self._path, self._note = out_dir / PARTIAL_NAME, out_dir / NOTE_NAME
-        self._hash, self._size = hashlib.sha256(), 0
+        self._note, self._log = out_dir / NOTE_NAME, AppendLog(out_dir / PARTIAL_NAME)
+
+    def __enter__(self) -> PartialRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
 
     def resume(self, tally: Tally) -> int:
         """Cut the file to the rows that are known to be whole, and count those into `tally`.
@@ -107,18 +124,12 @@ class PartialRows:
         Returns:
             How many rows there are.
         """
-        self._path.touch()
-        note = self._read_note()
-        os.truncate(self._path, note.get("bytes", 0))
-        self._hash, self._size, num_rows = hashlib.sha256(), 0, 0
-        if sha256_file(self._path) == note.get("sha256"):
-            with open(self._path, "rb") as file:
-                for line in file:
-                    tally.add([json.loads(line)])
-                    self._hash.update(line)
-                    self._size += len(line)
-                    num_rows += 1
-        os.truncate(self._path, self._size)
+        note, num_rows = self._read_note(), 0
+        if note and self._log.starts_with(note["bytes"], note["sha256"]):
+            for line in self._log.lines(end=note["bytes"]):
+                tally.add([json.loads(line.payload)])
+                num_rows += 1
+        self._log.cut()
         self._write_note()
         return num_rows
 
@@ -130,37 +141,28 @@ class PartialRows:
             note = read_json_object(self._note)
         except FormatError:
             return {}
-        size = note.get("bytes")
-        is_size = isinstance(size, int) and 0 <= size <= self._path.stat().st_size
-        return note if is_size else {}
+        is_whole = type(note.get("bytes")) is int and isinstance(note.get("sha256"), str)
+        return note if is_whole and note["bytes"] >= 0 else {}
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add the rows of a buffer and make them durable."""
         lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
-        payload = "".join(lines).encode()
-        with open(self._path, "ab") as file:
-            file.write(payload)
-            failpoint("write")
-            file.flush()
-            failpoint("fsync")
-            os.fsync(file.fileno())
-        self._hash.update(payload)
-        self._size += len(payload)
+        self._log.append("".join(lines).encode(), durable=True)
         self._write_note()
 
     def _write_note(self) -> None:
-        made = {"bytes": self._size, "sha256": self._hash.hexdigest()}
+        made = {"bytes": self._log.size, "sha256": self._log.sha256}
         write_json(self._note, {"fingerprints": self._fingerprints, **made})
 
     def commit(self) -> str:
         """Put the rows in the place of `quality_scores.jsonl`; return their SHA-256."""
-        # Gone before its scores are replaced: a summary never speaks of another run's rows.
+        # The summary goes first, so that it never describes another run's rows.
         (self._out_dir / SUMMARY_NAME).unlink(missing_ok=True)
         failpoint("rename")
-        os.replace(self._path, self._out_dir / SCORES_NAME)
+        os.replace(self._log.path, self._out_dir / SCORES_NAME)
         fsync_dir(self._out_dir)
         self._note.unlink(missing_ok=True)
-        return self._hash.hexdigest()
+        return self._log.sha256
 
 
 class Tally:
@@ -168,7 +170,7 @@ class Tally:
 
     Args:
         tau_probe: The probe's threshold.
-        tau_keep: Given where nothing leaves early: then it is counted which documents would have
+        tau_keep: Given where no document leaves early. The tally then counts those that would have
             left although the judge keeps them.
     """
 

@@ -10,7 +10,6 @@ shares of documents, as they do in the corpus, and in no figure of quality.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,20 +20,15 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import CalibrationError, FormatError
-from nmoe_core.calibration.graded import (
-    SCORES_NAME,
-    SUMMARY_NAME,
-    read_graded,
-    read_grading_summary,
-)
-from nmoe_core.heads.features import Backbone, buffers, content_digests, read_documents
-from nmoe_core.heads.features import require_few_failed as _require_few_failed
-from nmoe_core.heads.files import Heads, heads_digest
-from nmoe_core.heads.held_out import held_out
-from nmoe_core.heads.scoring import score_documents
+from nmoe_core.base.jsonl import read_objects
+from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded, read_grading_summary
+from nmoe_core.config.tree import SCORES_NAME
+from nmoe_core.heads.features import BUFFER_BATCHES, Corpus, require_few_failed
+from nmoe_core.heads.files import heads_digest
+from nmoe_core.heads.metrics import held_out
+from nmoe_core.heads.scoring import HeadScorer
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, as_vector
-from nmoe_core.shards.documents import DocumentReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +82,14 @@ class CalibrationRows:
         return self.take(is_first), self.take(~is_first)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadScorer:
-    """What scores documents by the path that grades."""
-
-    model: Backbone
-    heads: Heads
-    data_root: Path
-    eos_token_id: int
-    max_batch: int
-
-
 def rows_from_heads(
-    scorer: HeadScorer, labels: Labels, also_seen: Sequence[str] = ()
+    scorer: HeadScorer, corpus: Corpus, labels: Labels, also_seen: Sequence[str] = ()
 ) -> CalibrationRows:
     """Score the labelled documents with both heads.
 
     Args:
         scorer: The backbone and its heads.
+        corpus: The documents.
         labels: Of the documents to score.
         also_seen: Keys of rows whose contents count as trained on.
 
@@ -113,22 +97,20 @@ def rows_from_heads(
         HeadError: The states of more than a few documents are not finite (E-HEAD-NONFINITE).
         FormatError: A document is not in the data (E-DOCID, E-SHARD-...).
     """
-    reader, heads, max_batch = DocumentReader(scorer.data_root), scorer.heads, scorer.max_batch
+    heads, size = scorer.heads, scorer.max_batch * BUFFER_BATCHES
     contents, probe, judge = [np.empty(0, np.int64)], [np.empty((0, 5))], [np.empty((0, 5))]
     failed: dict[str, str] = {}
-    for names in buffers(labels.doc_ids, max_batch):
-        documents = read_documents(reader, names, scorer.eos_token_id, heads.max_ctx)
-        scores = score_documents(scorer.model, heads, documents, names, max_batch)
-        contents.append(content_digests(documents))
+    for start in range(0, len(labels.doc_ids), size):
+        documents = corpus.read(labels.doc_ids[start : start + size])
+        scores = scorer.score(documents)
+        contents.append(documents.digests())
         probe.append(scores.probe)
         judge.append(scores.judge)
-        failed |= {names[i]: reason for i, reason in scores.failed.items()}
-        _require_few_failed(failed, len(labels.doc_ids))
-    keys = _keys(np.concatenate(contents))
+        failed |= {documents.names[i]: reason for i, reason in scores.failed.items()}
+        require_few_failed(failed, len(labels.doc_ids))
     rows = _rows(labels, np.concatenate(probe), np.concatenate(judge), heads.digest)
-    rows.keys[:] = keys
-    is_scored = np.array([doc_id not in failed for doc_id in labels.doc_ids], np.bool_)
-    rows = rows.take(is_scored)
+    rows.keys[:] = _keys(np.concatenate(contents))
+    rows = rows.take(np.array([doc_id not in failed for doc_id in labels.doc_ids], np.bool_))
     found = held_out(rows.keys, [*_keys(heads.train_contents), *also_seen])
     num_seen = found.num_seen if len(heads.train_contents) else None
     rows.left_out.update(trained_on=num_seen, repeated=found.num_repeated, not_finite=len(failed))
@@ -152,25 +134,25 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
             comes twice (E-CALIBRATION-PREDICTIONS).
     """
     found = _predictions(path)
-    is_known = np.array([doc_id in found for doc_id in labels.doc_ids], np.bool_)
-    known = [found[doc_id] for doc_id in labels.doc_ids if doc_id in found]
-    is_scored = np.array([not row.get("failed") for row in known], np.bool_)
-    unscored = [math.nan] * len(DIMENSIONS)
-    judge = [_judge_scores(path, row) if not row.get("failed") else unscored for row in known]
-    probe = [_probe_scores(path, row) if not row.get("failed") else unscored for row in known]
-    has_probe = any(p is not None for p, is_good in zip(probe, is_scored) if is_good)
-    if has_probe and any(p is None for p in probe):
+    shape = len(labels.doc_ids), len(DIMENSIONS)
+    judge, probe = np.full(shape, math.nan), np.full(shape, math.nan)
+    left_out = {"without_prediction": 0, "not_finite": 0, "trained_on": None}
+    have_probe: set[bool] = set()
+    for i, doc_id in enumerate(labels.doc_ids):
+        row = found.get(doc_id)
+        if row is None:
+            left_out["without_prediction"] += 1
+        elif row.get("failed"):
+            left_out["not_finite"] += 1
+        else:
+            judge[i], probe_scores = _judge_scores(path, row), _probe_scores(path, row)
+            have_probe.add(probe_scores is not None)
+            probe[i] = math.nan if probe_scores is None else probe_scores
+    if len(have_probe) > 1:
         raise _bad_prediction(path, "some rows have probe scores, others none")
-    full = np.full((len(labels.doc_ids), len(DIMENSIONS)), math.nan)
-    judges, probes = full.copy(), full.copy()
-    judges[is_known] = np.array(judge).reshape(-1, len(DIMENSIONS))
-    if has_probe:
-        probes[is_known] = np.array(probe)
-    rows = _rows(labels, probes if has_probe else None, judges, _digest_beside(path))
-    failed = len(known) - int(is_scored.sum())
-    missing = int((~is_known).sum())
-    rows.left_out.update(without_prediction=missing, not_finite=failed, trained_on=None)
-    return rows.take(np.isfinite(judges).all(axis=1))
+    rows = _rows(labels, probe if True in have_probe else None, judge, _digest_beside(path))
+    rows.left_out.update(left_out)
+    return rows.take(np.isfinite(judge).all(axis=1))
 
 
 def _rows(
@@ -202,14 +184,12 @@ def _predictions(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise _bad_prediction(path, "no such file")
     found: dict[str, dict[str, Any]] = {}
-    for i, line in enumerate(path.read_bytes().splitlines()):
-        try:
-            row = json.loads(line)
-            doc_id = row["doc_id"]
-        except (ValueError, KeyError, TypeError):
-            raise _bad_prediction(path, f"line {i + 1}: {line[:80]!r}") from None
-        if not isinstance(doc_id, str) or doc_id in found:
-            raise _bad_prediction(path, f"line {i + 1}: document {doc_id} again")
+    for line, row in read_objects(path, lambda n, why: _bad_prediction(path, f"line {n}: {why}")):
+        doc_id = row.get("doc_id")
+        if not isinstance(doc_id, str):
+            raise _bad_prediction(path, f"line {line.number}: {line.payload[:80]!r}")
+        if doc_id in found:
+            raise _bad_prediction(path, f"line {line.number}: document {doc_id} again")
         found[doc_id] = row
     return found
 
@@ -271,7 +251,7 @@ def _bad_prediction(path: Path, found: str) -> CalibrationError:
         "not predictions as grading writes them",
         where=path,
         found=found[:200],
-        expected="a line per document: doc_id, scores in 0..4 or aggregated in 0..1, probe_scores",
+        expected="lines with doc_id, scores in 0..4 or aggregated in 0..1, and probe_scores",
         do="grade the val documents with --no-early-exit",
         code="E-CALIBRATION-PREDICTIONS",
     )

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
-from nmoe_core.calibration.decide import DECISIONS
 from nmoe_core.calibration.measures import (
     Aggregates,
     decision_agreement,
@@ -30,6 +29,7 @@ from nmoe_core.calibration.measures import (
 )
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.calibration.thresholds import (
+    DECISIONS,
     Certificate,
     Targets,
     Thresholds,

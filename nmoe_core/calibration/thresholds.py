@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from nmoe_core.base.errors import CalibrationError
 from nmoe_core.labels.intervals import chance_of_at_most, upper_bound
 from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE
 
+Decision = Literal["drop", "band", "keep"]
+DECISIONS: tuple[Decision, ...] = get_args(Decision)
 DELTA = 0.05
 STARTS = (1.0, 1.6, 2.6, 5.0)
 # Largest share of all documents that the early exit may take from what the judge keeps.
@@ -74,6 +77,12 @@ class Thresholds:
     tau_probe: float
     tau_drop: float
     tau_keep: float
+
+    def decide(self, aggregated: float) -> Decision:
+        """The one decision rule, for a document that the judge scored."""
+        if aggregated >= self.tau_keep:
+            return "keep"
+        return "drop" if aggregated < self.tau_drop else "band"
 
 
 @dataclass(frozen=True, slots=True)

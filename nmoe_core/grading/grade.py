@@ -1,16 +1,17 @@
 """Grades documents: `quality_scores.jsonl` in the input's order, `summary.json` last.
 
-Rows are computed in bounded buffers and appended to a partial file, so memory does not grow with
-the input and a killed grading goes on at the last whole buffer, with the same bytes in the end. An
+Rows are computed in bounded buffers and appended to a partial file, so memory hardly grows with the
+input and a killed grading goes on at the last whole buffer, with the same bytes in the end. An
 output whose recorded fingerprints (documents, backbone, heads, calibration, settings) are those of
-this call is left as it is. A document's decision depends on the document alone, not on what it was
-batched with. One whose states are not finite is dropped, with the reason in its row.
+this call is left as it is; of another one, batches of equal texts keep their scores
+(`grading.reuse`). A document's decision depends on the document alone, not on what it was batched
+with. One whose states are not finite is dropped, with the reason in its row.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,14 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_json
-from nmoe_core.calibration.decide import GRADE_CODE, decide
+from nmoe_core.base.result import Result
 from nmoe_core.calibration.files import Calibration, load_calibration
 from nmoe_core.calibration.graded import (
-    SCORES_NAME,
     SUMMARY_NAME,
     PartialRows,
     Progress,
@@ -34,148 +33,98 @@ from nmoe_core.calibration.graded import (
     read_graded,
     write_summary,
 )
-from nmoe_core.grading.inputs import GradeDocument, GradeInput, ShardInput
+from nmoe_core.grading import GRADE_CODE
+from nmoe_core.grading.inputs import GradeDocument, GradeInput
+from nmoe_core.grading.reuse import known_scores, note_batches
 from nmoe_core.heads.features import (
     BUFFER_BATCHES,
-    Backbone,
+    DocumentTokens,
     one_thread,
-    read_documents,
     require_few_failed,
 )
-from nmoe_core.heads.files import Heads, load_heads
-from nmoe_core.heads.scoring import HeadScores, score_documents
+from nmoe_core.heads.scoring import HeadScorer, HeadScores
 from nmoe_core.labels.scores import as_scores
-from nmoe_core.shards.documents import DocumentReader
-from nmoe_core.shards.manifest import documents_digest
-
-
-@dataclass(frozen=True, slots=True)
-class GradeReport:
-    """Counts of one output; `backbone_tokens` were given to the backbone now."""
-
-    path: Path
-    total: int
-    kept: int
-    band: int
-    dropped: int
-    early_exits: int
-    failed: int
-    backbone_tokens: int
-    is_current: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """The backbone, heads and calibration that grade, checked against each other.
+    """Backbone, heads and calibration, checked against each other; it serves any number of inputs.
 
-    One grader serves any number of inputs.
+    Attributes:
+        scorer: The backbone and its heads.
+        calibration: Fitted for these heads.
+        early_exit: Whether documents below `tau_probe` leave before the judge.
     """
 
-    model: Backbone
-    heads: Heads
+    scorer: HeadScorer
     calibration: Calibration
-    max_batch: int
     early_exit: bool = True
 
     @classmethod
     def load(
         cls,
-        model: Backbone,
-        heads_dir: Path,
+        scorer: HeadScorer,
         calibration_dir: Path,
-        max_ctx: int,
-        max_batch: int,
         early_exit: bool = True,
         *,
         compat: bool = False,
     ) -> Grader:
-        """Load heads and calibration for a backbone.
-
-        `compat` accepts a calibration that names no heads, such as one by the published rule.
+        """Load the calibration for heads; `compat` accepts one that names no heads.
 
         Raises:
-            HeadError: As `load_heads`.
             CalibrationError: As `load_calibration`, or it was fitted for other heads
                 (E-CALIBRATION-HEADS).
         """
-        heads = load_heads(heads_dir, model, max_ctx)
         calibration = load_calibration(calibration_dir)
-        calibration.require_heads(heads.digest, compat=compat)
-        return cls(model, heads, calibration, max_batch, early_exit)
+        calibration.require_heads(scorer.heads.digest, compat=compat)
+        return cls(scorer, calibration, early_exit)
 
     def fingerprints(self, documents: Fingerprints) -> Fingerprints:
         """What the grades of documents are made from."""
-        return grade_fingerprints(
-            documents,
-            backbone=self.model.digest,
-            probe=self.heads.probe_digest,
-            judge=self.heads.judge_digest,
-            calibration=self.calibration.digest,
-            max_ctx=self.heads.max_ctx,
-            early_exit=self.early_exit,
-        )
+        heads = self.scorer.heads
+        digests = {
+            "backbone": self.scorer.model.digest,
+            "probe": heads.probe_digest,
+            "judge": heads.judge_digest,
+            "calibration": self.calibration.digest,
+        }
+        return grade_fingerprints(documents, digests, heads.max_ctx, self.early_exit)
 
-    @property
-    def buffer_size(self) -> int:
-        """Documents that are sorted by length and scored together."""
-        return self.max_batch * BUFFER_BATCHES
+    def buffers(
+        self, documents: Iterable[GradeDocument], known: HeadScores | None = None
+    ) -> Iterator[tuple[list[Row], HeadScores]]:
+        """Rows of documents, in order, and their scores: one buffer at a time.
 
-    def buffers(self, documents: Iterable[GradeDocument]) -> Iterator[list[Row]]:
-        """The rows of documents, in order, a buffer at a time."""
+        Args:
+            documents: What to grade; a buffer of them is sorted by length and scored together.
+            known: As for `HeadScorer.score`.
+        """
         exits = self.calibration.leaves_at_probe if self.early_exit else None
         source = iter(documents)
-        while buffer := list(islice(source, self.buffer_size)):
-            tokens, names = [d.tokens for d in buffer], [d.doc_id for d in buffer]
-            scores = score_documents(self.model, self.heads, tokens, names, self.max_batch, exits)
-            yield list(grade_rows(buffer, scores, self.calibration))
+        while buffer := list(islice(source, self.scorer.max_batch * BUFFER_BATCHES)):
+            seen = DocumentTokens([d.doc_id for d in buffer], [d.tokens for d in buffer])
+            scores = self.scorer.score(seen, exits, known)
+            yield list(grade_rows(buffer, scores, self.calibration)), scores
 
-    def rows(
-        self, reader: DocumentReader, doc_ids: Sequence[str], source: str, eos_token_id: int
-    ) -> Iterator[Row]:
-        """The rows of some documents of one source, in order."""
-        max_ctx = self.heads.max_ctx
-        documents = (
-            GradeDocument(
-                doc_id, source, read_documents(reader, [doc_id], eos_token_id, max_ctx)[0]
-            )
-            for doc_id in doc_ids
-        )
-        for rows in self.buffers(documents):
+    def rows(self, documents: GradeInput) -> Iterator[Row]:
+        """The rows of all documents, in order."""
+        for rows, _ in self.buffers(documents.documents(0, self.scorer.heads.max_ctx)):
             yield from rows
 
 
 def grade_fingerprints(
-    documents: Manifest | Fingerprints,
-    *,
-    backbone: str,
-    probe: str,
-    judge: str,
-    calibration: str,
-    max_ctx: int,
-    early_exit: bool,
+    documents: Fingerprints, digests: Mapping[str, str], max_ctx: int, early_exit: bool
 ) -> Fingerprints:
     """What grades are made from, told without loading a model.
 
     Args:
-        documents: The manifest of a shard, or an input's own fingerprints.
-        backbone: Digest of the backbone.
-        probe: SHA-256 of the probe's file.
-        judge: SHA-256 of the judge's file.
-        calibration: SHA-256 of `calibration_summary.json`.
+        documents: The input's own fingerprints.
+        digests: Of the `backbone`, of the files of `probe` and `judge`, and of the `calibration`.
         max_ctx: Tokens of a document that heads see.
         early_exit: Whether documents leave at the probe.
     """
-    if isinstance(documents, Manifest):
-        documents = {"shard": documents_digest(documents)}
-    return {
-        "code": GRADE_CODE,
-        **documents,
-        "backbone": backbone,
-        "probe": probe,
-        "judge": judge,
-        "calibration": calibration,
-        "settings": sha256_json([max_ctx, early_exit]),
-    }
+    settings = sha256_json([max_ctx, early_exit])
+    return {"code": GRADE_CODE, **documents, **digests, "settings": settings}
 
 
 def grade_rows(
@@ -187,7 +136,6 @@ def grade_rows(
     the decision `drop`. One without finite states has `aggregated` 0, the decision `drop`, and a
     key `failed` that says why.
     """
-    taus = calibration.thresholds
     q_probe = calibration.aggregate(scores.probe)
     aggregated = np.where(scores.exited, q_probe, calibration.aggregate(scores.judge))
     for i, document in enumerate(documents):
@@ -200,7 +148,7 @@ def grade_rows(
             "source": document.source,
             "scores": None if is_dropped else as_scores(scores.judge[i]),
             "aggregated": value,
-            "decision": "drop" if is_dropped else decide(value, taus.tau_drop, taus.tau_keep),
+            "decision": "drop" if is_dropped else calibration.thresholds.decide(value),
             "q_probe": float(q_probe[i]) if has_probe else None,
             "early_exit": exited,
             "probe_scores": as_scores(scores.probe[i]) if has_probe else None,
@@ -208,70 +156,44 @@ def grade_rows(
         yield row if failed is None else row | {"failed": failed}
 
 
-def grade_shard(
-    data_root: Path,
-    source: str,
-    shard_manifest: Path,
-    out_dir: Path,
-    model: Backbone,
-    heads_dir: Path,
-    calibration_dir: Path,
-    max_ctx: int,
-    max_batch: int,
-    *,
-    early_exit: bool = True,
-    compat: bool = False,
-    progress: Progress | None = None,
-) -> GradeReport:
-    """Grade the documents of one shard manifest into `out_dir`.
-
-    Args:
-        data_root: Directory that document ids are relative to.
-        source: The shard's source.
-        shard_manifest: `manifest.json` of the shard, under `data_root`; it may hold no document.
-        out_dir: Where `quality_scores.jsonl` and `summary.json` go.
-        model: The backbone the heads were trained on.
-        heads_dir: Both head files.
-        calibration_dir: Holds `calibration_summary.json`.
-        max_ctx: Tokens of a document that heads see; the same as in training.
-        max_batch: Documents that run together.
-        early_exit: Whether documents below `tau_probe` leave before the judge.
-        compat: Whether a calibration that names no heads is accepted; the summary then says so.
-        progress: Called with (documents done, documents in all).
-
-    Raises:
-        HeadError: As `load_heads`; or the states of more than a few documents, or a score, are not
-            finite (E-HEAD-NONFINITE).
-        CalibrationError: As `load_calibration`; or fitted for other heads (E-CALIBRATION-HEADS).
-        FormatError: A manifest, index or shard is not what it should be.
-    """
-    grader = Grader.load(
-        model, heads_dir, calibration_dir, max_ctx, max_batch, early_exit, compat=compat
-    )
-    documents = ShardInput(load_manifest(shard_manifest), data_root, source)
-    return grade_documents(grader, documents, out_dir, progress)
-
-
 def grade_documents(
     grader: Grader, documents: GradeInput, out_dir: Path, progress: Progress | None = None
-) -> GradeReport:
-    """Grade any documents into `out_dir`; errors are those of `grade_shard`."""
+) -> Result:
+    """Grade documents into `out_dir`; there may be none.
+
+    Args:
+        grader: What grades.
+        documents: What to grade.
+        out_dir: Where `quality_scores.jsonl` and `summary.json` go.
+        progress: Called with (documents done, documents in all).
+
+    Returns:
+        The digest of the rows; counts of `documents` and decisions, and `backbone_tokens` that the
+        backbone was given now.
+
+    Raises:
+        HeadError: The states of more than a few documents, or a score, are not finite
+            (E-HEAD-NONFINITE).
+        FormatError: A manifest, index or shard is not what it should be.
+    """
     fingerprints = grader.fingerprints(documents.fingerprints())
-    path = out_dir / SCORES_NAME
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         # Rows that were edited since are no grades: they are made again.
         with contextlib.suppress(FormatError):
-            return _report(path, read_graded(out_dir).summary, 0, is_current=True)
-    tokens_before = grader.model.tokens_processed
-    with output_lock(out_dir), one_thread():
-        # Batches decide the last digits, so a partial file of another batch size is not used.
-        made_from = {**fingerprints, "max_batch": str(grader.max_batch)}
-        partial = PartialRows(out_dir, made_from)
-        taus = grader.calibration.thresholds
+            graded = read_graded(out_dir)
+            return _result(graded.summary, graded.checksum, 0, changed=False)
+    model, taus = grader.scorer.model, grader.calibration.thresholds
+    tokens_before = model.tokens_processed
+    # Batches decide the last digits, so a partial file of another batch size is not used.
+    made_from = {**fingerprints, "max_batch": str(grader.scorer.max_batch)}
+    with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
+        known, batches = known_scores(out_dir, grader.scorer), dict[str, list[int]]()
         tally = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep)
-        num_done = partial.resume(tally)
-        total = documents.count()
-        for rows in grader.buffers(documents.documents(num_done, grader.heads.max_ctx)):
+        num_done, total = partial.resume(tally), documents.count()
+        source = documents.documents(num_done, grader.scorer.heads.max_ctx)
+        for rows, scores in grader.buffers(source, known):
+            for key, places in scores.batches.items():
+                batches[key] = [tally.total + i for i in places]
             partial.append(rows)
             tally.add(rows)
             require_few_failed(tally.failed, total if total is not None else tally.total)
@@ -282,13 +204,14 @@ def grade_documents(
             "tau_drop": taus.tau_drop,
             "tau_keep": taus.tau_keep,
             "tau_probe": taus.tau_probe,
-            "scorer_model": grader.heads.scorer_model,
+            "scorer_model": grader.scorer.heads.scorer_model,
             **_accepted(grader.calibration),
             "fingerprints": fingerprints,
         }
-        facts = write_summary(out_dir, facts | {"scores_sha256": partial.commit()})
-    tokens = grader.model.tokens_processed - tokens_before
-    return _report(path, facts, tokens, is_current=False)
+        digest = partial.commit()
+        facts = write_summary(out_dir, facts | {"scores_sha256": digest})
+        note_batches(out_dir, grader.scorer, digest, batches)
+    return _result(facts, digest, model.tokens_processed - tokens_before, changed=True)
 
 
 def _accepted(calibration: Calibration) -> dict[str, str]:
@@ -298,15 +221,13 @@ def _accepted(calibration: Calibration) -> dict[str, str]:
     return {"calibration_rule": calibration.rule, "calibration_accepted_by": "compat"}
 
 
-def _report(path: Path, summary: dict[str, Any], tokens: int, is_current: bool) -> GradeReport:
-    return GradeReport(
-        path=path,
-        total=summary["total"],
-        kept=summary["kept"],
-        band=summary["band"],
-        dropped=summary["dropped"],
-        early_exits=summary["early_exits"],
-        failed=summary["failed"],
-        backbone_tokens=tokens,
-        is_current=is_current,
-    )
+def _result(summary: Mapping[str, Any], digest: str, tokens: int, *, changed: bool) -> Result:
+    names = ("kept", "band", "dropped", "early_exits", "failed")
+    facts = {
+        "documents": summary["total"],
+        **{name: summary[name] for name in names},
+        "keep_rate": summary["kept"] / max(summary["total"], 1),
+        "backbone_tokens": tokens,
+        "changed": changed,
+    }
+    return Result(digest, facts)

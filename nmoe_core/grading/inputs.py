@@ -17,7 +17,7 @@ import numpy as np
 
 from loader.files.format import Manifest
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
-from nmoe_core.heads.features import read_documents
+from nmoe_core.heads.features import as_seen
 from nmoe_core.labels.jsonl_texts import JsonlTexts
 from nmoe_core.labels.slices import data_digest, source_manifest
 from nmoe_core.shards.documents import DocumentReader, document_ids
@@ -71,12 +71,10 @@ class ShardInput:
 
     def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
         """Documents from number `start` on."""
-        reader = DocumentReader(self._data_root)
-        found = document_ids(self._data_root, self._manifest)
-        for document in islice(found, start, None):
-            doc_id = str(document)
-            (tokens,) = read_documents(reader, [doc_id], self._manifest.eos_token_id, max_ctx)
-            yield GradeDocument(doc_id, self._source, tokens)
+        reader, eos = DocumentReader(self._data_root), self._manifest.eos_token_id
+        for document in islice(document_ids(self._data_root, self._manifest), start, None):
+            tokens = as_seen(reader.tokens(document, eos), eos, max_ctx)
+            yield GradeDocument(str(document), self._source, tokens)
 
 
 class DocIdInput:
@@ -114,7 +112,7 @@ class DocIdInput:
             for source in sorted({source for _, source in self._rows})
         }
         for doc_id, source in self._rows[start:]:
-            (tokens,) = read_documents(reader, [doc_id], eos[source], max_ctx)
+            tokens = as_seen(reader.tokens(doc_id, eos[source]), eos[source], max_ctx)
             yield GradeDocument(doc_id, source, tokens)
 
 
@@ -169,9 +167,8 @@ class TextInput:
         """Documents from number `start` on."""
         for doc_id, source in self._texts.rows[start:]:
             tokens = self._tokenizer.encode_long(self._texts.text(doc_id), max_ctx)
-            if not len(tokens):
-                tokens = np.array([self._tokenizer.eos_token_id], np.uint32)
-            yield GradeDocument(doc_id, source, tokens)
+            seen = as_seen(tokens, self._tokenizer.eos_token_id, max_ctx)
+            yield GradeDocument(doc_id, source, seen)
 
 
 def _sampled(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Brings pickled head weights of the two published forms in.
+"""Converts pickled head weights of the two published forms.
 
 | form | file | tensors |
 |---|---|---|
@@ -7,11 +7,10 @@
 | second | probe | `gate`, one score in 0..1, and others that grading does not read |
 | second | judge | `q_token`, `projector`, `encoder`, `rubric_head`, flat or as a table of each |
 
-A gate becomes five equal scores of four times its value, so whatever the weights are, their mean is
-the gate. The pickle is read with torch's weights-only reader, which runs no code of the file. What
-a pickle does not say has to be told: the backbone its head was trained on, how many tokens of a
-document it saw, and how many attention heads its judge has. Its labels stay unknown, and the header
-says so.
+A gate becomes five equal scores of four times its value, so their mean is the gate whatever the
+weights are. The pickle is read with torch's weights-only reader, which runs no code of the file.
+The caller says what a pickle does not: the backbone its head was trained on, how many tokens of a
+document it saw, and how many attention heads its judge has. Labels are "unknown" in the header.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
+from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine.weights.config import tap_layers
 from nmoe_core.heads.features import Backbone
-from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, save_head
+from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import NUM_SCORES, JudgeArch, ProbeArch, head_of
 from nmoe_core.labels.scores import MAX_GRADE
 
 UNKNOWN = "unknown"
-# What torch's reader of pickles raises for bytes that are none.
+# What torch raises when it reads bytes that are not a pickle.
 _DAMAGED = (
     *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, TypeError, LookupError),
     *(AttributeError, ArithmeticError, AssertionError, struct.error, OSError, MemoryError),

@@ -1,9 +1,10 @@
 """Documents to backbone states: the one path that training, calibration and grading share.
 
-A document is seen as its first `max_ctx` tokens without the EOS. Documents are batched by length
-inside a bounded buffer and padded on the right; results come back in the order of the documents.
-Padding is told by lengths, never by a token's value. States that are not finite are counted before
-any mask, mean or clamp could hide them, and fail their document; many such documents are an error.
+The heads see the first `max_ctx` tokens of a document, without the EOS. Documents are batched by
+length inside a bounded buffer and padded on the right; results come back in the order of the
+documents. Lengths say what is padding, never a token's value. States that are not finite are
+counted before any mask, mean or clamp could hide them, and fail their document; many such
+documents are an error.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -54,12 +56,56 @@ class Backbone(Protocol):
     def __call__(
         self,
         input_ids: Tensor | Residual,
-        lengths: Tensor | None = None,
+        lengths: Tensor,
         *,
-        return_hidden_states: tuple[int, ...] = (),
-        up_to_layer: int | None = None,
-        no_logits: bool = False,
+        return_hidden_states: tuple[int, ...],
+        no_logits: bool,
     ) -> tuple[Tensor | None, Mapping[int, Tensor]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTokens:
+    """Documents as the heads see them: their ids, and their tokens, uint32 `[1..max_ctx]` each."""
+
+    names: Sequence[str]
+    tokens: Sequence[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, rows: slice) -> DocumentTokens:
+        return DocumentTokens(self.names[rows], self.tokens[rows])
+
+    def digests(self) -> np.ndarray:
+        """64 bits of the SHA-256 of each document's tokens: int64 `[N]`."""
+        found = [hashlib.sha256(np.asarray(tokens, "<u4").tobytes()) for tokens in self.tokens]
+        bits = [int.from_bytes(d.digest()[:8], "little", signed=True) for d in found]
+        return np.array(bits, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Token shards below `data_root`, and how much of a document the heads see."""
+
+    data_root: Path
+    eos_token_id: int
+    max_ctx: int
+
+    def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
+        """Documents by id; one that is only its EOS is seen as that token.
+
+        Raises:
+            FormatError: As `DocumentReader.tokens`.
+        """
+        reader, eos = DocumentReader(self.data_root), self.eos_token_id
+        return DocumentTokens(
+            doc_ids, [as_seen(reader.tokens(i, eos), eos, self.max_ctx) for i in doc_ids]
+        )
+
+
+def as_seen(tokens: np.ndarray, eos_token_id: int, max_ctx: int) -> np.ndarray:
+    """The part of a document that heads see, from its tokens without the EOS."""
+    return tokens[:max_ctx] if len(tokens) else np.array([eos_token_id], np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,63 +122,32 @@ class Batch:
     names: list[str]
 
 
-def read_documents(
-    reader: DocumentReader, doc_ids: Sequence[str], eos_token_id: int, max_ctx: int
-) -> list[np.ndarray]:
-    """The tokens of documents that the backbone sees: uint32 `[1..max_ctx]` each.
-
-    A document of nothing but its EOS is seen as that one token.
-    """
-    documents = []
-    for doc_id in doc_ids:
-        tokens = reader.tokens(doc_id, eos_token_id)[:max_ctx]
-        documents.append(tokens if len(tokens) else np.array([eos_token_id], np.uint32))
-    return documents
-
-
-def content_digests(documents: Sequence[np.ndarray]) -> np.ndarray:
-    """64 bits of the SHA-256 of each document's tokens as the heads see them: int64 `[N]`."""
-    digests = [hashlib.sha256(np.asarray(tokens, "<u4").tobytes()).digest() for tokens in documents]
-    return np.array([int.from_bytes(d[:8], "little", signed=True) for d in digests], np.int64)
-
-
-def buffers(doc_ids: Sequence[str], max_batch: int) -> Iterator[Sequence[str]]:
-    """Consecutive runs of documents that are sorted by length and scored together."""
-    size = max_batch * BUFFER_BATCHES
-    for start in range(0, len(doc_ids), size):
-        yield doc_ids[start : start + size]
-
-
-def batches(
-    documents: Sequence[np.ndarray], names: Sequence[str], max_batch: int, device: torch.device
-) -> Iterator[Batch]:
+def batches(documents: DocumentTokens, max_batch: int, device: torch.device) -> Iterator[Batch]:
     """Batches of documents of similar length, shortest first; ties keep their order."""
-    order = sorted(range(len(documents)), key=lambda i: len(documents[i]))
+    order = sorted(range(len(documents)), key=lambda i: len(documents.tokens[i]))
     for start in range(0, len(order), max_batch):
-        yield collate(documents, names, order[start : start + max_batch], device)
+        yield collate(documents, order[start : start + max_batch], device)
 
 
-def collate(
-    documents: Sequence[np.ndarray], names: Sequence[str], rows: list[int], device: torch.device
-) -> Batch:
+def collate(documents: DocumentTokens, rows: list[int], device: torch.device) -> Batch:
     """Pad the documents at `rows` to the longest of them."""
-    lengths = [len(documents[i]) for i in rows]
+    lengths = [len(documents.tokens[i]) for i in rows]
     input_ids = np.zeros((len(rows), max(lengths)), np.int64)
     for row, i in enumerate(rows):
-        input_ids[row, : lengths[row]] = documents[i]
+        input_ids[row, : lengths[row]] = documents.tokens[i]
     return Batch(
         rows=rows,
         input_ids=torch.from_numpy(input_ids).to(device),
         lengths=torch.tensor(lengths, device=device),
-        names=[names[i] for i in rows],
+        names=[documents.names[i] for i in rows],
     )
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one CPU thread inside: the order of a sum, and so a last digit, may else change.
+    """Run torch on one CPU thread inside, so that sums have one order and results equal bytes.
 
-    Work on several cores is for several processes, each with its own shards.
+    Several cores are for several processes, each with its own shards.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -147,18 +162,26 @@ def device_of(model: Backbone) -> torch.device:
     return next(iter(model.parameters())).device
 
 
-def tap_states(model: Backbone, batch: Batch, tap: int) -> tuple[Tensor, Tensor]:
-    """Residual after block `tap`: `[B, T, H]`, and how many of its values are not finite: `[B]`."""
+def tap_states(
+    model: Backbone, batch: Batch, tap: int, start: Residual | None = None
+) -> tuple[Tensor, Tensor]:
+    """Residual after block `tap`: `[B, T, H]`, and how many of its values are not finite: `[B]`.
+
+    Args:
+        model: The backbone.
+        batch: The documents.
+        tap: Number of the block.
+        start: Residual of an earlier block; the blocks up to that one do not run again.
+    """
     # Not inference mode: these states enter the autograd graph of a head in training.
     with torch.no_grad():
-        _, hidden = model(
-            batch.input_ids,
+        _, states = model(
+            batch.input_ids if start is None else start,
             batch.lengths,
             return_hidden_states=(tap,),
-            up_to_layer=tap,
             no_logits=True,
         )
-    return hidden[tap], count_nonfinite(hidden[tap], batch.lengths)
+    return states[tap], count_nonfinite(states[tap], batch.lengths)
 
 
 def position_mask(lengths: Tensor, num_positions: int) -> Tensor:
@@ -173,11 +196,11 @@ def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 
 def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
-    """Refuse when more documents failed than can be put down to the documents themselves.
+    """Refuse when so many of `num_documents` failed that the documents cannot be the cause.
 
     Args:
         failed: Reason by document id.
-        num_documents: Of which so many were tried.
+        num_documents: How many were tried.
 
     Raises:
         HeadError: All failed, or more than ten and one in a hundred (E-HEAD-NONFINITE).

@@ -1,8 +1,8 @@
 """Head files: `hydra_probe.safetensors` and `hydra_judge.safetensors`.
 
 The one metadata entry `nmoe` is a JSON header that says what the head was made from. Equal weights
-and header give equal bytes. A head is loaded for the backbone it was trained on and no other;
-pickles are refused, because reading one runs whatever code it holds.
+and header give equal bytes. A head is loaded only for the backbone it was trained on; pickles are
+refused, because reading one runs whatever code it holds.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from loader.files.sealed import check_seal, sealed
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
+from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine.weights.config import tap_layers
 from nmoe_core.heads.features import Backbone
 from nmoe_core.heads.models import Judge, Probe, arch_from_dict, head_of
+from nmoe_core.sources.digests import local_digest
 
 HEAD_FORMAT = "hydra-head/2"
 # Heads of older versions, whose header carries no hashes.
 UNSEALED_FORMATS = ("hydra-head/1",)
-PROBE_NAME = "hydra_probe.safetensors"
-JUDGE_NAME = "hydra_judge.safetensors"
 HEADER_KEY = "nmoe"
 CONTENTS_KEY = "train_contents"
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -70,29 +70,53 @@ def read_header(path: Path) -> Header:
     """The JSON header of a head file, without its weights.
 
     Raises:
-        HeadError: Missing (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), or not a head file of a
-            format known here (E-HEAD-FORMAT), or edited (E-HEAD-CHANGED).
+        HeadError: Missing (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), not a head file of a format
+            known here (E-HEAD-FORMAT), or edited (E-HEAD-CHANGED).
     """
+    return _read(path, with_weights=False)[0]
+
+
+def read_head(path: Path) -> tuple[Header, dict[str, Tensor]]:
+    """Header and tensors of a head file, which must be those that were written.
+
+    Raises:
+        HeadError: As `read_header`; or the tensors were changed (E-HEAD-CHANGED).
+    """
+    header, tensors = _read(path, with_weights=True)
+    expected = header.get("tensors_sha256")  # headers of older versions have none
+    if expected is not None and (found := tensors_digest(tensors)) != expected:
+        raise HeadError(
+            "the head's weights are not those that were trained",
+            where=path,
+            found=found,
+            expected=expected,
+            do="restore the file, or train the head again",
+            code="E-HEAD-CHANGED",
+        )
+    return header, tensors
+
+
+def _read(path: Path, with_weights: bool) -> tuple[Header, dict[str, Tensor]]:
     _require_safe(path)
     try:
         with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-        header = json.loads(metadata[HEADER_KEY])
+            header = json.loads((file.metadata() or {})[HEADER_KEY])
+            names = list(file.keys()) if with_weights else []
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         found = " ".join(f"{type(error).__name__}: {error}".split())
         raise _bad_format(path, found[:200]) from None
     if not isinstance(header, dict) or header.get("format") not in (HEAD_FORMAT, *UNSEALED_FORMATS):
         raise _bad_format(path, repr(header)[:80])
-    is_sealed = header["format"] == HEAD_FORMAT
     check_seal(
         header,
         path,
-        required=is_sealed,
+        required=header["format"] == HEAD_FORMAT,
         code="E-HEAD-CHANGED",
         error=HeadError,
         do="it was edited or damaged: restore it, or train the head again",
     )
-    return header
+    return header, tensors
 
 
 def load_head(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Judge, Header]:
@@ -107,23 +131,38 @@ def load_head(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Jud
         The module in evaluation mode on the backbone's device, and the file's header.
 
     Raises:
-        HeadError: Missing, a pickle, or malformed; its tensors are not those of its shape
-            (E-HEAD-FORMAT) or not finite (E-HEAD-NONFINITE); it was trained on another backbone
-            (E-HEAD-BACKBONE) or on another number of tokens (E-HEAD-CONTEXT).
+        HeadError: As `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not
+            finite (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on
+            another number of tokens (E-HEAD-CONTEXT).
     """
-    header = read_header(path)
+    return _load(path, backbone, max_ctx)[:2]
+
+
+def _load(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Judge, Header, np.ndarray]:
+    """The head, its header, and the digests of the documents that it was fitted on."""
+    header, tensors = read_head(path)
     _require_backbone(path, header, backbone)
     if header.get("max_ctx") != max_ctx:
         raise HeadError(
-            "head was trained on another number of tokens a document",
+            "the head was trained on another number of tokens per document",
             where=path,
             found=f"max_ctx {max_ctx} asked for",
             expected=f"{header.get('max_ctx')} as in training",
             do="use the same max_ctx, or train the heads again",
             code="E-HEAD-CONTEXT",
         )
-    head = _with_weights(path, header, load_file(str(path)))
-    return head.to(next(iter(backbone.parameters())).device).eval(), header
+    contents = tensors.pop(CONTENTS_KEY, torch.empty(0, dtype=torch.int64))
+    if contents.dtype != torch.int64 or contents.dim() != 1:
+        raise _bad_format(path, f"{CONTENTS_KEY} {contents.dtype} {list(contents.shape)}")
+    try:
+        head = head_of(arch_from_dict(header["arch"]), tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _bad_format(path, " ".join(str(error).split())[:200]) from None
+    bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
+    if bad:
+        raise HeadError("weights are not finite", where=path, found=bad[0], code="E-HEAD-NONFINITE")
+    head = head.to(next(iter(backbone.parameters())).device).eval()
+    return head, header, contents.numpy()
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -136,39 +175,8 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def require_whole(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are not those the header was written with; older headers do not say.
-
-    Raises:
-        HeadError: E-HEAD-CHANGED.
-    """
-    expected = header.get("tensors_sha256")
-    if expected is not None and (found := tensors_digest(tensors)) != expected:
-        raise HeadError(
-            "the head's weights are not those that were trained",
-            where=path,
-            found=found,
-            expected=expected,
-            do="restore the file, or train the head again",
-            code="E-HEAD-CHANGED",
-        )
-
-
-def _with_weights(path: Path, header: Header, tensors: dict[str, Tensor]) -> Probe | Judge:
-    require_whole(path, header, tensors)
-    try:
-        tensors.pop(CONTENTS_KEY, None)
-        head = head_of(arch_from_dict(header["arch"]), tensors)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _bad_format(path, " ".join(str(error).split())[:200]) from None
-    bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
-    if bad:
-        raise HeadError("weights are not finite", where=path, found=bad[0], code="E-HEAD-NONFINITE")
-    return head
-
-
 def _require_safe(path: Path) -> None:
-    # `hydra_probe_phase_c.pt` and its like come before `hydra_probe.pt`, as their own tool has it.
+    # Sorted so that `hydra_probe_phase_c.pt` comes before `hydra_probe.pt`, as in their own tool.
     pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
     if path.is_file():
         with open(path, "rb") as file:
@@ -223,7 +231,7 @@ class Heads:
 
     `probe_tap` and `judge_tap` are the numbers of the blocks whose states they read;
     `train_contents` the digests of the documents they were fitted on (int64, sorted; see
-    `content_digests`), empty where that is not known.
+    `DocumentTokens.digests`), empty where that is not known.
     """
 
     probe: Probe
@@ -254,32 +262,30 @@ def load_heads(heads_dir: Path, backbone: Backbone, max_ctx: int) -> Heads:
         HeadError: As `load_head`, for either file; or the files are not a probe and a judge that
             reads no earlier block (E-HEAD-FORMAT).
     """
-    probe, header = load_head(heads_dir / PROBE_NAME, backbone, max_ctx)
-    judge, judge_header = load_head(heads_dir / JUDGE_NAME, backbone, max_ctx)
+    paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
+    (probe, header, seen), (judge, judge_header, judge_seen) = (
+        _load(path, backbone, max_ctx) for path in paths
+    )
     if not isinstance(probe, Probe) or not isinstance(judge, Judge):
         raise _bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
-    taps = tuple(
-        tap_of(heads_dir / name, head, backbone)
-        for name, head in ((PROBE_NAME, header), (JUDGE_NAME, judge_header))
-    )
+    taps = tuple(tap_of(p, h, backbone) for p, h in zip(paths, (header, judge_header)))
     if taps[0] > taps[1]:
         raise _bad_format(heads_dir, f"the probe reads block {taps[0]}, the judge {taps[1]}")
-    contents = [_contents(heads_dir / name) for name in (PROBE_NAME, JUDGE_NAME)]
     return Heads(
         probe=probe,
         judge=judge,
-        probe_digest=sha256_file(heads_dir / PROBE_NAME),
-        judge_digest=sha256_file(heads_dir / JUDGE_NAME),
+        probe_digest=local_digest(paths[0]),
+        judge_digest=local_digest(paths[1]),
         scorer_model=str(header.get("scorer_model", "")),
         max_ctx=max_ctx,
         probe_tap=taps[0],
         judge_tap=taps[1],
-        train_contents=np.unique(np.concatenate(contents)),
+        train_contents=np.unique(np.concatenate([seen, judge_seen])),
     )
 
 
 def tap_of(path: Path, header: Header, backbone: Backbone) -> int:
-    """Number of the block a head reads; the usual one of its kind where the header is silent.
+    """Number of the block that a head reads; the usual one of its kind where the header has none.
 
     Raises:
         HeadError: The backbone has no such block (E-HEAD-FORMAT).
@@ -289,11 +295,3 @@ def tap_of(path: Path, header: Header, backbone: Backbone) -> int:
     if type(tap) is not int or not 1 <= tap <= depth:
         raise _bad_format(path, f"tap {tap!r} of {depth} blocks"[:80])
     return tap
-
-
-def _contents(path: Path) -> np.ndarray:
-    tensors = load_file(str(path))
-    found = tensors.get(CONTENTS_KEY, torch.empty(0, dtype=torch.int64))
-    if found.dtype != torch.int64 or found.dim() != 1:
-        raise _bad_format(path, f"{CONTENTS_KEY} {found.dtype} {list(found.shape)}")
-    return found.numpy()

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +31,11 @@ POOL_BATCHES = 16
 CLIP_NORM = 1.0
 SMOOTH_L1_BETA = 0.5
 SECOND_PASS_WEIGHT = 0.5
-StatesOf = Callable[[list[int]], tuple[Tensor, Tensor, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How long and how fast: documents a step, passes over the documents, peak learning rate."""
+    """How long and how fast: documents per step, passes over the documents, peak learning rate."""
 
     batch_size: int
     epochs: int
@@ -44,9 +44,20 @@ class Recipe:
     seed: int = 0
 
 
+class JudgeStates(Protocol):
+    """The states that a judge learns from, such as `TapStates`."""
+
+    lengths: list[int]
+    """Tokens of each document."""
+
+    def of(self, rows: list[int]) -> tuple[Tensor, Tensor, list[int]]:
+        """States `[B, T, H]` and lengths `[B]` of documents, for those rows that have them."""
+        ...
+
+
 @contextmanager
 def reproducible(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch and use one thread inside; the caller's generators and threads come back after."""
+    """Seed torch and use one thread inside; restore the caller's generators and threads after."""
     place = torch.device(device)
     with torch.random.fork_rng([place] if place.type == "cuda" else []), one_thread():
         torch.manual_seed(seed)
@@ -114,8 +125,7 @@ def fit_probe(
 
 def fit_judge(
     arch: JudgeArch,
-    states_of: StatesOf,
-    lengths: list[int],
+    states: JudgeStates,
     targets: Tensor,
     recipe: Recipe,
     state: TrainingState | None = None,
@@ -124,9 +134,7 @@ def fit_judge(
 
     Args:
         arch: Shape of the judge.
-        states_of: States `[B, T, H]` and lengths `[B]` of the documents at some rows, and those of
-            the rows that have finite states.
-        lengths: Tokens of each document.
+        states: Of the documents.
         targets: The oracle's scores `[N, 5]`.
         recipe: Steps and rate.
         state: Where a killed training goes on from.
@@ -139,7 +147,7 @@ def fit_judge(
     judge.shared_head.bias.data.copy_(targets.mean(0))
 
     def loss_of(rows: list[int]) -> Tensor:
-        hidden, row_lengths, rows = states_of(rows)
+        hidden, row_lengths, rows = states.of(rows)
         if not rows:
             return judge.shared_head.bias.sum() * 0.0
         first, second = judge.forward_with_teacher(hidden, row_lengths, targets[rows])
@@ -147,7 +155,7 @@ def fit_judge(
         told = F.smooth_l1_loss(second, targets[rows], beta=SMOOTH_L1_BETA)
         return near + SECOND_PASS_WEIGHT * told
 
-    curve = _optimise(judge, lengths, loss_of, recipe, state)
+    curve = _optimise(judge, states.lengths, loss_of, recipe, state)
     return judge.eval(), curve
 
 

@@ -1,8 +1,13 @@
-"""How well a trained head agrees with the oracle on documents that it was not fitted on."""
+"""How well a trained head agrees with the oracle on documents that it was not fitted on.
+
+Documents are compared by what the heads see of them (`DocumentTokens.digests`), not by their ids: a
+corpus holds the same text under several ids, in train and in val.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,6 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import LabelError
-from nmoe_core.heads.held_out import held_out
 from nmoe_core.labels.agreement import agreement, baselines
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.noise import read_noise
@@ -19,12 +23,36 @@ from nmoe_core.labels.oracle import Scorer
 MIN_DOCUMENTS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Documents to measure on.
+
+    `rows` is bool `[N]`; `num_seen` documents are left out because of their content, `num_repeated`
+    because an earlier one has the same content.
+    """
+
+    rows: np.ndarray
+    num_seen: int
+    num_repeated: int
+
+
+def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[Any]) -> HeldOut:
+    """The documents whose content is not among `seen`, the first one of each content.
+
+    Args:
+        contents: Digest of each document's content, `[N]`.
+        seen: Digests of the contents that were fitted on.
+    """
+    digests = np.asarray(contents)
+    is_seen = np.isin(digests, np.asarray(seen, digests.dtype))
+    is_first = np.zeros(len(digests), np.bool_)
+    is_first[np.unique(digests, return_index=True)[1]] = True
+    rows = ~is_seen & is_first
+    return HeldOut(rows, int(is_seen.sum()), int((~is_seen & ~is_first).sum()))
+
+
 def head_metrics(
-    predicted: np.ndarray,
-    labels: Labels,
-    train: Labels,
-    contents: np.ndarray,
-    seen: np.ndarray,
+    predicted: np.ndarray, labels: Labels, train: Labels, fresh: HeldOut
 ) -> dict[str, Any]:
     """Agreement and baselines; empty where there are fewer than three documents to measure on.
 
@@ -33,17 +61,10 @@ def head_metrics(
             finite.
         labels: What the oracle says of them.
         train: The labels that the head was fitted on.
-        contents: Digest of each document's content, `[N]`.
-        seen: Digests that were fitted on or chosen by; documents with one of them are left out.
+        fresh: Which of the documents were not fitted on or chosen by.
     """
-    fresh = held_out(contents, seen)
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)
-    counts = {
-        "num_failed": int((fresh.rows & ~is_finite).sum()),
-        "num_trained_on": fresh.num_seen,
-        "num_repeated": fresh.num_repeated,
-    }
     if len(good) < MIN_DOCUMENTS:
         return {}
     sources = [labels.sources[i] for i in good.tolist()]
@@ -54,8 +75,13 @@ def head_metrics(
     )
     ceiling = noise_ceiling(labels.path)
     share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
-    metrics |= {"noise_ceiling": ceiling, "share_of_ceiling": share and round(share, 6)}
-    return metrics | counts
+    return metrics | {
+        "noise_ceiling": ceiling,
+        "share_of_ceiling": share and round(share, 6),
+        "num_failed": int((fresh.rows & ~is_finite).sum()),
+        "num_trained_on": fresh.num_seen,
+        "num_repeated": fresh.num_repeated,
+    }
 
 
 def noise_ceiling(labels: Path) -> float | None:

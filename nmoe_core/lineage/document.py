@@ -17,8 +17,9 @@ from loader.rows.origins import origins, readings
 from loader.rows.stream import Stream
 from nmoe_core.base.docid import DocId, bucket_of, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError
-from nmoe_core.calibration.files import CALIBRATION_NAME, load_calibration
+from nmoe_core.calibration.files import load_calibration
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.curate.shards.inputs import load_quality
 from nmoe_core.lineage.facts import Facts, Place, Shard, curated_place, find_labels
 from nmoe_core.prep.mixture import SPLITS, run_sources

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.sources.spec import open_source
-from nmoe_core.tasks.hydra import CALIBRATION_FACTS, load_backbone
+from nmoe_core.tasks.hydra import load_grader
 from nmoe_core.tasks.shards import chosen_sources, outputs_of
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -142,28 +143,19 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     """Grade the documents of a file into `out` with the run's heads and thresholds.
 
     Raises:
-        NmoeError: As `grade_shard`.
+        NmoeError: As `load_grader` and `grade_documents`.
     """
-    from nmoe_core.grading.grade import Grader, grade_documents
+    from nmoe_core.grading.grade import grade_documents
     from nmoe_core.grading.inputs import DocIdInput, TextInput
     from nmoe_core.labels.slices import read_slice
 
-    table, tree = run.config.grading, run.tree
     if file.is_text:
         tokenizer = load_tokenizer(run.tokenizer)
         documents = TextInput(file.path, tokenizer, file.text_field, file.id_field)
     else:
-        documents = DocIdInput(read_slice(file.path), tree.data, file.sample)
-    grader = Grader.load(
-        load_backbone(run),
-        tree.heads,
-        tree.calibration,
-        run.config.heads.max_ctx,
-        table.max_batch,
-        table.early_exit,
-        compat=table.compat,
-    )
-    return Result("", asdict(grade_documents(grader, documents, out, progress)))
+        documents = DocIdInput(read_slice(file.path), run.tree.data, file.sample)
+    done = grade_documents(load_grader(run), documents, out, progress)
+    return Result(done.digest, done.facts | {"path": str(out / SCORES_NAME)})
 
 
 def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
@@ -175,14 +167,15 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
         CalibrationError: Rows are missing, or are not those of the labels.
     """
     from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
+    from nmoe_core.calibration.thresholds import Targets
 
     table, out = run.config.calibration, run.tree.calibration
     if predictions is None:
-        report = calibrate_compat(labels, out, table.target_keep)
+        done = calibrate_compat(labels, out, table.target_keep)
     else:
-        report = calibrate_predictions(labels, predictions, out, **table.model_dump())
-    facts = {key: report.summary[key] for key in CALIBRATION_FACTS if key in report.summary}
-    return Result("", facts | {"path": str(report.path)})
+        done = calibrate_predictions(labels, predictions, out, Targets(**table.model_dump()))
+    path = str(run.tree.calibration_summary)
+    return Result(done.digest, done.facts | {"path": path})
 
 
 def curate_sources(

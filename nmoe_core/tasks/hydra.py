@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
@@ -14,22 +15,19 @@ from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.sources.digests import local_digest
 from nmoe_core.tasks.checkpoints import require_checkpoint
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
-    from nmoe_core.heads.training import TrainReport
+    from nmoe_core.grading.grade import Grader
+    from nmoe_core.heads.features import Corpus
+    from nmoe_core.heads.scoring import HeadScorer
 
 HeadKind = Literal["probe", "judge"]
 LabelFiles = Mapping[str, Path | None]
 NO_FILES: LabelFiles = MappingProxyType({})
-CALIBRATION_FACTS = (
-    *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
-    *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
-    *("dropping", "untouched"),
-)
 
 
 def make_backbone(run: Run) -> Result:
@@ -130,27 +128,17 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
         kind: Which head.
         labels: Files of labels by split, in place of the merged ones; None for no labels.
     """
-    from nmoe_core.heads.train import train_judge, train_probe
+    from nmoe_core.heads.files import read_header
+    from nmoe_core.heads.train import LabelPaths, Training
+    from nmoe_core.heads.train import train_head as train
     from nmoe_core.plots import loss_plot, png_markdown
 
-    common: dict[str, Any] = {
-        **{f"labels_{split}": _labels(run, labels, split) for split in ("train", "val", "test")},
-        "model": load_backbone(run),
-        "data_root": run.paths.data,
-        "heads_dir": run.paths.heads,
-        "eos_token_id": _eos_token_id(run),
-        "max_ctx": run.config.heads.max_ctx,
-        "seed": run.config.heads.seed,
-        "use_salvaged": run.config.heads.use_salvaged,
-    }
-    if kind == "probe":
-        report = train_probe(**common, **run.config.heads.probe.model_dump())
-    else:
-        cache_bytes = int(run.config.heads.cache_gib * 2**30)
-        judge = run.config.heads.judge.model_dump()
-        report = train_judge(**common, **judge, cache_bytes=cache_bytes)
-    picture = png_markdown(loss_plot({kind: report.loss_curve}), f"loss of the {kind}")
-    return Result(report.digest, head_facts(report), picture)
+    train_labels = labels.get("train") or _merged(run, "train")
+    paths = LabelPaths(train_labels, *(_labels(run, labels, split) for split in ("val", "test")))
+    model, corpus = load_backbone(run), _corpus(run)
+    done = train(kind, Training(paths, corpus, model, run.tree.heads, run.config.heads))
+    curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
+    return replace(done, picture=png_markdown(loss_plot({kind: curve}), f"loss of the {kind}"))
 
 
 def import_head(run: Run, path: Path) -> Result:
@@ -172,81 +160,68 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
         labels: As those of `train_head`; test is only reported on.
     """
     from nmoe_core.calibration.calibrate import calibrate
+    from nmoe_core.calibration.files import read_calibration
+    from nmoe_core.calibration.thresholds import Targets
     from nmoe_core.plots import calibration_plot, png_markdown
 
-    table, model = run.config.calibration, load_backbone(run)
-    tokens_before = model.tokens_processed
-    report = calibrate(
-        labels.get("val") or _merged(run, "val"),
-        run.paths.heads,
-        model,
-        run.paths.data,
-        run.paths.calibration,
-        eos_token_id=_eos_token_id(run),
-        max_ctx=run.config.heads.max_ctx,
-        max_batch=run.config.grading.max_batch,
-        target_keep=table.target_keep,
-        max_false_drop=table.max_false_drop,
-        target_drop=table.target_drop,
-        labels_test=_labels(run, labels, "test"),
-    )
-    summary = report.summary
-    facts = {key: summary[key] for key in CALIBRATION_FACTS}
-    facts["backbone_tokens"] = model.tokens_processed - tokens_before
-    picture = png_markdown(calibration_plot(summary), "keep rate and reliability")
-    return Result(sha256_file(report.path), facts, picture)
+    val = labels.get("val") or _merged(run, "val")
+    test, targets = _labels(run, labels, "test"), Targets(**run.config.calibration.model_dump())
+    out = run.tree.calibration
+    done = calibrate(val, load_scorer(run), _corpus(run), out, targets, test)
+    picture = calibration_plot(read_calibration(run.tree.calibration_summary))
+    return replace(done, picture=png_markdown(picture, "keep rate and reliability"))
 
 
 def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Grade shards of a source; current ones are left alone."""
-    from nmoe_core.grading.grade import grade_shard
+    from nmoe_core.grading.grade import grade_documents
+    from nmoe_core.grading.inputs import ShardInput
 
-    model, table = load_backbone(run), run.config.grading
-    outputs = {}
+    grader, results = load_grader(run), {}
     for bucket in buckets:
-        name = shard_dir_name(bucket)
-        report = grade_shard(
-            run.paths.data,
-            source,
-            run.paths.split(source, "train") / name / MANIFEST_NAME,
-            run.paths.quality / source / name,
-            model,
-            run.paths.heads,
-            run.paths.calibration,
-            run.config.heads.max_ctx,
-            table.max_batch,
-            early_exit=table.early_exit,
-            compat=table.compat,
-        )
-        facts = {
-            "documents": report.total,
-            "kept": report.kept,
-            "band": report.band,
-            "dropped": report.dropped,
-            "early_exits": report.early_exits,
-            "failed": report.failed,
-            "keep_rate": report.kept / max(report.total, 1),
-            "backbone_tokens": report.backbone_tokens,
-        }
-        outputs[bucket] = Result(sha256_file(report.path), facts)
-    return outputs
+        shard = run.tree.shard(source, bucket)
+        documents = ShardInput(load_manifest(shard.manifest), run.tree.data, source)
+        results[bucket] = grade_documents(grader, documents, shard.graded)
+    return results
 
 
-def head_facts(report: TrainReport) -> dict[str, Any]:
-    """What a person looks at first of a trained head."""
-    metrics = {
-        key: value
-        for key, value in report.metrics.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    return {
-        **metrics,
-        "labels": report.num_documents,
-        "steps": report.num_steps,
-        "head_steps": 0 if report.is_current else report.num_steps,
-        "backbone_tokens": report.backbone_tokens,
-        "path": str(report.path),
-    }
+def load_grader(run: Run) -> Grader:
+    """The run's scorer with the thresholds that were fitted for its heads.
+
+    Raises:
+        CheckpointError, HeadError: As `load_scorer`.
+        CalibrationError: As `Grader.load`.
+    """
+    from nmoe_core.grading.grade import Grader
+
+    table = run.config.grading
+    calibration = run.tree.calibration
+    return Grader.load(load_scorer(run), calibration, table.early_exit, compat=table.compat)
+
+
+def load_scorer(run: Run) -> HeadScorer:
+    """The run's backbone and heads, opened once in a process.
+
+    Files are hashed again only where their size, inode or times changed.
+
+    Raises:
+        CheckpointError: As `load_checkpoint`.
+        HeadError: As `load_heads`.
+    """
+    heads = run.tree.probe, run.tree.judge
+    digests = tuple(local_digest(path) if path.is_file() else "" for path in heads)
+    sizes = run.config.heads.max_ctx, run.config.grading.max_batch
+    return _loaded_scorer(load_backbone(run), run.tree.heads, sizes, digests)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded_scorer(
+    model: Transformer, heads_dir: Path, sizes: tuple[int, int], digests: tuple[str, ...]
+) -> HeadScorer:
+    """`digests` makes changed files other heads."""
+    from nmoe_core.heads.scoring import HeadScorer
+
+    return HeadScorer.load(heads_dir, model, *sizes)
 
 
 def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:
@@ -283,6 +258,12 @@ def _eos_token_id(run: Run) -> int:
     if not run.has_file:
         return eos_of(run.tree.data)
     return load_tokenizer(run.tokenizer, run.config.prep.engine).eos_token_id
+
+
+def _corpus(run: Run) -> Corpus:
+    from nmoe_core.heads.features import Corpus
+
+    return Corpus(run.tree.data, _eos_token_id(run), run.config.heads.max_ctx)
 
 
 def load_backbone(run: Run) -> Transformer:

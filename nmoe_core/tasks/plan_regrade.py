@@ -23,8 +23,9 @@ from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_file
 from nmoe_core.config.run import Run
-from nmoe_core.shards.documents import DocumentReader
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.config.tree import SCORES_NAME, shard_dir_name
+from nmoe_core.labels.intervals import wilson
+from nmoe_core.shards.manifest import documents_digest
 
 REASONS = {
     "code": "grading code",
@@ -118,7 +119,7 @@ def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) ->
     rows, seconds = _graded_sample(run, wanted, sample_documents)
     compared = [(old, new) for old, new in rows if old is not None]
     flips = sum(old != new for old, new in compared)
-    low, high = _wilson(flips, len(compared))
+    low, high = wilson(flips, len(compared))
     total = sum(shard.documents for shard in stale)
     return RegradePlan(
         stale,
@@ -141,8 +142,9 @@ class _Now:
     @classmethod
     def of(cls, run: Run) -> _Now:
         from nmoe_core.calibration.files import load_calibration
+        from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
         from nmoe_core.engine.weights.checkpoint import checkpoint_digest
-        from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, heads_digest, read_header
+        from nmoe_core.heads.files import heads_digest, read_header
 
         heads = run.paths.heads
         for name in (PROBE_NAME, JUDGE_NAME):
@@ -163,14 +165,13 @@ class _Now:
     def fingerprints(self, manifest: Manifest) -> Fingerprints:
         from nmoe_core.grading.grade import grade_fingerprints
 
-        max_ctx, early_exit = self.settings
-        return grade_fingerprints(manifest, max_ctx=max_ctx, early_exit=early_exit, **self.digests)
+        documents = {"shard": documents_digest(manifest)}
+        return grade_fingerprints(documents, self.digests, *self.settings)
 
 
 def _stale(run: Run, now: _Now, source: str, manifest: Manifest) -> StaleShard | None:
     """The shard, if its grades are not those that grading would give now."""
-    from nmoe_core.calibration.graded import read_graded
-    from nmoe_core.grading.grade import SCORES_NAME, SUMMARY_NAME
+    from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded
 
     name = manifest.path.parent.name
     directory = run.paths.quality / source / name
@@ -196,7 +197,6 @@ def _stale(run: Run, now: _Now, source: str, manifest: Manifest) -> StaleShard |
 
 def _decided_again(scores: Path, now: _Now) -> tuple[int, int]:
     """Decisions that flip under the calibration of now, and those that need the judge to tell."""
-    from nmoe_core.calibration.decide import decide
     from nmoe_core.labels.scores import as_vector
 
     taus, flips, unsure = now.calibration.thresholds, 0, 0
@@ -210,7 +210,7 @@ def _decided_again(scores: Path, now: _Now) -> tuple[int, int]:
             unsure += 1
         else:
             value = float(now.calibration.aggregate(np.asarray(as_vector(row["scores"]))))
-            flips += row["decision"] != decide(value, taus.tau_drop, taus.tau_keep)
+            flips += row["decision"] != taus.decide(value)
     return flips, unsure
 
 
@@ -218,33 +218,22 @@ def _graded_sample(
     run: Run, shards: Sequence[StaleShard], count: int
 ) -> tuple[list[tuple[str | None, str]], float]:
     """(decision before, decision now) of documents spread over the shards, and the seconds."""
-    from nmoe_core.grading.grade import Grader
-    from nmoe_core.tasks.hydra import load_backbone
+    from nmoe_core.grading.inputs import DocIdInput
+    from nmoe_core.tasks.hydra import load_grader
 
-    table = run.config
-    grader = Grader.load(
-        load_backbone(run),
-        run.paths.heads,
-        run.paths.calibration,
-        table.heads.max_ctx,
-        table.grading.max_batch,
-        table.grading.early_exit,
-        compat=table.grading.compat,
-    )
-    reader, rows, seconds = DocumentReader(run.paths.data), [], 0.0
+    grader, rows, seconds = load_grader(run), [], 0.0
     for shard in shards[: max(1, count)]:
         share = max(1, count // len(shards))
-        manifest, ids, before = _spread(run, shard, share)
+        ids, before = _spread(run, shard, share)
         started = time.perf_counter()
-        now = list(grader.rows(reader, ids, shard.source, manifest.eos_token_id))
+        now = list(grader.rows(DocIdInput([(i, shard.source) for i in ids], run.tree.data)))
         seconds += time.perf_counter() - started
         rows += [(before.get(row["doc_id"]), row["decision"]) for row in now]
     return rows, seconds
 
 
-def _spread(run: Run, shard: StaleShard, count: int) -> tuple[Manifest, list[str], dict[str, str]]:
+def _spread(run: Run, shard: StaleShard, count: int) -> tuple[list[str], dict[str, str]]:
     """Documents evenly spread over a shard, and the decisions they have."""
-    from nmoe_core.grading.grade import SCORES_NAME
     from nmoe_core.shards.documents import document_ids
 
     directory = run.paths.split(shard.source, "train") / shard.shard
@@ -257,19 +246,9 @@ def _spread(run: Run, shard: StaleShard, count: int) -> tuple[Manifest, list[str
     ][:count]
     wanted, scores = set(ids), run.paths.quality / shard.source / shard.shard / SCORES_NAME
     rows = _rows(scores) if scores.is_file() else ()
-    return manifest, ids, {r["doc_id"]: r["decision"] for r in rows if r["doc_id"] in wanted}
+    return ids, {r["doc_id"]: r["decision"] for r in rows if r["doc_id"] in wanted}
 
 
 def _rows(scores: Path) -> Iterator[dict[str, Any]]:
     with open(scores, "rb") as file:
         yield from map(orjson.loads, file)
-
-
-def _wilson(hits: int, count: int) -> tuple[float, float]:
-    """95 % Wilson interval of a share; (0, 1) of no observations."""
-    if not count:
-        return 0.0, 1.0
-    share, z2 = hits / count, _Z95**2
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    spread = _Z95 * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
-    return max(0.0, middle - spread), min(1.0, middle + spread)

@@ -10,9 +10,10 @@ from loader.files.format import MANIFEST_NAME, load_manifest
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from nmoe_core.base.fingerprint import read_summary
-from nmoe_core.calibration.files import CALIBRATION_NAME, read_calibration
+from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.graded import read_grading_summary
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import shard_dir_name
 
@@ -73,7 +74,8 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
 
 
 def _heads(run: Run) -> dict[str, dict[str, Any]]:
-    from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, read_header
+    from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
+    from nmoe_core.heads.files import read_header
 
     paths: dict[str, Path] = {
         "probe": run.paths.heads / PROBE_NAME,

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from loader.plan.settings import PlanSettings
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.calibration.decide import GRADE_CODE
+from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.planning import CURATE_CODE
 from nmoe_core.curate.topics.assign import ASSIGN_CODE
 from nmoe_core.curate.topics.model import MODEL_FORMAT
-from nmoe_core.heads.codes import CALIBRATE_CODE, TRAIN_CODE
+from nmoe_core.grading import GRADE_CODE
+from nmoe_core.heads import TRAIN_CODE
 from nmoe_core.labels.label import LABEL_CODE
 from nmoe_core.labels.slices import SLICE_CODE
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages

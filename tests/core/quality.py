@@ -12,14 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from loader.files.format import Manifest, load_manifest
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import write_json
-from nmoe_core.calibration.calibrate import CalibrationReport, calibrate
+from nmoe_core.calibration.calibrate import calibrate
+from nmoe_core.calibration.files import read_calibration
+from nmoe_core.calibration.thresholds import Targets
 from nmoe_core.engine import Transformer
-from nmoe_core.grading.grade import Grader, GradeReport, grade_shard
-from nmoe_core.grading.inputs import DocIdInput
+from nmoe_core.grading.grade import Grader, grade_documents
+from nmoe_core.grading.inputs import DocIdInput, GradeInput, ShardInput
+from nmoe_core.heads.features import Corpus
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.heads.scoring import HeadScorer
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
@@ -147,12 +152,28 @@ def write_labels(
     return path
 
 
-def rows_of(
-    grader: Grader, data_root: Path, rows: Sequence[tuple[str, str]]
-) -> list[dict[str, Any]]:
-    """What the grader says of documents."""
-    documents = DocIdInput(rows, data_root).documents(0, grader.heads.max_ctx)
-    return [row for buffer in grader.buffers(documents) for row in buffer]
+def corpus_of(data_root: Path) -> Corpus:
+    return Corpus(data_root, EOS, MAX_CTX)
+
+
+@dataclass
+class GradedShard:
+    """What grading said of a shard, and where it wrote."""
+
+    facts: dict[str, Any]
+    directory: Path
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "quality_scores.jsonl"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "summary.json").read_bytes())
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
 
 
 class Grading:
@@ -182,24 +203,22 @@ class Grading:
             name = head.arch.as_dict()["kind"]
             save_head(self.heads / f"hydra_{name}.safetensors", head, header)
 
-    def calibrate(self, **more: Any) -> CalibrationReport:
-        settings = {"max_ctx": MAX_CTX, "max_false_drop": 0.36, "target_keep": 0.4}
-        return calibrate(
-            self.labels,
-            self.heads,
-            self.model,
-            self.data,
-            self.calibration,
-            eos_token_id=EOS,
-            **settings | more,
-        )
+    def scorer(self, max_batch: int = 32) -> HeadScorer:
+        return HeadScorer.load(self.heads, self.model, MAX_CTX, max_batch)
+
+    def calibrate(self, labels_test: Path | None = None, **targets: Any) -> dict[str, Any]:
+        """The summary."""
+        asked = Targets(**{"max_false_drop": 0.36, "target_keep": 0.4} | targets)
+        corpus = corpus_of(self.data)
+        calibrate(self.labels, self.scorer(), corpus, self.calibration, asked, labels_test)
+        return read_calibration(self.calibration / "calibration_summary.json")
+
+    def grader(self, max_batch: int = 8, early_exit: bool = True, compat: bool = False) -> Grader:
+        return Grader.load(self.scorer(max_batch), self.calibration, early_exit, compat=compat)
 
     def part_by_hand(self) -> None:
         """Thresholds that send documents every way; random heads would let none leave early."""
-        grader = Grader.load(
-            self.model, self.heads, self.calibration, MAX_CTX, 32, early_exit=False
-        )
-        rows = rows_of(grader, self.data, self.rows)
+        rows = self.rows_of(self.rows, max_batch=32, early_exit=False)
         judged = [row["aggregated"] for row in rows]
         path = self.calibration / "calibration_summary.json"
         taus = {
@@ -209,21 +228,20 @@ class Grading:
         }
         path.write_text(json.dumps(sealed(json.loads(path.read_text()) | taus)))
 
-    def manifest(self, source: str, shard: int) -> Path:
-        return self.data / source / "train" / f"shard_{shard:04d}" / "manifest.json"
+    def manifest(self, source: str = "web", shard: int = 0) -> Manifest:
+        directory = self.data / source / "train" / f"shard_{shard:04d}"
+        return load_manifest(directory / "manifest.json")
 
-    def grade(self, source: str = "web", shard: int = 0, **more: Any) -> GradeReport:
-        settings: dict[str, Any] = {"max_ctx": MAX_CTX, "max_batch": 8} | more
-        return grade_shard(
-            self.data,
-            source,
-            self.manifest(source, shard),
-            self.base / "quality" / source / f"shard_{shard:04d}",
-            self.model,
-            self.heads,
-            self.calibration,
-            **settings,
-        )
+    def grade(self, source: str = "web", shard: int = 0, **grader: Any) -> GradedShard:
+        """Grade a shard; `grader` is as for `Grading.grader`."""
+        documents = ShardInput(self.manifest(source, shard), self.data, source)
+        directory = self.base / "quality" / source / f"shard_{shard:04d}"
+        return self.grade_into(directory, documents, **grader)
 
-    def graded(self, report: GradeReport) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in report.path.read_text("utf-8").splitlines()]
+    def grade_into(self, directory: Path, documents: GradeInput, **grader: Any) -> GradedShard:
+        done = grade_documents(self.grader(**grader), documents, directory)
+        return GradedShard(done.facts, directory)
+
+    def rows_of(self, rows: Sequence[tuple[str, str]], **grader: Any) -> list[dict[str, Any]]:
+        """What grading says of documents."""
+        return list(self.grader(**grader).rows(DocIdInput(rows, self.data)))

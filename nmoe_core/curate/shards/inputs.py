@@ -18,8 +18,8 @@ import orjson
 from loader.files.format import Manifest, read_json_object
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary, sha256_file, sha256_json
-from nmoe_core.calibration.decide import DECISIONS
 from nmoe_core.calibration.graded import read_graded
+from nmoe_core.calibration.thresholds import DECISIONS
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile

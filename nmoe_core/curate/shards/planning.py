@@ -17,7 +17,7 @@ import orjson
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
-from nmoe_core.calibration.decide import DECISIONS
+from nmoe_core.calibration.thresholds import DECISIONS
 from nmoe_core.curate.diversity.windows import Metric, cut_windows
 from nmoe_core.curate.order import ORDERS, arrange
 

@@ -146,8 +146,9 @@ def check_plan(run: Run, sources: list[SourcePlan]) -> Verdicts:
 
 def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
     """The share kept of all documents against the share that calibration kept of its sample."""
-    from nmoe_core.calibration.files import CALIBRATION_NAME, read_calibration
+    from nmoe_core.calibration.files import read_calibration
     from nmoe_core.calibration.graded import read_grading_summary
+    from nmoe_core.config.tree import CALIBRATION_NAME
 
     kept = total = 0
     for source in sources:

@@ -104,7 +104,8 @@ def check_head(run: Run, kind: str) -> Verdicts:
     95 % bound is above `min_spearman`. Baselines: that bound is above what source or length alone
     reach, and each dimension is predicted better than by its mean.
     """
-    from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, read_header
+    from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
+    from nmoe_core.heads.files import read_header
 
     path = run.paths.heads / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
     metrics = read_header(path).get("metrics") or {}
@@ -148,7 +149,8 @@ def _baselines(metrics: dict[str, Any], low: float) -> Verdict:
 def check_calibration(run: Run) -> Verdicts:
     """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
     were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
-    from nmoe_core.calibration.files import CALIBRATION_NAME, read_calibration
+    from nmoe_core.calibration.files import read_calibration
+    from nmoe_core.config.tree import CALIBRATION_NAME
 
     try:
         summary = read_calibration(run.paths.calibration / CALIBRATION_NAME)

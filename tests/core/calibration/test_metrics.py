@@ -1,4 +1,4 @@
-"""Every figure against scipy's or scikit-learn's, on random, tied and degenerate inputs."""
+"""Figures that are written out, against the libraries; and what is undefined, on any input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import (
-    average_precision_score,
     cohen_kappa_score,
     mean_absolute_error,
     r2_score,
@@ -27,7 +26,7 @@ from nmoe_core.labels.agreement import (
     spearman,
     within_groups,
 )
-from nmoe_core.labels.intervals import chance_of_at_most, upper_bound, wilson
+from nmoe_core.labels.intervals import chance_of_at_most, lower_bound, upper_bound, wilson
 from nmoe_core.labels.scores import DIMENSIONS
 
 TRIALS = settings(max_examples=60, derandomize=True)
@@ -57,30 +56,19 @@ def test_rank_correlation_is_scipys(pair: tuple[np.ndarray, np.ndarray]) -> None
 
 
 @TRIALS
-@given(pairs())
-def test_quadratic_kappa_is_scikit_learns(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    a, b = (np.rint(4 * x) for x in pair)
-    found = quadratic_kappa(a, b, 5)
-    if len({*a, *b}) == 1:
-        assert found is None
-        return
-    expected = cohen_kappa_score(a, b, labels=range(5), weights="quadratic")
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
-@TRIALS
-@given(pairs())
-def test_auc_and_average_precision_are_scikit_learns(pair: tuple[np.ndarray, np.ndarray]) -> None:
+@given(pairs(min_size=2))
+def test_figures_are_none_only_where_they_are_undefined(
+    pair: tuple[np.ndarray, np.ndarray],
+) -> None:
     scores, positive = pair[0], pair[1] > 0.5
+    grades = [np.rint(4 * x) for x in pair]
+    assert (quadratic_kappa(*grades, 5) is None) == (len({*grades[0], *grades[1]}) == 1)
+    assert (average_precision(scores, positive) is None) == (not positive.any())
+    assert (regression_line(*pair) is None) == (np.ptp(scores) == 0)
     if positive.all() or not positive.any():
         assert auc(scores, positive) is None
     else:
         assert auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
-    if positive.any():
-        expected = average_precision_score(positive, scores)
-        assert average_precision(scores, positive) == pytest.approx(expected, abs=1e-12)
-    else:
-        assert average_precision(scores, positive) is None
 
 
 @TRIALS
@@ -111,29 +99,18 @@ def test_isotonic_values_are_scikit_learns(pair: tuple[np.ndarray, np.ndarray]) 
 
 
 @TRIALS
-@given(pairs(min_size=2))
-def test_the_regression_line_is_scipys(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    x, y = pair
-    if np.ptp(x) == 0:
-        assert regression_line(x, y) is None
-        return
-    expected = stats.linregress(x, y)
-    assert regression_line(x, y) == pytest.approx(
-        (expected.intercept, expected.slope), rel=1e-9, abs=1e-9
-    )
-
-
-@TRIALS
-@given(st.integers(0, 60), st.integers(1, 60), st.floats(0.001, 0.999))
-def test_intervals_of_shares_are_scipys(num_hits: int, num_trials: int, rate: float) -> None:
+@given(st.integers(0, 60), st.integers(1, 60))
+def test_intervals_of_shares_are_scipys(num_hits: int, num_trials: int) -> None:
     num_hits = min(num_hits, num_trials)
     found = stats.binomtest(num_hits, num_trials).proportion_ci(method="wilson")
     assert wilson(num_hits, num_trials) == pytest.approx((found.low, found.high), abs=1e-9)
+    bound = upper_bound(num_hits, num_trials)
+    assert (bound == 1) == (num_hits == num_trials)
     if num_hits < num_trials:
-        expected = stats.beta.ppf(0.95, num_hits + 1, num_trials - num_hits)
-        assert upper_bound(num_hits, num_trials) == pytest.approx(expected, abs=1e-9)
-    expected = stats.binom.cdf(num_hits, num_trials, rate)
-    assert chance_of_at_most(num_hits, num_trials, rate) == pytest.approx(expected, abs=1e-9)
+        assert chance_of_at_most(num_hits, num_trials, bound) == pytest.approx(0.05)
+    assert lower_bound(num_trials - num_hits, num_trials) == pytest.approx(
+        1 - bound if num_hits < num_trials else 0
+    )
 
 
 def test_the_report_of_a_head_is_made_of_these_figures() -> None:

@@ -19,7 +19,7 @@ from nmoe_core.calibration.thresholds import (
     midpoint_above,
     would_keep,
 )
-from nmoe_core.labels.agreement import agreement, baselines, spearman, within_groups
+from nmoe_core.labels.agreement import agreement, baselines, within_groups
 from nmoe_core.labels.scores import DIMENSIONS
 
 
@@ -184,14 +184,6 @@ def test_crossed_thresholds_and_odd_weights_are_refused(tmp_path: Path, change: 
     with pytest.raises(CalibrationError) as missing:
         load_calibration(tmp_path / "nowhere")
     assert missing.value.code == "E-CALIBRATION-MISSING"
-
-
-def test_rank_correlation_shares_ranks_among_ties() -> None:
-    a, b = np.array([1, 2, 2, 3, 5]), np.array([1, 3, 2, 4, 4])
-    # Ranks 1 2.5 2.5 4 5 and 1 3 2 4.5 4.5; their correlation by hand: 9 / sqrt(9.5 * 9.5).
-    assert spearman(a, b) == pytest.approx(9 / 9.5)
-    assert spearman(a, np.ones(5)) is None
-    assert spearman(a, -a) == pytest.approx(-1)
 
 
 def test_baselines_show_what_source_and_length_alone_tell() -> None:

@@ -93,7 +93,7 @@ def test_the_runbooks_stages_run_from_flags_alone(
     assert run(*graded, "--out", f"{tree}/q") == 0
     (facts,) = json.loads(capsys.readouterr().out).values()
     rows = (tree / "q" / "quality_scores.jsonl").read_text().splitlines()
-    assert facts["total"] == len(rows) > 20
+    assert facts["documents"] == len(rows) > 20
     val = ["--input-docids", f"{tree}/slices/docids_val.jsonl", "--no-early-exit"]
     assert run(*graded, *val, "--out", f"{tree}/val") == 0
     again = ["--predictions", f"{tree}/val/quality_scores.jsonl"]

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from loader.files.format import load_manifest
 from loader.files.sealed import sealed
 from nmoe_core.base.errors import CalibrationError, FormatError, NmoeError
 from nmoe_core.calibration.calibrate import calibrate_compat
 from nmoe_core.calibration.files import load_calibration
-from nmoe_core.calibration.graded import read_graded, read_grading_summary
+from nmoe_core.calibration.graded import PartialRows, Tally, read_graded, read_grading_summary
 from nmoe_core.calibration.rows import rows_from_predictions
 from nmoe_core.config.tree import Tree
 from nmoe_core.curate.shards.inputs import load_quality
@@ -43,7 +42,7 @@ def flip_decisions(path: Path, count: int = 5) -> None:
 def test_five_decisions_edited_by_hand_are_refused_by_everyone_who_reads_them(own: Any) -> None:
     report = own.grade()
     directory, shard = report.path.parent, Tree.below(own.base).shard("web", 0)
-    manifest = load_manifest(own.manifest("web", 0))
+    manifest = own.manifest()
     assert load_quality(shard, manifest).path == report.path
     payload = report.path.read_bytes()
     flip_decisions(report.path)
@@ -58,7 +57,7 @@ def test_five_decisions_edited_by_hand_are_refused_by_everyone_who_reads_them(ow
         assert refused.value.code == "E-GRADE-CHANGED"
         assert "\n" not in refused.value.line()
     again = own.grade()
-    assert not again.is_current, "grading again writes them anew"
+    assert again.facts["changed"], "grading again writes them anew"
     assert report.path.read_bytes() == payload
 
 
@@ -78,7 +77,7 @@ def test_an_edited_summary_is_refused_and_one_of_an_older_version_opens(own: Any
     new = ("format", "content_hash", "scores_sha256")
     path.write_text(json.dumps({k: v for k, v in value.items() if k not in new}))
     assert read_graded(directory).summary["kept"] == value["kept"]
-    assert own.grade().is_current, "grades of an older version are not made again"
+    assert not own.grade().facts["changed"], "grades of an older version are not made again"
 
 
 def test_an_edited_calibration_is_refused_and_calibrated_again(own: Any) -> None:
@@ -91,7 +90,7 @@ def test_an_edited_calibration_is_refused_and_calibrated_again(own: Any) -> None
         with pytest.raises(CalibrationError) as refused:
             own.grade()
         assert refused.value.code == "E-CALIBRATION-CHANGED"
-    assert not own.calibrate().is_current
+    own.calibrate()
     assert path.read_bytes() == payload
 
 
@@ -184,38 +183,32 @@ def test_three_hundred_damaged_partial_gradings_end_in_the_same_bytes(own: Any) 
 
 def _killed(own: Any, whole: Any) -> tuple[bytes, bytes]:
     """The partial files of a grading that was killed after its first buffer."""
-    from nmoe_core.grading.grade import Grader
+    append = PartialRows.append
 
-    directory = whole.path.parent
-    buffers = Grader.buffers
-
-    def stopped(self: Any, documents: Any) -> Any:
-        for i, rows in enumerate(buffers(self, documents)):
-            if i == 1:
-                raise KeyboardInterrupt
-            yield rows
+    def killed(self: PartialRows, rows: Any) -> None:
+        append(self, rows)
+        raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Grader, "buffers", stopped)
-        patched.setattr("nmoe_core.grading.grade.Grader.buffer_size", 8)
-        (directory / "summary.json").unlink()
+        patched.setattr(PartialRows, "append", killed)
+        patched.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
+        (whole.directory / "summary.json").unlink()
         with pytest.raises(KeyboardInterrupt):
             own.grade()
-    rows, note = (directory / f".quality_scores.partial.{end}" for end in ("jsonl", "json"))
+    rows, note = (whole.directory / f".quality_scores.partial.{end}" for end in ("jsonl", "json"))
     assert len(rows.read_bytes().splitlines()) == 8
     return rows.read_bytes(), note.read_bytes()
 
 
 def _resume(directory: Path) -> None:
     """A resume takes over all rows or none; what is not as it was noted is cut off."""
-    from nmoe_core.calibration.graded import PartialRows, Tally
-
     note = directory / ".quality_scores.partial.json"
     try:
         fingerprints = json.loads(note.read_bytes())["fingerprints"]
     except (ValueError, KeyError, TypeError):
         fingerprints = {}
-    rows = PartialRows(directory, fingerprints).resume(Tally(0.0, None))
+    with PartialRows(directory, fingerprints) as partial:
+        rows = partial.resume(Tally(0.0, None))
     assert (directory / ".quality_scores.partial.jsonl").read_bytes().count(b"\n") == rows
     assert rows in (0, 8)
 
@@ -234,7 +227,8 @@ def test_a_head_whose_header_or_weights_were_edited_is_refused(own: Any) -> None
     from safetensors.torch import load_file, save_file
 
     from nmoe_core.base.errors import HeadError
-    from nmoe_core.heads.files import HEADER_KEY, PROBE_NAME, load_head, read_header
+    from nmoe_core.config.tree import PROBE_NAME
+    from nmoe_core.heads.files import HEADER_KEY, load_head, read_header
 
     path = own.heads / PROBE_NAME
     header, tensors = read_header(path), load_file(str(path))

@@ -15,10 +15,11 @@ import torch
 
 from loader.files.sealed import sealed
 from nmoe_core.base.errors import FormatError, HeadError, NmoeError
+from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
 from nmoe_core.heads.convert import import_pickle
-from nmoe_core.heads.files import JUDGE_NAME, PROBE_NAME, load_heads, read_header, save_head
+from nmoe_core.heads.files import load_heads, read_header, save_head
 from nmoe_core.heads.models import JudgeArch, ProbeArch, build_head
 from nmoe_core.labels.slices import read_slice
 

@@ -16,6 +16,7 @@ from nmoe_core.base.errors import HeadError
 from nmoe_core.engine import Transformer
 from nmoe_core.heads.convert import import_pickle
 from nmoe_core.heads.features import (
+    DocumentTokens,
     batches,
     count_nonfinite,
     pooled,
@@ -23,7 +24,7 @@ from nmoe_core.heads.features import (
     tap_states,
 )
 from nmoe_core.heads.files import load_head, load_heads, read_header, save_head
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, _at_query
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from tests.core.quality import random_documents
 
 LENGTHS = torch.tensor([7, 3, 1])
@@ -83,13 +84,15 @@ def test_training_and_grading_run_the_same_first_pass(hidden: torch.Tensor, judg
 
 
 @torch.no_grad()
-def test_the_short_cut_at_the_query_is_the_encoder_layer(judge: Judge) -> None:
-    tokens = torch.randn(2, 6, 16)
-    is_padding = torch.tensor([[False] * 6, [False] * 3 + [True] * 3])
+def test_reading_at_the_query_alone_gives_what_the_whole_encoder_layer_gives(
+    hidden: torch.Tensor, judge: Judge
+) -> None:
+    states = torch.nn.functional.layer_norm(hidden, (32,))
+    tokens = judge.proj(torch.cat([judge.q0.expand(3, 1, -1), states], dim=1))
+    is_padding = torch.arange(8) > LENGTHS[:, None]
     whole = judge.enc0(tokens, src_key_padding_mask=is_padding)
-    torch.testing.assert_close(
-        _at_query(judge.enc0, tokens, is_padding), whole[:, 0], atol=1e-5, rtol=0
-    )
+    expected = judge.shared_head(whole[:, 0])
+    torch.testing.assert_close(judge(hidden, LENGTHS), expected, atol=1e-5, rtol=0)
 
 
 def test_the_scale_of_states_does_not_matter(hidden: torch.Tensor, judge: Judge) -> None:
@@ -135,19 +138,19 @@ def test_only_heads_of_the_first_published_form_put_numbers_for_what_is_none(
 def test_batches_hold_documents_of_like_length_and_their_states_do_not_depend_on_it(
     backbone: Transformer,
 ) -> None:
-    documents = [np.array(d, np.uint32) for d in random_documents(8, 13)]
+    tokens = [np.array(d, np.uint32) for d in random_documents(8, 13)]
     names = [str(i) for i in range(13)]
     seen: dict[int, torch.Tensor] = {}
     longest = []
-    for batch in batches(documents, names, 4, torch.device("cpu")):
+    for batch in batches(DocumentTokens(names, tokens), 4, torch.device("cpu")):
         assert batch.names == [names[i] for i in batch.rows]
         longest.append(batch.input_ids.shape[1])
         states = pooled(tap_states(backbone, batch, 6)[0], batch.lengths)
         seen |= dict(zip(batch.rows, states))
     assert sorted(seen) == list(range(13))
     assert longest == sorted(longest)
-    for i, document in enumerate(documents):
-        (alone,) = batches([document], [""], 1, torch.device("cpu"))
+    for i, document in enumerate(tokens):
+        (alone,) = batches(DocumentTokens([""], [document]), 1, torch.device("cpu"))
         states = pooled(tap_states(backbone, alone, 6)[0], alone.lengths)
         torch.testing.assert_close(states[0], seen[i], atol=1e-5, rtol=1e-5)
 
@@ -330,7 +333,7 @@ def test_a_pickle_that_holds_code_or_other_tensors_is_not_imported(
 def test_slices_labels_and_thresholds_do_not_need_torch() -> None:
     labels = "slices label files agreement oracles.heuristic"
     modules = [f"labels.{m}" for m in labels.split()]
-    modules += ["config.rubric", "calibration.thresholds", "calibration.decide"]
+    modules += ["config.rubric", "calibration.thresholds", "calibration.graded"]
     code = (
         "import sys, importlib\n"
         f"for m in {modules}: importlib.import_module('nmoe_core.' + m)\n"

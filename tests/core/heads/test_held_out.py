@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 
 from nmoe_core.base.errors import LabelError
-from nmoe_core.grading.grade import Grader
-from nmoe_core.heads.features import content_digests, read_documents
-from nmoe_core.heads.files import PROBE_NAME, load_head, read_header, save_head
-from nmoe_core.heads.train import train_probe
+from nmoe_core.config.quality import HeadsTable, ProbeTable
+from nmoe_core.config.tree import PROBE_NAME
+from nmoe_core.heads.features import DocumentTokens
+from nmoe_core.heads.files import Header, load_head, read_header, save_head
+from nmoe_core.heads.train import LabelPaths, Training, train_head
 from nmoe_core.labels.slices import read_slice
-from nmoe_core.shards.documents import DocumentReader
 from tests.core.quality import (
-    EOS,
     MAX_CTX,
     Grading,
+    corpus_of,
     random_documents,
-    rows_of,
     slice_all,
     write_labels,
     write_source,
@@ -43,36 +42,32 @@ def repeated(tmp_path_factory: pytest.TempPathFactory, backbone: Any) -> Any:
     rows = {s: read_slice(slices / f"docids_{s}.jsonl") for s in ("train", "val", "test")}
     labels = {}
     for split, split_rows in rows.items():
-        tokens = tokens_of(base / "data", split_rows)
+        tokens = tokens_of(base / "data", split_rows).tokens
         grades = np.array([[(int(t.mean()) // (40 + 7 * d)) % 5 for d in range(5)] for t in tokens])
         labels[split] = write_labels(base / f"labels_{split}.jsonl", split_rows, grades)
     return SimpleNamespace(base=base, data=base / "data", rows=rows, labels=labels, model=backbone)
 
 
-def tokens_of(data: Path, rows: list[tuple[str, str]]) -> list[np.ndarray]:
-    names = [doc_id for doc_id, _ in rows]
-    return read_documents(DocumentReader(data), names, EOS, MAX_CTX)
+def tokens_of(data: Path, rows: list[tuple[str, str]]) -> DocumentTokens:
+    return corpus_of(data).read([doc_id for doc_id, _ in rows])
 
 
 def digests(repeated: Any, split: str) -> np.ndarray:
-    return content_digests(tokens_of(repeated.data, repeated.rows[split]))
+    return tokens_of(repeated.data, repeated.rows[split]).digests()
 
 
-def train(repeated: Any, heads: Path, **more: Any) -> Any:
-    return train_probe(
-        *(repeated.labels["train"], repeated.labels["val"], repeated.model),
-        *(repeated.data, heads),
-        eos_token_id=EOS,
-        max_ctx=MAX_CTX,
-        epochs=3,
-        **more,
-    )
+def train(repeated: Any, heads: Path, test: Path | None = None) -> Header:
+    """The header of a trained probe."""
+    labels = LabelPaths(repeated.labels["train"], repeated.labels["val"], test)
+    table = HeadsTable(probe=ProbeTable(epochs=3))
+    train_head("probe", Training(labels, corpus_of(repeated.data), repeated.model, heads, table))
+    return read_header(heads / PROBE_NAME)
 
 
 def test_a_head_is_measured_on_contents_it_was_not_trained_on(
     repeated: Any, tmp_path: Path
 ) -> None:
-    metrics = train(repeated, tmp_path).metrics
+    metrics = train(repeated, tmp_path)["metrics"]
     seen, val = digests(repeated, "train"), digests(repeated, "val")
     fresh = np.setdiff1d(val, seen)
     assert metrics["num_trained_on"] == np.isin(val, seen).sum() > 20
@@ -84,15 +79,14 @@ def test_a_head_is_measured_on_contents_it_was_not_trained_on(
 
 
 def test_test_labels_are_reported_apart_and_move_no_weight(repeated: Any, tmp_path: Path) -> None:
-    train(repeated, tmp_path / "without")
-    train(repeated, tmp_path / "with", labels_test=repeated.labels["test"])
-    header = read_header(tmp_path / "with" / PROBE_NAME)
+    without = train(repeated, tmp_path / "without")
+    header = train(repeated, tmp_path / "with", repeated.labels["test"])
     used = np.concatenate([digests(repeated, split) for split in ("train", "val")])
     test = digests(repeated, "test")
     assert header["test_metrics"]["n"] == len(np.setdiff1d(test, used)) > 10
     assert "untouched" not in (tmp_path / "with" / "hydra_probe.md").read_text()
-    assert read_header(tmp_path / "without" / PROBE_NAME)["test_metrics"] == {}
-    assert header["metrics"] == read_header(tmp_path / "without" / PROBE_NAME)["metrics"]
+    assert without["test_metrics"] == {}
+    assert header["metrics"] == without["metrics"]
     heads = [
         load_head(tmp_path / name / PROBE_NAME, repeated.model, MAX_CTX)[0].state_dict()
         for name in ("with", "without")
@@ -115,9 +109,8 @@ def calibrated(repeated: Any, tmp_path: Path) -> Any:
 
 
 def test_the_share_to_keep_is_that_of_the_corpus_with_its_copies(calibrated: Any) -> None:
-    summary = calibrated.calibrate(target_keep=0.5).summary
-    grader = Grader.load(calibrated.model, calibrated.heads, calibrated.calibration, MAX_CTX, 32)
-    val = rows_of(grader, calibrated.data, calibrated.repeated.rows["val"])
+    summary = calibrated.calibrate(target_keep=0.5)
+    val = calibrated.rows_of(calibrated.repeated.rows["val"])
     kept = np.mean([row["decision"] == "keep" for row in val])
     documents = summary["documents_fit"], summary["documents_report"]
     shares = summary["achieved_keep_fit"], summary["achieved_keep"]
@@ -128,12 +121,12 @@ def test_the_share_to_keep_is_that_of_the_corpus_with_its_copies(calibrated: Any
     assert abs(shares[0] - 0.5) <= copies.max() / documents[0]
     low, high = summary["achieved_keep_ci95"]
     corpus = [row for rows in calibrated.repeated.rows.values() for row in rows]
-    of_all = [r["decision"] == "keep" for r in rows_of(grader, calibrated.data, corpus)]
+    of_all = [r["decision"] == "keep" for r in calibrated.rows_of(corpus)]
     assert low <= np.mean(of_all) <= high
 
 
 def test_quality_figures_leave_out_contents_that_heads_were_trained_on(calibrated: Any) -> None:
-    summary = calibrated.calibrate(labels_test=calibrated.repeated.labels["test"]).summary
+    summary = calibrated.calibrate(labels_test=calibrated.repeated.labels["test"])
     seen, val = (digests(calibrated.repeated, split) for split in ("train", "val"))
     assert summary["count"] == len(np.setdiff1d(val, seen))
     assert summary["left_out"]["trained_on"] == np.isin(val, seen).sum()
@@ -148,8 +141,8 @@ def test_test_labels_move_no_threshold_and_without_them_the_summary_says_so(
     calibrated: Any,
 ) -> None:
     test = calibrated.repeated.labels["test"]
-    given = calibrated.calibrate(labels_test=test).summary
-    without = calibrated.calibrate().summary
+    given = calibrated.calibrate(labels_test=test)
+    without = calibrated.calibrate()
     assert without["test"] is None
     assert without["untouched"] == "no figure: the test slice has no labels"
     own = {"test", "untouched", "fingerprints", "content_hash"}

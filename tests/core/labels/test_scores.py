@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from nmoe_core.base.errors import ConfigError, LabelError
-from nmoe_core.calibration.decide import decide
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_scores, parse_scores, stored
 from tests.core.quality import RUBRIC
@@ -70,11 +69,6 @@ def test_stored_scores_are_clamped_rounded_and_recomputable_from_their_file_form
     assert not np.signbit(scores).any()
     written = as_scores(scores[0])
     assert aggregate(np.array(list(written.values()))) == aggregate(scores)[0]
-
-
-def test_the_decision_keeps_from_tau_keep_on_and_drops_below_tau_drop() -> None:
-    assert [decide(x, 0.3, 0.6) for x in (0.29, 0.3, 0.59, 0.6)] == ["drop", "band", "band", "keep"]
-    assert [decide(x, 0.5, 0.5) for x in (0.49, 0.5)] == ["drop", "keep"]
 
 
 def test_the_shipped_rubric_has_five_dimensions_and_a_hash_of_every_word(

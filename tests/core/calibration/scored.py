@@ -1,0 +1,80 @@
+"""Scores of documents of one latent quality, and calibrations of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nmoe_core.calibration.calibrate import calibrate_predictions
+from nmoe_core.calibration.files import read_calibration
+from nmoe_core.calibration.thresholds import Targets, Thresholds, fit_thresholds, would_keep
+from tests.core.quality import write_labels
+
+
+class Scored(NamedTuple):
+    """Aggregated scores `[N]` of both heads and of the oracle, which gives multiples of 0.05."""
+
+    probe: np.ndarray
+    judge: np.ndarray
+    oracle: np.ndarray
+
+
+def scored(
+    seed: int, count: int, noise: tuple[float, float] = (0.7, 0.7), kind: str = "plain"
+) -> Scored:
+    """Heads that see the quality with some noise, in deviations of it.
+
+    Args:
+        seed: Of all numbers.
+        count: Documents.
+        noise: Of the probe and of the judge.
+        kind: How the judge's scores are spread: `plain`, `skewed` or `tied`.
+    """
+    rng = np.random.default_rng(seed)
+    quality = rng.normal(size=count)
+    probe, judge = (quality + rng.normal(0, deviation, count) for deviation in noise)
+    if kind == "skewed":
+        judge = 1 / (1 + np.exp(-judge)) ** 6
+    elif kind == "tied":
+        judge = np.clip(np.rint(2 * judge + 4), 0, 9) / 9
+    else:
+        judge = 0.5 + 0.1 * judge
+    oracle = np.clip(np.rint(10 + 4 * (quality + rng.normal(0, 0.3, count))), 0, 20) / 20
+    return Scored(*(np.clip(x, 0, 1).round(6) for x in (0.5 + 0.1 * probe, judge, oracle)))
+
+
+def fit(scores: Scored, target_keep: float, max_false_drop: float) -> Thresholds:
+    """Thresholds of these documents."""
+    keeps = scores.oracle >= would_keep(scores.oracle, target_keep)
+    targets = Targets(target_keep, max_false_drop)
+    return fit_thresholds(scores.probe, scores.judge, keeps, targets)
+
+
+def write_val(directory: Path, scores: Scored) -> tuple[Path, Path]:
+    """Labels and predictions of documents of these scores."""
+    points = np.rint(scores.oracle * 20).astype(int)
+    grades = np.stack([(points + i) // 5 for i in range(5)], axis=1)
+    ids = [(f"d{i}", "web") for i in range(len(points))]
+    rows = [
+        {"doc_id": doc_id, "aggregated": a, "q_probe": p}
+        for (doc_id, _), a, p in zip(ids, scores.judge.tolist(), scores.probe.tolist())
+    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    return write_labels(directory / "labels_val.jsonl", ids, grades), write_rows(
+        directory / "predictions.jsonl", rows
+    )
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def summary_of(paths: tuple[Path, Path], out: Path, **targets: Any) -> dict[str, Any]:
+    """What calibration says of labels and predictions."""
+    calibrate_predictions(*paths, out, Targets(**targets))
+    return read_calibration(out / "calibration_summary.json")
