@@ -12,9 +12,10 @@ import pytest
 
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
+from nmoe_core.config.tables import ComputeTable
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.heads import files
-from nmoe_core.tasks.hydra import grade_shards, load_grader
+from nmoe_core.tasks.hydra import grade_shards, load_scorer
 from tests.core.quality import MAX_CTX, VOCAB, Grading, random_documents, write_source
 
 BATCH = 4
@@ -108,8 +109,8 @@ def test_scores_of_other_heads_batches_or_edited_files_are_not_taken_over(
     assert again.facts["changed"]
 
 
-class Graders:
-    """Grades a shard of a run; says in which process, and with which grader."""
+class GradeShard:
+    """Grades a shard of a run; says in which process, and with which scorer."""
 
     def __init__(self, config: Path) -> None:
         self.config = config
@@ -117,11 +118,11 @@ class Graders:
     def __call__(self, bucket: int) -> tuple[int, int]:
         run = Run(self.config)
         grade_shards(run, "news", [bucket])
-        return os.getpid(), id(load_grader(run))
+        return os.getpid(), id(load_scorer(run))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_backbone_heads_and_calibration_are_opened_once_per_process(
+def test_backbone_and_heads_are_opened_once_per_process(
     small: Grading, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tiny_checkpoint(
@@ -139,12 +140,11 @@ def test_backbone_heads_and_calibration_are_opened_once_per_process(
         *(Transformer, "from_checkpoint"),
         lambda path, **more: opened.append(path) or from_checkpoint(path, **more),
     )
-    backend = "pool" if workers > 1 else "inline"
-    seen = list(map_shards(Graders(config), range(6), backend=backend, workers=workers))
+    seen = list(map_shards(GradeShard(config), range(6), ComputeTable(workers=workers)))
     assert len({process for process, _ in seen}) <= workers
-    assert len(set(seen)) == len({process for process, _ in seen}), "one grader per process"
+    assert len(set(seen)) == len({process for process, _ in seen}), "one scorer per process"
     if workers == 1:
         assert len(opened) == len(set(opened)) == 3, "the checkpoint and both heads"
         small.make_heads(seed=1)
         small.calibrate()
-        assert Graders(config)(0) != seen[0], "changed heads are opened"
+        assert GradeShard(config)(0) != seen[0], "changed heads are opened"
