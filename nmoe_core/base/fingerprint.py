@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from loader.files.sealed import RESTORE, check_seal, sealed
 
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
+
+
+def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first key under which two records of what something was made from differ."""
+    differing = (k for k in {**wanted, **there} if there.get(k) != wanted.get(k))
+    return next(differing, None)
 
 
 def sha256_file(path: Path) -> str:

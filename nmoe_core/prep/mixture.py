@@ -99,14 +99,12 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     """Settings of prep for one split of a source; the token budget is for training only."""
     prep, config = run.config.prep, run.config
     is_train = split == "train"
+    shared = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "engine")
     return PrepSettings(
+        **{key: getattr(prep, key) for key in shared},
         name=source.name,
-        version=prep.version,
         tokenizer=run.tokenizer,
         num_shards=prep.num_shards if is_train else prep.num_valid_shards,
-        tokens_per_shard=prep.tokens_per_shard,
-        min_doc_tokens=prep.min_doc_tokens,
-        max_doc_tokens=prep.max_doc_tokens,
         max_tokens=source.max_tokens if is_train else None,
         on_error=source.spec.on_error,
         max_bad_share=source.spec.max_bad_share,
@@ -114,7 +112,6 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         vocab_size=run.loader.vocab_size,
         eos_token_id=run.loader.eos_token_id,
         compute=config.compute.for_work(workers=prep.workers),
-        engine=prep.engine,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
 from nmoe_core.shards.manifest import ShardFormat, shard_dir_name
-from nmoe_core.shards.writer import ShardWriter, seal_file
-from nmoe_core.sources.records import START, Block, Position, Rows, Source
+from nmoe_core.shards.shard_file import seal_file
+from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.sources.records import START, Block, Position, Rows, Split
 from nmoe_core.text.normalise import NORMALIZER
 
 _NUM_EXAMPLES = 3
@@ -38,9 +39,9 @@ _MIN_JUDGED = 10_000
 class PassPlan:
     """What a pass reads and makes; `known_stop` is the row at which an earlier budget ended."""
 
-    source: Source
-    split_rows: Rows
+    split: Split
     settings: PrepSettings
+    fmt: ShardFormat
     split_dir: Path
     wanted: tuple[int, ...]
     fingerprints: Fingerprints
@@ -49,8 +50,13 @@ class PassPlan:
     @property
     def rows(self) -> Rows:
         """The rows to read."""
-        rows = self.split_rows
+        rows = self.split.rows
         return rows if self.known_stop is None else Rows(rows.start, self.known_stop, rows.excluded)
+
+    @property
+    def is_of_all_shards(self) -> bool:
+        """Whether every shard of the split is made."""
+        return len(self.wanted) == self.settings.num_shards
 
     @property
     def budget(self) -> int | None:
@@ -62,8 +68,22 @@ class PassPlan:
         return {
             "fingerprints": self.fingerprints,
             "settings": self.settings.identity(),
-            "rows": repr(self.split_rows),
+            "rows": repr(self.split.rows),
         }
+
+
+@dataclass
+class Counts:
+    """What the journal says of a pass besides the shards."""
+
+    is_complete: bool = False
+    position: Position = START
+    size_bytes: int = 0
+    rows_read: int = 0
+    total_tokens: int = 0
+    num_text_bytes: int = 0
+    num_replaced: int = 0
+    bad_examples: list[str] = field(default_factory=list)
 
 
 class Pass:
@@ -71,52 +91,45 @@ class Pass:
 
     Args:
         plan: What it reads and makes.
-        fmt: Tokenizer facts.
         journal: Where the state is kept.
         entry: State of the pass to go on from, as the journal gave it.
     """
 
-    def __init__(
-        self, plan: PassPlan, fmt: ShardFormat, journal: Journal, entry: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, plan: PassPlan, journal: Journal, entry: dict[str, Any] | None) -> None:
         self.plan, self.journal = plan, journal
-        self.position, self.is_complete = START, False
-        self.size_bytes = self.rows_read = self.total_tokens = 0
-        self.num_text_bytes = self.num_replaced = self.documents_tokenized = 0
-        self.bad_examples: list[str] = []
+        self.counts, self.documents_tokenized = Counts(), 0
         self.totals = np.zeros(len(OUTCOMES), np.int64)
         # The last row takes the records that could not be read: they have bucket -1.
         self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
         if entry is not None:
             self._restore(entry)
-        self.resumed_bytes = self.size_bytes
-        states = {} if entry is None else entry["shards"]
+        self.resumed_bytes = self.counts.size_bytes
         self.writers: dict[int, ShardWriter] = {}
         self._checksums: dict[int, list[str]] = {}
         try:
             for bucket in plan.wanted:
-                state = states.get(str(bucket))
-                self.writers[bucket] = self._writer(bucket, fmt, state)
+                state = None if entry is None else entry["shards"][str(bucket)]
+                self.writers[bucket] = self._writer(bucket, state)
         except BaseException:
-            self.leave()
+            self.suspend()
             raise
         journal.is_written = entry is not None
 
     def read(self, pool: Pool, progress: Progress | None) -> None:
         """Read the source to its end, or to the budget's."""
         started = time.monotonic()
-        total_bytes = self.plan.source.size_bytes() if progress is not None else None
+        total_bytes = self.plan.split.source.size_bytes() if progress is not None else None
         blocks = pool.map(tokenize_block, self._blocks())
         for block in blocks:
             self._append(block)
             self._judge_bad(at_end=False)
             if progress is not None:
                 progress(self._progress(total_bytes, time.monotonic() - started))
-            if self.is_complete:
+            if self.counts.is_complete:
                 blocks.close()
                 break
             self.journal.commit_if_due(self.entry, self.flush)
-        self.is_complete = True
+        self.counts.is_complete = True
         self._judge_bad(at_end=True)
 
     def seal(self, pool: Pool) -> None:
@@ -136,69 +149,64 @@ class Pass:
         return {
             **self.plan.identity(),
             "counts_all": self.plan.budget is not None,
-            "is_complete": self.is_complete,
-            "position": self.position,
-            "size_bytes": self.size_bytes,
-            "rows_read": self.rows_read,
-            "total_tokens": self.total_tokens,
-            "num_text_bytes": self.num_text_bytes,
-            "num_replaced": self.num_replaced,
-            "bad_examples": self.bad_examples,
+            **asdict(self.counts),
             "totals": self.totals.tolist(),
             "outcomes": {str(b): self.outcomes[b].tolist() for b in self.plan.wanted},
             "shards": {str(bucket): writer.state for bucket, writer in self.writers.items()},
         }
 
-    def leave(self) -> None:
-        """Close all files and keep them."""
+    def suspend(self) -> None:
+        """Close all files and keep them for the next run."""
         for writer in self.writers.values():
-            writer.leave()
+            writer.suspend()
 
-    def report(self, report: PrepReport) -> None:
-        """Fill in what was done."""
+    def report(self) -> PrepReport:
+        """What was done."""
         states = [state for writer in self.writers.values() for state in writer.state]
-        report.num_tokens = sum(num_tokens for num_tokens, _, _ in states)
-        report.num_documents = sum(num_documents for _, num_documents, _ in states)
-        report.num_text_bytes = self.num_text_bytes
-        report.num_replaced = self.num_replaced
-        report.documents_tokenized = self.documents_tokenized
-        report.bad_examples = self.bad_examples
-        report.outcomes = Counter({name: n for name, n in zip(OUTCOMES, self.totals.tolist()) if n})
+        return PrepReport(
+            num_documents=sum(num_documents for _, num_documents, _ in states),
+            num_tokens=sum(num_tokens for num_tokens, _, _ in states),
+            num_text_bytes=self.counts.num_text_bytes,
+            documents_tokenized=self.documents_tokenized,
+            num_replaced=self.counts.num_replaced,
+            outcomes=Counter({name: n for name, n in zip(OUTCOMES, self.totals.tolist()) if n}),
+            bad_examples=self.counts.bad_examples,
+            made=list(self.plan.wanted),
+        )
 
-    def _writer(self, bucket: int, fmt: ShardFormat, state: Any) -> ShardWriter:
+    def _writer(self, bucket: int, state: Any) -> ShardWriter:
         name, size = shard_dir_name(bucket), self.plan.settings.tokens_per_shard
         staged = self.journal.directory / name
-        return ShardWriter(self.plan.split_dir / name, fmt, size, staged, state)
+        return ShardWriter(self.plan.split_dir / name, self.plan.fmt, size, staged, state)
 
     def _blocks(self) -> Iterator[Block]:
-        if self.is_complete:
+        if self.counts.is_complete:
             return iter(())
-        return takewhile(self._is_needed, self.plan.source.blocks(self.position))
+        return takewhile(self._is_needed, self.plan.split.source.blocks(self.counts.position))
 
     def _is_needed(self, block: Block) -> bool:
         return self.plan.rows.stop is None or block.start.row < self.plan.rows.stop
 
     def _append(self, block: TokenizedBlock) -> None:
-        columns, stop = block.columns, len(block.columns.rows)
+        counts, columns, stop = self.counts, block.columns, len(block.columns.rows)
         if self.plan.budget is not None:
-            ends = self.total_tokens + np.cumsum(columns.num_tokens)
+            ends = counts.total_tokens + np.cumsum(columns.num_tokens)
             stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)
-            self.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
+            counts.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
         self._write(block, stop)
-        buckets, num_tokens = columns.buckets[:stop], columns.num_tokens[:stop]
         outcomes = columns.outcomes[:stop]
-        np.add.at(self.outcomes, (buckets, outcomes), 1)
+        np.add.at(self.outcomes, (columns.buckets[:stop], outcomes), 1)
         self.totals += np.bincount(outcomes, minlength=len(OUTCOMES))
-        self.total_tokens += int(num_tokens.sum())
+        counts.total_tokens += int(columns.num_tokens[:stop].sum())
         if stop:
-            self.rows_read = max(self.rows_read, int(columns.rows[stop - 1]) + 1)
-        self.num_text_bytes += block.num_text_bytes
-        self.num_replaced += int(np.count_nonzero(columns.are_replaced[:stop]))
+            counts.rows_read = max(counts.rows_read, int(columns.rows[stop - 1]) + 1)
+        counts.num_text_bytes += block.num_text_bytes
+        counts.num_replaced += int(np.count_nonzero(columns.are_replaced[:stop]))
         self.documents_tokenized += block.num_tokenized
         num_bad = int(np.count_nonzero(outcomes == BAD))
-        self.bad_examples += block.bad[: min(num_bad, _NUM_EXAMPLES - len(self.bad_examples))]
-        self.size_bytes += block.size_bytes
-        self.position = block.end
+        counts.bad_examples += block.bad[: min(num_bad, _NUM_EXAMPLES - len(counts.bad_examples))]
+        counts.size_bytes += block.size_bytes
+        counts.position = block.end
 
     def _write(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records to their shards."""
@@ -230,7 +238,7 @@ class Pass:
         if at_end or num_records >= _MIN_JUDGED:
             raise SourceError(
                 f"{num_bad} of {num_records} records cannot be read",
-                where="; ".join(self.bad_examples),
+                where="; ".join(self.counts.bad_examples),
                 expected=f"at most {settings.max_bad_share:.3%}".replace("%", " %"),
                 do='mend the records, or set on_error = "skip" or max_bad_share for this source',
                 code="E-SOURCE-RECORD",
@@ -245,7 +253,7 @@ class Pass:
         return PrepProgress(
             documents=sum(state[1] for state in states),
             tokens=sum(state[0] for state in states),
-            size_bytes=self.size_bytes,
+            size_bytes=self.counts.size_bytes,
             total_bytes=total_bytes,
             seconds=seconds,
             resumed_bytes=self.resumed_bytes,
@@ -253,10 +261,8 @@ class Pass:
         )
 
     def _restore(self, entry: dict[str, Any]) -> None:
-        self.position = Position(*entry["position"])
-        for name in ("is_complete", "size_bytes", "rows_read", "total_tokens", "bad_examples"):
-            setattr(self, name, entry[name])
-        self.num_text_bytes, self.num_replaced = entry["num_text_bytes"], entry["num_replaced"]
+        self.counts = Counts(**{one.name: entry[one.name] for one in fields(Counts)})
+        self.counts.position = Position(*entry["position"])
         self.totals[:] = entry["totals"]
         for bucket, counts in entry["outcomes"].items():
             self.outcomes[int(bucket)] = counts
@@ -266,11 +272,11 @@ class Pass:
         return {
             "source": self.plan.settings.name,
             "assignment": "md5",
-            **self.plan.source.provenance(),
+            **self.plan.split.source.provenance(),
             "normalizer": NORMALIZER,
-            "rows_read": self.rows_read,
+            "rows_read": self.counts.rows_read,
             "bad_records": int(self.totals[BAD]),
-            "replaced_records": self.num_replaced,
+            "replaced_records": self.counts.num_replaced,
             "empty_documents": counts["empty"],
             "filtered_documents": counts["filtered"],
             "truncated_documents": counts["truncated"],

@@ -11,7 +11,7 @@ a second run does nothing. Nothing is opened before `run`; what cannot be read i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,15 +19,12 @@ from typing import Any, Protocol
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.local_path import local_path
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.base.strict import validate
 from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
-from nmoe_core.sources.records import OnError
 from nmoe_core.sources.spec import SourceSpec, open_source
-from nmoe_core.text.tokenizer import Engine
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -126,44 +123,34 @@ class ArrowSource(_FileSource):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepConfig:
+class PrepConfig(PrepSettings):
     """What decides the shards, and how many processes make them.
 
     Args:
         output_dir: The split's directory, which will hold `manifest.json`.
         dataset_name: Source name: letters, digits and underscores.
-        version: Part of the file names.
-        tokenizer: A tiktoken encoding.
-        vocab_size: Refused unless it is the tokenizer's.
-        eos_token_id: Refused unless it is the tokenizer's.
-        num_shards: Buckets that documents are hashed into.
         num_workers: Processes; the bytes do not depend on it.
-        tokens_per_shard: Most tokens in one file.
-        min_doc_tokens: Shorter documents are left out.
-        max_doc_tokens: Longer documents are cut.
-        max_tokens: Total; prep stops after the document that reaches it. None takes all.
-        on_error: `fail`, `skip` or `replace`, for records that cannot be read.
-        max_bad_share: Part of the records that `fail` leaves out before it fails.
-        engine: `quicktok`, `tiktoken` or `gigatoken`: same ids, other speed.
         force: Make shards again that are there.
+
+    The others are those of `PrepSettings`: `version`, `tokenizer`, `vocab_size`, `eos_token_id`,
+    `num_shards`, `tokens_per_shard`, `min_doc_tokens`, `max_doc_tokens`, `max_tokens`, `on_error`,
+    `max_bad_share`, `engine`.
+
+    Raises:
+        ConfigError: A value is out of range.
     """
 
     output_dir: str | PathLike[str]
     dataset_name: str
-    version: str = "v1"
-    tokenizer: str = DEFAULT_TOKENIZER
-    vocab_size: int | None = None
-    eos_token_id: int | None = None
-    num_shards: int = 64
     num_workers: int = 1
-    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
-    min_doc_tokens: int = 10
-    max_doc_tokens: int = 1_000_000
-    max_tokens: int | None = None
-    on_error: OnError = "fail"
-    max_bad_share: float = 0.001
-    engine: Engine = "quicktok"
     force: bool = False
+
+    def __post_init__(self) -> None:
+        PrepSettings.__post_init__(self)
+        if self.num_workers < 1:
+            raise ConfigError(
+                "num_workers is out of range", found=self.num_workers, expected="1 or more"
+            )
 
 
 class ParallelPrepPipeline:
@@ -175,7 +162,7 @@ class ParallelPrepPipeline:
         progress: Called after every block.
 
     Raises:
-        ConfigError: A value is out of range, or a key of the source does not fit its kind.
+        ConfigError: A key of the source does not fit its kind.
     """
 
     def __init__(
@@ -187,19 +174,6 @@ class ParallelPrepPipeline:
             "max_bad_share": config.max_bad_share,
             **{key: value for key, value in source.table().items() if value is not None},
         }
-        for name in (
-            "num_shards",
-            "num_workers",
-            "tokens_per_shard",
-            "min_doc_tokens",
-            "max_doc_tokens",
-        ):
-            if getattr(config, name) < 1:
-                raise ConfigError(
-                    f"{name} is out of range", found=getattr(config, name), expected="1 or more"
-                )
-        if config.max_tokens is not None and config.max_tokens < 1:
-            raise ConfigError("max_tokens is out of range", found=config.max_tokens)
         self.config = config
         self.progress = progress
         self.spec = validate(SourceSpec, table, "PrepConfig")
@@ -211,33 +185,18 @@ class ParallelPrepPipeline:
             NmoeError: The source cannot be read, the output is another run's, or a record is bad;
                 nothing half-made is left under the output's name.
         """
-        settings = self._settings()
+        settings = replace(
+            self.config,
+            name=self.spec.id,
+            reading_digest=self.spec.reading_digest("train"),
+            compute=ComputeTable(workers=self.config.num_workers),
+        )
         output = local_path(self.config.output_dir, "output_dir").resolve()
-        source, rows = open_source(self.spec, Path.cwd(), "train")
+        split = open_source(self.spec, Path.cwd(), "train")
         existing: Existing = "remake" if self.config.force else "refuse"
-        prep_shards(source, rows, settings, output, existing=existing, progress=self.progress)
+        prep_shards(split, settings, output, existing=existing, progress=self.progress)
         write_manifest(settings, output)
         return load_manifest(output / MANIFEST_NAME)
-
-    def _settings(self) -> PrepSettings:
-        config = self.config
-        return PrepSettings(
-            name=self.spec.id,
-            version=config.version,
-            tokenizer=config.tokenizer,
-            num_shards=config.num_shards,
-            tokens_per_shard=config.tokens_per_shard,
-            min_doc_tokens=config.min_doc_tokens,
-            max_doc_tokens=config.max_doc_tokens,
-            max_tokens=config.max_tokens,
-            on_error=self.spec.on_error,
-            max_bad_share=self.spec.max_bad_share,
-            reading_digest=self.spec.reading_digest("train"),
-            vocab_size=config.vocab_size,
-            eos_token_id=config.eos_token_id,
-            compute=ComputeTable(workers=config.num_workers),
-            engine=config.engine,
-        )
 
 
 PrepPipeline = ParallelPrepPipeline

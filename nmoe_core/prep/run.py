@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,9 @@ from typing import Any, Literal
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError
-from nmoe_core.base.fingerprint import Fingerprints, recorded
+from nmoe_core.base.fingerprint import recorded
 from nmoe_core.compute.api import Pool, open_pool
+from nmoe_core.prep.existing import refuse_changed, refuse_other_journal
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.one_pass import Pass, PassPlan
 from nmoe_core.prep.progress import Progress
@@ -37,7 +39,7 @@ from nmoe_core.shards.manifest import (
     shard_dir_name,
 )
 from nmoe_core.sources.digests import keep_digests, recall_digests
-from nmoe_core.sources.records import Rows, Source
+from nmoe_core.sources.records import Split
 
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
@@ -48,8 +50,7 @@ _DIGESTS_NAME = "digests.json"  # of the source's files, beside the journal
 
 
 def prep_shards(
-    source: Source,
-    rows: Rows,
+    split: Split,
     settings: PrepSettings,
     split_dir: Path,
     buckets: Iterable[int] | None = None,
@@ -59,8 +60,7 @@ def prep_shards(
     """Make the asked-for shards of a split, each with its manifest; leave current ones alone.
 
     Args:
-        source: What to read.
-        rows: Rows of the source that belong to the split.
+        split: What to read.
         settings: What decides the bytes.
         split_dir: `{data_root}/{source}/{split}`.
         buckets: Shards to make; all when None.
@@ -79,62 +79,61 @@ def prep_shards(
     split_dir = split_dir.resolve()  # a link stays: what it leads to is replaced
     recall_digests(split_dir / STAGING_NAME / _DIGESTS_NAME)
     with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
-        revision = beside.submit(source.revision)
+        revision = beside.submit(split.source.revision)
         fmt = shard_format(settings)
         fingerprints = prep_fingerprints(revision.result(), settings, fmt)
     asked = _checked_buckets(buckets, settings.num_shards)
     dirs = {bucket: split_dir / shard_dir_name(bucket) for bucket in asked}
     clear_beside(split_dir)
-    journal = Journal(split_dir)
     if existing == "refuse":
-        _refuse_changed(dirs.values(), fingerprints)
-    current: set[int] = set()
+        refuse_changed(dirs.values(), fingerprints)
+    current: list[int] = []
     if existing != "remake":
-        current = {b for b, path in dirs.items() if is_shard_current(path, fingerprints)}
-    report = PrepReport(skipped=sorted(current))
-    wanted = tuple(sorted(set(asked) - current))
+        current = [b for b, path in dirs.items() if is_shard_current(path, fingerprints)]
+    wanted = tuple(b for b in asked if b not in current)
     if not wanted:
-        if len(asked) == settings.num_shards and journal.directory.exists():
+        staging = Journal(split_dir)
+        if len(asked) == settings.num_shards and staging.directory.exists():
             with output_lock(split_dir):  # its writer was ended after the last shard
-                journal.remove()
-        return report
+                staging.remove()
+        return PrepReport(skipped=current)
     created_at()  # refuses a bad SOURCE_DATE_EPOCH before the pass, not after it
     _allow_open_files(6 * len(wanted))
-    # A partial pass under a budget stops where the whole pass stopped, if that is on record.
-    stop = None
-    if settings.max_tokens is not None and len(wanted) < settings.num_shards:
-        stop = _recorded_stop(split_dir, settings.num_shards, fingerprints)
-    is_whole = existing == "remake" and len(wanted) == settings.num_shards
-    is_swapped = is_whole and (split_dir / MANIFEST_NAME).exists()
-    target = directory_beside(split_dir) if is_swapped else split_dir
-    journal = Journal(target)
-    plan = PassPlan(source, rows, settings, target, wanted, fingerprints, stop)
+    plan = PassPlan(split, settings, fmt, split_dir, wanted, fingerprints)
+    if settings.max_tokens is not None and not plan.is_of_all_shards:
+        plan = replace(plan, known_stop=_recorded_stop(plan))
+    if existing == "remake" and plan.is_of_all_shards and (split_dir / MANIFEST_NAME).exists():
+        plan = replace(plan, split_dir=directory_beside(split_dir))
+    report = _make(plan, split_dir, existing, progress)
+    report.skipped = current
+    return report
+
+
+def _make(
+    plan: PassPlan, split_dir: Path, existing: Existing, progress: Progress | None
+) -> PrepReport:
+    """Run a pass, in the split's own directory or beside it, and put its shards in place."""
+    journal = Journal(plan.split_dir)
     if existing == "refuse":
-        _refuse_other_journal(journal, plan.identity())
+        refuse_other_journal(journal, plan.identity())
+    is_swapped = plan.split_dir != split_dir
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
-    # Workers start before the lock is taken, which would be theirs too, and outlive this process.
     open_worker = partial(open_tokenizer, _worker_settings(plan))
-    with (
-        open_pool(settings.compute, open_worker) as pool,
-        output_lock(split_dir),
-    ):
+    # Workers start before the lock is taken, which would be theirs too, and outlive this process.
+    with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:
             if existing == "remake":
                 journal.remove()
-            entry = _matching(journal.read(), plan)
-            if entry is None:
-                journal.remove()
-            _run(plan, fmt, journal, entry, pool, report, progress)
+            report = _run(plan, journal, pool, progress)
             if is_swapped:
-                _commit_manifest(settings, fmt, target)
+                _commit_manifest(plan.settings, plan.fmt, plan.split_dir)
                 swap_in(split_dir)
+            return report
         except BaseException:
             if is_swapped:  # the next run with --force would start over anyway
                 retire_beside(split_dir)
             _remove_empty(new_dirs)
             raise
-    report.made = list(wanted)
-    return report
 
 
 def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, Any], bool]:
@@ -161,25 +160,14 @@ def _commit_manifest(
     return commit_manifest(directory / MANIFEST_NAME, manifest)
 
 
-def _run(
-    plan: PassPlan,
-    fmt: ShardFormat,
-    journal: Journal,
-    entry: dict[str, Any] | None,
-    pool: Pool,
-    report: PrepReport,
-    progress: Progress | None,
-) -> None:
+def _run(plan: PassPlan, journal: Journal, pool: Pool, progress: Progress | None) -> PrepReport:
+    work = _begin(plan, journal)
+    source = plan.split.source
     try:
-        work = Pass(plan, fmt, journal, entry)
-    except FormatError:  # the disk has lost what the journal names: only work is lost by that
-        journal.remove()
-        work = Pass(plan, fmt, journal, None)
-    try:
-        keep_digests(journal.directory / _DIGESTS_NAME, plan.source.local_files())
+        keep_digests(journal.directory / _DIGESTS_NAME, source.local_files())
         work.read(pool, progress)
-        work.report(report)
-        if report.num_documents == 0 and len(plan.wanted) == plan.settings.num_shards:
+        report = work.report()
+        if report.num_documents == 0 and plan.is_of_all_shards:
             raise SourceError(
                 "source has no document",
                 where=plan.settings.name,
@@ -188,7 +176,7 @@ def _run(
                 code="E-SOURCE-EMPTY",
             )
         with ThreadPoolExecutor(1) as beside:
-            revision = beside.submit(plan.source.revision)
+            revision = beside.submit(source.revision)
             work.seal(pool)
             _require_unchanged(plan, revision.result())
         if journal.is_written:
@@ -198,12 +186,23 @@ def _run(
         fsync_dir(plan.split_dir)
         work.commit()
     except BaseException as error:
-        work.leave()
+        work.suspend()
         is_lasting = isinstance(error, NmoeError) and error.code not in _PASSING
         if is_lasting or not journal.is_written:
             journal.remove()
         raise
     journal.remove()
+    return report
+
+
+def _begin(plan: PassPlan, journal: Journal) -> Pass:
+    """The pass that the journal speaks of, where this plan can go on with it; else a new one."""
+    entry = _matching(journal.read(), plan)
+    if entry is not None:
+        with suppress(FormatError):  # the disk lost files of the journal: only work is lost by that
+            return Pass(plan, journal, entry)
+    journal.remove()
+    return Pass(plan, journal, None)
 
 
 def _matching(entry: dict[str, Any] | None, plan: PassPlan) -> dict[str, Any] | None:
@@ -214,30 +213,6 @@ def _matching(entry: dict[str, Any] | None, plan: PassPlan) -> dict[str, Any] | 
         return None
     counts_enough = plan.budget is None or entry["counts_all"] or entry["is_complete"]
     return entry if counts_enough else None
-
-
-def _refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
-    entry = journal.read()
-    if entry is None:
-        return
-    for key, value in identity.items():
-        there = entry.get(key)
-        if there == value:
-            continue
-        if isinstance(there, dict) and isinstance(value, dict):
-            names = {**value, **there}
-            key = next(name for name in names if there.get(name) != value.get(name))
-            if key == "settings":  # the next comparison names the setting itself
-                continue
-            there, value = there.get(key), value.get(key)
-        raise FormatError(
-            f"a half-done output was made from another {key}",
-            where=journal.directory,
-            found=there,
-            expected=value,
-            do="go on with the inputs it was begun with, or use --force to start over",
-            code="E-PREP-CHANGED",
-        )
 
 
 def _require_unchanged(plan: PassPlan, revision: str) -> None:
@@ -267,35 +242,13 @@ def _worker_settings(plan: PassPlan) -> TokenizeSettings:
     )
 
 
-def _recorded_stop(split_dir: Path, num_shards: int, fingerprints: Fingerprints) -> int | None:
-    for bucket in range(num_shards):
-        path = split_dir / shard_dir_name(bucket) / MANIFEST_NAME
-        if recorded(path) == fingerprints:
+def _recorded_stop(plan: PassPlan) -> int | None:
+    """Where the whole pass stopped, so that a partial one under a budget stops there too."""
+    for bucket in range(plan.settings.num_shards):
+        path = plan.split_dir / shard_dir_name(bucket) / MANIFEST_NAME
+        if recorded(path) == plan.fingerprints:
             return int(load_manifest(path).extra["source_info"]["rows_read"])
     return None
-
-
-def _refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> None:
-    for shard_dir in shard_dirs:
-        there = recorded(shard_dir / MANIFEST_NAME)
-        if there == fingerprints or not shard_dir.is_dir() or not any(shard_dir.iterdir()):
-            continue
-        what, found, expected = "shard was not made by prep", None, None
-        if there is not None:
-            differing = (
-                k for k in {**fingerprints, **there} if there.get(k) != fingerprints.get(k)
-            )
-            key = next(differing)
-            what = f"shard was made from another {key}"
-            found, expected = there.get(key), fingerprints.get(key)
-        raise FormatError(
-            what,
-            where=shard_dir,
-            found=found,
-            expected=expected,
-            do="use --force to replace it, or another output directory",
-            code="E-PREP-CHANGED",
-        )
 
 
 def _allow_open_files(num_files: int) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from loader.plan.settings import Vocabulary
-from nmoe_core.base.errors import TokenizerError
+from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.compute.api import HERE
@@ -20,23 +20,41 @@ from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
 PREP_CODE = "prep/1"
 _OWN = Vocabulary()  # the tokenizer's
-_NOT_IN_THE_BYTES = (
-    "compute",
-    *("engine", "vocab_size", "eos_token_id", "max_bad_share", "vocabulary"),
+_IN_THE_BYTES = (
+    *("name", "version", "tokenizer", "num_shards", "tokens_per_shard", "min_doc_tokens"),
+    *("max_doc_tokens", "max_tokens", "on_error", "reading_digest"),
 )
+_COUNTS = ("num_shards", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "max_tokens")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepSettings:
     """Everything besides the source that decides the bytes of its shards; and how they are made.
 
-    `max_tokens` counts EOS tokens too; prep stops after the document that reaches it. Under
-    `on_error = "fail"`, records that cannot be read are left out and counted as long as they are
-    at most `max_bad_share` of the records; `skip` and `replace` know no limit. `vocabulary` is what
-    manifests say in place of the tokenizer's own name, size and EOS.
+    Attributes:
+        name: Source name: letters, digits and underscores.
+        version: Part of the file names.
+        tokenizer: A tiktoken encoding.
+        num_shards: Buckets that documents are hashed into.
+        tokens_per_shard: Most tokens in one file.
+        min_doc_tokens: Shorter documents are left out.
+        max_doc_tokens: Longer documents are cut.
+        max_tokens: Total, EOS tokens included; prep stops after the document that reaches it. None
+            takes all.
+        on_error: `fail`, `skip` or `replace`, for records that cannot be read.
+        max_bad_share: Part of the records that `fail` leaves out and counts before it fails.
+        reading_digest: What the source's table says about reading.
+        vocab_size: Refused unless it is the tokenizer's.
+        eos_token_id: Refused unless it is the tokenizer's.
+        vocabulary: What manifests say in place of the tokenizer's own name, size and EOS.
+        engine: `quicktok`, `tiktoken` or `gigatoken`: same ids, other speed.
+        compute: Where blocks are tokenised; the bytes do not depend on it.
+
+    Raises:
+        ConfigError: A number is below 1.
     """
 
-    name: str
+    name: str = ""
     version: str = "v1"
     tokenizer: str = DEFAULT_TOKENIZER
     num_shards: int = 64
@@ -45,24 +63,23 @@ class PrepSettings:
     max_doc_tokens: int = 1_000_000
     max_tokens: int | None = None
     on_error: OnError = "fail"
+    max_bad_share: float = 0.001
     reading_digest: str = ""
     vocab_size: int | None = None
     eos_token_id: int | None = None
-    compute: ComputeTable = HERE
     engine: Engine = "quicktok"
-    max_bad_share: float = 0.001
     vocabulary: Vocabulary = _OWN
+    compute: ComputeTable = HERE
+
+    def __post_init__(self) -> None:
+        for key in _COUNTS:
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise ConfigError(f"{key} is out of range", found=value, expected="1 or more")
 
     def identity(self) -> dict[str, Any]:
-        """What reaches the bytes: settings, normaliser, Unicode tables.
-
-        Workers and engine do not; the two ids are checked against the tokenizer's.
-        """
-        settings = asdict(self)
-        for key in _NOT_IN_THE_BYTES:
-            del settings[key]
+        """What reaches the bytes: settings, normaliser, Unicode tables."""
         versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
-        return settings | versions
+        return {key: getattr(self, key) for key in _IN_THE_BYTES} | versions
 
     def digest(self) -> str:
         """Digest of `identity`."""

@@ -26,7 +26,7 @@ from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.sources.decompress import READERS
 from nmoe_core.sources.digests import keep_digests, recall_digests
-from nmoe_core.sources.records import Rows, Source
+from nmoe_core.sources.records import Split
 from nmoe_core.sources.spec import SourceKind, SourceSpec, open_source
 from nmoe_core.text.tokenizer import Engine
 
@@ -66,12 +66,12 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     return target
 
 
-def _make(target: Path, splits: dict[str, tuple[Source, Rows]], settings: PrepSettings) -> None:
+def _make(target: Path, splits: dict[str, Split], settings: PrepSettings) -> None:
     aside = target.with_name(f".{target.name}")
     try:
-        for split, (source, rows) in splits.items():
-            prep_shards(source, rows, settings, aside / split)
-            write_manifest(settings, aside / split)
+        for name, split in splits.items():
+            prep_shards(split, settings, aside / name)
+            write_manifest(settings, aside / name)
     except NmoeError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -95,7 +95,7 @@ def _settings(name: str, run: RunSettings) -> PrepSettings:
     )
 
 
-def _open(source: TextSource, name: str, urls: Sequence[str]) -> tuple[Source, Rows]:
+def _open(source: TextSource, name: str, urls: Sequence[str]) -> Split:
     spec: dict[str, Any] = {"id": re.sub(r"\W", "_", name, flags=re.ASCII)}
     if source.repo:
         if source.revision and Path(source.repo).is_dir():

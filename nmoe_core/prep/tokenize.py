@@ -18,7 +18,7 @@ import numpy as np
 
 from nmoe_core.base.docid import bucket_of
 from nmoe_core.base.errors import FormatError
-from nmoe_core.shards.writer import id_line
+from nmoe_core.shards.shard_file import id_line
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
 from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.normalise import normalize_batch

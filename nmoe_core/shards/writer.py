@@ -1,52 +1,26 @@
 """Writes one shard directory: `.npy` token files, `.idx` boundaries, `.ids.jsonl` lineage.
 
-All three are appended to behind headers that are patched at close, so memory grows neither with
-the tokens nor with the documents of a shard. A file is rotated before the document that would pass
-`tokens_per_shard`; documents never span files. Exactly one EOS ends each document.
-The directory is made aside and swapped in whole, its manifest included. What was appended up to a
-`state` can be taken up again by another process: longer files are cut back to it.
+A file is rotated before the document that would pass `tokens_per_shard`; documents never span
+files. Exactly one EOS ends each document. The directory is made aside and swapped in whole, its
+manifest included. Another process can go on from a `state`.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
 from loader.files.format import MANIFEST_NAME
-from loader.files.shard import INDEX_HEADER
-from nmoe_core.base.atomic import TMP_MARK, failpoint, replace_dir, start_writing_out, write_json
+from nmoe_core.base.atomic import TMP_MARK, failpoint, replace_dir, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
-from nmoe_core.shards.index import index_header, index_rows
 from nmoe_core.shards.manifest import ShardFormat, build_manifest
-
-NPY_HEADER_BYTES = 128
-# Tools that look for `*.npy` in a tree must not find one that is being written.
-_PART = ".part"
-FileState = tuple[int, int, int]
-
-
-def npy_header(num_tokens: int) -> bytes:
-    """NPY v1.0 header of a 1-D `<u4` array; always 128 bytes, the same as numpy writes."""
-    text = f"{{'descr': '<u4', 'fortran_order': False, 'shape': ({num_tokens},), }}"
-    body = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
-
-
-def seal_file(path: Path) -> str:
-    """Make a file durable; return its SHA-256."""
-    digest = sha256_file(path)  # while the system writes it out
-    with open(path, "rb") as file:
-        failpoint("fsync")
-        os.fsync(file.fileno())
-    return digest
+from nmoe_core.shards.shard_file import FileState, OpenShardFile, id_line, seal_file
 
 
 class ShardWriter:
@@ -75,8 +49,8 @@ class ShardWriter:
         self.fmt = fmt
         self.tokens_per_shard = tokens_per_shard
         self._staged = staged or directory.with_name(f".{directory.name}{TMP_MARK}new")
-        self._file: _OpenFile | None = None
-        self._full: list[_OpenFile] = []
+        self._file: OpenShardFile | None = None
+        self._full: list[OpenShardFile] = []
         if state is None:
             if self._staged.exists():
                 shutil.rmtree(self._staged)
@@ -200,20 +174,20 @@ class ShardWriter:
         """Close, seal and commit; return the manifest."""
         return self.commit([seal_file(path) for path in self.close()], fingerprints, source_info)
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Drop everything written; the directory that was there before stays."""
-        self.leave()
+        self.suspend()
         shutil.rmtree(self._staged, ignore_errors=True)
 
-    def leave(self) -> None:
+    def suspend(self) -> None:
         """Close the files and keep them for a writer that takes them up."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _open(self) -> _OpenFile:
+    def _open(self) -> OpenShardFile:
         if self._file is None:
-            self._file = _OpenFile(self._staged, self._stem(len(self._full)))
+            self._file = OpenShardFile(self._staged, self._stem(len(self._full)))
         return self._file
 
     def _stem(self, number: int) -> str:
@@ -223,7 +197,7 @@ class ShardWriter:
         for number, file_state in enumerate(state):
             if self._file is not None:
                 self._close_file()
-            self._file = _OpenFile(self._staged, self._stem(number), file_state)
+            self._file = OpenShardFile(self._staged, self._stem(number), file_state)
         kept = {path.name for file in [*self._full, self._file] if file for path in file.paths()}
         for path in self._staged.iterdir():
             if path.name not in kept:
@@ -243,107 +217,3 @@ class ShardWriter:
             expected=expected,
             code="E-SHARD-DOCUMENT",
         )
-
-
-def id_line(ingest_id: str, text_sha256: str) -> bytes:
-    """A document's line of the `.ids.jsonl` file."""
-    return orjson.dumps({"id": ingest_id, "text_sha256": text_sha256}) + b"\n"
-
-
-class _OpenFile:
-    """The `.npy` file being written, with its index and ids."""
-
-    def __init__(self, directory: Path, stem: str, state: FileState = (0, 0, 0)) -> None:
-        self.npy = directory / f"{stem}.npy"
-        self.num_tokens, self.num_documents, self.ids_bytes = state
-        sizes = (
-            NPY_HEADER_BYTES + 4 * self.num_tokens,
-            INDEX_HEADER.size + 16 * self.num_documents,
-            self.ids_bytes,
-        )
-        if self.npy.exists():  # its writer was ended between publishing and the swap
-            self.npy.rename(self._part)
-        for path, size_bytes in zip(self.paths(), sizes):
-            if self.num_documents:
-                _require_size(path, size_bytes)
-        self._files = [_open_at(path, size) for path, size in zip(self.paths(), sizes)]
-        self._tokens, self._index, self._ids = self._files
-
-    @property
-    def state(self) -> FileState:
-        return self.num_tokens, self.num_documents, self.ids_bytes
-
-    @property
-    def _part(self) -> Path:
-        return self.npy.with_name(self.npy.name + _PART)
-
-    def paths(self) -> tuple[Path, Path, Path]:
-        """Token file under its working name, index, ids."""
-        return self._part, self.npy.with_suffix(".idx"), self.npy.with_suffix(".ids.jsonl")
-
-    def append(self, tokens: np.ndarray, num_tokens: np.ndarray, ids: bytes | memoryview) -> None:
-        failpoint("write")
-        self._tokens.write(tokens.data)
-        self._index.write(index_rows(self.num_tokens, num_tokens))
-        self._ids.write(ids)
-        self.num_tokens += len(tokens)
-        self.num_documents += len(num_tokens)
-        self.ids_bytes += len(ids)
-
-    def flush(self) -> list[int]:
-        for file in self._files:
-            file.flush()
-        return [os.dup(file.fileno()) for file in self._files]
-
-    def finish(self) -> None:
-        for file, header in (
-            (self._tokens, npy_header(self.num_tokens)),
-            (self._index, index_header(self.num_documents)),
-        ):
-            failpoint("write")
-            file.seek(0)
-            file.write(header)
-        for file in self._files:
-            file.flush()
-            start_writing_out(file.fileno())
-        self.close()
-
-    def publish(self, checksum: str, index_checksum: str, ids_checksum: str) -> dict[str, Any]:
-        """Give the token file its name; return the manifest entry."""
-        os.replace(self._part, self.npy)
-        _, index, ids = self.paths()
-        return {
-            "path": self.npy.name,
-            "index_path": index.name,
-            "num_tokens": self.num_tokens,
-            "num_documents": self.num_documents,
-            "checksum": checksum,
-            "index_checksum": index_checksum,
-            "ids_path": ids.name,
-            "ids_checksum": ids_checksum,
-        }
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-
-def _require_size(path: Path, size_bytes: int) -> None:
-    found = path.stat().st_size if path.exists() else 0
-    if found < size_bytes:
-        raise FormatError(
-            "a half-written file is shorter than its journal says",
-            where=path,
-            found=f"{found} bytes",
-            expected=f"{size_bytes} bytes",
-            do="start over",
-            code="E-PREP-JOURNAL",
-        )
-
-
-def _open_at(path: Path, size_bytes: int) -> IO[bytes]:
-    """The file, cut to a size or made, and ready to be appended to."""
-    file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115  (closed by close)
-    file.truncate(size_bytes)
-    file.seek(size_bytes)
-    return file

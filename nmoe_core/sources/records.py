@@ -134,3 +134,10 @@ class Rows:
         if first >= last or self.excluded is None:
             return first < last
         return first < self.excluded[0] or last > self.excluded[1]
+
+
+class Split(NamedTuple):
+    """A source, and the rows of it that a split consists of."""
+
+    source: Source
+    rows: Rows = Rows()

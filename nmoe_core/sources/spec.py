@@ -21,7 +21,7 @@ from nmoe_core.sources.hub import DatasetsOptions, DatasetsSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.parquet import ParquetSource
 from nmoe_core.sources.paths import find_files, sample_files
-from nmoe_core.sources.records import OnError, Rows, Source
+from nmoe_core.sources.records import OnError, Rows, Source, Split
 from nmoe_core.sources.split import SplitExpression, parse_split
 
 SourceKind = Literal["huggingface", "jsonl", "parquet", "arrow", "files"]
@@ -113,7 +113,7 @@ class SourceSpec(StrictModel):
         return sha256_json([split, settings])
 
 
-def open_source(spec: SourceSpec, base: Path, split: str) -> tuple[Source, Rows]:
+def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
     """Open the source behind a split, and the rows of it that the split consists of.
 
     Args:
@@ -128,10 +128,10 @@ def open_source(spec: SourceSpec, base: Path, split: str) -> tuple[Source, Rows]
     source = open_reader(spec, base, split)
     cut = _cut_out_of(spec, parsed) if split == "train" else None
     if parsed.is_whole and cut is None:
-        return source, Rows()
+        return Split(source)
     num_rows = source.num_rows()
     start, stop = parsed.rows(num_rows)
-    return source, Rows(start, stop, cut.rows(num_rows) if cut is not None else None)
+    return Split(source, Rows(start, stop, cut.rows(num_rows) if cut is not None else None))
 
 
 def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:

@@ -38,10 +38,10 @@ def make_shards(
 ) -> ShardsResult:
     """Make shards of one split in one pass over the source; current ones are left alone."""
     asked = list(buckets)
-    opened, rows = open_source(source.spec, run.base, split)
+    opened = open_source(source.spec, run.base, split)
     settings = prep_settings(run, source, split)
     split_dir = run.tree.split(source.name, split)
-    report = prep_shards(opened, rows, settings, split_dir, asked, progress=progress)
+    report = prep_shards(opened, settings, split_dir, asked, progress=progress)
     shards, revision = {}, ""
     for bucket in asked:
         manifest = load_manifest(run.tree.shard(source.name, bucket, split).manifest)

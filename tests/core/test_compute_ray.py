@@ -152,10 +152,10 @@ def test_prep_on_ray_writes_the_bytes_of_one_process(
     spec = SourceSpec(id="web", kind="jsonl", paths=(str(tmp_path / "in.jsonl"),))
     trees = []
     for name, compute in (("here", ComputeTable()), ("ray", on_ray)):
-        source, rows = open_source(spec, tmp_path, "train")
+        split = open_source(spec, tmp_path, "train")
         settings = PrepSettings(name="web", num_shards=3, compute=compute)
         out = tmp_path / name / "train"
-        prep_shards(source, rows, settings, out)
+        prep_shards(split, settings, out)
         write_manifest(settings, out)
         trees.append({str(p.relative_to(out)): p.read_bytes() for p in _files(out)})
     assert trees[0] == trees[1]

@@ -142,7 +142,7 @@ class _ShardCuration:
             writer.add_file(CURATION_NAME, [self._facts(self.inputs.fingerprints)])
             writer.finish(self.inputs.shared, self._source_info(checksum))
         finally:
-            writer.abandon()
+            writer.discard()
 
     def _documents(self) -> Iterator[tuple[np.ndarray, str, str]]:
         """Tokens, ingest id and text hash: the consumed ones, then the others in the new order."""

@@ -38,12 +38,12 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [json.dumps({"id": f"row,{i}\u00e9", "text": text}) for i, text in enumerate(texts)]
     (root / "in.jsonl").write_text("\n".join(rows) + "\n")
     table = {"id": "web", "kind": "jsonl", "paths": [str(root / "in.jsonl")]}
-    source, chosen = open_source(validate(SourceSpec, table, "test"), root, "train")
+    rows_of_train = open_source(validate(SourceSpec, table, "test"), root, "train")
     settings = PrepSettings(
         name="web", num_shards=3, tokens_per_shard=80_500, engine="tiktoken", reading_digest="x"
     )
     split = root / "web" / "train"
-    prep_shards(source, chosen, settings, split)
+    prep_shards(rows_of_train, settings, split)
     write_manifest(settings, split)
     return split / MANIFEST_NAME
 

@@ -14,7 +14,7 @@ from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_mani
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import OnError, Rows
+from nmoe_core.sources.records import OnError, Split
 
 GOOD = json.dumps({"text": "ten words of plain text make a document of ten tokens"}).encode()
 BAD_UTF8 = GOOD.replace(b"plain", b"pl\xffin")
@@ -34,7 +34,7 @@ def _prep(
     (directory / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     source = JsonlSource("web", find_files(["a.jsonl"], directory), on_error=on_error)
     out = directory / "train"
-    report = prep_shards(source, Rows(), replace(settings, on_error=on_error), out)
+    report = prep_shards(Split(source), replace(settings, on_error=on_error), out)
     write_manifest(settings, out)
     return report
 
@@ -103,8 +103,8 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path, settings: PrepSettings)
     (tmp_path / "tree" / "b.md").write_bytes(b"\xff\xfe")
     files = find_files(["tree/*.md"], tmp_path)
     with pytest.raises(SourceError, match=r"b\.md: not UTF-8 at byte 0"):
-        prep_shards(FilesSource("docs", files), Rows(), settings, tmp_path / "train")
+        prep_shards(Split(FilesSource("docs", files)), settings, tmp_path / "train")
     replaced = replace(settings, on_error="replace", min_doc_tokens=1)
     source = FilesSource("docs", files, "replace")
-    report = prep_shards(source, Rows(), replaced, tmp_path / "train")
+    report = prep_shards(Split(source), replaced, tmp_path / "train")
     assert (report.num_documents, report.num_replaced) == (2, 1)

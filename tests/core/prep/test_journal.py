@@ -20,7 +20,7 @@ from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources import digests
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import Rows
+from nmoe_core.sources.records import Split
 
 Digest = Callable[[Path], dict[str, str]]
 _NUM_MUTATIONS = 120
@@ -44,11 +44,11 @@ def _end_after(num_documents: int, error: BaseException) -> Callable[[PrepProgre
 def _interrupt(source: JsonlSource, settings: PrepSettings, out: Path, **kwargs) -> None:
     stop = _end_after(100, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        prep_shards(source, Rows(), settings, out, progress=stop, **kwargs)
+        prep_shards(Split(source), settings, out, progress=stop, **kwargs)
 
 
 def _finish(source: JsonlSource, settings: PrepSettings, out: Path, **kwargs) -> PrepReport:
-    report = prep_shards(source, Rows(), settings, out, **kwargs)
+    report = prep_shards(Split(source), settings, out, **kwargs)
     write_manifest(settings, out)
     return report
 
@@ -100,7 +100,7 @@ def test_a_journal_of_more_shards_serves_those_that_are_asked_for(
 ) -> None:
     out = tmp_path / "train"
     _interrupt(source, settings, out)
-    report = prep_shards(source, Rows(), settings, out, [1, 2])
+    report = prep_shards(Split(source), settings, out, [1, 2])
     assert report.documents_tokenized < 150
     _finish(source, settings, out)
     assert tree_digest(out) == whole
@@ -188,7 +188,7 @@ def test_other_inputs_are_refused_by_name_or_start_over(
     out = tmp_path / "train"
     _interrupt(source, replace(settings, max_doc_tokens=50), out)
     with pytest.raises(FormatError) as caught:
-        prep_shards(source, Rows(), settings, out, existing="refuse")
+        prep_shards(Split(source), settings, out, existing="refuse")
     assert caught.value.code == "E-PREP-CHANGED"
     assert "another max_doc_tokens" in str(caught.value)
     assert "found 50, expected 1000000" in str(caught.value)
@@ -223,7 +223,7 @@ def test_a_source_rewritten_under_a_half_done_output_is_seen_though_its_times_ar
     path.write_bytes(path.read_bytes().replace(b"shard", b"chard"))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(FormatError, match="half-done output was made from another source") as error:
-        prep_shards(source, Rows(), settings, tmp_path / "train", existing="refuse")
+        prep_shards(Split(source), settings, tmp_path / "train", existing="refuse")
     assert error.value.code == "E-PREP-CHANGED"
 
 
@@ -237,7 +237,7 @@ def test_an_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(
         patch.setenv("NMOE_FAILPOINT", "sync:1:EIO")
         patch.setattr("nmoe_core.base.atomic._steps", Counter())
         with pytest.raises(OSError, match="Input/output error"):
-            prep_shards(source, Rows(), settings, out)
+            prep_shards(Split(source), settings, out)
     assert json.loads((out / ".prep" / "journal.json").read_text()) == before
 
 

@@ -20,14 +20,14 @@ from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Rows
+from nmoe_core.sources.records import Split
 
 path, workers, max_doc_tokens = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 source = JsonlSource("web", find_files([path.name], path.parent))
 settings = PrepSettings(
     name="web", num_shards=8, compute=ComputeTable(workers=workers), max_doc_tokens=max_doc_tokens
 )
-report = prep_shards(source, Rows(), settings, Path(sys.argv[4]))
+report = prep_shards(Split(source), settings, Path(sys.argv[4]))
 status = Path("/proc/self/status").read_text()
 peaks = [1024 * int(status.split("VmHWM:")[1].split()[0])]
 peaks.append(1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)

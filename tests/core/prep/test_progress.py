@@ -11,7 +11,7 @@ from nmoe_core.prep import progress as module
 from nmoe_core.prep.progress import PrepProgress, progress_printer
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import Rows
+from nmoe_core.sources.records import Split
 
 HALF = PrepProgress(1200, 3_400_000, 6 * 10**6, 10**7, 2.0, resumed_bytes=10**6)
 
@@ -65,7 +65,7 @@ def test_prep_tells_progress_after_every_block_up_to_the_whole_source(
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
     seen: list[PrepProgress] = []
-    report = prep_shards(source, Rows(), settings, tmp_path / "train", progress=seen.append)
+    report = prep_shards(Split(source), settings, tmp_path / "train", progress=seen.append)
     assert len(seen) > 20
     assert [p.size_bytes for p in seen] == sorted(p.size_bytes for p in seen)
     assert seen[-1].size_bytes == seen[-1].total_bytes == source.size_bytes()

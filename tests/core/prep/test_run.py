@@ -18,7 +18,7 @@ from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import START, Rows
+from nmoe_core.sources.records import START, Rows, Split
 from nmoe_core.text.normalise import normalize_text
 
 EOS = 199_999
@@ -27,7 +27,7 @@ Read = Callable[[Path], list[list[int]]]
 
 
 def _prep(source: JsonlSource, settings: PrepSettings, out: Path, **kwargs):
-    report = prep_shards(source, Rows(), settings, out, **kwargs)
+    report = prep_shards(Split(source), settings, out, **kwargs)
     write_manifest(settings, out)
     return report
 
@@ -91,7 +91,7 @@ def test_one_shard_is_made_again_alone_and_equal(
     _prep(source, settings, out)
     before = tree_digest(out)
     (out / "shard_0001" / "web-v1-shard-000000.npy").unlink()
-    report = prep_shards(source, Rows(), settings, out, [1])
+    report = prep_shards(Split(source), settings, out, [1])
     assert not (out / "manifest.json").exists()  # it named the bytes that were replaced
     write_manifest(settings, out)
     in_shard = load_manifest(out / "shard_0001" / "manifest.json").total_documents
@@ -110,7 +110,7 @@ def test_a_token_budget_stops_after_the_document_that_reaches_it(
     assert budget <= manifest.total_tokens < budget + 400
     before = tree_digest(out)
     bucket = int(Path(manifest.shards[0].path).parent.name[-4:])
-    prep_shards(source, Rows(), settings, out, [bucket], existing="remake")
+    prep_shards(Split(source), settings, out, [bucket], existing="remake")
     write_manifest(settings, out)
     assert tree_digest(out) == before
 
@@ -159,9 +159,9 @@ def test_a_changed_source_is_refused_on_request_and_replaced_otherwise(
     path = source.files[0].path
     path.write_bytes(path.read_bytes().replace(b"token", b"tokens"))
     with pytest.raises(FormatError) as caught:
-        prep_shards(source, Rows(), settings, out, existing="refuse")
+        prep_shards(Split(source), settings, out, existing="refuse")
     assert caught.value.code == "E-PREP-CHANGED"
-    prep_shards(source, Rows(), settings, out, [0])
+    prep_shards(Split(source), settings, out, [0])
     with pytest.raises(FormatError) as caught:
         write_manifest(settings, out)
     assert caught.value.code == "E-MANIFEST-MIXED"
@@ -183,7 +183,7 @@ def test_a_bad_record_names_its_line_and_nothing_is_written(
     with open(source.files[0].path, "ab") as file:
         file.write(line)
     with pytest.raises(SourceError, match=reason) as caught:
-        prep_shards(source, Rows(), settings, tmp_path / "new" / "web" / "train")
+        prep_shards(Split(source), settings, tmp_path / "new" / "web" / "train")
     assert caught.value.code == "E-SOURCE-RECORD"
     assert "part.jsonl:301" in str(caught.value)
     assert not (tmp_path / "new").exists()
@@ -194,7 +194,7 @@ def test_a_skipped_bad_record_is_counted(
 ) -> None:
     with open(source.files[0].path, "ab") as file:
         file.write(b'{"id": "x"}\n')
-    report = prep_shards(source, Rows(), replace(settings, on_error="skip"), tmp_path / "train")
+    report = prep_shards(Split(source), replace(settings, on_error="skip"), tmp_path / "train")
     assert report.outcomes["bad"] == 1
     manifest = load_manifest(tmp_path / "train" / "shard_0000" / "manifest.json")
     assert manifest.extra["source_info"]["bad_records"] == 1
@@ -205,7 +205,7 @@ def test_a_source_without_documents_is_refused_and_nothing_is_written(
 ) -> None:
     source.files[0].path.write_text('{"text": "short"}\n{"text": "  "}\n')
     with pytest.raises(SourceError) as caught:
-        prep_shards(source, Rows(), settings, tmp_path / "new" / "web" / "train")
+        prep_shards(Split(source), settings, tmp_path / "new" / "web" / "train")
     assert caught.value.code == "E-SOURCE-EMPTY"
     assert not (tmp_path / "new").exists()
 
@@ -214,7 +214,7 @@ def test_a_foreign_vocabulary_size_is_refused(
     source: JsonlSource, settings: PrepSettings, tmp_path: Path
 ) -> None:
     with pytest.raises(TokenizerError) as caught:
-        prep_shards(source, Rows(), replace(settings, vocab_size=50257), tmp_path / "train")
+        prep_shards(Split(source), replace(settings, vocab_size=50257), tmp_path / "train")
     assert caught.value.code == "E-TOKENIZER-DRIFT"
     assert not (tmp_path / "train").exists()
 
@@ -251,7 +251,7 @@ def test_shards_of_another_tool_are_refused_on_request(
     foreign.mkdir(parents=True)
     np.save(foreign / "x.npy", np.arange(5, dtype=np.uint32))
     with pytest.raises(FormatError) as caught:
-        prep_shards(source, Rows(), settings, tmp_path / "train", existing="refuse")
+        prep_shards(Split(source), settings, tmp_path / "train", existing="refuse")
     assert caught.value.code == "E-PREP-CHANGED"
     assert [p.name for p in foreign.iterdir()] == ["x.npy"]
 
@@ -266,7 +266,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
             yield from super().blocks(start)
 
     with pytest.raises(SourceError) as caught:
-        prep_shards(Restless("web", source.files), Rows(), settings, tmp_path / "train")
+        prep_shards(Split(Restless("web", source.files)), settings, tmp_path / "train")
     assert caught.value.code == "E-SOURCE-CHANGED"
     assert not (tmp_path / "train").exists()
 
@@ -287,7 +287,7 @@ def test_reading_stops_at_the_end_of_the_split(
                 yield block
 
     counted = Counted("web", source.files)
-    report = prep_shards(counted, Rows(0, 10), settings, tmp_path / "train")
+    report = prep_shards(Split(counted, Rows(0, 10)), settings, tmp_path / "train")
     assert report.num_documents == 10
     assert len(taken) <= 3
 

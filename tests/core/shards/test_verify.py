@@ -135,7 +135,7 @@ def test_the_writer_refuses_tokens_that_would_break_the_format(
     with pytest.raises(FormatError) as caught:
         writer.add_document(np.asarray(tokens, np.uint32), "d", "h")
     assert caught.value.code == "E-SHARD-DOCUMENT"
-    writer.abandon()
+    writer.discard()
     assert list(tmp_path.iterdir()) == []
 
 

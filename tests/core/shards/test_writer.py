@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.index import IndexWriter, index_header, index_rows, regenerate_index
 from nmoe_core.shards.manifest import ShardFormat
-from nmoe_core.shards.writer import ShardWriter, id_line, npy_header
+from nmoe_core.shards.shard_file import id_line, npy_header
+from nmoe_core.shards.writer import ShardWriter
 
 EOS = 199_999
 FORMAT = ShardFormat("web", "v1", "o200k_harmony", 201_088, EOS, "f")
@@ -59,7 +60,7 @@ def test_batches_documents_and_interrupted_writers_make_the_same_shard(
         _add_batch(writer, documents[first:cut], first)
         state = writer.state
         _add_batch(writer, _documents([7, 25, 3])[: 1 + cut % 2], 10**6)  # never journalled
-        writer.leave()
+        writer.suspend()
         writer = ShardWriter(tmp_path / "two", FORMAT, room, tmp_path / "staged", state)
         first = cut
     manifest = writer.finish({}, {})
@@ -79,7 +80,7 @@ def test_nothing_that_looks_like_a_token_file_is_there_before_the_shard_is(tmp_p
 def test_a_state_that_is_longer_than_its_files_is_refused(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path / "s", FORMAT, staged=tmp_path / "staged")
     writer.add_document(np.arange(9, dtype=np.uint32), "a", "")
-    writer.leave()
+    writer.suspend()
     with pytest.raises(FormatError) as caught:
         ShardWriter(tmp_path / "s", FORMAT, staged=tmp_path / "staged", state=[(99, 9, 900)])
     assert caught.value.code == "E-PREP-JOURNAL"
@@ -90,7 +91,7 @@ def test_a_document_longer_than_a_file_may_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="d1") as caught:
         _add_batch(writer, _documents([3, 12, 3]), 0)
     assert caught.value.code == "E-SHARD-DOCUMENT"
-    writer.abandon()
+    writer.discard()
     assert list(tmp_path.iterdir()) == []
 
 

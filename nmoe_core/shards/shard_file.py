@@ -1,0 +1,146 @@
+"""One `.npy` file being written, with its index and its ids: appended to, then given its headers.
+
+All three are appended to behind headers that are patched at the end, so memory grows neither with
+the tokens nor with the documents. What was appended up to a `state` can be taken up again by
+another process: longer files are cut back to it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+
+from loader.files.shard import INDEX_HEADER
+from nmoe_core.base.atomic import failpoint, start_writing_out
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.shards.index import index_header, index_rows
+
+NPY_HEADER_BYTES = 128
+# Tools that look for `*.npy` in a tree must not find one that is being written.
+_PART = ".part"
+FileState = tuple[int, int, int]
+
+
+def npy_header(num_tokens: int) -> bytes:
+    """NPY v1.0 header of a 1-D `<u4` array; always 128 bytes, the same as numpy writes."""
+    text = f"{{'descr': '<u4', 'fortran_order': False, 'shape': ({num_tokens},), }}"
+    body = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
+
+
+def id_line(ingest_id: str, text_sha256: str) -> bytes:
+    """A document's line of the `.ids.jsonl` file."""
+    return orjson.dumps({"id": ingest_id, "text_sha256": text_sha256}) + b"\n"
+
+
+def seal_file(path: Path) -> str:
+    """Make a file durable; return its SHA-256."""
+    digest = sha256_file(path)  # while the system writes it out
+    with open(path, "rb") as file:
+        failpoint("fsync")
+        os.fsync(file.fileno())
+    return digest
+
+
+class OpenShardFile:
+    """The `.npy` file being written, with its index and ids."""
+
+    def __init__(self, directory: Path, stem: str, state: FileState = (0, 0, 0)) -> None:
+        self.npy = directory / f"{stem}.npy"
+        self.num_tokens, self.num_documents, self.ids_bytes = state
+        sizes = (
+            NPY_HEADER_BYTES + 4 * self.num_tokens,
+            INDEX_HEADER.size + 16 * self.num_documents,
+            self.ids_bytes,
+        )
+        if self.npy.exists():  # its writer was ended between publishing and the swap
+            self.npy.rename(self._part)
+        for path, size_bytes in zip(self.paths(), sizes):
+            if self.num_documents:
+                _require_size(path, size_bytes)
+        self._files = [_open_at(path, size) for path, size in zip(self.paths(), sizes)]
+        self._tokens, self._index, self._ids = self._files
+
+    @property
+    def state(self) -> FileState:
+        return self.num_tokens, self.num_documents, self.ids_bytes
+
+    @property
+    def _part(self) -> Path:
+        return self.npy.with_name(self.npy.name + _PART)
+
+    def paths(self) -> tuple[Path, Path, Path]:
+        """Token file under its working name, index, ids."""
+        return self._part, self.npy.with_suffix(".idx"), self.npy.with_suffix(".ids.jsonl")
+
+    def append(self, tokens: np.ndarray, num_tokens: np.ndarray, ids: bytes | memoryview) -> None:
+        failpoint("write")
+        self._tokens.write(tokens.data)
+        self._index.write(index_rows(self.num_tokens, num_tokens))
+        self._ids.write(ids)
+        self.num_tokens += len(tokens)
+        self.num_documents += len(num_tokens)
+        self.ids_bytes += len(ids)
+
+    def flush(self) -> list[int]:
+        for file in self._files:
+            file.flush()
+        return [os.dup(file.fileno()) for file in self._files]
+
+    def finish(self) -> None:
+        for file, header in (
+            (self._tokens, npy_header(self.num_tokens)),
+            (self._index, index_header(self.num_documents)),
+        ):
+            failpoint("write")
+            file.seek(0)
+            file.write(header)
+        for file in self._files:
+            file.flush()
+            start_writing_out(file.fileno())
+        self.close()
+
+    def publish(self, checksum: str, index_checksum: str, ids_checksum: str) -> dict[str, Any]:
+        """Give the token file its name; return the manifest entry."""
+        os.replace(self._part, self.npy)
+        _, index, ids = self.paths()
+        return {
+            "path": self.npy.name,
+            "index_path": index.name,
+            "num_tokens": self.num_tokens,
+            "num_documents": self.num_documents,
+            "checksum": checksum,
+            "index_checksum": index_checksum,
+            "ids_path": ids.name,
+            "ids_checksum": ids_checksum,
+        }
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def _require_size(path: Path, size_bytes: int) -> None:
+    found = path.stat().st_size if path.exists() else 0
+    if found < size_bytes:
+        raise FormatError(
+            "a half-written file is shorter than its journal says",
+            where=path,
+            found=f"{found} bytes",
+            expected=f"{size_bytes} bytes",
+            do="start over",
+            code="E-PREP-JOURNAL",
+        )
+
+
+def _open_at(path: Path, size_bytes: int) -> IO[bytes]:
+    """The file, cut to a size or made, and ready to be appended to."""
+    file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115  (closed by close)
+    file.truncate(size_bytes)
+    file.seek(size_bytes)
+    return file
