@@ -17,7 +17,7 @@ from loader.errors import NmoeError
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Rows
+from nmoe_core.sources.records import Split
 
 tokenizers = pytest.importorskip("tokenizers")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
@@ -147,8 +147,8 @@ def test_text_has_the_tokens_that_prep_gives_it(tmp_path: Path) -> None:
     }
     resolve_plan(cfg)
     source = JsonlSource("t", find_files(["t.jsonl"], tmp_path))
-    settings = PrepSettings("t", num_shards=1, min_doc_tokens=1)
-    prep_shards(source, Rows(), settings, tmp_path / "prep")
+    settings = PrepSettings(name="t", num_shards=1, min_doc_tokens=1)
+    prep_shards(Split(source), settings, tmp_path / "prep")
     (made,) = made_in(tmp_path / "cache")
     ours, theirs = (
         open_shard(next(path.rglob("*.npy"))).tolist() for path in (made, tmp_path / "prep")
