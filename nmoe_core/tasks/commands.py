@@ -45,7 +45,7 @@ def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[
 def check_sources(run: Run, jobs: Sequence[Job]) -> None:
     """Open every source, so that none writes before all can be read. Raises SourceError."""
     for source, split in jobs:
-        open_source(source.spec, run.base, split)[0].check()
+        open_source(source.spec, run.base, split).source.check()
 
 
 def make_split(
@@ -67,11 +67,11 @@ def make_split(
     """
     (plan, split), started = job, time.monotonic()
     output = (output or run.tree.split(plan.name, split)).absolute()
-    source, rows = open_source(plan.spec, run.base, split)
+    opened = open_source(plan.spec, run.base, split)
     settings = prep_settings(run, plan, split)
     existing: Existing = "remake" if is_forced else "refuse"
     with progress_printer(f"{settings.name}/{split}") as progress:
-        report = prep_shards(source, rows, settings, output, existing=existing, progress=progress)
+        report = prep_shards(opened, settings, output, existing=existing, progress=progress)
     manifest, _ = write_manifest(settings, output)
     facts = {
         "source": settings.name,
