@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import default_dtype
 from nmoe_core.cli.output import print_json
-from nmoe_core.tasks.completions import Report, Settings, check_is_file, complete_file
+from nmoe_core.engine.generation.completions import complete_file
+from nmoe_core.engine.generation.prompts import Prompts, Settings
 
 if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard
@@ -57,19 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
     from nmoe_core.engine.devices import Shard
 
     shard = Shard.parse(arguments.shard)
-    check_is_file(arguments.prompts)
+    prompts = Prompts(arguments.prompts, shard, lambda: _tokenizer(arguments.tokenizer))
+    prompts.require_file()
     generator, settings = _generator(arguments, shard)
     started = time.perf_counter()
-    report = complete_file(
-        arguments.prompts,
-        arguments.output,
-        generator,
-        settings,
-        lambda: _tokenizer(arguments.tokenizer),
-        shard,
-        None if arguments.quiet else _show_progress,
-    )
-    _print(report, time.perf_counter() - started, arguments.json)
+    progress = None if arguments.quiet else _show_progress
+    made = complete_file(prompts, arguments.output, generator, settings, progress)
+    elapsed_s = time.perf_counter() - started
+    per_second = round(made.facts["new_tokens"] / max(elapsed_s, 1e-9), 1)
+    _print({**made.facts, "tokens_per_s": per_second}, arguments.json)
     return 0
 
 
@@ -115,18 +112,11 @@ def _show_progress(num_records: int) -> None:
         print(f"{num_records:,} completions", file=sys.stderr)
 
 
-def _print(report: Report, elapsed_s: float, as_json: bool) -> None:
-    facts = {
-        "output": str(report.path),
-        "completions": report.num_records,
-        "new": report.num_new,
-        "new_tokens": report.num_new_tokens,
-        "tokens_per_s": round(report.num_new_tokens / max(elapsed_s, 1e-9), 1),
-    }
+def _print(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
     print(
-        f"{facts['output']}: {report.num_records:,} completions, {report.num_new:,} new, "
-        f"{report.num_new_tokens:,} new tokens ({facts['tokens_per_s']:,} a second)"
+        f"{facts['output']}: {facts['completions']:,} completions, {facts['new']:,} new, "
+        f"{facts['new_tokens']:,} new tokens ({facts['tokens_per_s']:,} a second)"
     )

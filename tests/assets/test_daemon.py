@@ -119,6 +119,39 @@ def _wait_for_ticks(dagster: Dagster) -> None:
         dagster.wait(dagster.is_quiet, 600, "all runs end")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_the_pipeline_of_the_ui_is_a_backfill_that_stops_at_a_blocking_check(
+    dagster: Dagster, tmp_path: Path
+) -> None:
+    config = tmp_path / "run.toml"
+    as_written = config.read_text()
+    before = dagster.newest("hydra", "calibration")
+    config.write_text(as_written.replace("min_spearman = -1.0", "min_spearman = 1.0"))
+    assert _run_pipeline(dagster) == "COMPLETED_FAILED"
+    assert dagster.newest("hydra", "calibration") == before
+    told = "hydra/judge_head did not pass its check promotion"
+    assert told in (tmp_path / "dagster-daemon.log").read_text()
+    config.write_text(as_written)
+    assert _run_pipeline(dagster) == "COMPLETED_SUCCESS"
+    assert dagster.newest("hydra", "calibration") != before
+
+
+def _run_pipeline(dagster: Dagster) -> str:
+    """Launch `pipeline`; gives the status that its backfill ended with."""
+    launched = dagster.start("pipeline")
+    dagster.wait(lambda: dagster.status(launched) == "SUCCESS", 300, "the job asks and ends")
+
+    def backfill() -> str | None:
+        for run in dagster.runs():
+            tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+            if tags.get("nmoe/pipeline") == launched:
+                return tags["dagster/backfill"]
+        return None
+
+    return dagster.backfill_ends(dagster.wait(backfill, 300, "the backfill launches a run"))
+
+
 def test_the_daemon_of_a_project_starts_answers_and_ends(dagster: Dagster) -> None:
     sensors = dagster.query(
         """query($r: RepositorySelector!) {repositoryOrError(repositorySelector: $r) {
