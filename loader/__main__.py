@@ -9,17 +9,18 @@ with --cache-dir, or a run's TOML file. Exit status: 0 done, 1 refused with one 
 from __future__ import annotations
 
 import argparse
+import base64
+import binascii
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from loader.config import resolve_plan
-from loader.errors import NmoeError
-from loader.files.integrity import verify_shard
+from loader.errors import ConfigError, NmoeError
+from loader.files.format import verify_shard
 from loader.files.local_path import PathParser
-from loader.files.text import decode, read_vocabulary
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
@@ -150,6 +151,37 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
         left = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
         yield "  ".join(left + right)
+
+
+def read_vocabulary(path: Path) -> dict[int, bytes]:
+    """Bytes of each token id, from lines of a token in base64, a space and its id.
+
+    Raises:
+        ConfigError: The file is missing or a line is not a token.
+    """
+    found: dict[int, bytes] = {}
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError("no vocabulary file", where=path, found=error.strerror) from None
+    for number, line in enumerate(lines, 1):
+        try:
+            token, token_id = line.split()
+            found[int(token_id)] = base64.b64decode(token, validate=True)
+        except (ValueError, binascii.Error):
+            raise ConfigError(
+                "not a vocabulary file",
+                where=f"{path}:{number}",
+                found=repr(line[:40]),
+                expected="a token in base64, a space and its id",
+            ) from None
+    return found
+
+
+def decode(tokens: Iterable[int], vocabulary: Mapping[int, bytes]) -> str:
+    """Text of some tokens; an id that the vocabulary lacks is `<|id|>`."""
+    parts = (vocabulary.get(token, b"<|%d|>" % token) for token in tokens)
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from typing import Any
 
 from loader.errors import FormatError
 from loader.files.sealed import check_seal
-from loader.files.shard import unreadable
+from loader.files.shard import IndexReader, unreadable
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -219,3 +219,60 @@ def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
         expected=expected,
         code="E-MANIFEST-FORMAT",
     )
+
+
+def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
+    """Compare a shard and its index with the manifest.
+
+    Raises:
+        FormatError: The shard differs (E-SHARD-CHECKSUM), its index is missing or not of this shard
+            (E-INDEX-...).
+    """
+    if entry.checksum:  # a directory without a manifest records none
+        check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
+    if not entry.index_path:
+        return
+    path = manifest.index_path(entry)
+    recorded = entry.extra.get("index_checksum")
+    if isinstance(recorded, str):
+        check_digest(path, recorded, "E-INDEX-CHECKSUM")
+    check_index(IndexReader(path), entry)
+
+
+def check_digest(path: Path, expected: str, code: str, name: object = None) -> None:
+    """Compare a file's SHA-256. Raises FormatError with `code`, naming `name` or the path."""
+    found = sha256_of(path)
+    if found != expected:
+        raise FormatError(
+            "file is not what its manifest says",
+            where=name or path,
+            found=f"sha256 {found}",
+            expected=expected,
+            do="run prep for this shard again, or restore the file",
+            code=code,
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file. Raises FormatError where it cannot be read (E-SHARD-MISSING)."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise FormatError(
+            "file cannot be read", where=path, found=error.strerror, code="E-SHARD-MISSING"
+        ) from None
+
+
+def check_index(index: IndexReader, entry: ShardEntry) -> None:
+    """Refuse an index that is not of its file. Raises FormatError (E-INDEX-FORMAT)."""
+    end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
+    if (index.num_docs, end) != (entry.num_documents, entry.num_tokens):
+        raise FormatError(
+            "index is not of this shard",
+            where=index.path,
+            found=f"{index.num_docs} documents, {end} tokens",
+            expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
+            do="nmoe regenerate-index rebuilds it from the shard",
+            code="E-INDEX-FORMAT",
+        )

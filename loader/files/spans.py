@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from loader.errors import FormatError
-from loader.files.format import Manifest, ShardEntry
+from loader.files.format import Manifest, ShardEntry, check_index
 from loader.files.shard import INDEX_HEADER, IndexReader
 from loader.files.tokens import TokenFiles, max_mapped
 
@@ -141,17 +141,3 @@ def _map_ends(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
 
 def _mapped_body(path: Path, num_documents: int) -> np.ndarray:
     return np.asarray(np.memmap(path, "<u8", "r", INDEX_HEADER.size, (num_documents, 2)))
-
-
-def check_index(index: IndexReader, entry: ShardEntry) -> None:
-    """Refuse an index that is not of its file. Raises FormatError (E-INDEX-FORMAT)."""
-    end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
-    if (index.num_docs, end) != (entry.num_documents, entry.num_tokens):
-        raise FormatError(
-            "index is not of this shard",
-            where=index.path,
-            found=f"{index.num_docs} documents, {end} tokens",
-            expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
-            do="nmoe regenerate-index rebuilds it from the shard",
-            code="E-INDEX-FORMAT",
-        )

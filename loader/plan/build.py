@@ -15,7 +15,7 @@ from loader.errors import PlanError
 from loader.files.format import Manifest
 from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
-from loader.order.packed_rows import PackedRows
+from loader.order.packing import PackedRows
 from loader.order.policies import weight_unit
 from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point

@@ -7,17 +7,20 @@ would run dry. Directories without a manifest are read only where a plan names t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from loader.errors import PlanError
 from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
 from loader.files.shard import read_npy_header
-from loader.plan.ranges import plan_ranges, stage_ranges
-from loader.plan.records import LoaderPlan, SourceData
-from loader.plan.settings import Vocabulary
+from loader.order.policies import weight_unit
+from loader.plan.records import LoaderPlan, PlanStage, SourceData
+from loader.plan.settings import KEYS, PlanSettings, Vocabulary
 
 _FINGERPRINT = "tokenizer_fingerprint"
+_MAX_STAGE_SOURCES = 4096
 
 
 DEFAULT_VOCABULARY = Vocabulary("o200k_harmony", 201_088, 199_999)
@@ -95,7 +98,7 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
         PlanError: A value is out of range (E-PLAN-FORMAT), or a source has fewer tokens than the
             stages take of it though it may not wrap or end the run (E-PLAN-SHORT).
     """
-    for found, expected, good in plan_ranges(plan):
+    for found, expected, good in _plan_ranges(plan):
         if not good:
             raise PlanError(
                 "plan is out of range",
@@ -130,7 +133,7 @@ def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
 def _check_stages(plan: LoaderPlan, where: object) -> None:
     known: dict[str, tuple[str, str, int]] = {}
     for stage in plan.stages:
-        for found, expected, good in stage_ranges(stage, plan.policy):
+        for found, expected, good in _stage_ranges(stage, plan.policy):
             if not good:
                 raise PlanError(
                     f"stage {stage.name!r} is out of range",
@@ -206,6 +209,61 @@ def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanErr
         do='prepare more of it, lower the budget, or set on_exhaust = "wrap" to repeat it',
         code="E-PLAN-SHORT",
     )
+
+
+def _plan_ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
+    """Values of the plan as a whole: found, expected, whether it is so."""
+    for name in (f.name for f in fields(PlanSettings)):
+        value, key = getattr(plan, name, None), KEYS[name]
+        if key.choices:
+            yield f"{name} = {value!r}", f"one of {', '.join(key.choices)}", value in key.choices
+        elif type(value) is int:
+            low = int(key.positive)
+            high = plan.vocab_size - 1 if key.high is None else key.high
+            yield f"{name} = {value}", f"{low} to {high}", low <= value <= high
+    yield (
+        "policy = 'least_consumed' with packing = 'best_fit'",
+        "packing = 'concat' or another policy: rows of best_fit hold different numbers of tokens",
+        (plan.policy, plan.packing) != ("least_consumed", "best_fit"),
+    )
+    yield "no stage", "at least one", len(plan.stages) > 0
+    yield "a stage name twice", "each once", _are_unique(s.name for s in plan.stages)
+    yield "a valid source twice", "each once", _are_unique(s.name for s in plan.valid)
+    yield (
+        f"{plan.num_sequences} sequences",
+        f"at least one step of batch_size = {plan.batch_size}",
+        plan.num_sequences >= plan.batch_size,
+    )
+    yield (
+        f"{plan.num_sequences} sequences of {plan.seq_len} tokens",
+        "at most 2^62 tokens",
+        plan.num_sequences * plan.stride < 2**62,
+    )
+
+
+def _stage_ranges(stage: PlanStage, policy: str) -> Iterable[tuple[str, str, bool]]:
+    """Values of one stage: found, expected, whether it is so."""
+    yield "a source name twice", "each once", _are_unique(s.name for s in stage.sources)
+    found = f"{len(stage.sources)} sources"
+    yield found, f"at most {_MAX_STAGE_SOURCES}", len(stage.sources) <= _MAX_STAGE_SOURCES
+    total = sum(source.weight for source in stage.sources)
+    # A table of swrr holds one entry per part; rounding up tiny weights may add a little.
+    most = 2 * weight_unit(policy)
+    yield f"weights that sum to {total}", f"at most {most}", total <= most
+    scale = stage.lr_scale
+    yield f"lr_scale = {scale}", "a finite number above 0", 0 < scale < math.inf
+    yield f"start_step = {stage.start_step}", "at least 0", stage.start_step >= 0
+    for source in stage.sources:
+        found = f"source {source.name!r} with weight {source.weight}"
+        yield found, "a weight of at least 1", source.weight >= 1
+        found = f"source {source.name!r} with quota {source.quota_sequences}"
+        yield found, "a quota of at least 0", source.quota_sequences >= 0
+    yield "no sequence", "at least one", stage.num_sequences > 0
+
+
+def _are_unique(names: Iterable[str]) -> bool:
+    listed = list(names)
+    return len(listed) == len(set(listed))
 
 
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:

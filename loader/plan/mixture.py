@@ -3,15 +3,15 @@
 A mixture says what a stage is made of, a flow says how long each stage is and at which temperature
 its weights are read. `resolve_stages` joins the two; `quotas` turns a stage's weights into whole
 sequences. All arithmetic on budgets and quotas is exact (decimal fractions), so a budget never
-loses a token to rounding. Only `id` and `tokens_b` of a source are read here; other source keys
-belong to prep and are handed on in `settings`. Formats: docs/formats.md.
+loses a token to rounding. Only `id` and `tokens_b` of a source are read here; its other keys belong
+to prep. Formats: docs/formats.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -36,35 +36,23 @@ _FLOW_KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureSource:
-    """One source of a mixture: its size in 10^9 tokens is its weight."""
-
-    id: str
-    tokens_b: float
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Mixture:
-    """One `[mixtures.<name>]` table."""
+    """One `[mixtures.<name>]` table. weights: size in 10^9 tokens of each source."""
 
     name: str
     total_tokens_b: float
     sample_temperature: float
-    sources: tuple[MixtureSource, ...]
+    weights: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """One `[flow.<name>]` table. At most one of `tokens_b`, `tokens_b_ratio`, `scale` is set."""
+class _Flow:
+    """One `[flow.<name>]` table. mixture: of each stage. numbers: the one budget that is set, and
+    the temperature. override: 10^9 tokens of a stage."""
 
-    name: str
     mixture: dict[str, str]
-    tokens_b: float | None = None
-    tokens_b_ratio: float | None = None
-    scale: float | None = None
-    tokens_b_override: dict[str, float] = field(default_factory=dict)
-    sample_temperature: float | None = None
+    numbers: dict[str, float]
+    override: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +88,8 @@ def read_mixtures(path: str | Path) -> dict[str, Mixture]:
     Raises:
         ConfigError: The file, a key or a value is wrong; an id appears twice in one mixture.
     """
-    found = tables.table(tables.read_toml(path).get("mixtures", {}), f"{path}: mixtures")
+    found = _named(path, "mixtures")
     return {name: _read_mixture(name, table, path) for name, table in found.items()}
-
-
-def read_flows(path: str | Path) -> dict[str, Flow]:
-    """All flows of a flow profiles TOML by name.
-
-    Raises:
-        ConfigError: The file, a key or a value is wrong, or a flow names a stage that is not one.
-    """
-    found = tables.table(tables.read_toml(path).get("flow", {}), f"{path}: flow")
-    return {name: _read_flow(name, table, path) for name, table in found.items()}
 
 
 def resolve_stages(
@@ -129,11 +107,11 @@ def resolve_stages(
     Raises:
         ConfigError: A name is not known, a value is wrong, or `active_params_b` is needed.
     """
-    flows, mixtures = read_flows(flow_profiles_toml), read_mixtures(mixture_toml)
+    flows, mixtures = _named(flow_profiles_toml, "flow"), read_mixtures(mixture_toml)
+    flows = {name: _read_flow(name, table, flow_profiles_toml) for name, table in flows.items()}
     if flow_mode not in flows:
         raise tables.unknown_name("flow", str(flow_mode), flows, flow_profiles_toml)
-    flow = flows[flow_mode]
-    where = f"{flow_profiles_toml}: flow.{flow.name}"
+    flow, where = flows[flow_mode], f"{flow_profiles_toml}: flow.{flow_mode}"
     for mixture in flow.mixture.values():
         if mixture not in mixtures:
             raise tables.unknown_name("mixture", mixture, mixtures, mixture_toml)
@@ -194,39 +172,43 @@ def _exact(value: float) -> Fraction:
 
 
 def _scale(
-    flow: Flow, parts: Mapping[str, Mixture], active_params_b: float | None, where: str
+    flow: _Flow, parts: Mapping[str, Mixture], active_params_b: float | None, where: str
 ) -> Fraction:
-    tokens_b = flow.tokens_b
-    if flow.tokens_b_ratio is not None:
+    budget = flow.numbers
+    if "tokens_b_ratio" in budget:
         if active_params_b is None:
             raise ConfigError(
                 "active_params_b is missing",
                 where=where,
-                found=f"tokens_b_ratio = {flow.tokens_b_ratio}",
+                found=f"tokens_b_ratio = {budget['tokens_b_ratio']}",
                 do="set active_params_b, the model's active parameters in 10^9",
             )
         active = tables.number(active_params_b, f"{where}: active_params_b", positive=True)
-        total_b = _exact(flow.tokens_b_ratio) * _exact(float(active))
-    elif tokens_b is not None:
-        total_b = _exact(tokens_b)
+        total_b = _exact(budget["tokens_b_ratio"]) * _exact(float(active))
+    elif "tokens_b" in budget:
+        total_b = _exact(budget["tokens_b"])
     else:
-        return _exact(1 if flow.scale is None else flow.scale)
+        return _exact(budget.get("scale", 1))
     return total_b / sum(_exact(mixture.total_tokens_b) for mixture in parts.values())
 
 
-def _stage(flow: Flow, name: str, mixture: Mixture, scale: Fraction, where: str) -> Stage:
-    override = flow.tokens_b_override.get(name)
+def _stage(flow: _Flow, name: str, mixture: Mixture, scale: Fraction, where: str) -> Stage:
+    override = flow.override.get(name)
     tokens_b = _exact(mixture.total_tokens_b) * scale if override is None else _exact(override)
     num_tokens = math.floor(tokens_b * 10**9)
     if num_tokens < 1:
         raise ConfigError("stage has no tokens", where=f"{where}, stage {name}", found=num_tokens)
-    temperature = flow.sample_temperature or mixture.sample_temperature
-    weights = temper([source.tokens_b for source in mixture.sources], temperature)
+    temperature = flow.numbers.get("sample_temperature", mixture.sample_temperature)
+    tempered = temper(list(mixture.weights.values()), temperature)
     sources = tuple(
-        StageSource(s.id, w, None if temperature == 1 else s.tokens_b)
-        for s, w in zip(mixture.sources, weights)
+        StageSource(source, weight, None if temperature == 1 else listed)
+        for (source, listed), weight in zip(mixture.weights.items(), tempered)
     )
     return Stage(name, mixture.name, num_tokens, sources, temperature)
+
+
+def _named(path: str | Path, key: str) -> dict[str, Any]:
+    return tables.table(tables.read_toml(path).get(key, {}), f"{path}: {key}")
 
 
 def _read_mixture(name: str, value: Any, path: str | Path) -> Mixture:
@@ -236,35 +218,33 @@ def _read_mixture(name: str, value: Any, path: str | Path) -> Mixture:
     rows = table.get("sources")
     if not isinstance(rows, list) or not rows:
         raise ConfigError("a mixture needs sources", where=where, expected="[[...sources]]")
-    sources = tuple(_read_source(row, f"{where}.sources[{i}]") for i, row in enumerate(rows))
-    ids = [source.id for source in sources]
-    for source_id in ids:
-        if ids.count(source_id) > 1:
+    weights: dict[str, float] = {}
+    for i, row in enumerate(rows):
+        source_id, tokens_b = _read_source(row, f"{where}.sources[{i}]")
+        if source_id in weights:
             raise ConfigError("a source id appears twice", where=where, found=repr(source_id))
-    total_b = sum(source.tokens_b for source in sources)
+        weights[source_id] = tokens_b
+    total_b = sum(weights.values())
     if not total_b:
         raise ConfigError("all weights are zero", where=where, expected="a tokens_b above 0")
-    total_b = table.get("total_tokens_b", total_b)
-    temperature = table.get("sample_temperature", 1.0)
-    return Mixture(
-        name=name,
-        total_tokens_b=tables.number(total_b, f"{where}.total_tokens_b", positive=True),
-        sample_temperature=tables.number(temperature, f"{where}.sample_temperature", positive=True),
-        sources=sources,
-    )
+    numbers = {"total_tokens_b": total_b, "sample_temperature": 1.0}
+    for key in numbers:
+        value = table.get(key, numbers[key])
+        numbers[key] = tables.number(value, f"{where}.{key}", positive=True)
+    return Mixture(name, **numbers, weights=weights)
 
 
-def _read_source(value: Any, where: str) -> MixtureSource:
-    rest = dict(tables.table(value, where))
+def _read_source(value: Any, where: str) -> tuple[str, float]:
+    table = tables.table(value, where)
     for key in ("id", "tokens_b"):
-        if key not in rest:
+        if key not in table:
             raise ConfigError(
                 f"{key} is missing",
                 where=where,
-                found=f"keys {', '.join(sorted(rest)) or '(none)'}",
-                do=f"nearest key there: {tables.nearest(key, rest)}" if rest else None,
+                found=f"keys {', '.join(sorted(table)) or '(none)'}",
+                do=f"nearest key there: {tables.nearest(key, table)}" if table else None,
             )
-    source_id = tables.text(rest.pop("id"), f"{where}.id")
+    source_id = tables.text(table["id"], f"{where}.id")
     # An id names a directory and the first part of every document id.
     if source_id.startswith(".") or any(c in '/\\#"' or ord(c) < 32 for c in source_id):
         raise ConfigError(
@@ -273,11 +253,10 @@ def _read_source(value: Any, where: str) -> MixtureSource:
             found=repr(source_id),
             expected="no slash, '#', quote or control character, and no leading dot",
         )
-    tokens_b = tables.number(rest.pop("tokens_b"), f"{where}.tokens_b")
-    return MixtureSource(source_id, tokens_b, rest)
+    return source_id, tables.number(table["tokens_b"], f"{where}.tokens_b")
 
 
-def _read_flow(name: str, value: Any, path: str | Path) -> Flow:
+def _read_flow(name: str, value: Any, path: str | Path) -> _Flow:
     where = f"{path}: flow.{name}"
     table = tables.table(value, where)
     tables.refuse_unknown(table, _FLOW_KEYS, where)
@@ -298,17 +277,13 @@ def _read_flow(name: str, value: Any, path: str | Path) -> Flow:
     given = [key for key in ("tokens_b", "tokens_b_ratio", "scale") if key in table]
     if len(given) > 1:
         raise ConfigError("more than one budget", where=where, found=" and ".join(given))
-    numbers = {
-        key: tables.number(table[key], f"{where}.{key}", positive=True)
-        for key in (*given, "sample_temperature")
-        if key in table
-    }
-    return Flow(
-        name=name,
-        mixture={k: tables.text(v, f"{where}.mixture.{k}") for k, v in stages.items()},
-        tokens_b_override={
-            k: tables.number(v, f"{where}.tokens_b_override.{k}", positive=True)
-            for k, v in override.items()
-        },
-        **numbers,
+
+    def numbers(values: Mapping[str, Any], place: str) -> dict[str, float]:
+        return {k: tables.number(v, f"{place}.{k}", positive=True) for k, v in values.items()}
+
+    chosen = {key: table[key] for key in (*given, "sample_temperature") if key in table}
+    return _Flow(
+        {k: tables.text(v, f"{where}.mixture.{k}") for k, v in stages.items()},
+        numbers(chosen, where),
+        numbers(override, f"{where}.tokens_b_override"),
     )

@@ -24,8 +24,14 @@ from typing import Any
 
 from loader.errors import ConfigError, FormatError, PlanError
 from loader.files.addresses import address, is_url, join, parent
-from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
-from loader.files.integrity import check_digest
+from loader.files.format import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    check_digest,
+    load_manifest,
+    resolve_inside,
+)
 from loader.files.local_path import local_path
 from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan

@@ -17,7 +17,7 @@ import numpy as np
 from loader.files.format import Manifest
 from loader.files.spans import IGNORE_INDEX, DocumentIndex
 from loader.files.tokens import TokenFiles
-from loader.order.packed_rows import PackedRows
+from loader.order.packing import PackedRows
 
 
 class PackedReader(PackedRows):

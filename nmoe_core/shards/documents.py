@@ -16,10 +16,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
-from loader.files.integrity import check_digest
+from loader.files.format import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    check_digest,
+    check_index,
+    load_manifest,
+    resolve_inside,
+)
 from loader.files.shard import IndexReader, open_shard
-from loader.files.spans import check_index
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.manifest import shard_dir_name

@@ -106,7 +106,7 @@ def test_arguments_out_of_range_are_refused(two_stages, argument, text):
     [{"rank": 2, "world_size": 2}, {"dtype": "int8"}, {"split": "test"}, {"prefetch": -1}],
 )
 def test_arguments_are_refused_before_a_plan_is_made(argument, monkeypatch):
-    monkeypatch.setattr("loader.opening.resolve_plan", lambda _: pytest.fail("a plan was made"))
+    monkeypatch.setattr("loader.config.resolve_plan", lambda _: pytest.fail("a plan was made"))
     with pytest.raises(ConfigError) as caught:
         build_loader({}, **argument)
     assert str(next(iter(argument.values()))) in str(caught.value)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import ConfigError, resolve_stages
-from loader.plan.mixture import quotas, read_mixtures, temper, weights_fixed_point
+from loader.plan.mixture import quotas, temper, weights_fixed_point
 
 MIXTURE = """
 [profiles]
@@ -134,11 +134,6 @@ def test_temperature_is_a_power_that_keeps_zero_and_scale():
     assert temper([1e300, 0, 1e298], 2.0) == pytest.approx([1, 0, 0.1])
     with pytest.raises(ConfigError, match="vanish"):
         temper([1.0, 1e-9], 0.01)
-
-
-def test_prep_keys_are_handed_on_untouched(files):
-    wiki = read_mixtures(files[0])["web6"].sources[1]
-    assert wiki.settings == {"percent": 0.04, "kind": "jsonl", "paths": ["x.jsonl"]}
 
 
 def test_fixed_point_weights_are_millionths_and_never_vanish():

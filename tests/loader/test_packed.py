@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-import loader.order.packed_rows
+import loader.order.packing
 from loader import (
     IGNORE_INDEX,
     DeterministicLoader,
@@ -105,10 +105,10 @@ def make_state(plan, step):
 
 
 def test_a_block_packed_again_is_the_block_packed_before(packed_tree, monkeypatch):
-    monkeypatch.setattr(loader.order.packed_rows, "BLOCK_DOCUMENTS", 16)
+    monkeypatch.setattr(loader.order.packing, "BLOCK_DOCUMENTS", 16)
     plan = packed_plan(packed_tree)
     kept = [i.copy() for i, _ in DeterministicLoader(plan, backend="numpy")]
-    monkeypatch.setattr(loader.order.packed_rows, "MAX_KEPT_BLOCKS", 1)
+    monkeypatch.setattr(loader.order.packing, "MAX_KEPT_BLOCKS", 1)
     again = [i.copy() for i, _ in DeterministicLoader(plan, backend="numpy")]
     for a, b in itertools.zip_longest(kept, again):
         np.testing.assert_array_equal(a, b)

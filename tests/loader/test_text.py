@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from loader.files.text import decode, read_vocabulary
+from loader.__main__ import decode, read_vocabulary
 
 
 def test_tokens_decode_to_utf8_and_unknown_ids_are_shown(tmp_path):
