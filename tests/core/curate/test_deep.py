@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.jsonl import deep, deep_worker
 from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
 from nmoe_core.curate.jsonl.deep_worker import DeepEmbedder
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from tests.core.curate.corpus import refused
 
 VOCAB = 201_088
 
@@ -167,8 +167,7 @@ def test_a_document_that_does_not_fit_alone_is_an_error_that_keeps_the_others(
         lambda _, batch: np.stack([np.full(32, np.nan if len(ids) > 20 else 1.0) for ids in batch]),
     )
     found = ["reef", " ".join(["anchor"] * 50), "dough"]
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-MEMORY"):
         embed(tmp_path, checkpoint, found)
-    assert caught.value.code == "E-CURATION-MEMORY"
     assert not (tmp_path / "deep.npy").exists()
     assert embed(tmp_path, checkpoint, found, max_tokens=20)[0]["embedded_now"] == 1

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.diversity.measure import (
     ceilings,
     compare,
@@ -19,6 +18,7 @@ from nmoe_core.curate.diversity.measure import (
     scales,
     window_topics,
 )
+from tests.core.curate.corpus import refused
 
 documents = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=40)
 
@@ -101,9 +101,8 @@ def test_no_document_means_no_windows():
 
 @pytest.mark.parametrize(("tokens", "seq_len"), [([0], 10), ([1, 1], 10), ([1], 0)])
 def test_windows_that_cannot_be_filled_are_refused(tokens, seq_len):
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-WINDOWS"):
         window_topics(np.zeros(1, np.int64), np.asarray(tokens), seq_len)
-    assert caught.value.code == "E-CURATION-WINDOWS"
 
 
 @pytest.mark.parametrize("loader", ["concat", "flush"])

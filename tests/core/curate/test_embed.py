@@ -13,6 +13,7 @@ from nmoe_core.base.errors import CheckpointError, CurationError
 from nmoe_core.curate.topics import embed
 from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
 from nmoe_core.curate.topics.embedding_table import projection, read_table, table_digest
+from tests.core.curate.corpus import refused
 
 EOS = 49
 TABLE = np.random.default_rng(1).standard_normal((50, 7)).astype(np.float32)
@@ -76,9 +77,8 @@ def test_blocks_hold_a_bounded_number_of_documents(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_token_without_a_row_is_refused():
-    with pytest.raises(CurationError, match="no row") as caught:
+    with refused("E-CURATION-EMBEDDING", "no row"):
         rows_of([[1, 2], [3, 48]], TABLE[:48])
-    assert caught.value.code == "E-CURATION-EMBEDDING"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -86,9 +86,8 @@ def test_a_row_that_is_not_finite_is_refused(bad: float):
     table = TABLE.copy()
     table[5, 0] = bad
     assert np.isfinite(rows_of([[1, 2]], table)).all()
-    with pytest.raises(CurationError, match="not finite") as caught:
+    with refused("E-CURATION-EMBEDDING", "not finite"):
         rows_of([[1, 2], [5]], table)
-    assert caught.value.code == "E-CURATION-EMBEDDING"
 
 
 def test_a_table_of_another_shape_is_refused():

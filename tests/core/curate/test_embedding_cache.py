@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.base.errors import CurationError, LockedError
+from nmoe_core.base.errors import LockedError
 from nmoe_core.curate.jsonl import record_embeddings
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.input import scan_jsonl
 from nmoe_core.curate.jsonl.record_embeddings import RecordEmbeddings, embed_records
 from nmoe_core.curate.topics.embed import EmbeddingTable
+from tests.core.curate.corpus import refused
 
 TABLE = np.random.default_rng(0).standard_normal((256, 5)).astype(np.float32)
 
@@ -178,11 +179,10 @@ def test_a_cache_that_is_not_ours_or_not_whole_is_refused(tmp_path: Path, damage
     if damage.startswith("lost"):
         path = tmp_path / {"lost rows": "rows.f32", "lost keys": "keys.bin"}[damage]
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-CACHE"):
         EmbeddingCache(
             tmp_path, "n" if damage == "other model" else "m", 4 if damage == "other width" else 3
         )
-    assert caught.value.code == "E-CURATION-CACHE"
 
 
 def test_two_writers_do_not_meet(tmp_path: Path):

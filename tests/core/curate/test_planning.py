@@ -5,9 +5,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from nmoe_core.base.errors import CurationError
 from nmoe_core.config.tables import CurationTable
 from nmoe_core.curate.shards.planning import SHARD_ORDERS, CurateSettings, plan_order
+from tests.core.curate.corpus import refused
 
 
 def test_the_configuration_names_every_order_that_shards_can_have():
@@ -40,15 +40,15 @@ def test_only_what_decides_an_order_makes_it_stale():
 
 def test_quality_that_is_no_number_cannot_order_documents():
     settings = CurateSettings(order="count_stride", by="quality")
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-QUALITY"):
         plan_order(settings, np.zeros(1, int), np.ones(1, int), [b'{"aggregated": null}'], 0)
-    assert caught.value.code == "E-CURATION-QUALITY"
 
 
 @pytest.mark.parametrize(
-    "options", [{"seq_len": 0}, {"resume_from_token": -1}, {"order": "related"}]
-)
+    "options",
+    [{"seq_len": 0}, {"resume_from_token": -1}, {"order": "related"}, {"order": "best"},
+     {"include": ()}, {"include": ("all",)}],
+)  # fmt: skip
 def test_settings_out_of_range_are_refused(options):
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-SETTINGS"):
         CurateSettings(**options)
-    assert caught.value.code == "E-CURATION-SETTINGS"

@@ -14,20 +14,16 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.plan_run import plan_run
-from tests.core.curate.test_stages import configure as project
+from tests.core.curate.corpus import Corpus
 
 Configure = Callable[..., Run]
 
 
 @pytest.fixture
-def configure(graded: Any, monkeypatch: pytest.MonkeyPatch) -> Configure:
+def configure(graded: Corpus, monkeypatch: pytest.MonkeyPatch) -> Configure:
     """A run over graded shards with topics; its settings are the arguments."""
     monkeypatch.setattr(curate, "order_picture", lambda *_: "")
-
-    def configured(curation: str = "", seq_len: int = 256) -> Run:
-        return project(graded.root, curation).with_settings({"seq_len": seq_len})
-
-    return configured
+    return lambda stride=256, **curation: graded.configure(curation, stride)
 
 
 def _foretold(run: Run) -> dict[str, str]:
@@ -47,8 +43,8 @@ def _agree(run: Run) -> set[str]:
     return foretold
 
 
-def _resume(token: int) -> str:
-    return f'stability = "resume"\nresume_from_token = {{web = {token}}}'
+def _resume(token: int) -> dict[str, Any]:
+    return {"stability": "resume", "resume_from_token": {"web": token}}
 
 
 BOTH = {"shard_0000", "shard_0001"}
@@ -58,43 +54,39 @@ BOTH = {"shard_0000", "shard_0001"}
 def test_another_window_is_foretold_where_curation_then_writes(
     configure: Configure, order: str
 ) -> None:
-    curation = f'order = "{order}"\n'
-    assert _agree(configure(curation)) == BOTH
-    assert _agree(configure(curation)) == set()
-    run = configure(curation, seq_len=192)
+    assert _agree(configure(order=order)) == BOTH
+    assert _agree(configure(order=order)) == set()
+    run = configure(192, order=order)
     assert all("seq_len" in why for why in _foretold(run).values())
     assert _agree(run) == BOTH
-    assert _agree(configure(curation + "seq_len = 320")) == BOTH
-    assert _agree(configure(curation + "epoch = 1")) == BOTH
-    assert _agree(configure(curation)) == BOTH
+    assert _agree(configure(order=order, seq_len=320)) == BOTH
+    assert _agree(configure(order=order, epoch=1)) == BOTH
+    assert _agree(configure(order=order)) == BOTH
 
 
 @pytest.mark.parametrize("order", ["auto", "golden"])
 def test_a_resume_is_foretold_where_curation_then_writes(configure: Configure, order: str) -> None:
-    curation = f'order = "{order}"\n'
-    assert _agree(configure(curation)) == BOTH
-    assert _agree(configure(curation + _resume(300))) == BOTH
-    assert _agree(configure(curation + _resume(300))) == set()
-    assert _agree(configure(curation + _resume(3000))) == BOTH
-    assert _agree(configure(curation)) == BOTH
+    for options, stale in (({}, BOTH), (_resume(300), BOTH), (_resume(300), set()),
+                           (_resume(3000), BOTH), ({}, BOTH)):  # fmt: skip
+        assert _agree(configure(order=order, **options)) == stale
 
 
-@pytest.mark.parametrize("curation", ["", _resume(300)])
+@pytest.mark.parametrize("options", [{}, _resume(300)])
 def test_a_shard_that_grows_is_foretold_with_the_place_of_those_after_it(
-    configure: Configure, graded: Any, curation: str
+    configure: Configure, graded: Corpus, options: dict[str, Any]
 ) -> None:
     assert _agree(configure()) == BOTH
-    if curation:
-        assert _agree(configure(curation)) == BOTH
+    if options:
+        assert _agree(configure(**options)) == BOTH
     graded.grade(0, lambda i: "keep" if i % 3 < 2 else "drop")
-    run = configure(curation)
+    run = configure(**options)
     foretold = _foretold(run)
     assert "quality" in foretold["shard_0000"]
     assert foretold["shard_0001"] == "offset"
     assert _agree(run) == BOTH
 
 
-def test_a_damaged_curated_shard_is_foretold(configure: Configure, graded: Any) -> None:
+def test_a_damaged_curated_shard_is_foretold(configure: Configure, graded: Corpus) -> None:
     run = configure()
     assert _agree(run) == BOTH
     directory: Path = graded.curated / "web" / "train" / "shard_0001"

@@ -7,33 +7,15 @@ import hashlib
 import numpy as np
 import pytest
 
-from loader.files.format import MANIFEST_NAME
-from nmoe_core.base.atomic import write_json
-from nmoe_core.base.docid import bucket_of
-from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.shards.documents import shard_manifest
-from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.verify import verify_manifest
-from nmoe_core.shards.writer import ShardWriter
-
-FORMAT = ShardFormat("web", "v1", "toy", 1201, 1200, "toy-fingerprint")
+from tests.core.curate.corpus import Corpus, refused
 
 
-def prepare(corpus, num_documents: int, dropped: tuple[str, ...] = ()) -> None:
+def prepare(corpus: Corpus, num_documents: int, dropped: tuple[str, ...] = ()) -> None:
     """Write 240 documents by topic, the rest appended; label with the model there is, and grade."""
-    rng = np.random.default_rng(5)
-    train = corpus.data / "web" / "train"
-    writers = [ShardWriter(train / shard_dir_name(k), FORMAT, 4000) for k in range(2)]
-    for i in range(num_documents):
-        topic = i * 6 // 240 if i < 240 else i % 6
-        tokens = topic * 200 + rng.integers(0, 8, rng.integers(20, 90))
-        name, digest = f"doc-{i:05d}", hashlib.sha256(tokens.tobytes()).hexdigest()
-        writers[bucket_of(name, 2)].add_document(tokens.astype(np.uint32), name, digest)
-    for writer in writers:
-        writer.finish({"source": str(num_documents)}, {"source": "web", "assignment": "md5"})
-    manifest = combine_shards(train, FORMAT, 2, {"source": "web", "assignment": "md5"})
-    write_json(train / MANIFEST_NAME, manifest)
+    corpus.write(num_documents, num_sorted=240)
     for bucket in range(2):
         corpus.assign(bucket)
         ids = corpus.ingest_ids(bucket)
@@ -105,9 +87,8 @@ def test_a_resumed_run_keeps_the_consumed_tokens_and_orders_all_others(corpus, o
 
 
 def test_a_resume_without_what_was_consumed_is_refused(graded):
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-RESUME"):
         graded.curate(0, resume_from_token=10)
-    assert caught.value.code == "E-CURATION-RESUME"
     assert not graded.outputs(graded.curated)
 
 

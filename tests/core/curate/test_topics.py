@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.base.errors import CurationError
 from nmoe_core.base.result import Result
 from nmoe_core.curate.shards.inputs import load_topics
 from nmoe_core.curate.topics.embed import EmbeddingTable
@@ -19,6 +18,7 @@ from nmoe_core.curate.topics.model import (
 )
 from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import documents_digest
+from tests.core.curate.corpus import refused
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -159,26 +159,23 @@ def test_a_killed_run_leaves_no_summary_for_labels_it_replaced(corpus, monkeypat
     "options", [{"num_topics": 241}, {"num_topics": 1}, {"num_topics": 6, "sample_documents": 5}]
 )
 def test_too_few_documents_for_the_topics_are_refused(corpus, options):
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-TOPICS"):
         corpus.fit(**{"sample_documents": 1000} | options)
-    assert caught.value.code == "E-CURATION-TOPICS"
     assert not (corpus.topics / "topic_model.safetensors").exists()
 
 
 def test_a_table_with_nan_is_refused(corpus):
     rows = np.full((1201, 4), np.nan, np.float32)
     corpus.table = EmbeddingTable("backbone-nan", lambda: rows)
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-EMBEDDING"):
         corpus.fit()
-    assert caught.value.code == "E-CURATION-EMBEDDING"
 
 
 def test_a_model_of_another_backbone_is_refused(corpus):
     corpus.fit()
     corpus.table = EmbeddingTable("backbone-b", lambda: pytest.fail("the table was read"))
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-BACKBONE"):
         corpus.assign(0)
-    assert caught.value.code == "E-CURATION-BACKBONE"
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "foreign", "nan"])
@@ -190,9 +187,8 @@ def test_a_file_that_is_no_topic_model_is_refused(tmp_path: Path, damage: str):
         save_topic_model(path, centroids, header)
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-MODEL"):
         load_topic_model(path)
-    assert caught.value.code == "E-CURATION-MODEL"
 
 
 def test_ties_go_to_the_lowest_topic():

@@ -5,63 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import save_file
 
-from nmoe_core.base.errors import CurationError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.plots.png import MAX_PNG_BYTES
 from nmoe_core.tasks import checks, curate, curate_pictures
-
-CONFIG = """
-root = "."
-mixture_toml = "mixture.toml"
-flow_profiles_toml = "flows.toml"
-flow_mode = "small"
-seq_len = 256
-[prep]
-num_shards = 2
-[backbone]
-checkpoint = "backbone"
-[curation]
-num_topics = 6
-{curation}
-"""
-MIXTURE = """
-[mixtures.mix]
-total_tokens_b = 0.00001
-[[mixtures.mix.sources]]
-id = "web"
-tokens_b = 0.00001
-kind = "jsonl"
-paths = ["in.jsonl"]
-"""
-FLOWS = """
-[flow.small]
-mode = "small"
-stages = ["pretrain"]
-scale = 1.0
-[flow.small.mixture]
-pretrain = "mix"
-"""
-
-
-def configure(root: Path, curation: str = "") -> Run:
-    (root / "backbone").mkdir(exist_ok=True)
-    rows = np.random.default_rng(9).standard_normal((1201, 16)).astype(np.float32)
-    save_file({"embedding.weight": rows}, root / "backbone" / "model.safetensors")
-    (root / "backbone" / "config.json").write_text("{}")
-    (root / "in.jsonl").write_text("")
-    (root / "mixture.toml").write_text(MIXTURE)
-    (root / "flows.toml").write_text(FLOWS)
-    (root / "run.toml").write_text(CONFIG.format(curation=curation))
-    return Run(root / "run.toml")
+from tests.core.curate.corpus import refused
+from tests.core.curate.test_stability import prepare, stream
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +30,7 @@ def graded_run(corpus) -> Run:
     """A run of one source with prepared and graded shards, nothing of curation made."""
     for bucket in range(2):
         corpus.grade(bucket)
-    return configure(corpus.root)
+    return corpus.configure()
 
 
 def command(run: Run, *flags: str) -> int:
@@ -116,7 +71,7 @@ def test_the_command_writes_what_the_assets_write(graded_run, corpus, tmp_path):
     assert corpus.outputs(corpus.curated) == first
 
 
-def test_every_stage_shows_small_pictures(graded_run, corpus):
+def test_every_task_shows_small_pictures(graded_run, corpus):
     fitted = curate.fit_topics(graded_run, ["web"])
     curate.assign_shard_topics(graded_run, "web", range(2))
     shards = curate.curate_shards(graded_run, "web", range(2))
@@ -147,7 +102,7 @@ def test_every_stage_shows_small_pictures(graded_run, corpus):
 def test_a_regrade_that_moves_a_later_shard_fails_a_blocking_check_until_it_follows(
     graded_run, corpus, capsys
 ):
-    run = configure(corpus.root, 'order = "window_fill"')
+    run = corpus.configure({"order": "window_fill"})
     assert command(run) == 0
     corpus.grade(0, lambda i: "keep" if i % 4 else "drop")
     curate.curate_shards(run, "web", [0])  # as the partition that Dagster finds stale
@@ -165,9 +120,7 @@ def test_a_regrade_that_moves_a_later_shard_fails_a_blocking_check_until_it_foll
 
 
 def test_insert_only_in_the_configuration_keeps_old_documents_in_their_order(corpus):
-    from tests.core.curate.test_stability import prepare, stream
-
-    run = configure(corpus.root, 'stability = "insert_only"')
+    run = corpus.configure({"stability": "insert_only"})
     corpus.table = EmbeddingTable.open(run.paths.checkpoint)
     curate.fit_topics(run, ["web"])
     model = (run.paths.topics / "topic_model.safetensors").read_bytes()
@@ -186,17 +139,13 @@ def test_insert_only_in_the_configuration_keeps_old_documents_in_their_order(cor
 
 
 def test_resume_in_the_configuration_keeps_consumed_tokens_byte_for_byte(corpus):
-    from tests.core.curate.test_stability import prepare, stream
-
-    run = configure(corpus.root)
+    run = corpus.configure()
     corpus.table = EmbeddingTable.open(run.paths.checkpoint)
     curate.fit_topics(run, ["web"])
     prepare(corpus, 240)
     assert command(run) == 0
     before = stream(corpus)
-    resumed = configure(
-        corpus.root, 'stability = "resume"\n[curation.resume_from_token]\nweb = 1500'
-    )
+    resumed = corpus.configure({"stability": "resume", "resume_from_token": {"web": 1500}})
     ends = np.cumsum([len(tokens) // 4 for _, tokens in before])
     front = before[: int((ends < 1500).sum()) + 1]
     prepare(corpus, 330, dropped=(front[2][0],))
@@ -209,19 +158,18 @@ def test_resume_in_the_configuration_keeps_consumed_tokens_byte_for_byte(corpus)
 
 
 def test_a_run_without_grades_is_refused_before_anything_is_written(corpus):
-    run = configure(corpus.root)
+    run = corpus.configure()
     curate.open_topics(run, ["web"])
     curate.assign_shard_topics(run, "web", range(2))
-    with pytest.raises(CurationError) as caught:
+    with refused("E-CURATION-MISSING"):
         curate.curate_shards(run, "web", range(2))
-    assert caught.value.code == "E-CURATION-MISSING"
     assert not corpus.outputs(corpus.curated)
 
 
 def test_scores_of_earlier_shards_are_read_once_a_process(graded_run, corpus, monkeypatch):
     from nmoe_core.curate.shards import consumed
 
-    run = configure(corpus.root, 'order = "window_fill"')
+    run = corpus.configure({"order": "window_fill"})
     curate.open_topics(run, ["web"])
     curate.assign_shard_topics(run, "web", range(2))
     reads: list[int] = []
