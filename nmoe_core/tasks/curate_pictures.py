@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nmoe_core.curate.topics.model import TopicModel
 
 _PICTURES = {"topic_cloud.png": "topics of a sample", "k_calibration.png": "number of topics"}
-_SAMPLE_DOCUMENTS = 4000
+SAMPLE_DOCUMENTS = 4000
 _TEXT_TOKENS = 512
 
 
@@ -139,7 +139,7 @@ def _sample(
     manifests = [load_manifest(run.tree.manifest(name)) for name in sorted(sources)]
     blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
     lengths, texts = [np.empty(0, np.int64)], []
-    for file, spans in sampled_documents(run.tree, manifests, _SAMPLE_DOCUMENTS, run.loader.seed):
+    for file, spans in sampled_documents(run.tree, manifests, SAMPLE_DOCUMENTS, run.loader.seed):
         blocks += embed_documents(file.tokens, spans, table)
         lengths.append(spans[:, 1] - spans[:, 0])
         for start, end in spans.tolist():

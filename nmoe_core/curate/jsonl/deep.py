@@ -39,7 +39,7 @@ from nmoe_core.curate.topics.embedding_table import table_shape
 from nmoe_core.curate.topics.model_tokenizer import TextTokenizer, open_tokenizer
 
 METHOD = "deep-mean-l2/1"
-_COMMIT_ROWS = 512
+COMMIT_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _blocks(
     for batch, found in zip(batches, results):
         pending.append((batch, found))
         num_left -= len(batch)
-        if num_left and sum(len(one) for one, _ in pending) < _COMMIT_ROWS:
+        if num_left and sum(len(one) for one, _ in pending) < COMMIT_ROWS:
             continue
         documents = np.concatenate([one for one, _ in pending])
         rows = np.concatenate([part for _, part in pending])

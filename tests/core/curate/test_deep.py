@@ -94,7 +94,7 @@ def test_a_limit_takes_the_first_records(tmp_path, checkpoint):
 
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path, checkpoint, monkeypatch):
-    monkeypatch.setattr(deep, "_COMMIT_ROWS", 4)
+    monkeypatch.setattr(deep, "COMMIT_ROWS", 4)
     found = texts(16)
     embedded = deep_worker.embed_batch
     calls = []

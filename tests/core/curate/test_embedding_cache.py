@@ -58,37 +58,24 @@ def check(found: RecordEmbeddings, texts: list[str]) -> None:
     np.testing.assert_allclose(found.rows, rows, atol=1e-6)
 
 
-def test_appended_records_are_the_only_ones_embedded(tmp_path: Path):
-    texts = [f"text {i}" for i in range(50)]
-    found, computed = embed(tmp_path, texts)
-    assert (found.num_computed, len(computed)) == (50, 50)
-    found, computed = embed(tmp_path, [*texts, "new", "newer"])
-    assert computed == ["new", "newer"]
-    check(found, [*texts, "new", "newer"])
+TEXTS = [f"text {i}" for i in range(20)]
 
 
-def test_an_edited_record_is_the_only_one_embedded(tmp_path: Path):
-    texts = [f"text {i}" for i in range(50)]
-    embed(tmp_path, texts)
-    texts[17] = "edited"
-    found, computed = embed(tmp_path, texts)
-    assert computed == ["edited"]
-    check(found, texts)
-
-
-def test_moved_removed_and_repeated_records_cost_nothing(tmp_path: Path):
-    texts = [f"text {i}" for i in range(20)]
-    embed(tmp_path, texts)
-    changed = [*texts[10:], *texts[:5], *texts[:5]]
+@pytest.mark.parametrize(
+    ("changed", "new"),
+    [
+        ([*TEXTS, "new", "newer"], ["new", "newer"]),
+        ([*TEXTS[:7], "edited", *TEXTS[8:]], ["edited"]),
+        ([*TEXTS[10:], *TEXTS[:5], *TEXTS[:5]], []),  # moved, removed, repeated
+        (["a", "b", "a", "", ""], ["a", "b", ""]),
+    ],
+)
+def test_only_new_texts_are_embedded_and_equal_ones_once(tmp_path: Path, changed, new):
+    found, computed = embed(tmp_path, TEXTS)
+    assert (found.num_computed, len(computed)) == (20, 20)
     found, computed = embed(tmp_path, changed)
-    assert computed == []
+    assert computed == new
     check(found, changed)
-
-
-def test_equal_texts_are_embedded_once(tmp_path: Path):
-    found, computed = embed(tmp_path, ["a", "b", "a", "", ""])
-    assert sorted(computed) == ["", "a", "b"]
-    check(found, ["a", "b", "a", "", ""])
 
 
 def test_another_model_has_rows_of_its_own(tmp_path: Path):

@@ -22,7 +22,7 @@ from tests.core.curate.test_stability import prepare, stream
 @pytest.fixture(autouse=True)
 def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of the topic model are drawn from few documents, since each k costs a fit."""
-    monkeypatch.setattr(curate_pictures, "_SAMPLE_DOCUMENTS", 40)
+    monkeypatch.setattr(curate_pictures, "SAMPLE_DOCUMENTS", 40)
 
 
 @pytest.fixture

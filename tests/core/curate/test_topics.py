@@ -40,6 +40,7 @@ def test_planted_topics_are_recovered(corpus):
         assert topics.dtype == np.uint16
         pairs |= {(corpus.planted[i], int(t)) for i, t in zip(corpus.ingest_ids(bucket), topics)}
     assert len(pairs) == len({planted for planted, _ in pairs}) == corpus.num_topics
+    assert corpus.loads == 1  # one table serves the fit and all shards
 
 
 def test_two_runs_give_the_same_bytes(make_corpus):
@@ -59,13 +60,6 @@ def test_unchanged_inputs_mean_no_work(corpus):
     assert corpus.fit() == Result(fitted.digest, fitted.facts | {"changed": False})
     assert corpus.assign(0) == Result(assigned.digest, assigned.facts | {"changed": False})
     assert corpus.times(corpus.topics) == before
-
-
-def test_one_table_serves_all_shards(corpus):
-    corpus.fit()
-    for bucket in range(corpus.num_buckets):
-        corpus.assign(bucket)
-    assert corpus.loads == 1
 
 
 def test_changed_settings_fit_again_and_relabel(corpus):
