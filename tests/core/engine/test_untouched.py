@@ -66,7 +66,7 @@ def test_the_embedding_table_is_read_once_for_any_number_of_shards(
     monkeypatch.setattr(EmbeddingTable, "open", counted)
     monkeypatch.setattr("nmoe_core.curate.topics.model.load_topic_model", lambda path: None)
     tree = SimpleNamespace(checkpoint=checkpoint, topic_model=checkpoint)
-    run: Any = SimpleNamespace(tree=tree)
+    run: Any = SimpleNamespace(tree=tree, paths=tree)
     for _ in range(8):
         assert curate.assign_shard_topics(run, "web", []) == {}
     assert len(opened) == 1
