@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 THREADS = 1
 os.environ.update(OMP_NUM_THREADS=str(THREADS), OPENBLAS_NUM_THREADS=str(THREADS))
@@ -19,11 +20,11 @@ os.environ.update(OMP_NUM_THREADS=str(THREADS), OPENBLAS_NUM_THREADS=str(THREADS
 import numpy as np  # noqa: E402 (threads are read at import)
 import torch  # noqa: E402
 
+from benchmarks.rounds import alternate, ratios, spread  # noqa: E402
 from nmoe_core.curate.topics.embed import pool  # noqa: E402
 from nmoe_core.curate.topics.embedding_table import projection  # noqa: E402
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics  # noqa: E402
 
-ROUNDS = 5
 VOCAB, HIDDEN, WIDTH = 201_088, 2880, 256
 NUM_CLUSTERS, NUM_GROUPS, SEED = 30, 60, 0
 
@@ -51,12 +52,11 @@ def embedding() -> None:
             pool(texts, rows)
         return 8 * num_tokens
 
-    ratios = []
-    for _ in range(ROUNDS):
-        slow, fast = _rate(published), _rate(ours)
-        ratios.append(fast / slow)
-        print(f"published {slow / 1e6:.3f}, ours {fast / 1e6:.2f} Mtok/s: {ratios[-1]:.0f} x")
-    print(f"embedding, {num_tokens:,} tokens, 1 thread: median {statistics.median(ratios):.0f} x")
+    rates = alternate({"published": partial(_rate, published), "ours": partial(_rate, ours)})
+    for name, found in rates.items():
+        print(f"{name}: {spread([rate / 1e6 for rate in found])} Mtok/s")
+    gains = spread(ratios(rates["ours"], rates["published"]), ".0f")
+    print(f"embedding, {num_tokens:,} tokens, 1 thread: {gains} x")
 
 
 def clustering(num_rows: int) -> None:
@@ -115,10 +115,9 @@ def _inertia(rows: np.ndarray, labels: np.ndarray) -> float:
     return total / len(rows)
 
 
-def _rate(work) -> float:
+def _rate(work: Callable[[], float]) -> float:
     started = time.perf_counter()
-    done = work()
-    return done / (time.perf_counter() - started)
+    return work() / (time.perf_counter() - started)
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from benchmarks.rounds import alternate, cpu_seconds, ratios, seconds
+from nmoe_core.engine import BatchedGenerator, Transformer, make_tiny_checkpoint
 
 VOCAB_SIZE = 8192
 PROBE_TAP, DEPTH = 18, 24
@@ -90,17 +90,9 @@ def load_peers(
     }
 
 
-class Stopwatch:
+def timed(work: Callable[[], object]) -> float:
     """Seconds of processor time on one thread, of the wall clock on several."""
-
-    def __init__(self) -> None:
-        self._clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Run `work` once."""
-        started = self._clock()
-        work()
-        return self._clock() - started
+    return cpu_seconds(work) if torch.get_num_threads() == 1 else seconds(work)
 
 
 def prefill_cases(
@@ -156,16 +148,13 @@ def decode_cases(model: Transformer, peers: dict[str, Any]) -> Iterator[Case]:
 def serve_cases(model: Transformer, peers: dict[str, Any]) -> Iterator[Case]:
     """The last requests of a long-lived generator against its first: no cost that accumulates."""
     del peers
-    from nmoe_core.engine import BatchedGenerator
 
     def serve() -> Iterator[float]:
         generator = BatchedGenerator(model, max_seq_len=256, max_batch=8)
         for i in range(NUM_REQUESTS // REQUESTS_COMPARED):
             prompts = [_ids(40 + n, seed=1000 * i + n)[0].tolist() for n in range(16)]
-            seconds = Stopwatch().seconds(
-                lambda p=prompts: generator.generate_batch(p, max_tokens=12, temperature=0.0)
-            )
-            yield 12 * len(prompts) / seconds
+            taken = timed(lambda p=prompts: generator.generate_batch(p, max_tokens=12))
+            yield 12 * len(prompts) / taken
 
     rates: list[float] = []
 
@@ -185,11 +174,7 @@ def measure(case: Case, rounds: int) -> dict[str, list[float]]:
     unseen = {name: side() for name, side in sides.items()}
     best = max(unseen[name] for name in case.others)
     names = [name for name in sides if name == "nmoe" or unseen[name] * HOPELESS >= best]
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            rates[name].append(sides[name]())
-    return rates
+    return alternate({name: sides[name] for name in names}, rounds)
 
 
 def add_to_file(path: Path, name: str, rates: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -206,12 +191,10 @@ def report(case: Case, rates: dict[str, list[float]]) -> list[str]:
     """One line: median tokens per second, ours and the best other side's, and of their ratios."""
     others = [name for name in rates if name != "nmoe"]
     best = max(others, key=lambda name: statistics.median(rates[name]))
-    ratios = [a / b for a, b in zip(rates["nmoe"], rates[best], strict=True)]
-    medians = (statistics.median(rates["nmoe"]), statistics.median(rates[best]))
-    ratio = statistics.median(ratios)
-    spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-    rates_shown = [f"{median:.1f}" for median in medians]
-    return [case.name, best, *rates_shown, f"{ratio:.2f}", spread, f"{case.goal:.2f}"]
+    found = ratios(rates["nmoe"], rates[best])
+    rates_shown = [f"{statistics.median(rates[name]):.1f}" for name in ("nmoe", best)]
+    ratio, extremes = f"{statistics.median(found):.2f}", f"{min(found):.2f}-{max(found):.2f}"
+    return [case.name, best, *rates_shown, ratio, extremes, f"{case.goal:.2f}"]
 
 
 def _ids(length: int, seed: int = 0) -> Tensor:
@@ -220,15 +203,15 @@ def _ids(length: int, seed: int = 0) -> Tensor:
 
 
 def _rate(num_tokens: int, work: Callable[[], object]) -> Rate:
-    return lambda: num_tokens / Stopwatch().seconds(work)
+    return lambda: num_tokens / timed(work)
 
 
 def _decode_rate(num_new: int, generate: Callable[[int], object]) -> Rate:
     """Tokens after each prompt's first, over the time that they took."""
 
     def rate() -> float:
-        first = Stopwatch().seconds(lambda: generate(1))
-        return num_new / (Stopwatch().seconds(lambda: generate(1 + NEW_TOKENS)) - first)
+        first = timed(lambda: generate(1))
+        return num_new / (timed(lambda: generate(1 + NEW_TOKENS)) - first)
 
     return rate
 
@@ -254,8 +237,6 @@ def _generate(peer: Any, prompts: list[list[int]], num_new: int) -> object:
 
 
 def _our_generate(model: Transformer, prompts: list[list[int]], num_new: int) -> object:
-    from nmoe_core.engine import BatchedGenerator
-
     generator = BatchedGenerator(model, max_seq_len=512, max_batch=len(prompts))
     return generator.generate_batch(prompts, max_tokens=num_new, temperature=0.0)
 

@@ -24,3 +24,10 @@ def install(name: str, requirements: Sequence[str], root: Path) -> tuple[Path, s
             return python, (found.stderr.strip().splitlines() or ["pip failed"])[-1]
         done.touch()
     return python, ""
+
+
+def version(package: str, python: Path) -> str:
+    """`package version` in an environment."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return f"{package} {found.stdout.strip()}"

@@ -13,16 +13,15 @@ No network, about a minute.
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.engine import DEPTH, PROBE_TAP, VOCAB_SIZE, make_checkpoint
+from benchmarks.rounds import alternate, cpu_seconds, ratios, spread
 from nmoe_core.calibration.files import Calibration
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
@@ -34,7 +33,6 @@ from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.heads.scoring import HeadScorer
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS
 
-ROUNDS = 5
 NUM_DOCUMENTS, MAX_BATCH = 32, 8
 
 
@@ -84,13 +82,6 @@ def features(model: Transformer, documents: list[GradeDocument]) -> None:
         )
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Processor time of one run."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
-
-
 def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
@@ -107,20 +98,15 @@ def main() -> None:
         "graded": lambda: grade(model, 0.0, documents),
         "triage": lambda: grade(model, tau, documents),
     }
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for i in range(ROUNDS):
-        order = list(sides)[i % 3 :] + list(sides)[: i % 3]
-        for name in order:
-            found[name].append(seconds(sides[name]))
-    rate = [a / b for a, b in zip(found["features"], found["graded"])]
-    saved = [a / b / work_left for a, b in zip(found["triage"], found["graded"])]
+    found = alternate({name: partial(cpu_seconds, work) for name, work in sides.items()})
+    rate = ratios(found["features"], found["graded"])
+    saved = [ratio / work_left for ratio in ratios(found["triage"], found["graded"])]
     print(f"{NUM_DOCUMENTS} documents, {num_tokens:,} tokens; {left:,} tokens leave at the probe")
-    for name, ratios, goal in (
+    for name, values, goal in (
         ("grading over bare features, throughput", rate, "at least 0.9"),
         (f"time with triage over {work_left:.3f} of that without", saved, "at most 1.1"),
     ):
-        median = statistics.median(ratios)
-        print(f"{name}: {median:.3f} ({min(ratios):.3f} to {max(ratios):.3f}), hoped for {goal}")
+        print(f"{name}: {spread(values, '.3f')}, hoped for {goal}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.rounds import alternate, ratios, spread
 from nmoe_core.base.atomic import write_json
 from nmoe_core.cli.output import print_table
 from nmoe_core.config.quality import HttpOracleTable
@@ -39,7 +39,6 @@ from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_nam
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.text.tokenizer import load_tokenizer
 
-ROUNDS = 5
 CONCURRENCY, LATENCY_S = 64, 0.05
 CAPACITY = CONCURRENCY / LATENCY_S
 NUM_DOCUMENTS, NUM_TOKENS = 6400, 1000
@@ -184,8 +183,6 @@ def main() -> None:
     command = [sys.executable, "-m", "benchmarks.hydra_labels", "serve"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    bare: list[float] = []
-    over_http: list[tuple[float, float]] = []
     try:
         port = int(server.stdout.readline())
         rubric = Rubric.load(RUBRIC)
@@ -196,22 +193,28 @@ def main() -> None:
             documents = make_documents(Path(root))
             text, _ = documents.text(documents.rows[0][0])
             body = ChatDialect(table, rubric, salvage=False).payload(Question(text))
-            for _ in range(ROUNDS):
-                bare.append(asyncio.run(_run_bare(port, body)))
-                over_http.append(timed(documents, HttpOracle(table, rubric)))
-            instant = [timed(documents, _Instant()) for _ in range(ROUNDS)]
+            found = alternate(
+                {
+                    "bare": lambda: (asyncio.run(_run_bare(port, body)), 0.0),
+                    "http": lambda: timed(documents, HttpOracle(table, rubric)),
+                    "instant": lambda: timed(documents, _Instant()),
+                }
+            )
     finally:
         server.kill()
         server.wait()
+    rates = {name: [rate for rate, _ in rounds] for name, rounds in found.items()}
+    costs = {name: [cpu_ms for _, cpu_ms in rounds] for name, rounds in found.items()}
     rows = [
-        ("bare client, share of 64 / 50 ms", [rate / CAPACITY for rate in bare]),
-        ("labelling, share of 64 / 50 ms", [rate / CAPACITY for rate, _ in over_http]),
-        ("labelling over the bare client", [a / b for (a, _), b in zip(over_http, bare)]),
-        ("overhead a label over HTTP, CPU ms", [ms for _, ms in over_http]),
-        ("write a label, CPU ms", [ms for _, ms in instant]),
+        ("bare client, share of 64 / 50 ms", [rate / CAPACITY for rate in rates["bare"]]),
+        ("labelling, share of 64 / 50 ms", [rate / CAPACITY for rate in rates["http"]]),
+        ("labelling over the bare client", ratios(rates["http"], rates["bare"])),
+        ("overhead of a label over HTTP, CPU ms", costs["http"]),
+        ("write a label, CPU ms", costs["instant"]),
     ]
-    table_rows = [[name, statistics.median(v), min(v), max(v)] for name, v in rows]
-    print_table(("figure", "median", "min", "max"), table_rows)
+    print_table(
+        ("figure", "median (least to largest)"), [[name, spread(v, ".3f")] for name, v in rows]
+    )
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def _measure_all(
             path, device=device, dtype=torch.bfloat16, experts="packed"
         )
         report.add("load_seconds", time.perf_counter() - started)
-    report.add("model", type(model).__name__)
+    report.add("model", "kernels" if model.runtime.record else "plain torch")
     if device.type == "cuda":
         report.add("resident_gb", torch.cuda.memory_allocated(device) / 1e9)
     if "scoring" in only:

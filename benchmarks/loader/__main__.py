@@ -14,15 +14,27 @@ import json
 import os
 import statistics
 import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environments import TORCH, install, version
 from benchmarks.loader.contenders import CONTENDERS
 from benchmarks.loader.data import write_tokens
-from benchmarks.loader.environments import python_of, versions
+from benchmarks.rounds import ROUNDS, alternate, ratios
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROUNDS, SECONDS = 5, 0.5
+SECONDS = 0.5
+# The others need only numpy and torch, and run in the caller's own environment.
+PEERS = {
+    "litdata": ("litdata", TORCH),
+    "streaming": ("mosaicml-streaming", TORCH),
+    "datatrove": ("datatrove", TORCH),
+    "grain": ("grain",),
+    "megatron": ("megatron-core", TORCH),
+    "olmo": ("ai2-olmo-core", TORCH),
+}
 
 
 class Contender:
@@ -30,10 +42,12 @@ class Contender:
 
     def __init__(self, name: str, directory: Path, seq_len: int, batch_size: int) -> None:
         self.name = name
-        python, self.error = python_of(name, REPOSITORY / "build" / "bench")
+        python, self.error = Path(sys.executable), ""
+        if name in PEERS:
+            python, self.error = install(name, PEERS[name], REPOSITORY / "build" / "bench")
         if self.error:
             return
-        self.version = versions(name, python)
+        self.version = version(PEERS[name][0] if name in PEERS else "torch", python)
         command = [python, "-m", "benchmarks.loader.worker", name, directory, seq_len, batch_size]
         self._log = directory / f"{name}.log"
         with open(self._log, "w") as log:
@@ -53,7 +67,9 @@ class Contender:
             self.first = self._answer()
 
     def run(self, seconds: float) -> dict[str, float]:
-        """Read for some seconds."""
+        """Read for some seconds; nothing once the process has failed."""
+        if self.error:
+            return {}
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
@@ -98,31 +114,26 @@ def _table(directory: Path, seq_len: int, batch_size: int, arguments: argparse.N
     running = [Contender(name, directory, seq_len, batch_size) for name in names]
     for contender in running:
         contender.wait()
-    rates: dict[str, list[float]] = {c.name: [] for c in running}
-    walls: dict[str, list[float]] = {c.name: [] for c in running}
-    for i in range(num_rounds):
-        for contender in running if i % 2 == 0 else running[::-1]:
-            if contender.error:
-                continue
-            found = contender.run(arguments.seconds)
-            if not contender.error:
-                rates[contender.name].append(found["tokens"] / found["cpu_s"] / 1e6)
-                walls[contender.name].append(found["tokens"] / found["wall_s"] / 1e6)
+    sides = {c.name: partial(c.run, arguments.seconds) for c in running if not c.error}
+    found = alternate(sides, num_rounds)
+    failed = {c.name for c in running if c.error}
+    rates = {name: _rates(runs, "cpu_s") for name, runs in found.items() if name not in failed}
     print(f"\nseq_len {seq_len}, batch {batch_size}, {num_rounds} rounds, {directory.name}")
     print("| loader | Mtok/cpu-s | min-max | Mtok/s wall | of the floor | ours is | first batch |")
     print("|---|---|---|---|---|---|---|")
     for contender in running:
-        if contender.error or not rates[contender.name]:
-            print(f"| {contender.name} | not run: {contender.error} | | | | | |")
+        name = contender.name
+        if contender.error:
+            print(f"| {name} | not run: {contender.error} | | | | | |")
             continue
-        found, first = rates[contender.name], contender.first["cpu_s"]
+        own, first = rates[name], contender.first["cpu_s"]
         cells = [
-            f"{contender.name} ({contender.version})",
-            f"{statistics.median(found):.0f}",
-            f"{min(found):.0f}-{max(found):.0f}",
-            f"{statistics.median(walls[contender.name]):.0f}",
-            _ratio(found, rates.get("floor")),
-            _ratio(rates.get("ours"), found) + " x",
+            f"{name} ({contender.version})",
+            f"{statistics.median(own):.0f}",
+            f"{min(own):.0f}-{max(own):.0f}",
+            f"{statistics.median(_rates(found[name], 'wall_s')):.0f}",
+            _ratio(own, rates.get("floor")),
+            _ratio(rates.get("ours"), own) + " x",
             f"{first * 1e3:.0f} ms cpu",
         ]
         print("| " + " | ".join(cells) + " |", flush=True)
@@ -130,10 +141,13 @@ def _table(directory: Path, seq_len: int, batch_size: int, arguments: argparse.N
         contender.close()
 
 
+def _rates(runs: list[dict[str, float]], clock: str) -> list[float]:
+    """Million tokens a second of a clock."""
+    return [run["tokens"] / run[clock] / 1e6 for run in runs]
+
+
 def _ratio(over: list[float] | None, under: list[float] | None) -> str:
-    if not over or not under:
-        return "-"
-    return f"{statistics.median(a / b for a, b in zip(over, under)):.2f}"
+    return f"{statistics.median(ratios(over, under)):.2f}" if over and under else "-"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.loader.data import NUM_TOKENS, plan_config, write_tokens
+from benchmarks.rounds import ROUNDS, cpu_seconds, seconds
 from loader import DeterministicLoader, LoaderPlan, build_loader, resolve_plan
 
 ROOT = Path(__file__).resolve().parents[2] / "build" / "bench"
@@ -21,12 +22,7 @@ ROOT = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 def cpu_ms(work: Callable[[], object]) -> float:
     """Median cpu of five calls, in milliseconds."""
-    found = []
-    for _ in range(5):
-        start = time.process_time()
-        work()
-        found.append(1e3 * (time.process_time() - start))
-    return statistics.median(found)
+    return 1e3 * statistics.median(cpu_seconds(work) for _ in range(ROUNDS))
 
 
 def main() -> None:
@@ -79,9 +75,7 @@ def _prefetch(path: Path) -> None:
         waits = []
         for _ in range(300):
             time.sleep(0.002)  # a step on a device: this process only waits
-            start = time.perf_counter()
-            loader.next()
-            waits.append(1e6 * (time.perf_counter() - start))
+            waits.append(1e6 * seconds(loader.next))
         loader.close()
         print(
             f"prefetch {prefetch}: next() takes {statistics.median(waits):.0f} us beside 2 ms steps"

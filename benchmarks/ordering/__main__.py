@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.ordering.profiles import make
+from benchmarks.rounds import ROUNDS, seconds
 from nmoe_core.curate.diversity.measure import Metrics, ceilings, compare, measure
 from nmoe_core.curate.diversity.windows import cut_windows
 from nmoe_core.curate.order import deal, golden, insert_only, stratified, window_fill
@@ -112,17 +112,16 @@ def shards(seed: int) -> Iterator[Row]:
 def speed(seed: int) -> Iterator[Row]:
     """Seconds on this machine as it is, best of five."""
     topics, tokens = make("seedlike", seed=seed)
-    yield _at_most("golden, 68k documents: s", _seconds(lambda: golden(topics, tokens)), 0.05)
+    yield _at_most("golden, 68k documents: s", _best_seconds(lambda: golden(topics, tokens)), 0.05)
 
 
 def large(seed: int) -> Iterator[Row]:
     """A million documents, and the memory of ten million."""
     topics, tokens = make("seedlike", 1_000_000, seed)
-    yield _at_most("golden, 1M documents: s", _seconds(lambda: golden(topics, tokens)), 0.8)
+    yield _at_most("golden, 1M documents: s", _best_seconds(lambda: golden(topics, tokens)), 0.8)
     for loader in ("concat", "flush"):
         order = partial(window_fill, topics, tokens, seq_len=SEQ_LEN, loader=loader)
-        seconds = _seconds(order, 1)
-        yield _at_most(f"window_fill {loader}, 1M documents: s", seconds, 10)
+        yield _at_most(f"window_fill {loader}, 1M documents: s", seconds(order), 10)
     topics, tokens = make("seedlike", 10_000_000, seed)
     for name, order in (
         ("golden", lambda: golden(topics, tokens)),
@@ -155,13 +154,8 @@ def _least_shared(topics: np.ndarray, tokens: np.ndarray) -> int:
     return int(held.num_topics()[:-1][is_shared[:-1]].min())
 
 
-def _seconds(order: Callable[[], object], rounds: int = 5) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        started = time.perf_counter()
-        order()
-        best = min(best, time.perf_counter() - started)
-    return best
+def _best_seconds(order: Callable[[], object]) -> float:
+    return min(seconds(order) for _ in range(ROUNDS))
 
 
 def _at_least(what: str, figure: float, target: float) -> Row:

@@ -7,8 +7,8 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import dagster as dg
 
 from benchmarks.platform.direct import prepare
 from benchmarks.platform.projects import write_project
+from benchmarks.rounds import alternate, seconds
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
@@ -89,8 +90,8 @@ def partition_seconds(directory: Path) -> tuple[float, float]:
         sides = through_dagster, lambda: prepare(run, source, True), lambda: prepare(run, source)
         for side in sides:
             side()
-        rounds = [[_seconds(side) for side in sides] for _ in range(ROUNDS)]
-    dagster, bare, checked = (statistics.median(column) for column in zip(*rounds))
+        rounds = alternate({str(i): partial(seconds, side) for i, side in enumerate(sides)}, ROUNDS)
+    dagster, bare, checked = (statistics.median(found) for found in rounds.values())
     return (dagster - bare) / RANGE, (dagster - checked) / RANGE
 
 
@@ -115,10 +116,8 @@ def demo_seconds(directory: Path) -> dict[str, list[tuple[DemoSeconds, DemoSecon
             "direct": _demo(directory / f"direct{i}", ["benchmarks.platform.direct"]),
         }
         for rounds in found.values():
-            order = list(sides) if i % 2 == 0 else list(sides)[::-1]
-            seconds = {name: sides[name]() for name in order}
-            rounds.append((seconds["dagster"], seconds["direct"]))
-            print(f"  {i}: {seconds}", flush=True)
+            [dagster_run], [direct_run] = alternate(sides, 1, show=True).values()
+            rounds.append((dagster_run, direct_run))
     return found
 
 
@@ -133,7 +132,7 @@ def _demo(root: Path, command: list[str]) -> Callable[[], DemoSeconds]:
     watched = ["-m", "benchmarks.platform.outside", "outside.txt", *command, *extra]
 
     def run() -> DemoSeconds:
-        whole = _seconds(lambda: _call(watched, root, settings))
+        whole = seconds(lambda: _call(watched, root, settings))
         return DemoSeconds(whole, float((root / "outside.txt").read_text()))
 
     return run
@@ -147,9 +146,3 @@ def _call(arguments: list[str], directory: Path, settings: dict[str, str]) -> No
     done = subprocess.run(command, cwd=directory, env=settings, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.stderr[-4000:]}")
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started

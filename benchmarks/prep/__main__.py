@@ -10,6 +10,8 @@ import argparse
 import os
 import statistics
 import subprocess
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.environments import install
@@ -17,6 +19,7 @@ from benchmarks.prep import ENGINES
 from benchmarks.prep.corpus import write_corpus
 from benchmarks.prep.measure import Measured, ours, raw
 from benchmarks.prep.peers import PEERS, measure, prepare
+from benchmarks.rounds import ROUNDS, alternate, ratios, spread
 from nmoe_core.cli.output import print_table
 
 PARTS = ("engines", "costs", "memory", "peers")
@@ -31,7 +34,7 @@ def main() -> None:
     corpus_help = "directory of JSONL files to read besides installed text (or NMOE_BENCH_CORPUS)"
     parser.add_argument("--corpus", type=Path, help=corpus_help)
     parser.add_argument("--size-mb", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     arguments = parser.parse_args()
@@ -54,49 +57,39 @@ def main() -> None:
 
 
 def _engines(path: Path, size_bytes: int, engines: list[str], rounds: int) -> list[list[object]]:
-    runs: dict[str, list[Measured]] = {name: [] for name in ("raw", *engines)}
-    for i in range(rounds):
-        order = list(runs) if i % 2 == 0 else list(runs)[::-1]
-        for name in order:
-            runs[name].append(raw(path) if name == "raw" else ours(path, name))
-            last = runs[name][-1]
-            print(f"  {i} {name}: {last.wall_s:.2f} s, {last.cpu_s:.2f} cpu-s", flush=True)
-    table = []
-    for name, found in runs.items():
-        ratios = [r.wall_s / f.wall_s for r, f in zip(runs["raw"], found)]
-        by_cpu = [r.cpu_s / f.cpu_s for r, f in zip(runs["raw"], found)]
-        remark = "" if name == "raw" else f"{min(ratios):.2f} to {max(ratios):.2f} x raw"
-        table.append(_row(name, size_bytes, found, ratios, by_cpu, remark))
-        print(table[-1], flush=True)
-    return table
+    sides = {"raw": partial(raw, path)} | {name: partial(ours, path, name) for name in engines}
+    runs = alternate(sides, rounds, show=True)
+    return [_row(name, size_bytes, found, runs["raw"]) for name, found in runs.items()]
 
 
 def _costs(path: Path, rounds: int) -> list[list[object]]:
     """Journal and fsync, a resume after a kill at half, one shard of 64; against a whole run."""
-    shares: dict[str, list[float]] = {"journal and fsync": [], "resume": [], "one shard of 64": []}
-    for i in range(rounds):
-        sides = [lambda: ours(path, "quicktok"), lambda: ours(path, "quicktok", "--no-safety")]
-        first, second = (side() for side in (sides if i % 2 == 0 else sides[::-1]))
-        whole, without = (first, second) if i % 2 == 0 else (second, first)
-        shares["journal and fsync"].append(whole.wall_s / without.wall_s - 1)
-        one = ours(path, "quicktok", "--bucket", "7", fresh=False)
-        shares["one shard of 64"].append(one.wall_s / whole.wall_s)
-        whole = ours(path, "quicktok")  # anew: the machine's speed drifts
+
+    def resumed() -> Measured:
         ours(path, "quicktok", "--kill-at", "0.5")
-        shares["resume"].append(ours(path, "quicktok", fresh=False).wall_s / whole.wall_s)
-        print(f"  {i}", {name: round(found[-1], 3) for name, found in shares.items()}, flush=True)
-    remarks = {
-        "journal and fsync": "of the run without them",
-        "resume": "of the whole run, after a kill at 50 %",
-        "one shard of 64": "of the whole run, start-up included",
+        return ours(path, "quicktok", fresh=False)
+
+    runs = alternate(
+        {
+            "without": lambda: ours(path, "quicktok", "--no-safety"),
+            "whole": lambda: ours(path, "quicktok"),
+            "shard": lambda: ours(path, "quicktok", "--bucket", "7", fresh=False),
+            "resume": resumed,
+        },
+        rounds,
+        show=True,
+    )
+    walls = {name: [run.wall_s for run in found] for name, found in runs.items()}
+    safety = [ratio - 1 for ratio in ratios(walls["whole"], walls["without"])]
+    shares = {
+        "journal and fsync": (safety, "of the run without them"),
+        "resume": (ratios(walls["resume"], walls["whole"]), "of the whole run, killed at 50 %"),
+        "one shard of 64": (ratios(walls["shard"], walls["whole"]), "of the whole run"),
     }
-    table: list[list[object]] = []
-    for name, found in shares.items():
-        span = f"{min(found):.0%} to {max(found):.0%}"
-        text = f"{statistics.median(found):.1%} {remarks[name]} ({span})"
-        table.append([name, "", "", "", "", "", text])
-        print(table[-1], flush=True)
-    return table
+    return [
+        [name, "", "", "", "", "", f"{spread(found, '.1%')} {remark}"]
+        for name, (found, remark) in shares.items()
+    ]
 
 
 def _memory(directory: Path, path: Path, engines: list[str]) -> list[list[object]]:
@@ -107,9 +100,7 @@ def _memory(directory: Path, path: Path, engines: list[str]) -> list[list[object
         repeated = directory / f"{size_mb}.jsonl"
         size_bytes = _repeat(path, repeated, size_mb * 10**6)
         for engine in engines:
-            found = [ours(repeated, engine)]
-            table.append(_row(f"{engine}, {size_mb} MB", size_bytes, found, [], [], ""))
-            print(table[-1], flush=True)
+            table.append(_row(f"{engine}, {size_mb} MB", size_bytes, [ours(repeated, engine)]))
         repeated.unlink()
     return table
 
@@ -133,8 +124,9 @@ def _peers(directory: Path, corpus: Path | None) -> list[list[object]]:
     size_bytes = write_corpus(path, _PEER_BYTES, corpus)
     documents, tokenizer = prepare(path, directory / "peers")
     reference = raw(path)
-    table = [_row("raw, for peers", size_bytes, [reference], [], [], "the same documents")]
-    table.append(_against(reference, "quicktok, for peers", size_bytes, ours(path, "quicktok"), ""))
+    table = [_row("raw, for peers", size_bytes, [reference], remark="the same documents")]
+    own = ours(path, "quicktok")
+    table.append(_row("quicktok, for peers", size_bytes, [own], [reference]))
     for name, peer in PEERS.items():
         python, reason = install(name, peer.requirements, directory)
         try:
@@ -144,37 +136,31 @@ def _peers(directory: Path, corpus: Path | None) -> list[list[object]]:
         if found is None:
             table.append([name, "", "", "", "", "", f"did not run: {reason}"])
         else:
-            table.append(_against(reference, name, size_bytes, found, peer.remark))
-        print(table[-1], flush=True)
+            table.append(_row(name, size_bytes, [found], [reference], peer.remark))
     return table
-
-
-def _against(
-    reference: Measured, name: str, size_bytes: int, found: Measured, remark: str
-) -> list[object]:
-    by_wall, by_cpu = [reference.wall_s / found.wall_s], [reference.cpu_s / found.cpu_s]
-    return _row(name, size_bytes, [found], by_wall, by_cpu, remark)
 
 
 def _row(
     name: str,
     size_bytes: int,
     found: list[Measured],
-    by_wall: list[float],
-    by_cpu: list[float],
-    remark: str,
+    reference: Sequence[Measured] = (),
+    remark: str = "",
 ) -> list[object]:
-    wall_s = statistics.median(run.wall_s for run in found)
-    cpu_s = statistics.median(run.cpu_s for run in found)
-    return [
+    walls, cpus = [run.wall_s for run in found], [run.cpu_s for run in found]
+    by_wall = ratios([run.wall_s for run in reference], walls) if reference else []
+    by_cpu = ratios([run.cpu_s for run in reference], cpus) if reference else []
+    row: list[object] = [
         name,
-        f"{size_bytes / wall_s / 1e6:.1f}",
-        f"{statistics.median(by_wall):.2f}" if by_wall else "",
-        f"{size_bytes / cpu_s / 1e6:.1f}",
-        f"{statistics.median(by_cpu):.2f}" if by_cpu else "",
+        f"{size_bytes / statistics.median(walls) / 1e6:.1f}",
+        spread(by_wall) if by_wall else "",
+        f"{size_bytes / statistics.median(cpus) / 1e6:.1f}",
+        spread(by_cpu) if by_cpu else "",
         f"{max(run.peak_bytes for run in found) / 1e6:.0f}",
         remark,
     ]
+    print(row, flush=True)
+    return row
 
 
 if __name__ == "__main__":
