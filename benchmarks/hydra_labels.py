@@ -29,13 +29,14 @@ from nmoe_core.base.atomic import write_json
 from nmoe_core.cli.output import print_table
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.tree import shard_dir_name
 from nmoe_core.labels.document_texts import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.oracles.dialects import ChatDialect
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import DIMENSIONS
-from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
+from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.text.tokenizer import load_tokenizer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -15,11 +16,11 @@ from typing import NamedTuple
 import dagster as dg
 
 from benchmarks.platform.direct import prepare
-from benchmarks.platform.projects import write_project
 from benchmarks.rounds import alternate, seconds
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
+from tests.project import jsonl_source, write_project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LOAD = """
@@ -32,6 +33,27 @@ print(time.perf_counter() - started)
 """
 ROUNDS = 3
 RANGE = 200
+
+
+def write_large(
+    directory: Path, num_sources: int, num_shards: int, num_documents: int = 0, valid: bool = False
+) -> Path:
+    """Write a project of many sources or shards; return the path of its run."""
+    drawn, words = (
+        random.Random(0),
+        ["shard", "token", "corpus", "window", "order", "label", "probe", "judge"],
+    )
+    keys = {"valid_split": "train[:1%]"} if valid else {}
+    sources = [
+        jsonl_source(
+            f"source{i}",
+            [{"text": f"{n} {' '.join(drawn.choices(words, k=60))}"} for n in range(num_documents)],
+            **keys,
+        )
+        for i in range(num_sources)
+    ]
+    settings = {"prep": {"num_shards": num_shards}, "backbone": {"kind": "tiny"}}
+    return write_project(directory, sources, settings | {"automation": {"starts": False}}).config
 
 
 def environment(home: Path, config: Path) -> dict[str, str]:
@@ -50,7 +72,7 @@ def environment(home: Path, config: Path) -> dict[str, str]:
 
 def load_seconds(directory: Path, num_sources: int = 50, num_shards: int = 1000) -> float:
     """Median seconds to load the definitions in a process that has imported dagster."""
-    config = write_project(directory, num_sources, num_shards, valid=True)
+    config = write_large(directory, num_sources, num_shards, valid=True)
     found = [
         float(
             subprocess.run(
@@ -72,7 +94,7 @@ def partition_seconds(directory: Path) -> tuple[float, float]:
     Every shard is there already, so that both sides do no work that varies: what is left is
     reading files, checking them, and telling Dagster.
     """
-    run = Run(write_project(directory, 1, RANGE, num_documents=10 * RANGE))
+    run = Run(write_large(directory, 1, RANGE, num_documents=10 * RANGE))
     [source] = run_sources(run)
     os.environ |= environment(directory / "home", run.path)
     with dg.DagsterInstance.from_config(str(directory / "home")) as instance:

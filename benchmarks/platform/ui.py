@@ -23,10 +23,9 @@ from typing import Any
 import dagster as dg
 
 from benchmarks.platform.browser import browser, chromium
-from benchmarks.platform.overhead import environment
-from benchmarks.platform.projects import write_project
+from benchmarks.platform.overhead import environment, write_large
+from benchmarks.rounds import ROUNDS
 
-ROUNDS = 5
 ASSETS = ("shards", "quality_scores")
 _START_S = 120
 _KEY = {"path": ["source0", "shards"]}
@@ -70,7 +69,7 @@ def fill(directory: Path, num_partitions: int) -> dict[str, str]:
     The first partition is reported to Dagster. The others are copies of its rows, each with its own
     name and data version: to report ten thousand takes minutes.
     """
-    config = write_project(directory, 1, num_partitions)
+    config = write_large(directory, 1, num_partitions)
     settings = environment(directory / "home", config)
     os.environ |= settings
     with dg.DagsterInstance.from_config(str(directory / "home")) as instance:
@@ -116,9 +115,9 @@ class Server:
         started = time.perf_counter()
         with urllib.request.urlopen(request, timeout=120) as answer:
             value = json.load(answer)
-        seconds = time.perf_counter() - started
+        taken = time.perf_counter() - started
         assert "errors" not in value, value["errors"]
-        return seconds
+        return taken
 
 
 @contextmanager
