@@ -30,6 +30,7 @@ from nmoe_core.base.errors import LockedError
 
 TMP_MARK = ".tmp."
 LOCK_NAME = ".lock"
+LOCKS_NAME = ".locks"
 _LEFTOVER = re.compile(r".+\.tmp\.\d+|\..+\.tmp\.(?:new|old)")
 _steps: Counter[str] = Counter()
 _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -204,3 +205,22 @@ def remove_leftovers(directory: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[None]:
+    """Hold the file or directory `path` and delete what a killed writer of it left beside it.
+
+    `output_lock` on the parent would clear the temporary files of all its children.
+
+    Raises:
+        LockedError: Another process holds it (E-LOCKED).
+    """
+    with output_lock(path.parent / LOCKS_NAME / path.name):
+        for name in (path.name, f".{path.name}"):
+            for left in path.parent.glob(f"{name}{TMP_MARK}*"):
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
+        yield

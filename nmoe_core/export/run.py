@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from loader.files.format import Manifest, load_manifest, read_json_object
 from loader.files.local_path import local_path
-from nmoe_core.base.atomic import TMP_MARK, replace_dir, write_json
+from nmoe_core.base.atomic import TMP_MARK, replace_dir, replacing, write_json
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -20,7 +20,6 @@ from nmoe_core.base.fingerprint import (
     sha256_file,
     sha256_json,
 )
-from nmoe_core.base.locks import replacing
 from nmoe_core.export import mds, megatron, olmo
 from nmoe_core.shards.documents import ShardFile, open_entry
 from nmoe_core.shards.manifest import documents_digest

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
+from nmoe_core.base.atomic import LOCKS_NAME, TMP_MARK, atomic_file, output_lock, write_json
 from nmoe_core.base.docid import DocId, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.fingerprint import (
@@ -30,7 +30,6 @@ from nmoe_core.base.fingerprint import (
     sha256_file,
     sha256_json,
 )
-from nmoe_core.base.locks import LOCKS_NAME
 from nmoe_core.base.result import Result
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.shards.manifest import documents_digest

@@ -7,15 +7,15 @@ unread where the file is mapped. A file that cannot be read to its end is an err
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.columns import ColumnsBlock, Origin, check_fields, cut_batch
-from nmoe_core.sources.file_source import RecordFileSource
-from nmoe_core.sources.parquet import arrow_errors, require_pyarrow
-from nmoe_core.sources.records import OnError, Position
+from nmoe_core.sources.files import RecordFileSource
+from nmoe_core.sources.parquet import arrow_errors
+from nmoe_core.sources.records import Position
 from nmoe_core.sources.storage import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
@@ -23,29 +23,9 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class ArrowSource(RecordFileSource[ColumnsBlock]):
-    """Rows of Arrow files as documents.
+    """Rows of Arrow files, IPC files or IPC streams, as documents."""
 
-    Args:
-        name: Source name, first part of ids that the rows do not give.
-        files: The files in their final order, IPC files or IPC streams.
-        text_field: Column of texts: text or bytes.
-        id_field: Column of ids, text or whole numbers; None numbers the rows of each file.
-        on_error: What to do with a text that is not UTF-8.
-
-    Raises:
-        SourceError: pyarrow is missing (E-SOURCE-EXTRA).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        files: Sequence[SourceFile],
-        text_field: str = "text",
-        id_field: str | None = None,
-        on_error: OnError = "fail",
-    ) -> None:
-        require_pyarrow(name)
-        super().__init__(name, files, text_field, id_field, on_error)
+    needs_pyarrow = True
 
     def check(self) -> None:
         """Read the first file's schema and check its fields."""

@@ -21,7 +21,7 @@ import numpy as np
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import as_object, id_of, parse_json, text_of
 from nmoe_core.sources.decompress import READERS, TORN, Readable, plain
-from nmoe_core.sources.file_source import RecordFileSource
+from nmoe_core.sources.files import RecordFileSource
 from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record
 from nmoe_core.sources.storage import SourceFile
 
@@ -133,15 +133,7 @@ def _find_newline(view: memoryview, start: int) -> int:
 
 
 class JsonlSource(RecordFileSource[LinesBlock]):
-    """JSON lines as documents.
-
-    Args:
-        name: Source name, first part of ids that the records do not give.
-        files: The files in their final order.
-        text_field: Field that holds the text.
-        id_field: Field that holds the id and must be there; None takes `id` where it exists.
-        on_error: What to do with a line that is not UTF-8.
-    """
+    """JSON lines as documents; without an id field, a field `id` is taken where it is there."""
 
     def check(self) -> None:
         """Nothing to check: the files were found, and a line is a record or a bad record."""

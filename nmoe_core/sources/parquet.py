@@ -7,7 +7,7 @@ before it. A file that cannot be read to its end is an error that names the file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,37 +19,17 @@ from nmoe_core.sources.columns import (
     check_fields,
     cut_batch,
 )
-from nmoe_core.sources.file_source import RecordFileSource
-from nmoe_core.sources.records import OnError, Position
+from nmoe_core.sources.files import RecordFileSource
+from nmoe_core.sources.records import Position
 from nmoe_core.sources.storage import SourceFile
 
 _MAX_BATCH_ROWS = 8192
 
 
 class ParquetSource(RecordFileSource[ColumnsBlock]):
-    """Rows of Parquet files as documents.
+    """Rows of Parquet files as documents; a text column may hold text or bytes."""
 
-    Args:
-        name: Source name, first part of ids that the rows do not give.
-        files: The files in their final order.
-        text_field: Column of texts: text or bytes.
-        id_field: Column of ids, text or whole numbers; None numbers the rows of each file.
-        on_error: What to do with a text that is not UTF-8.
-
-    Raises:
-        SourceError: pyarrow is missing (E-SOURCE-EXTRA).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        files: Sequence[SourceFile],
-        text_field: str = "text",
-        id_field: str | None = None,
-        on_error: OnError = "fail",
-    ) -> None:
-        require_pyarrow(name)
-        super().__init__(name, files, text_field, id_field, on_error)
+    needs_pyarrow = True
 
     def check(self) -> None:
         """Read the first file's footer and check its fields."""
@@ -113,19 +93,6 @@ class ParquetSource(RecordFileSource[ColumnsBlock]):
                 raise _torn(file, "the row groups do not add up to the file's rows")
             check_fields(parquet.schema_arrow, self.fields, file.where)
             yield parquet
-
-
-def require_pyarrow(name: str) -> None:
-    """Refuse a source that needs pyarrow where it is not installed (E-SOURCE-EXTRA)."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise SourceError(
-            "reading Parquet and Arrow files needs the `pyarrow` package",
-            where=name,
-            do="pip install 'nmoe-data[parquet]'",
-            code="E-SOURCE-EXTRA",
-        ) from error
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from nmoe_core.base.errors import ConfigError, SourceError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.sources.arrow import ArrowSource
-from nmoe_core.sources.file_source import DEFAULT_MAX_RECORD_MB
-from nmoe_core.sources.files import FilesSource
+from nmoe_core.sources.files import DEFAULT_MAX_RECORD_MB, FilesSource
 from nmoe_core.sources.hub import DatasetsOptions, DatasetsSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.parquet import ParquetSource

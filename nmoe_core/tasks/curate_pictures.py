@@ -38,8 +38,7 @@ def topic_pictures(
         seq_len: Tokens of the window that k is calibrated for.
     """
     from loader.files.format import read_json_object
-    from nmoe_core.base.atomic import write_bytes, write_json
-    from nmoe_core.base.locks import replacing
+    from nmoe_core.base.atomic import replacing, write_bytes, write_json
     from nmoe_core.plots import png_markdown
 
     directory = run.tree.topics

@@ -10,10 +10,9 @@ from collections import Counter
 from typing import Any
 
 from loader.files.format import load_manifest, read_json_object
-from nmoe_core.base.atomic import write_json
+from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary, seal_summary
-from nmoe_core.base.locks import replacing
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.diversity.measure import compare_orders

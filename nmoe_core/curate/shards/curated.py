@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.fingerprint import Fingerprints, seal_summary
-from nmoe_core.base.locks import replacing
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import CURATION_NAME, LINEAGE_NAME, ShardPaths
 from nmoe_core.curate.diversity.measure import compare_orders

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
-from nmoe_core.base.atomic import atomic_file, fsync_dir, output_lock, write_json
+from nmoe_core.base.atomic import atomic_file, fsync_dir, output_lock, replacing, write_json
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import is_current, seal_summary, sha256_file, sha256_json
-from nmoe_core.base.locks import replacing
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import TOPICS_NAME, ShardPaths, Tree
 from nmoe_core.curate.order.spacing import PLASTIC
