@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from loader import ConfigError, DeterministicLoader, StateError, build_loader
+from tests.loader.refusals import refused
 
 
 def open_loader(cfg, *args, **kwargs):
@@ -16,9 +17,8 @@ def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):
     loader = open_loader(two_stages.cfg)
     loader.seek(24)
     for n in (1, 13, -12, loader.num_steps * 12 + 12, 10**18, True, 12.0, "12"):
-        with pytest.raises(StateError) as caught:
+        with refused(StateError, code="E-SEEK"):
             loader.seek(n)
-        assert caught.value.code == "E-SEEK"
     assert loader.step == 2
     loader.seek(loader.num_steps * 12)
     with pytest.raises(StopIteration):
@@ -65,9 +65,8 @@ def test_closed_loader_refuses_to_read(two_stages):
     loader.next()
     loader.close()
     loader.close()
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, code="E-STATE-CLOSED"):
         loader.next()
-    assert caught.value.code == "E-STATE-CLOSED"
 
 
 def test_print_fn_is_called_on_rank_0_alone(two_stages):
@@ -88,32 +87,26 @@ def test_ranks_out_of_range_are_refused(two_stages, rank, world_size):
 
 
 @pytest.mark.parametrize(
-    ("argument", "text"),
+    ("argument", "words"),
     [
-        ({"prefetch": -1}, "prefetch"),
-        ({"prefetch": 1.5}, "1.5"),
-        ({"pin_memory": True, "backend": "numpy"}, "pin_memory needs torch"),
+        ({"rank": 2, "world_size": 2}, ["rank", "found 2", "0 to 1"]),
+        ({"world_size": 0}, ["world_size", "at least 1"]),
+        ({"prefetch": -1}, ["prefetch", "-1"]),
+        ({"prefetch": 1.5}, ["1.5"]),
+        ({"pin_memory": True, "backend": "numpy"}, ["pin_memory needs torch"]),
+        ({"dtype": "int46"}, ["'int46'", "did you mean"]),
+        ({"split": "test"}, ["'test'", "did you mean"]),
+        ({"backend": "jax"}, ["'jax'", "did you mean"]),
     ],
 )
-def test_arguments_out_of_range_are_refused(two_stages, argument, text):
+def test_arguments_that_no_plan_could_serve_are_refused_before_one_is_made(
+    two_stages, argument, words, monkeypatch
+):
     plan = build_loader(two_stages.cfg, backend="numpy")[1]
-    with pytest.raises(ValueError, match=text):
-        DeterministicLoader(plan, **argument)
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [{"rank": 2, "world_size": 2}, {"dtype": "int8"}, {"split": "test"}, {"prefetch": -1}],
-)
-def test_arguments_are_refused_before_a_plan_is_made(argument, monkeypatch):
-    monkeypatch.setattr("loader.config.resolve_plan", lambda _: pytest.fail("a plan was made"))
-    with pytest.raises(ConfigError) as caught:
-        build_loader({}, **argument)
-    assert str(next(iter(argument.values()))) in str(caught.value)
-
-
-@pytest.mark.parametrize("argument", [{"split": "test"}, {"backend": "jax"}, {"dtype": "int46"}])
-def test_unknown_split_or_backend_is_refused(two_stages, argument):
-    plan = build_loader(two_stages.cfg, backend="numpy")[1]
-    with pytest.raises(ValueError, match="did you mean"):
-        DeterministicLoader(plan, **argument)
+    monkeypatch.setattr("loader.config.resolve_plan", lambda *_: pytest.fail("a plan was made"))
+    for call in (
+        lambda: build_loader({}, **argument),
+        lambda: DeterministicLoader(plan, **argument),
+    ):
+        with refused(ConfigError, *words):
+            call()

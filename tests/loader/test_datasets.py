@@ -8,6 +8,7 @@ import pytest
 
 from loader import ConfigError, build_loader, resolve_plan
 from loader.plan.text_sources import TextSource
+from tests.loader.refusals import refused
 
 BATCH = {"batch_size": 4, "seq_len": 16, "steps": 25}
 
@@ -88,9 +89,8 @@ def test_a_source_of_weight_0_that_is_never_used_is_refused_by_name(rows, layout
 
     phases = [{"start_step": 5, "dataset_weights": {"web": 1.0, "books": 0}}]
     for change in ({}, {"phases": phases}):
-        with pytest.raises(ConfigError, match="source 'books' is never used") as caught:
+        with refused(ConfigError, "source 'books' is never used", "weight 0"):
             resolve_plan(cfg("books", **change))
-        assert "weight 0" in str(caught.value)
     # Its valid split is read, whatever its weight.
     plan = resolve_plan(cfg("code"))
     assert [source.name for source in plan.valid] == ["code"]
@@ -121,10 +121,8 @@ def test_names_come_from_the_path_unless_given(rows, tree):
     ],
 )
 def test_wrong_tables_are_refused_by_place_and_value(change, words):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, *words):
         resolve_plan({"datasets": change} | BATCH)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), "hot", True])
@@ -165,10 +163,8 @@ def test_configs_and_weights_of_the_mixture_document_as_yaml_and_toml(rows, tmp_
     ],
 )
 def test_mappings_that_disagree_are_refused(configs, weights, words):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, *words):
         resolve_plan({"configs": configs, "weights": weights} | BATCH)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "1: 2", "&a [*a]", "!!python/object:os.x {}"])
@@ -215,10 +211,8 @@ def test_specs_are_written_as_the_token_balance_document_has_them(source, spec):
 def test_text_without_what_it_needs_is_refused_in_one_line(monkeypatch, change, words):
     monkeypatch.setattr("loader.plan.text_sources.entry_points", lambda **_: ())
     text = {"configs": {"t": {"train_urls": ["a.txt"]}}, "weights": {"t": 1}}
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, *words):
         resolve_plan(text | {"tokenizer": "gpt2", "cache_dir": "cache"} | change | BATCH)
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_a_plug_in_gives_the_directory_of_a_texts_shards(tree, monkeypatch):

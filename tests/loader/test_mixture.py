@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loader import ConfigError, resolve_stages
 from loader.plan.mixture import quotas, temper, weights_fixed_point
+from tests.loader.refusals import refused
 
 MIXTURE = """
 [profiles]
@@ -226,16 +227,13 @@ def test_wrong_mixtures_are_refused_by_file_and_value(files, old, new, words):
 )
 def test_wrong_flows_are_refused_by_file_and_value(files, flow, words):
     files[1].write_text(f"[flow.x]\n{flow}\n")
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, *words):
         resolve_stages(*files, "x")
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_unknown_flow_names_the_nearest(files):
-    with pytest.raises(ConfigError, match="did you mean 'research'") as caught:
+    with refused(ConfigError, "did you mean 'research'", "flows.toml"):
         resolve_stages(*files, "reserch")
-    assert "flows.toml" in str(caught.value)
 
 
 def test_ratio_needs_active_params(files):
@@ -247,9 +245,8 @@ def test_ratio_needs_active_params(files):
 
 
 def test_missing_or_unreadable_file_is_one_error(files, tmp_path):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, code="E-CONFIG-MISSING"):
         resolve_stages(tmp_path / "nope.toml", files[1], "dev")
-    assert caught.value.code == "E-CONFIG-MISSING"
     for text in (b"\xff\xfe", b"a = " + b"[" * 5000, b"a = 1\na = 2"):
         files[0].write_bytes(text)
         with pytest.raises(ConfigError, match="not valid TOML"):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from loader import (
     build_loader,
     build_plan,
 )
+from tests.loader.refusals import refused
 
 
 def packed_plan(tree, names=("web", "code"), seq_len=64, num_tokens=12_800, batch_size=8, **chosen):
@@ -83,27 +83,6 @@ def test_a_document_longer_than_a_row_is_predicted_over_its_rows(tree, lib):
     assert batch.targets[0, -1] == tokens[40]
 
 
-def test_packed_stream_resumes_and_is_elastic(packed_tree):
-    plan = packed_plan(packed_tree)
-    alone = [(i.copy(), t.copy()) for i, t in DeterministicLoader(plan, backend="numpy")]
-    ranks = [DeterministicLoader(plan, r, 3, backend="numpy", prefetch=r) for r in range(3)]
-    for rank in ranks:
-        rank.load_state_dict(json.loads(json.dumps(make_state(plan, 5))))
-    for step in range(5, len(alone)):
-        got = [rank.next() for rank in ranks]
-        for part in (0, 1):
-            together = np.concatenate([g[part] for g in got])
-            np.testing.assert_array_equal(together, alone[step][part])
-    for rank in ranks:
-        rank.close()
-
-
-def make_state(plan, step):
-    loader = DeterministicLoader(plan, backend="numpy")
-    loader.seek_step(step)
-    return loader.state_dict()
-
-
 def test_a_block_packed_again_is_the_block_packed_before(packed_tree, monkeypatch):
     monkeypatch.setattr(loader.order.packing, "BLOCK_DOCUMENTS", 16)
     plan = packed_plan(packed_tree)
@@ -122,9 +101,8 @@ def test_packing_without_an_index_is_refused(tmp_path):
     plan = build_plan(
         stages, {"web": tmp_path / "web"}, settings, root=tmp_path, plan_id="x", valid={}
     )
-    with pytest.raises(FormatError) as caught:
+    with refused(FormatError, code="E-INDEX-MISSING"):
         DeterministicLoader(plan)
-    assert caught.value.code == "E-INDEX-MISSING"
 
 
 def test_packed_rows_cannot_be_unsigned(packed_tree):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loader import ConfigError, PlanError, build_loader, load_plan, resolve_plan
 from loader.plan.phases import read_phases
+from tests.loader.refusals import refused
 
 
 @pytest.fixture
@@ -177,10 +178,8 @@ def test_a_phase_begins_at_its_step_under_first_exhausted_too(two_stages):
     ],
 )
 def test_wrong_phases_are_refused_by_place_and_value(cfg, change, words):
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, *words):
         resolve_plan(cfg | change)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @settings(max_examples=25)

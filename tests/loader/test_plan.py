@@ -19,6 +19,7 @@ from loader import (
     build_plan,
     load_plan,
 )
+from tests.loader.refusals import refused
 
 STAGES = [
     Stage("pretrain", "mix_a", 1600, (StageSource("web", 3.0), StageSource("code", 1.0))),
@@ -202,10 +203,8 @@ def test_plans_that_were_changed_are_refused(saved, keys, value, code):
 def test_files_that_are_no_plan_are_refused(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(PlanError) as caught:
+    with refused(PlanError, str(path), code="E-PLAN-FORMAT"):
         load_plan(path)
-    assert caught.value.code == "E-PLAN-FORMAT"
-    assert str(path) in str(caught.value)
     path.unlink()
     with pytest.raises(PlanError, match="missing"):
         load_plan(path)
@@ -230,13 +229,11 @@ def test_shard_of_another_size_is_refused_when_the_stream_is_opened(saved, tmp_p
     plan = load_plan(saved)
     path = next((tmp_path / "data" / "web" / "train").rglob("*.npy"))
     np.save(path, np.zeros(5, np.uint32))
-    with pytest.raises(FormatError) as caught:
+    with refused(FormatError, code="E-SHARD-TRUNCATED"):
         DeterministicLoader(plan)
-    assert caught.value.code == "E-SHARD-TRUNCATED"
     path.unlink()
-    with pytest.raises(FormatError) as caught:
+    with refused(FormatError, code="E-SHARD-MISSING"):
         DeterministicLoader(plan)
-    assert caught.value.code == "E-SHARD-MISSING"
 
 
 def plan_of(tree, stages, **settings):
@@ -266,18 +263,16 @@ def test_preflight_adds_up_a_source_over_stages(tree):
     stages = [
         Stage(name, "m", 480, (StageSource("web", 1.0),)) for name in ("pretrain", "mid", "long")
     ]
-    with pytest.raises(PlanError, match="'long'") as caught:
+    with refused(PlanError, "'long'", "1441"):
         plan_of(tree, stages)
-    assert "1441" in str(caught.value)
 
 
 def test_positive_weight_without_a_sequence_is_refused(tree):
     tree.add("web", 3000)
     tree.add("wiki", 3000)
     sources = (StageSource("web", 4510.0), StageSource("wiki", 2.51))
-    with pytest.raises(PlanError, match="'wiki'") as caught:
+    with refused(PlanError, "'wiki'", code="E-PLAN-ZERO"):
         plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
-    assert caught.value.code == "E-PLAN-ZERO"
     few = plan_of(tree, [Stage("pretrain", "m", 16, sources)], batch_size=1)
     assert [s.quota_sequences for s in few.stages[0].sources] == [1, 0]
 
@@ -290,9 +285,8 @@ def test_stage_shorter_than_a_sequence_is_refused(tree):
 
 def test_source_without_a_manifest_is_named_with_the_nearest(tree):
     tree.add("web", 3000)
-    with pytest.raises(PlanError, match="did you mean 'web'") as caught:
+    with refused(PlanError, "did you mean 'web'", code="E-PLAN-SOURCE"):
         plan_of(tree, [Stage("pretrain", "m", 1600, (StageSource("wb", 1.0),))])
-    assert caught.value.code == "E-PLAN-SOURCE"
 
 
 @pytest.mark.parametrize(
@@ -308,9 +302,8 @@ def test_sources_of_two_tokenizers_are_refused(tree, fields):
     tree.add("web", 3000, tokenizer_fingerprint="a")
     tree.add("code", 3000, **fields)
     sources = (StageSource("web", 1.0), StageSource("code", 1.0))
-    with pytest.raises(PlanError, match="'code'") as caught:
+    with refused(PlanError, "'code'", code="E-PLAN-TOKENIZER"):
         plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
-    assert caught.value.code == "E-PLAN-TOKENIZER"
 
 
 def test_settings_that_contradict_the_manifest_are_refused(tree):
@@ -323,6 +316,5 @@ def test_settings_that_contradict_the_manifest_are_refused(tree):
 def test_manifest_outside_the_root_is_refused(tree, tmp_path):
     path = tree.add("web", 3000)
     stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
-    with pytest.raises(PlanError) as caught:
+    with refused(PlanError, code="E-PATH-ESCAPE"):
         build_plan(stages, {"web": path}, SETTINGS, root=tmp_path / "other", plan_id="x")
-    assert caught.value.code == "E-PATH-ESCAPE"

@@ -9,6 +9,7 @@ import pytest
 from loader import FormatError, PlanError, build_loader, resolve_plan
 from loader.__main__ import main
 from loader.plan.remote import fetch_plan, local_data
+from tests.loader.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -101,9 +102,8 @@ def test_data_other_than_the_plans_is_refused(store, tmp_path):
     manifest = json.loads(fs.cat_file(path))
     manifest["shards"][0]["checksum"] = "0" * 64
     fs.pipe_file(path, json.dumps(manifest).encode())
-    with pytest.raises(PlanError) as caught:
+    with refused(PlanError, code="E-PLAN-DATA"):
         fetch_plan(url, tmp_path)
-    assert caught.value.code == "E-PLAN-DATA"
 
 
 def test_one_directory_is_fetched_for_data_path(store, two_stages, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from loader import StateError, build_loader
 from loader.files.sealed import sealed
+from tests.loader.refusals import refused
 
 
 def open_loader(cfg, **kwargs):
@@ -123,9 +124,8 @@ def test_state_loads_at_another_batch_size_and_goes_on_with_the_same_rows(
             after.load_state_dict(state)
         return
     if 360 % batch_size:
-        with pytest.raises(StateError) as caught:
+        with refused(StateError, code="E-SEEK"):
             after.load_state_dict(state)
-        assert caught.value.code == "E-SEEK"
         return
     after.load_state_dict(state)
     assert after.metrics() == before.metrics()
@@ -181,10 +181,8 @@ def test_version_1_is_taken_by_its_index(two_stages):
 def test_version_1_of_another_stream_is_refused_by_what_differs(two_stages, change, parts, words):
     loader = open_loader(two_stages.cfg | change)
     loader.seek_step(2)
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, *words):
         loader.load_state_dict(version_1(**parts))
-    for word in words:
-        assert word in str(caught.value)
     assert loader.step == 2
 
 
@@ -209,9 +207,8 @@ def test_malformed_states_are_refused_and_leave_the_loader_in_place(
 ):
     loader = open_loader(two_stages.cfg)
     loader.seek_step(2)
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, code=code):
         loader.load_state_dict(sealed(state | change))
-    assert caught.value.code == code
     assert loader.step == 2
 
 
@@ -246,17 +243,15 @@ def test_a_state_that_was_edited_is_refused(two_stages, state, path):
         edited["global_sequence_index"] = 372
     loader = open_loader(two_stages.cfg)
     loader.seek_step(2)
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, code="E-STATE-FORMAT"):
         loader.load_state_dict(edited)
-    assert caught.value.code == "E-STATE-FORMAT"
     assert loader.step == 2
 
 
 def test_a_state_without_its_seal_is_refused(two_stages, state):
     del state["content_hash"]
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, code="E-STATE-FORMAT"):
         open_loader(two_stages.cfg).load_state_dict(state)
-    assert caught.value.code == "E-STATE-FORMAT"
     with pytest.raises(StateError, match="JSON values"):
         open_loader(two_stages.cfg).load_state_dict(state | {"content_hash": "0", "x": {1, 2}})
 
@@ -296,9 +291,8 @@ def test_a_state_of_version_2_that_went_on_from_counts_says_how_to_go_on(balance
     loader = continued(balanced, counts_state(("web", 40, 640), ("code", 10, 160)))
     loader.seek_step(4)
     old = version_2(loader.state_dict())
-    with pytest.raises(StateError, match="earlier version") as caught:
+    with refused(StateError, "earlier version", 'load {"datasets": state["datasets"]}'):
         open_loader(balanced).load_state_dict(old)
-    assert 'load {"datasets": state["datasets"]}' in str(caught.value)
     again = continued(balanced, {"datasets": old["datasets"]})
     # 50 sequences were 9 steps, the last of them not whole; of 74 then no more than 13 are.
     assert again.num_steps == 50 - 13
@@ -311,9 +305,8 @@ def test_what_is_no_mapping_is_no_state(two_stages, state):
 
 
 def test_train_state_does_not_load_into_valid(two_stages, state):
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, code="E-STATE-SPLIT"):
         open_loader(two_stages.cfg, split="valid").load_state_dict(state)
-    assert caught.value.code == "E-STATE-SPLIT"
 
 
 # Counts per source, as the token-balance document saves them
@@ -500,15 +493,11 @@ def test_counts_that_cannot_be_are_refused_and_leave_the_loader_in_place(
 ):
     loader = open_loader(balanced)
     loader.seek_step(2)
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, *words, code=code):
         loader.load_state_dict(state)
-    assert caught.value.code == code
-    for word in words:
-        assert word in str(caught.value)
     assert loader.step == 2
 
 
 def test_counts_do_not_load_into_valid(two_stages):
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, code="E-STATE-SPLIT"):
         open_loader(two_stages.cfg, split="valid").load_state_dict(counts_state(("web", 1, 16)))
-    assert caught.value.code == "E-STATE-SPLIT"

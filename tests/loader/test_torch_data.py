@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from loader import StateError, build_loader, document_ids
+from tests.loader.refusals import refused
 
 pytest.importorskip("torch")
 
@@ -91,9 +92,8 @@ def test_state_of_one_worker_continues_that_worker(two_stages, monkeypatch):
     monkeypatch.setattr("loader.torch_data.get_worker_info", lambda: None)
     other = TokenDataset(two_stages.cfg)
     other.load_state_dict(state)
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, code="E-STATE-WORKER"):
         next(iter(other))
-    assert caught.value.code == "E-STATE-WORKER"
 
 
 def test_state_of_a_plain_loader_starts_the_dataset_there(two_stages):
@@ -139,10 +139,8 @@ def test_state_of_one_worker_is_refused_at_another_batch_size(two_stages):
     list(itertools.islice(data, 3))
     halved = two_stages.cfg | {"batch_size": 6}
     state = data.state_dict()
-    with pytest.raises(StateError) as caught:
+    with refused(StateError, "found 12, expected 6", code="E-STATE-WORKER"):
         TokenDataset(halved).load_state_dict(state)
-    assert caught.value.code == "E-STATE-WORKER"
-    assert "found 12, expected 6" in str(caught.value)
     whole = all_inputs(build_loader(halved, backend="numpy")[0])
     with WorkerLoader(halved, num_workers=0) as loader:
         loader.load_state_dict(state["loader"])

@@ -18,6 +18,7 @@ from loader import (
 from loader.files.tokens import TokenFiles
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader
+from tests.loader.refusals import refused
 
 
 def all_rows(loader) -> np.ndarray:
@@ -52,9 +53,8 @@ def test_reading_past_the_end_of_a_source_is_an_error_not_a_repeat(two_stages, s
         lambda: stream.files.copy(end - 16, np.empty(17, np.int64)),
         lambda: stream.reader.plan(np.array([[0]]), np.array([[windows]])),
     ):
-        with pytest.raises(PlanError) as caught:
+        with refused(PlanError, code="E-PLAN-SHORT"):
             read()
-        assert caught.value.code == "E-PLAN-SHORT"
 
 
 def test_shard_that_changes_while_in_use_is_refused(tree):
@@ -63,10 +63,8 @@ def test_shard_that_changes_while_in_use_is_refused(tree):
     loader.next()
     last = sorted(path.rglob("*.npy"))[-1]
     os.utime(last, ns=(0, 0))
-    with pytest.raises(FormatError) as caught:
+    with refused(FormatError, str(last), code="E-SHARD-CHANGED"):
         list(loader)
-    assert caught.value.code == "E-SHARD-CHANGED"
-    assert str(last) in str(caught.value)
     last.unlink()
     with pytest.raises(FormatError, match="no file"):
         list(loader)
@@ -126,8 +124,10 @@ def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
 
 
 @settings(max_examples=15)
-@given(stops=st.lists(st.integers(0, 33), min_size=1, max_size=4), depth=st.integers(1, 5))
-def test_resume_with_prefetch_is_exact_wherever_the_thread_was(two_stages, stops, depth):
+@given(stops=st.lists(st.integers(0, 33), min_size=1, max_size=4), depth=st.integers(0, 5))
+def test_resuming_any_number_of_times_continues_byte_for_byte_wherever_a_thread_was(
+    two_stages, stops, depth
+):
     alone = all_rows(open_loader(two_stages.cfg))
     got, loader = [], open_loader(two_stages.cfg, prefetch=depth)
     for stop in sorted(stops):
@@ -140,6 +140,7 @@ def test_resume_with_prefetch_is_exact_wherever_the_thread_was(two_stages, stops
         loader.close()
         loader = open_loader(two_stages.cfg, prefetch=depth)
         loader.load_state_dict(state)
+        assert loader.state_dict() == state
     got.append(all_rows(loader))
     loader.close()
     assert np.concatenate(got).tobytes() == alone.tobytes()
@@ -183,11 +184,3 @@ def test_a_thousand_shards_open_for_a_few_hundred_calls_each(tree, lib):
         calls.append(lib.calls_of(lambda path=directory: open_loader(path / "plan.json").next()))
     assert calls[1] - calls[0] < 900 * 1000
     assert calls[1] < 11 * calls[0]  # linear
-
-
-def test_batches_stay_as_they_were_when_the_next_is_read(two_stages):
-    loader = open_loader(two_stages.cfg)
-    first = loader.next()[0]
-    copy = first.copy()
-    loader.next()
-    np.testing.assert_array_equal(first, copy)
