@@ -35,10 +35,10 @@ def run_export(arguments: argparse.Namespace) -> int:
     """Write the export unless it is current."""
     from nmoe_core.export.run import export
 
-    report = export(arguments.manifest, arguments.output, arguments.form, arguments.seq_len)
-    state = "already there" if report.is_current else "written"
+    made = export(arguments.manifest, arguments.output, arguments.form, arguments.seq_len).facts
+    state = "written" if made["changed"] else "already there"
     print(
-        f"{arguments.output}: {len(report.files)} files, {report.num_documents:,} documents, "
-        f"{report.num_tokens:,} tokens, {state}"
+        f"{arguments.output}: {len(made['files'])} files, {made['documents']:,} documents, "
+        f"{made['tokens']:,} tokens, {state}"
     )
     return 0

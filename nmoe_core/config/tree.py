@@ -10,10 +10,12 @@ A task takes the run's tree, and compute takes the tree or one of its shards:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from loader.files.format import MANIFEST_NAME
+from nmoe_core.base.errors import FormatError
 
 SCORES_NAME = "quality_scores.jsonl"
 TOPICS_NAME = "topics.npy"
@@ -75,6 +77,17 @@ class Tree:
     def shard(self, source: str, bucket: int, split: str = "train") -> ShardPaths:
         """The paths of one shard."""
         return ShardPaths(self, source, bucket, split)
+
+    def shard_of(self, rel: str) -> ShardPaths:
+        """The paths of the shard that a path such as `{source}/{split}/shard_NNNN/...` lies in.
+
+        Raises:
+            FormatError: It lies in no shard (E-DOCID).
+        """
+        match = re.match(r"([^/]+)/([^/]+)/shard_(\d{4,})(?:/|$)", rel)
+        if match is None:
+            raise FormatError("not a path in a shard", where=self.data, found=rel, code="E-DOCID")
+        return ShardPaths(self, match[1], int(match[3]), match[2])
 
     def shards(self, source: str, num_shards: int, split: str = "train") -> list[ShardPaths]:
         """The paths of all shards of a split."""

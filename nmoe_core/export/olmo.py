@@ -1,9 +1,9 @@
 """OLMo-core: `{name}-NNNNN.npy` of raw tokens and `{name}-NNNNN.csv.gz` of documents.
 
 The `.npy` is no NPY file: it is the uint32 tokens alone, as `numpy.memmap` writes them, which is
-what OLMo-core and Dolma mean by the name. The table beside it has a row a document: start and end
-in tokens, end exclusive, then its id, its file and its number there. A file of shards is one file
-here. Give the `.npy` paths as `paths` of a `NumpyFSLDataset` with `dtype=uint32`.
+what OLMo-core and Dolma mean by the name. The table beside it has one row per document: start
+and end in tokens, end exclusive, then its id, its file and its number there. Each shard file makes
+one file here. Give the `.npy` paths as `paths` of a `NumpyFSLDataset` with `dtype=uint32`.
 """
 
 from __future__ import annotations

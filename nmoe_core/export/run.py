@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +19,9 @@ from nmoe_core.base.fingerprint import (
     sha256_file,
     sha256_json,
 )
+from nmoe_core.base.result import Result
 from nmoe_core.export import mds, megatron, olmo
-from nmoe_core.shards.documents import ShardFile, open_entry
+from nmoe_core.shards.documents import open_entry
 from nmoe_core.shards.manifest import documents_digest
 
 EXPORT_CODE = "export/1"
@@ -30,19 +30,7 @@ Form = Literal["megatron", "olmo", "mds"]
 _MAX_INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class ExportReport:
-    """What an export holds; `is_current` when it was there already."""
-
-    files: tuple[Path, ...]
-    num_documents: int
-    num_tokens: int
-    is_current: bool
-
-
-def export(
-    manifest_path: Path, output: Path, form: Form, seq_len: int | None = None
-) -> ExportReport:
+def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = None) -> Result:
     """Write all documents of a manifest to a directory.
 
     Args:
@@ -51,6 +39,10 @@ def export(
         form: Whose format.
         seq_len: For `mds`: samples are windows of so many tokens, a last shorter one left out;
             without it a sample is a document.
+
+    Returns:
+        The digest of the files' names and checksums; `files`, `documents`, `tokens`, and whether
+        the export was `changed`.
 
     Raises:
         ConfigError: `seq_len` does not fit the format, or is below 1.
@@ -77,7 +69,7 @@ def export(
         summary = output / SUMMARY_NAME
         names = read_json_object(summary)["files"] if is_current(summary, made_from) else {}
         if names and all((output / name).is_file() for name in names):
-            return _report(output, names, manifest, is_current=True)
+            return _result(names, manifest, changed=False)
         staged = output.with_name(f".{output.name}{TMP_MARK}new")
         staged.mkdir()
         try:
@@ -89,7 +81,7 @@ def export(
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-    return _report(output, value["files"], manifest, is_current=False)
+    return _result(value["files"], manifest, changed=True)
 
 
 def _summary(
@@ -120,21 +112,14 @@ def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
         )
 
 
-def _report(
-    output: Path, names: Iterable[str], manifest: Manifest, *, is_current: bool
-) -> ExportReport:
-    paths = tuple(output / name for name in names)
-    return ExportReport(paths, manifest.total_documents, manifest.total_tokens, is_current)
-
-
-def _files(manifest: Manifest) -> Iterator[ShardFile]:
-    """The manifest's files in the order that the loader reads them."""
-    for entry in manifest.shards:
-        yield open_entry(manifest.path.parent, manifest, entry)
+def _result(files: dict[str, str], manifest: Manifest, *, changed: bool) -> Result:
+    counts = {"documents": manifest.total_documents, "tokens": manifest.total_tokens}
+    return Result(sha256_json(files), {"files": list(files), **counts, "changed": changed})
 
 
 def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) -> Iterator[Path]:
-    files = _files(manifest)
+    # In the order that the loader reads them.
+    files = (open_entry(manifest.path.parent, manifest, entry) for entry in manifest.shards)
     match form:
         case "megatron":
             return megatron.write(output, manifest.dataset, files)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.format import load_manifest
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from loader.rows.origins import origins, readings
@@ -18,13 +18,12 @@ from loader.rows.stream import Stream
 from nmoe_core.base.docid import DocId, bucket_of, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.calibration.files import load_calibration
+from nmoe_core.calibration.graded import SUMMARY_NAME
 from nmoe_core.config.run import Run
-from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.curate.shards.inputs import load_quality
 from nmoe_core.lineage.facts import Facts, Place, Shard, curated_place, find_labels
 from nmoe_core.prep.mixture import SPLITS, run_sources
 from nmoe_core.shards.documents import ShardFile, beginning
-from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.text.tokenizer import load_tokenizer
 
 TEXT_TOKENS = 64
@@ -33,7 +32,7 @@ _INPUTS = ("kind", "paths", "hf_dataset", "hf_subset", "hf_split", "hf_data_file
 
 
 def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
-    """All that the stages know of one document.
+    """All that the tasks know of one document.
 
     Args:
         run: The configuration.
@@ -46,27 +45,27 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
         PlanError: The data are not those of the plan (E-PLAN-DATA).
     """
     shard, file, document = _find(run, name)
-    doc_id = DocId(shard.source, file.rel, *file.spans[document].tolist())
+    doc_id = DocId(shard.paths.source, file.rel, *file.spans[document].tolist())
     ingest_id, text_sha256 = file.ids()[document]
     facts: Facts = {
         "doc_id": str(doc_id),
-        "source": shard.source,
-        "split": shard.split,
-        "shard": shard.name,
+        "source": shard.paths.source,
+        "split": shard.paths.split,
+        "shard": shard.paths.name,
         "ingest_id": ingest_id,
         "text_sha256": text_sha256,
         "tokens": doc_id.end - doc_id.start,
         "text": _text(run, file, document),
         "provenance": _provenance(run, shard),
     }
-    if shard.split != "train":
+    if shard.paths.split != "train":
         return facts
-    is_curated = (run.tree.curated / shard.source / "train" / shard.name / MANIFEST_NAME).is_file()
+    is_curated = shard.paths.curated_manifest.is_file()
     place = curated_place(run, shard, doc_id) if is_curated else None
     return facts | {
         "label_split": split_of(str(doc_id)),
         "label": find_labels(run, {str(doc_id)}).get(str(doc_id)),
-        "grade": _grade(run, shard, shard.number(file.rel, document)),
+        "grade": _grade(shard, shard.number(file.rel, document)),
         "thresholds": _thresholds(run),
         "curated": _curated(place) if is_curated else None,
         "readings": _readings(run, doc_id, place, max_readings),
@@ -76,7 +75,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
 def _find(run: Run, name: str) -> tuple[Shard, ShardFile, int]:
     if "//" in name and "#" in name:
         doc_id = parse_doc_id(name)
-        shard = Shard(run.tree.data, doc_id.rel)
+        shard = Shard(run.tree.shard_of(doc_id.rel))
         for file in shard.files:
             starts = file.spans.tolist()
             if file.rel == doc_id.rel and [doc_id.start, doc_id.end] in starts:
@@ -89,10 +88,11 @@ def _find(run: Run, name: str) -> tuple[Shard, ShardFile, int]:
             found += [(shard, file, i) for i, (ingest_id, _) in ids if ingest_id == name]
     if len(found) == 1:
         return found[0]
+    places = [f"{shard.paths.source}/{shard.paths.split}" for shard, _, _ in found]
     raise FormatError(
         "several documents have this ingest id" if found else "no document has this id",
         where=run.tree.data,
-        found=" and ".join(f"{shard.source}/{shard.split}" for shard, _, _ in found) or name,
+        found=" and ".join(places) or name,
         expected="a document id, or an ingest id that one document has",
         do="name it by its document id" if found else "nmoe inspect shows ids",
         code="E-DOCID",
@@ -103,11 +103,11 @@ def _shards_with(run: Run, ingest_id: str) -> Iterator[Shard]:
     """The shard of each split of each source where this ingest id would be."""
     for source in run_sources(run):
         for split in SPLITS:
-            path = run.tree.split(source.name, split) / MANIFEST_NAME
+            path = run.tree.manifest(source.name, split)
             if path.is_file():
                 num_shards = load_manifest(path).extra["source_info"]["num_buckets"]
-                bucket = shard_dir_name(bucket_of(ingest_id, num_shards))
-                yield Shard(run.tree.data, f"{source.name}/{split}/{bucket}")
+                bucket = bucket_of(ingest_id, num_shards)
+                yield Shard(run.tree.shard(source.name, bucket, split))
 
 
 def _text(run: Run, file: ShardFile, document: int) -> str:
@@ -118,7 +118,7 @@ def _text(run: Run, file: ShardFile, document: int) -> str:
 
 def _provenance(run: Run, shard: Shard) -> Facts:
     """What the mixture says is read, and the revision that was."""
-    (spec,) = (source.spec for source in run_sources(run) if source.name == shard.source)
+    (spec,) = (source.spec for source in run_sources(run) if source.name == shard.paths.source)
     table = spec.model_dump(include=set(_INPUTS), exclude_defaults=True)
     info, extra = shard.manifest.extra.get("source_info", {}), shard.manifest.extra
     recorded = {key: info[key] for key in _PROVENANCE if key in info}
@@ -126,18 +126,16 @@ def _provenance(run: Run, shard: Shard) -> Facts:
     return {"kind": spec.kind, **table, **recorded, "revision": revision}
 
 
-def _grade(run: Run, shard: Shard, number: int) -> Facts | None:
-    directory = run.tree.quality / shard.source / shard.name
-    if not (directory / "summary.json").is_file():
+def _grade(shard: Shard, number: int) -> Facts | None:
+    if not (shard.paths.graded / SUMMARY_NAME).is_file():
         return None
-    bucket = int(shard.name.removeprefix("shard_"))
-    quality = load_quality(run.tree.shard(shard.source, bucket), shard.manifest)
+    quality = load_quality(shard.paths, shard.manifest)
     with open(quality.path, "rb") as file:
         return orjson.loads(next(islice(file, number, None)))
 
 
 def _thresholds(run: Run) -> Facts | None:
-    if not (run.tree.calibration / CALIBRATION_NAME).is_file():
+    if not run.tree.calibration_summary.is_file():
         return None
     return asdict(load_calibration(run.tree.calibration).thresholds)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import closing
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.format import load_manifest
 from nmoe_core.base.docid import DocId
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.labels.files import checked_digest
 from nmoe_core.labels.records import indexed_records
@@ -20,22 +21,16 @@ Facts = dict[str, Any]
 
 
 class Shard:
-    """A committed shard directory of the data tree or the curated tree.
-
-    Args:
-        tree_root: Root of the tree.
-        rel: Path of the shard's directory, or of a file in it, relative to the root:
-            `{source}/{split}/shard_NNNN[/...]`.
+    """A committed shard of the data tree or the curated tree.
 
     Raises:
         FormatError: It is missing or broken.
     """
 
-    def __init__(self, tree_root: Path, rel: str | PurePosixPath) -> None:
-        self.source, self.split, self.name = PurePosixPath(rel).parts[:3]
-        directory = tree_root / self.source / self.split / self.name
-        self.manifest = load_manifest(directory / MANIFEST_NAME)
-        self.files = shard_files(tree_root, self.manifest)
+    def __init__(self, paths: ShardPaths, *, is_curated: bool = False) -> None:
+        tree, self.paths = paths.tree, paths
+        self.manifest = load_manifest(paths.curated_manifest if is_curated else paths.manifest)
+        self.files = shard_files(tree.curated if is_curated else tree.data, self.manifest)
 
     def number(self, rel: str, document: int) -> int:
         """Number in the shard of a document that is `document` in its file."""
@@ -71,12 +66,12 @@ def curated_place(run: Run, shard: Shard, doc_id: DocId) -> Place | None:
         FormatError: The curated shard is missing or broken.
         CurationError: Its lineage is not its own (E-CURATION-LINEAGE).
     """
-    curated = Shard(run.tree.curated, f"{shard.source}/train/{shard.name}")
+    curated = Shard(shard.paths, is_curated=True)
     with closing(read_lineage(curated.manifest)) as lineage:
         for number, row in enumerate(lineage):
             if row["parent_doc_id"] == str(doc_id):
                 file, document = curated.file_of(number)
-                curated_id = DocId(shard.source, file.rel, *file.spans[document].tolist())
+                curated_id = DocId(shard.paths.source, file.rel, *file.spans[document].tolist())
                 return Place(run.tree.curated / file.rel, curated_id, number, row["topic"])
     return None
 
@@ -89,7 +84,7 @@ def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
     """
     found: dict[str, Facts] = {}
     for split in LABELLED_SPLITS:
-        path = run.tree.labels / "merged" / f"labels_{split}.jsonl"
+        path = run.tree.merged_labels(split)
         if not path.is_file():
             continue
         checked_digest(path)

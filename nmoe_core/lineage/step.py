@@ -26,7 +26,7 @@ def explain_step(run: Run, step: int, row: int | None = None) -> Facts:
     Returns:
         `step`, `plan_hash`, `lr_scale` and `rows`; each row has `sequence`, `source` and
         `documents`; each of these the place of its tokens in the row, its `doc_id` in the data
-        tree, its `ingest_id`, and its decision, scores, topic and label where stages gave them.
+        tree, its `ingest_id`, and its decision, scores, topic and label where tasks gave them.
 
     Raises:
         PlanError: There is no plan (E-PLAN-FORMAT), or the data are not its own (E-PLAN-DATA).
@@ -70,24 +70,25 @@ class _Parents:
     """The documents of the data tree that parts of rows come from; each shard is read once."""
 
     def __init__(self, run: Run) -> None:
-        self._curated, self._data = run.tree.curated, run.tree.data
+        self._tree = run.tree
         self._shards: dict[str, tuple[Shard, list[Facts], dict[str, list[str]]]] = {}
 
     def of(self, origin: Origin) -> Facts:
         """`doc_id` and `ingest_id`, and the row of the lineage where the part is curated."""
-        is_curated = origin.path.is_relative_to(self._curated)
-        root = self._curated if is_curated else self._data
+        tree = self._tree
+        is_curated = origin.path.is_relative_to(tree.curated)
+        root = tree.curated if is_curated else tree.data
         rel = origin.path.relative_to(root).as_posix()
         key = f"{is_curated}/{rel.rsplit('/', 1)[0]}"
         if key not in self._shards:
-            shard = Shard(root, rel)
+            shard = Shard(tree.shard_of(rel), is_curated=is_curated)
             lineage = list(read_lineage(shard.manifest)) if is_curated else []
             ids = {file.rel: [ingest_id for ingest_id, _ in file.ids()] for file in shard.files}
             self._shards[key] = shard, lineage, ids
         shard, lineage, ids = self._shards[key]
         ingest_id = ids[rel][origin.document]
         if not is_curated:
-            doc_id = DocId(shard.source, rel, origin.start, origin.end)
+            doc_id = DocId(shard.paths.source, rel, origin.start, origin.end)
             return {"doc_id": str(doc_id), "ingest_id": ingest_id}
         row = dict(lineage[shard.number(rel, origin.document)])
         return {"doc_id": row.pop("parent_doc_id"), "ingest_id": ingest_id, **row}

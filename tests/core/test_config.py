@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader.plan.tables import read_toml
-from nmoe_core.base.errors import ConfigError, SourceError
+from nmoe_core.base.errors import ConfigError, FormatError, SourceError
 from nmoe_core.config.counts import parse_count
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import Tree
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.spec import open_source
 
@@ -204,3 +205,11 @@ def test_a_run_knows_where_each_of_its_files_lies(tmp_path: Path) -> None:
     assert tree.label_shard("val", 3) == out / "labels/val/shard_3"
     assert tree.merged_labels("val") == out / "labels/merged/labels_val.jsonl"
     assert tree.checkpoint == out / "backbone"
+
+
+def test_a_path_outside_of_shards_has_no_shard(tmp_path: Path) -> None:
+    tree = Tree.below(tmp_path)
+    assert tree.shard_of("web/train/shard_0012/a.npy") == tree.shard("web", 12)
+    for rel in ("web/train/notes/a.npy", "web/train", "../web/train/shard_1"):
+        with pytest.raises(FormatError, match="not a path in a shard"):
+            tree.shard_of(rel)

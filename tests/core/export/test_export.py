@@ -56,6 +56,11 @@ def documents(manifest: Path) -> Documents:
     return [(ids[0], tokens.tolist()) for file in files for _, tokens, ids in file.documents()]
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """Bytes of each file of an export, by its name."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
 def test_megatron_gives_every_document_as_a_sequence(
     manifest: Path, documents: Documents, tmp_path: Path
 ) -> None:
@@ -78,10 +83,10 @@ def test_megatron_gives_every_document_as_a_sequence(
     assert found == [tokens for _, tokens in documents]
 
 
-def test_olmo_gives_raw_tokens_and_a_row_a_document(
+def test_olmo_gives_raw_tokens_and_one_row_per_document(
     manifest: Path, documents: Documents, tmp_path: Path
 ) -> None:
-    report = export(manifest, tmp_path / "out", "olmo")
+    made = export(manifest, tmp_path / "out", "olmo")
     found = []
     for path in sorted((tmp_path / "out").glob("web-*.npy")):
         tokens = np.memmap(path, np.uint32, "r")
@@ -91,7 +96,7 @@ def test_olmo_gives_raw_tokens_and_a_row_a_document(
         found += [(row[2], tokens[int(row[0]) : int(row[1])].tolist()) for row in rows]
         assert [int(row[4]) for row in rows] == list(range(len(rows)))
     assert found == documents
-    assert len(report.files) == 2 * len(load_manifest(manifest).shards)
+    assert len(made.facts["files"]) == 2 * len(load_manifest(manifest).shards)
 
 
 def read_mds(directory: Path) -> list[dict[str, object]]:
@@ -169,14 +174,13 @@ def test_mds_shards_stay_below_their_limit(
 def test_a_second_export_writes_nothing_and_the_first_is_the_same_anywhere(
     manifest: Path, tmp_path: Path, form: str
 ) -> None:
-    first = export(manifest, tmp_path / "a", form)
-    export(manifest, tmp_path / "b", form)
+    first, other = (export(manifest, tmp_path / name, form) for name in "ab")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
     again = export(manifest, tmp_path / "a", form)
-    assert (first.is_current, again.is_current) == (False, True)
+    assert [made.facts["changed"] for made in (first, again)] == [True, False]
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
-    for path in first.files:
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert first.digest == again.digest == other.digest
 
 
 def test_another_directory_s_files_are_never_written_over(manifest: Path, tmp_path: Path) -> None:
@@ -223,15 +227,15 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(manifest: Path, tmp_
 def test_a_disk_that_is_full_leaves_the_earlier_export(
     manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = export(manifest, tmp_path / "out", "megatron")
-    before = [path.read_bytes() for path in report.files]
+    export(manifest, tmp_path / "out", "megatron")
+    before = contents(tmp_path / "out")
     summary = tmp_path / "out" / "export.json"
     summary.write_text(summary.read_text().replace('"export/1"', '"export/0"'))
     monkeypatch.setenv("NMOE_FAILPOINT", "write:1:ENOSPC")
     with pytest.raises(OSError, match="No space"):
         export(manifest, tmp_path / "out", "megatron")
     monkeypatch.delenv("NMOE_FAILPOINT")
-    assert [path.read_bytes() for path in report.files] == before
+    assert contents(tmp_path / "out") == before | {summary.name: summary.read_bytes()}
     export(manifest, tmp_path / "out", "megatron")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "out"]
 
@@ -262,11 +266,11 @@ def test_an_export_whose_summary_was_edited_or_that_lacks_a_file_is_written_agai
 ) -> None:
     made = export(manifest, tmp_path / "out", "olmo")
     summary = tmp_path / "out" / "export.json"
-    before = {path: path.read_bytes() for path in (*made.files, summary)}
+    before = contents(tmp_path / "out")
     value = json.loads(summary.read_text())
     summary.write_text(json.dumps(value | {"files": {"other.npy": "0" * 64}}))
-    assert not export(manifest, tmp_path / "out", "olmo").is_current
-    made.files[0].unlink()
-    assert not export(manifest, tmp_path / "out", "olmo").is_current
-    assert {path: path.read_bytes() for path in before} == before
-    assert export(manifest, tmp_path / "out", "olmo").is_current
+    assert export(manifest, tmp_path / "out", "olmo").facts["changed"]
+    (tmp_path / "out" / made.facts["files"][0]).unlink()
+    assert export(manifest, tmp_path / "out", "olmo").facts["changed"]
+    assert contents(tmp_path / "out") == before
+    assert not export(manifest, tmp_path / "out", "olmo").facts["changed"]
