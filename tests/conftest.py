@@ -3,6 +3,7 @@
 `HYPOTHESIS_PROFILE=random` draws others, as `make test-all` does.
 """
 
+import copy
 import json
 import os
 import random
@@ -75,7 +76,8 @@ class Mutations:
                 holder[key] = self.rng.choice([old + 1, old - 1, old // 2, old * 2, -old])
             case 2:
                 other, place = self.rng.choice(places)
-                holder[key] = other[place] if place in range(len(other)) or place in other else old
+                held = other[place] if place in range(len(other)) or place in other else old
+                holder[key] = copy.deepcopy(held)  # it may hold the place itself
             case _:
                 holder[key] = self.rng.choice(_ODD_VALUES)
         return json.dumps(value).encode()

@@ -141,7 +141,17 @@ def load_head(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Jud
 def _load(path: Path, backbone: Backbone, max_ctx: int) -> tuple[Probe | Judge, Header, np.ndarray]:
     """The head, its header, and the digests of the documents that it was fitted on."""
     header, tensors = read_head(path)
-    _require_backbone(path, header, backbone)
+    named = header.get("backbone")
+    trained_on = named.get("digest") if isinstance(named, dict) else None
+    if trained_on != backbone.digest:
+        raise HeadError(
+            "head was trained on another backbone",
+            where=path,
+            found=f"backbone {backbone.digest}",
+            expected=trained_on,
+            do="train the heads again on this backbone",
+            code="E-HEAD-BACKBONE",
+        )
     if header.get("max_ctx") != max_ctx:
         raise HeadError(
             "the head was trained on another number of tokens per document",
@@ -176,14 +186,12 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _require_safe(path: Path) -> None:
+    """Refuse a missing file, and a pickle in its place or beside it."""
     # Sorted so that `hydra_probe_phase_c.pt` comes before `hydra_probe.pt`, as in their own tool.
     pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
     if path.is_file():
         with open(path, "rb") as file:
-            if file.read(4).startswith(_PICKLE_STARTS):
-                pickles.append(path)
-        if path not in pickles:
-            return
+            pickles = [path] if file.read(4).startswith(_PICKLE_STARTS) else []
     if pickles:
         raise HeadError(
             "head is a pickle, which can run code when it is read",
@@ -192,25 +200,12 @@ def _require_safe(path: Path) -> None:
             do="convert it once: nmoe train import-pt",
             code="E-HEAD-PICKLE",
         )
-    raise HeadError(
-        "head is missing",
-        where=path,
-        do="train it: nmoe train probe, nmoe train judge",
-        code="E-HEAD-MISSING",
-    )
-
-
-def _require_backbone(path: Path, header: Header, backbone: Backbone) -> None:
-    named = header.get("backbone")
-    trained_on = named.get("digest") if isinstance(named, dict) else None
-    if trained_on != backbone.digest:
+    if not path.is_file():
         raise HeadError(
-            "head was trained on another backbone",
+            "head is missing",
             where=path,
-            found=f"backbone {backbone.digest}",
-            expected=trained_on,
-            do="train the heads again on this backbone",
-            code="E-HEAD-BACKBONE",
+            do="train it: nmoe train probe, nmoe train judge",
+            code="E-HEAD-MISSING",
         )
 
 

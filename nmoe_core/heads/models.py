@@ -21,6 +21,7 @@ from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 NUM_SCORES = len(DIMENSIONS)
 DROPOUT = 0.1
 OLD_INFINITY = 1e4
+_SWITCHES = ("nan_to_num", "is_normalised", "has_second_pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +180,16 @@ def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
     """
     if not isinstance(value, dict):
         raise TypeError(f"the shape is a {type(value).__name__}")
-    fields = {key: item for key, item in value.items() if key != "kind"}
-    switches = ("nan_to_num", "is_normalised", "has_second_pass")
-    for key, item in fields.items():
-        if type(item) is not (bool if key in switches else int):
+    kinds: dict[Any, type[ProbeArch | JudgeArch]] = {"probe": ProbeArch, "judge": JudgeArch}
+    if value.get("kind") not in kinds:
+        raise ValueError(f"unknown kind of head {value.get('kind')!r}")
+    arch = kinds[value["kind"]](**{key: item for key, item in value.items() if key != "kind"})
+    for key, item in asdict(arch).items():
+        if type(item) is not (bool if key in _SWITCHES else int):
             raise TypeError(f"{key} is {item!r}")
-        if key not in switches and item < 1:
+        if item < 1 and key not in _SWITCHES:
             raise ValueError(f"{key} is {item}")
-    if value.get("kind") == "probe":
-        return ProbeArch(**fields)
-    if value.get("kind") == "judge":
-        return JudgeArch(**fields)
-    raise ValueError(f"unknown kind of head {value.get('kind')!r}")
+    return arch
 
 
 def build_head(arch: ProbeArch | JudgeArch) -> Probe | Judge:

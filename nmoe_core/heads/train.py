@@ -9,9 +9,10 @@ recorded fingerprints are those of this call is left as it is; on failure no hea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -72,13 +73,8 @@ class Training:
     table: HeadsTable
     save_interval_s: float = SAVE_INTERVAL_S
 
-    def read(self, path: Path | None) -> Labels | None:
-        """The labels of a file; None where there is none."""
-        return read_labels(path, self.table.use_salvaged) if path is not None else None
 
-
-@dataclass(frozen=True, slots=True)
-class _Fitted:
+class _Fitted(NamedTuple):
     head: Probe | Judge
     losses: list[float]
     states: str
@@ -98,13 +94,12 @@ def train_head(kind: HeadKind, training: Training) -> Result:
     """
     run = _Run(kind, training)
     path = training.heads_dir / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
-    train = read_labels(training.labels.train, training.table.use_salvaged)
-    val, test = (training.read(path) for path in (training.labels.val, training.labels.test))
-    _check(train)
-    for labels in (val, test):
-        if labels is not None:
-            require_same_scorer(labels, train.scorer)
-    fingerprints = run.fingerprints(train, val, test)
+    files, use_salvaged = asdict(training.labels), training.table.use_salvaged
+    reported = {split: read_labels(f, use_salvaged) for split, f in files.items() if f is not None}
+    _check(train := reported.pop("train"))
+    for labels in reported.values():
+        require_same_scorer(labels, train.scorer)
+    fingerprints = run.fingerprints(train, reported)
     header = _current_header(path, fingerprints)
     if header is not None:
         return _result(path, header, backbone_tokens=0, head_steps=0)
@@ -118,25 +113,24 @@ def train_head(kind: HeadKind, training: Training) -> Result:
         documents = training.corpus.read(train.doc_ids)
         fitted = run.fit(train, documents, state)
         contents = documents.digests()
-        facts = {
-            "num_documents": len(train.doc_ids) - fitted.num_failed,
-            "num_failed_documents": fitted.num_failed,
-            "num_salvaged_left_out": train.num_salvaged,
-            "num_steps": len(fitted.losses),
-            "states": fitted.states,
-            "loss_curve": thin_curve(fitted.losses),
-        }
         header = {
             **run.header(train),
-            **run.figures(fitted.head, train, {"metrics": val, "test_metrics": test}, contents),
-            "training": facts,
+            **run.figures(fitted.head, train, reported, contents),
+            "training": {
+                "num_documents": len(train.doc_ids) - fitted.num_failed,
+                "num_failed_documents": fitted.num_failed,
+                "num_salvaged_left_out": train.num_salvaged,
+                "num_steps": len(fitted.losses),
+                "states": fitted.states,
+                "loss_curve": thin_curve(fitted.losses),
+            },
             "fingerprints": fingerprints,
         }
         digest = save_head(path, fitted.head, header, contents)
         write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
         state.clear()
     tokens = training.model.tokens_processed - tokens_before
-    return _result(path, header, backbone_tokens=tokens, head_steps=facts["num_steps"])
+    return _result(path, header, backbone_tokens=tokens, head_steps=len(fitted.losses))
 
 
 class _Run:
@@ -180,16 +174,16 @@ class _Run:
         cache = self.training.heads_dir / FEATURES_DIR / sha256_json(made_from)[:32]
         return pooled_features(self.model, documents, self.tap, cache)
 
-    def fingerprints(self, train: Labels, val: Labels | None, test: Labels | None) -> Fingerprints:
+    def fingerprints(self, train: Labels, reported: Mapping[str, Labels]) -> Fingerprints:
         """What the head is made from."""
-        read = [labels for labels in (train, val, test) if labels is not None]
+        read = [train, *reported.values()]
         sources = sorted({source for labels in read for source in labels.sources})
         settings = {"max_ctx": self.corpus.max_ctx, "tap": self.tap, **self.settings}
         return {
             "code": TRAIN_CODE,
             "labels_train": train.digest,
-            "labels_val": val.digest if val is not None else "",
-            "labels_test": test.digest if test is not None else "",
+            "labels_val": reported["val"].digest if "val" in reported else "",
+            "labels_test": reported["test"].digest if "test" in reported else "",
             "data": data_digest(self.corpus.data_root, sources),
             "backbone": self.model.digest,
             "settings": sha256_json(settings),
@@ -199,33 +193,29 @@ class _Run:
         self,
         head: Probe | Judge,
         train: Labels,
-        reported: dict[str, Labels | None],
+        reported: Mapping[str, Labels],
         seen: np.ndarray,
     ) -> dict[str, dict[str, Any]]:
         """Agreement on val and on test, by the path that grades; empty where there are no labels.
 
         A document counts where its content was not trained on, and in test not in val either.
         """
-        found: dict[str, dict[str, Any]] = {}
-        for name, labels in reported.items():
-            found[name] = {}
+        found: dict[str, dict[str, Any]] = {"metrics": {}, "test_metrics": {}}
+        for name, split in zip(found, ("val", "test")):
+            labels = reported.get(split)
             if labels is not None and labels.doc_ids:
                 documents = self.corpus.read(labels.doc_ids)
                 contents = documents.digests()
                 fresh = held_out(contents, seen)
-                predicted = self.predicted(head, labels, documents)
+                if isinstance(head, Probe):
+                    with torch.no_grad():
+                        outputs = head.from_pooled(self.pooled(labels, documents))
+                    predicted = stored(outputs.cpu().numpy())
+                else:
+                    predicted = predict(self.model, head, self.tap, documents, FEATURE_BATCH)
                 found[name] = head_metrics(predicted, labels, train, fresh)
                 seen = np.concatenate([seen, contents])
         return found
-
-    def predicted(
-        self, head: Probe | Judge, labels: Labels, documents: DocumentTokens
-    ) -> np.ndarray:
-        """The head's stored scores of the documents: `[N, 5]`."""
-        if not isinstance(head, Probe):
-            return predict(self.model, head, self.tap, documents, FEATURE_BATCH)
-        with torch.no_grad():
-            return stored(head.from_pooled(self.pooled(labels, documents)).cpu().numpy())
 
     def header(self, train: Labels) -> Header:
         """What the head's file says of its inputs."""

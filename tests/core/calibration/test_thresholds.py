@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loader.files.sealed import sealed
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.calibration.files import load_calibration
 from nmoe_core.calibration.measures import keep_curve, reliability
@@ -21,31 +24,21 @@ from nmoe_core.calibration.thresholds import (
 )
 from nmoe_core.labels.agreement import agreement, baselines, within_groups
 from nmoe_core.labels.scores import DIMENSIONS
-
-
-def scored(seed: int, count: int, noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Probe, judge and oracle aggregates that agree up to noise."""
-    rng = np.random.default_rng(seed)
-    truth = rng.random(count)
-    probe, judge = (
-        np.round(np.clip(0.5 + 0.4 * (truth - 0.5) + rng.normal(0, noise, count), 0, 1), 6)
-        for _ in range(2)
-    )
-    return probe, judge, np.round(truth * 20) / 20
+from tests.core.calibration.scored import scored
 
 
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**16),
     count=st.integers(20, 400),
-    noise=st.sampled_from([0.0, 0.02, 0.2, 1.0]),
+    noise=st.sampled_from([0.0, 0.2, 2.0]),
     target_keep=st.floats(0.001, 0.999),
     max_false_drop=st.sampled_from([0.0, 0.02, 0.3, 0.99]),
 )
 def test_thresholds_are_ordered_for_every_target(
     seed: int, count: int, noise: float, target_keep: float, max_false_drop: float
 ) -> None:
-    probe, judge, oracle = scored(seed, count, noise)
+    probe, judge, oracle = scored(seed, count, (noise, noise))
     keeps = oracle >= would_keep(oracle, target_keep)
     taus = fit_thresholds(probe, judge, keeps, Targets(target_keep, max_false_drop))
     assert 0 <= taus.tau_drop <= taus.tau_keep <= 1
@@ -92,7 +85,7 @@ def test_certified_thresholds_drop_more_than_allowed_in_few_trials() -> None:
 
 def test_thresholds_lie_between_scores_so_noise_does_not_move_documents() -> None:
     rng = np.random.default_rng(0)
-    probe, judge, oracle = scored(1, 200, 0.1)
+    probe, judge, oracle = scored(1, 200, (0.5, 0.5))
     keeps = oracle >= would_keep(oracle, 0.5)
     taus = fit_thresholds(probe, judge, keeps, Targets(0.5, 0.3))
     for tau, scores in ((taus.tau_probe, probe), (taus.tau_drop, judge), (taus.tau_keep, judge)):
@@ -134,7 +127,7 @@ def test_weights_of_an_independent_target_are_recovered_and_never_negative() -> 
 
 
 def test_reliability_bins_and_the_keep_curve_follow_the_scores() -> None:
-    _, judge, oracle = scored(2, 300, 0.02)
+    _, judge, oracle = scored(2, 300, (0.1, 0.1))
     bins = reliability(judge, oracle, oracle >= would_keep(oracle, 0.5))
     assert sum(b["count"] for b in bins) == 300
     assert [b["judge_mean"] for b in bins] == sorted(b["judge_mean"] for b in bins)
@@ -165,24 +158,35 @@ def test_a_calibration_file_is_checked_when_it_is_read(tmp_path: Path) -> None:
     assert foreign.value.code == "E-CALIBRATION-HEADS"
 
 
+EQUAL = dict.fromkeys(DIMENSIONS, 1.0)
+NOT_SHARES = (math.nan, math.inf, -math.inf, -0.1, 1.1, True, 10**400, [], "0.5", None)
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        *({f"tau_{name}": value} for name in ("probe", "drop", "keep") for value in NOT_SHARES),
+        {"tau_probe": 0.6},
         {"tau_drop": 0.6},
-        {"tau_keep": "0.5"},
-        {"tau_probe": None},
         {"weights": {"density": 1.0}},
         {"weights": dict.fromkeys(DIMENSIONS, 0.0)},
-        {"weights": dict.fromkeys(DIMENSIONS, 1.0) | {"density": -1.0}},
+        {"weights": dict.fromkeys(DIMENSIONS, True)},
+        *({"weights": EQUAL | {"density": w}} for w in (-1.0, math.nan, math.inf, 10**400)),
+        {"heads_digest": 7},
     ],
 )
-def test_crossed_thresholds_and_odd_weights_are_refused(tmp_path: Path, change: dict) -> None:
-    (tmp_path / "calibration_summary.json").write_text(json.dumps(VALID | change))
+def test_thresholds_and_weights_out_of_range_are_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "calibration_summary.json"
+    path.write_text(json.dumps(VALID | change))
     with pytest.raises(CalibrationError) as refused:
         load_calibration(tmp_path)
     assert refused.value.code == "E-CALIBRATION-FORMAT"
+    path.write_text(json.dumps(sealed(VALID | {"format": "calibration/2"} | change)))
+    with pytest.raises(CalibrationError):
+        load_calibration(tmp_path)
+    path.unlink()
     with pytest.raises(CalibrationError) as missing:
-        load_calibration(tmp_path / "nowhere")
+        load_calibration(tmp_path)
     assert missing.value.code == "E-CALIBRATION-MISSING"
 
 

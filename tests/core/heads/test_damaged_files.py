@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from loader.files.sealed import sealed
 from nmoe_core.base.errors import FormatError, HeadError, NmoeError
@@ -19,50 +19,12 @@ from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
 from nmoe_core.heads.convert import import_pickle
-from nmoe_core.heads.files import load_heads, read_header, save_head
+from nmoe_core.heads.files import HEADER_KEY, load_head, load_heads, read_header, save_head
 from nmoe_core.heads.models import JudgeArch, ProbeArch, build_head
 from nmoe_core.labels.slices import read_slice
+from tests.conftest import Mutations
 
 NUM_MUTATIONS = 300
-# Values that JSON can hold and no field here means.
-ODD: list[Any] = [None, True, -1, 0, 1.5, 10**9, 10**30, "", "x", [], [[]], {}, {"a": {}}, [None]]
-
-
-def _mutated(payload: bytes, rng: random.Random) -> bytes:
-    """The bytes with one to three of them changed, left out or repeated."""
-    data = bytearray(payload)
-    for _ in range(rng.randint(1, 3)):
-        i = rng.randrange(len(data))
-        kind = rng.randrange(3)
-        if kind == 0:
-            data[i] = rng.randrange(256)
-        elif kind == 1:
-            del data[i]
-        else:
-            data[i:i] = data[i : i + rng.randint(1, 8)]
-    return bytes(data)
-
-
-def _with_odd_values(value: Any, rng: random.Random) -> Any:
-    """A copy of a JSON value with one of its parts replaced or gone."""
-    copied = json.loads(json.dumps(value))
-    places: list[tuple[Any, Any]] = []
-
-    def walk(part: Any) -> None:
-        keys = (
-            part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ()
-        )
-        for key in keys:
-            places.append((part, key))
-            walk(part[key])
-
-    walk(copied)
-    holder, key = rng.choice(places)
-    if rng.random() < 0.2:
-        del holder[key]
-    else:
-        holder[key] = rng.choice(ODD)
-    return copied
 
 
 def _open(path: Path) -> None:
@@ -111,8 +73,10 @@ def heads_dir(tmp_path: Path, backbone: Transformer) -> Path:
     return tmp_path
 
 
-def test_a_damaged_config_json_is_one_clear_error(checkpoint: Path, tmp_path: Path) -> None:
-    path, rng = tmp_path / "checkpoint" / "config.json", random.Random(1)
+def test_a_damaged_config_json_is_one_clear_error(
+    mutations: Mutations, checkpoint: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint" / "config.json"
     path.parent.mkdir()
     for file in checkpoint.iterdir():
         (path.parent / file.name).symlink_to(file)
@@ -120,15 +84,15 @@ def test_a_damaged_config_json_is_one_clear_error(checkpoint: Path, tmp_path: Pa
     payload = (checkpoint / "config.json").read_bytes()
     fine = 0
     for i in range(NUM_MUTATIONS):
-        odd = json.dumps(_with_odd_values(json.loads(payload), rng)).encode()
-        path.write_bytes(_mutated(payload, rng) if i % 2 else odd)
+        change = mutations.any_bytes if i % 2 else mutations.any_value
+        path.write_bytes(change(payload))
         fine += _only_clear_errors(lambda: _open(path.parent))
     assert 0 < fine < NUM_MUTATIONS
 
 
 @pytest.mark.parametrize("form", ["hf", "original"])
 def test_an_odd_value_in_either_form_of_the_config_is_one_clear_error(
-    backbone: Transformer, form: str
+    mutations: Mutations, backbone: Transformer, form: str
 ) -> None:
     config = backbone.config
     raw = config.to_hf()
@@ -140,17 +104,17 @@ def test_an_odd_value_in_either_form_of_the_config_is_one_clear_error(
         raw |= {"initial_context_length": 4096, "rope_scaling_factor": 32.0}
         raw |= {"rope_ntk_alpha": 1, "rope_ntk_beta": 32}
     assert ModelConfig.from_dict(raw)
-    rng = random.Random(3)
     for _ in range(10 * NUM_MUTATIONS):
-        _only_clear_errors(partial(ModelConfig.from_dict, _with_odd_values(raw, rng)))
+        odd = json.loads(mutations.any_value(json.dumps(raw).encode()))
+        _only_clear_errors(partial(ModelConfig.from_dict, odd))
 
 
 @pytest.mark.parametrize("name", [PROBE_NAME, JUDGE_NAME])
 def test_a_damaged_head_file_is_one_clear_error(
-    heads_dir: Path, backbone: Transformer, name: str
+    mutations: Mutations, heads_dir: Path, backbone: Transformer, name: str
 ) -> None:
     assert load_heads(heads_dir, backbone, 16).probe_tap == 1
-    path, rng = heads_dir / name, random.Random(2)
+    path = heads_dir / name
     payload = path.read_bytes()
     (size,) = struct.unpack("<Q", payload[:8])
     outer, tensors = json.loads(payload[8 : 8 + size]), payload[8 + size :]
@@ -158,12 +122,12 @@ def test_a_damaged_head_file_is_one_clear_error(
     fine = 0
     for i in range(NUM_MUTATIONS):
         if i % 3 == 0:
-            changed = _mutated(payload[8 : 8 + size], rng)
+            changed = mutations.any_bytes(payload[8 : 8 + size])
         elif i % 3 == 1:
-            text = json.dumps(_with_odd_values(inner, rng))
+            text = mutations.any_value(json.dumps(inner).encode()).decode()
             changed = json.dumps(outer | {"__metadata__": {"nmoe": text}}).encode()
         else:
-            text = _mutated(json.dumps(inner).encode(), rng).decode(errors="replace")
+            text = mutations.any_bytes(json.dumps(inner).encode()).decode(errors="replace")
             changed = json.dumps(outer | {"__metadata__": {"nmoe": text}}).encode()
         path.write_bytes(struct.pack("<Q", len(changed)) + changed + tensors)
         fine += _only_clear_errors(lambda: load_heads(heads_dir, backbone, 16))
@@ -227,13 +191,16 @@ def test_a_pickle_of_other_tensors_is_refused(
     assert caught.value.code == "E-HEAD-FORMAT"
 
 
-def test_a_damaged_pickle_of_a_head_is_refused(tmp_path: Path, backbone: Transformer) -> None:
-    path, rng = tmp_path / "head.pt", random.Random(4)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_damaged_pickle_of_a_head_is_refused(
+    mutations: Mutations, tmp_path: Path, backbone: Transformer
+) -> None:
+    path = tmp_path / "head.pt"
     state = {"proj.weight": torch.zeros(5, 32), "proj.bias": torch.zeros(5)}
     torch.save(state, path, _use_new_zipfile_serialization=False)
     payload = path.read_bytes()
     for _ in range(NUM_MUTATIONS):
-        path.write_bytes(_mutated(payload, rng))
+        path.write_bytes(mutations.any_bytes(payload))
         _only_clear_errors(lambda: import_pickle(path, tmp_path / "out", backbone, 16))
 
 
@@ -257,3 +224,23 @@ def test_a_line_that_is_no_row_of_a_slice_is_named(tmp_path: Path, line: str) ->
         read_slice(tmp_path / "slice")
     assert caught.value.code == "E-DOCID"
     assert "slice:1" in caught.value.line()
+
+
+def test_a_head_whose_header_or_weights_were_edited_is_refused(
+    heads_dir: Path, backbone: Transformer
+) -> None:
+    path = heads_dir / PROBE_NAME
+    header, tensors = read_header(path), load_file(str(path))
+    name = next(name for name, value in tensors.items() if value.is_floating_point())
+    other = tensors | {name: torch.nextafter(tensors[name], torch.tensor(9.0))}
+    edited = header | {"scorer_model": "other"}
+    bare = {k: v for k, v in header.items() if k != "content_hash"}
+    for weights, text in ((other, header), (tensors, edited), (tensors, bare)):
+        save_file(weights, str(path), metadata={HEADER_KEY: json.dumps(text)})
+        with pytest.raises(HeadError) as refused:
+            load_head(path, backbone, 16)
+        assert refused.value.code == "E-HEAD-CHANGED"
+    new = ("content_hash", "tensors_sha256")
+    old = {k: v for k, v in header.items() if k not in new} | {"format": "hydra-head/1"}
+    save_file(tensors, str(path), metadata={HEADER_KEY: json.dumps(old)})
+    load_head(path, backbone, 16)

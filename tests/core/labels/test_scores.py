@@ -44,6 +44,7 @@ def test_five_integers_from_0_to_4_are_scores_in_the_order_of_the_rubric(value: 
         '"complexity": 1, "density": 1}',
         '{"helpfulness": NaN, "correctness": 1, "coherence": 1, "complexity": 1, "density": 1}',
         "[" * 100_000,
+        *(None, 7, [1], [(1, 2)], b"{}", ("a",)),
     ],
 )
 def test_anything_else_is_not_a_set_of_scores(value: object) -> None:
