@@ -30,7 +30,7 @@ NUM_CLUSTERS, NUM_GROUPS, SEED = 30, 60, 0
 
 
 def embedding() -> None:
-    """Million tokens a second of both ways, and what they agree on."""
+    """Rates of both ways, in million tokens per second."""
     torch.set_num_threads(THREADS)
     table = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(SEED)).bfloat16()
     texts = _texts()

@@ -47,7 +47,7 @@ def transformers_peer(
         path: The checkpoint.
         setting: How its experts are computed.
         ours: The engine's model of it.
-        decoding: The engine's tokens a second by batch size.
+        decoding: The engine's tokens per second by batch size.
         sizes: Of documents and batches.
     """
     transformers: Any = importlib.import_module("transformers")

@@ -142,7 +142,7 @@ def _table(directory: Path, seq_len: int, batch_size: int, arguments: argparse.N
 
 
 def _rates(runs: list[dict[str, float]], clock: str) -> list[float]:
-    """Million tokens a second of a clock."""
+    """Million tokens per second of a clock."""
     return [run["tokens"] / run[clock] / 1e6 for run in runs]
 
 

@@ -1,7 +1,7 @@
 """How fast the UI is where a source has many partitions: the queries of its pages, and the pages.
 
-The event log is filled with one materialisation a partition of shards and of scores, each with its
-own data version and metadata, as runs leave it. Queries are timed over HTTP, pages in Chromium.
+The event log is filled with one materialisation per partition of shards and of scores, each with
+its own data version and metadata, as runs leave it. Queries are timed over HTTP, pages in Chromium.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Each head has a learned sink: a logit that joins its softmax and whose probability is dropped, so
 that a head can attend to nothing. A window of w lets position i see i - w + 1 .. i. `attend` takes
-queries a block at a time, blocks lying at multiples of 64 of the position, so that a row's result
-does not depend on where a call begins; `attend_cached` takes one query a sequence.
+queries one block at a time, blocks lying at multiples of 64 of the position, so that a row's result
+does not depend on where a call begins; `attend_cached` takes one query per sequence.
 
 Both use torch's fused CPU attention where the tensors are there, else plain products. A backend
-for another device replaces these two functions, and nothing else.
+for another device has to replace only these two functions.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def attend(
 
 
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
-    """Attention of one query a sequence over keys in any order.
+    """Attention of one query per sequence over keys in any order.
 
     Args:
         q: [B, heads, head_dim], not yet scaled.

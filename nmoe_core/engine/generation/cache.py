@@ -4,7 +4,7 @@ Layout, which device kernels may rely on. Block n has `keys[n]` and `values[n]`,
 page_size, kv_heads, head_dim] in the model's dtype, keys rotated. A sequence has a slot, 0 to
 max_batch - 1. In a block that sees everything, position p of slot s lies in page
 `tables[s, p // page_size]` (int32 [max_batch, max_pages]) at p % page_size. A windowed block has
-`ring_pages` pages a slot, page s * ring_pages onwards, and position p lies at row
+`ring_pages` pages per slot, page s * ring_pages onwards, and position p lies at row
 p % (ring_pages * page_size) of them: a window rounded up to whole pages, however long the
 sequence. Tables and page counts are kept on the host.
 

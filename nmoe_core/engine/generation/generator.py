@@ -207,12 +207,7 @@ class BatchedGenerator:
         return [completion.tokens for completion in done]
 
     def check(self, request: Request) -> None:
-        """Refuse what `complete` would refuse.
-
-        Raises:
-            ConfigError: As `add`.
-            TokenizerError: As `add`.
-        """
+        """Refuse what `complete` would refuse; raises as `add`."""
         self._checked(request.tokens, request.max_tokens)
 
     def complete(self, requests: Iterable[Request]) -> Iterator[Completion]:

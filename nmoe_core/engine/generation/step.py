@@ -97,21 +97,22 @@ class StepBatch:
         window = self.cache.windows[layer]
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         # Copies, made before the write: a ring's new rows replace old ones that are still seen.
-        seen_keys, seen_values = (
+        seen = [
             [torch.cat(pair).transpose(0, 1)[None] for pair in self._seen(pages, new, window)]
             for pages, new in ((keys, k), (values, v))
-        )
+            if self._longer
+        ]
         self._write(keys, k, window)
         self._write(values, v, window)
-        if not self._longer:
+        if not seen:
             return self._attend_singles(layer, q, sinks)
         mixed = torch.empty_like(q)
         if self._num_singles:
             single = slice(0, self._num_singles)
             mixed[single] = self._attend_singles(layer, q[single], sinks)
-        for i, (chunk, rows) in enumerate(zip(self._longer, self._longer_rows)):
+        for chunk, rows, chunk_k, chunk_v in zip(self._longer, self._longer_rows, *seen):
             queries = q[rows].unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)[None]
-            result = attend(queries, seen_keys[i], seen_values[i], sinks, window, chunk.start)
+            result = attend(queries, chunk_k, chunk_v, sinks, window, chunk.start)
             mixed[rows] = result[0].permute(2, 0, 1, 3).flatten(1, 2)
         return mixed
 
@@ -141,14 +142,16 @@ class StepBatch:
         pages.flatten(0, 1).index_copy_(0, places.written, kept)
 
     def _attend_singles(self, layer: int, q: Tensor, sinks: Tensor) -> Tensor:
-        places = self._places(self.cache.windows[layer])
+        window = self.cache.windows[layer]
+        places = self._places(window)
         assert places.taken is not None
         assert places.mask is not None
-        size = 1 if self.cache.windows[layer] is None else self.cache.ring_pages
-        k, v = (
-            pages.unflatten(0, (-1, size))[places.taken].view(len(q), -1, *pages.shape[-2:])
-            for pages in (self.cache.keys[layer], self.cache.values[layer])
-        )
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        shape = (len(q), -1, *keys.shape[-2:])
+        if window is not None:
+            keys = keys.unflatten(0, (-1, self.cache.ring_pages))
+            values = values.unflatten(0, (-1, self.cache.ring_pages))
+        k, v = keys[places.taken].view(shape), values[places.taken].view(shape)
         return attend_cached(q, k, v, sinks, places.mask)
 
     def _page_rows(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:

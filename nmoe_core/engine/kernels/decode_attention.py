@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.mode import round_to
-from nmoe_core.engine.kernels.softmax import LOG2_E, attend_keys
+from nmoe_core.engine.kernels.mode import LOG2_E, attend_keys, round_to
 from nmoe_core.engine.transfers import on_its_device
 
 SPLIT_KEYS = 512

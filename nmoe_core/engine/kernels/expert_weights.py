@@ -5,7 +5,7 @@ A tile is 64 inputs of all output rows, contiguous, so that a program's loads ar
 input `64 * tile + 32 + j` in its high one. Each half of a tile is one MXFP4 group, so it meets one
 scale a row, and the activations it multiplies are 32 neighbours: nothing is shuffled in registers.
 The checkpoint's order (nibbles of neighbouring inputs, groups along a row) is turned into this once
-at load. Costs 4.25 bits a weight, as on disk.
+at load. Costs 4.25 bits per weight, as on disk.
 """
 
 from __future__ import annotations

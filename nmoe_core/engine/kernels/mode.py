@@ -1,8 +1,9 @@
-"""Whether kernels run in Triton's CPU interpreter, and arithmetic that is right there and on a GPU.
+"""Arithmetic of the kernels that is right on a GPU and in Triton's CPU interpreter.
 
 The interpreter holds bfloat16 as 16-bit integers: it multiplies them as such without a warning,
 truncates where hardware rounds to nearest even, and loses subnormals. So products of kernels go
-through `dot`, conversions through `widen` and `round_to`.
+through `dot`, conversions through `widen` and `round_to`. Scores of attention are in powers of two:
+the hardware has exp2, and exp is that and a product.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton.language as tl
 
 # Read when the first kernel is decorated: setting the variable later changes nothing.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") not in ("0", ""))
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -47,3 +49,19 @@ def dot(a, b, acc):
     else:
         acc = tl.dot(a, b, acc, input_precision="ieee")
     return acc
+
+
+@triton.jit
+def attend_keys(q, k, v, is_seen, scale, largest, total, acc):
+    """Take a block of keys into the running maximum, sum and weighted values (FlashAttention).
+
+    q [M, D], k and v [K, D], is_seen [M, K]; scale holds log2(e). The new maximum must be finite:
+    a row sees a key of the block, or its maximum is a number already.
+    """
+    scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], k.shape[0]), dtype=tl.float32))
+    scores = tl.where(is_seen, scores * scale, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+    shrink = tl.exp2(largest - new_largest)
+    powers = tl.exp2(scores - new_largest[:, None])
+    acc = dot(round_to(powers, v.dtype), v, acc * shrink[:, None])
+    return new_largest, total * shrink + tl.sum(powers, axis=1), acc

@@ -1,6 +1,6 @@
 """Expert matrices of one projection: decoded once at load, or kept packed and decoded when used.
 
-Packed stacks hold the file's 4.25 bits a weight, and a forward pass decodes the matrices of the
+Packed stacks hold the file's 4.25 bits per weight, and a forward pass decodes the matrices of the
 experts its tokens were sent to, one at a time; results are the same bits as with decoded ones. That
 costs about two nanoseconds a byte on one core, which large batches spread over many rows.
 """

@@ -34,7 +34,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`golden_checkpoint(name)`: the stored one, or the one written by recipe, once a session."""
+    """`golden_checkpoint(name)`: the stored one, or the one written by recipe, once per session."""
     root = tmp_path_factory.mktemp("golden")
     recipe = runpy.run_path(str(GOLDEN / "recipe.py"))
 

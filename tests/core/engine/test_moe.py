@@ -16,7 +16,7 @@ from nmoe_core.engine.weights.experts import PackedExperts
 
 @pytest.fixture
 def mixture(small_config: ModelConfig, make_checkpoint) -> MixtureOfExperts:
-    """Six experts, two a token, hidden 32, intermediate 64."""
+    """Six experts, two per token, hidden 32, intermediate 64."""
     with open_checkpoint(make_checkpoint(small_config)) as checkpoint:
         return MixtureOfExperts(small_config, checkpoint.layer(0, torch.float32))
 
@@ -85,7 +85,7 @@ def test_only_the_experts_of_a_batch_are_decoded(tiny_dir, monkeypatch: pytest.M
         mxfp4, "decode", lambda blocks, *rest: decoded.append(blocks.shape) or decode(blocks, *rest)
     )
     packed(torch.tensor([[5]]))
-    # Four blocks, two experts a token, two matrices each.
+    # Four blocks, two experts per token, two matrices each.
     assert len(decoded) == 4 * 2 * 2
 
 

@@ -73,7 +73,7 @@ def mixtures(is_quick: bool) -> None:
     sizes = [(EXPERTS, 2 * HIDDEN, HIDDEN), (EXPERTS, HIDDEN, HIDDEN)]
     dense = [DenseExperts(torch.zeros(s, dtype=torch.bfloat16), b) for s, b in zip(sizes, bias)]
     packed = [tile_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
-    many = 32 * EXPERTS + 1  # with one choice a token, the other tile shape
+    many = 32 * EXPERTS + 1  # with one choice per token, the other tile shape
     for up, down in (packed,) if is_quick else (dense, packed):
         for rows in (1,) if is_quick else (1, many):
             x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16)
