@@ -1,0 +1,138 @@
+"""Two paths to one result agree: command and asset, preview and work, labels and grades."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.cli import main
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks.plan_run import plan_run
+from nmoe_core.tasks.shards import each_shard, grade_sources, outputs_of
+from tests.project import jsonl_source, write_project
+
+pytest.importorskip("torch")
+WORDS = ("use the default value", "because each example", "returns a long explanation of it")
+SETTINGS: dict[str, Any] = {
+    "prep": {"num_shards": 2, "max_tokens": "all", "min_doc_tokens": 1},
+    "backbone": {"kind": "tiny"},
+    "heads": {"max_ctx": 16, "judge": {"mid_dim": 16, "num_heads": 4, "ffn_dim": 32}},
+    "curation": {"include": ["keep", "band"], "num_topics": 3},
+    "seq_len": 64,
+}
+
+
+def nmoe(*words: object) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with thresholds, and without a grade."""
+    rows = [
+        {"id": f"d{i}", "text": f"number {i} " + f"{WORDS[i % 3]} {i % 7} " * (1 + i % 5)}
+        for i in range(500)
+    ]
+    project = write_project(
+        tmp_path_factory.mktemp("agreement"), [jsonl_source("web", rows)], SETTINGS
+    )
+    nmoe("prep-mixture", "--config", project.config)
+    for words in ("hydra oracle-label", "train probe", "train judge", "hydra calibrate"):
+        if words == "hydra oracle-label":
+            nmoe("hydra", "slices", "--config", project.config)
+        nmoe(*words.split(), "--config", project.config)
+    return project.config
+
+
+def contents(directory: Path, pattern: str) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob(pattern)}
+
+
+def rows_of(paths: list[Path]) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()]
+
+
+def test_the_command_grades_as_the_asset_does_at_any_number_of_workers(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    here = ["hydra", "grade", "--config", config, "--json", "--out", tmp_path / "command"]
+    nmoe(*here, "--set", "compute.workers=2")
+    said = json.loads(capsys.readouterr().out)
+    run = Run(config, {"compute.workers": 1}, {"quality": tmp_path / "asset"})
+    attempts = list(each_shard(run, "grade", "web", ["0000", "0001"]))
+    made = {f"web/{one.key}": one.result.facts for one in attempts if one.result is not None}
+    assert said == made
+    asset = contents(tmp_path / "asset", "quality_scores.jsonl")
+    assert contents(tmp_path / "command", "quality_scores.jsonl") == asset
+    assert len(asset) == 2
+
+
+def test_the_preview_names_the_shards_that_are_then_graded_and_curated(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roots = {name: tmp_path / name for name in ("quality", "topics", "curated")}
+    run = Run(config, None, roots)
+    sources = run_sources(run)
+    before = plan_run(run, sources)
+    assert [shard.shard for shard in before.regrade.shards] == ["shard_0000", "shard_0001"]
+    graded = grade_sources(run)
+    documents = [facts.facts["documents"] for facts in graded.values()]
+    assert [shard.documents for shard in before.regrade.shards] == documents
+    assert plan_run(run, sources).regrade.shards == []
+    from nmoe_core.tasks.curate import open_topics
+
+    open_topics(run, ["web"])
+    outputs_of(run, "topics", "web")
+    for settings in ({}, {"curation.order": "shuffle"}, {"curation.order": "shuffle"}):
+        run = Run(config, settings, roots)
+        planned = set(plan_run(run, sources).curated["web"])
+        done = outputs_of(run, "curate", "web")
+        changed = {f"shard_{i:04d}" for i, made in done.items() if made.facts["changed"]}
+        assert planned == changed
+
+
+def test_the_dry_run_of_a_mixture_names_the_splits_that_are_then_made(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["prep-mixture", "--config", config, "--data-root", tmp_path, "--json"]
+    capsys.readouterr()
+    nmoe(*command, "--dry-run")
+    planned = json.loads(capsys.readouterr().out)
+    nmoe(*command)
+    made = json.loads(capsys.readouterr().out)
+    named = [(part["source"], part["split"], f"{part['output']}/manifest.json") for part in planned]
+    assert named == [(part["source"], part["split"], part["manifest"]) for part in made]
+
+
+def test_a_document_is_labelled_and_graded_under_one_id(config: Path, tmp_path: Path) -> None:
+    run = Run(config, None, {"quality": tmp_path / "quality"})
+    grade_sources(run)
+    graded = [row["doc_id"] for row in rows_of(sorted(run.tree.quality.rglob("quality_s*.jsonl")))]
+    labelled = [
+        row["doc_id"]
+        for split in ("train", "val", "test")
+        for row in rows_of([run.tree.label_shard(split, i) / "scores.jsonl" for i in range(8)])
+    ]
+    assert len(graded) == len(set(graded)) == 500
+    assert len(labelled) == len(set(labelled)) > 400
+    assert set(labelled) <= set(graded)
+
+
+def test_a_line_of_a_file_is_labelled_and_graded_under_one_id(config: Path, tmp_path: Path) -> None:
+    lines = [{"text": f"number {i}", **({"id": f"given-{i}"} if i % 3 else {})} for i in range(9)]
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n\n" for line in lines))
+    named = ["--config", config, "--input-jsonl", file, "--quiet"]
+    nmoe("hydra", "oracle-label", *named, "--out", tmp_path / "labels")
+    nmoe("hydra", "grade", *named, "--out", tmp_path / "grades")
+    labelled, graded = (
+        [row["doc_id"] for row in rows_of([tmp_path / name])]
+        for name in ("labels/scores.jsonl", "grades/quality_scores.jsonl")
+    )
+    assert labelled == graded
+    assert len(set(graded)) == 9
