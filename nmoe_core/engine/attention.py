@@ -1,9 +1,9 @@
 """Grouped-query attention with sinks and a sliding window (gpt-oss model card, section 2).
 
 Each head has a learned sink: a logit that joins its softmax and whose probability is dropped, so
-that a head can attend to nothing. A window of w lets position i see i - w + 1 .. i. `attend` takes
-queries one block at a time, blocks lying at multiples of 64 of the position, so that a row's result
-does not depend on where a call begins; `attend_cached` takes one query per sequence.
+that a head need not attend to any key. A window of w lets position i see i - w + 1 .. i. `attend`
+takes queries one block at a time; blocks lie at multiples of 64 of the position, so that a row's
+result does not depend on where a call begins. `attend_cached` takes one query per sequence.
 
 Both use torch's fused CPU attention where the tensors are there, else plain products. A backend
 for another device has to replace only these two functions.

@@ -1,10 +1,10 @@
 """Which beginnings the prompts at hand share, and what the cache keeps of them.
 
-A radix tree over the prompts of waiting, running and just finished requests. Where two of them
-part, at least 16 tokens beyond the last such place, is a beginning worth keeping: the first
-sequence that comes by stops there, and the cache keeps what it has, the windowed blocks' rings
-included. Those that share it wait for that and go on from there. A prompt's last token is left
-out, because a sequence must compute something to have logits; so equal prompts share all but it.
+A radix tree over the prompts of waiting, running and just finished requests. A beginning is worth
+keeping where two prompts part, at least 16 tokens after the last such place. The first sequence
+that reaches it stops there, and the cache keeps its keys and values, the rings of windowed blocks
+included. The others wait for that and go on from there. A prompt's last token is left out, because
+a sequence must compute a token to have logits; so equal prompts share all but the last.
 """
 
 from __future__ import annotations

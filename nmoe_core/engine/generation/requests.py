@@ -25,7 +25,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What request `index` became: its new tokens, and why there are no more.
+    """The result of request `index`: its new tokens, and why it ended.
 
     `stop_id` is the stop token that came, with reason `stop`; with `length` it is None.
     """
@@ -94,5 +94,5 @@ def checked_prompt(tokens: Sequence[int], max_tokens: int | None, max_seq_len: i
 
 
 def refused(what: str, found: object, expected: str) -> ConfigError:
-    """The error for a request or a generator that cannot be."""
+    """The error for a request or a size that cannot be served."""
     return ConfigError(what, found=found, expected=expected, code="E-CONFIG-GENERATE")

@@ -1,11 +1,11 @@
 """Which sequences run in a pass, and with how many tokens.
 
-First come, first served: a sequence is admitted when there is a slot and pages for what it must
-prefill, and is not overtaken but by those that can start while it waits for a shared beginning to
-be made. Every running sequence that knows its next token decodes in every pass; prompts share the
-pass's remaining token budget in order of arrival. When pages run out, kept beginnings go first,
-then the youngest sequence goes back to the queue and is computed again from its tokens, so the
-oldest always ends and all do.
+Sequences are admitted in order of arrival, each when there is a slot and pages for what it must
+prefill. One that waits for a shared beginning to be computed lets later ones start. Every running
+sequence that knows its next token decodes in every pass; prompts share the remaining token budget
+of the pass in order of arrival. When pages run out, kept beginnings are dropped first; then the
+youngest sequence goes back to the queue and is computed again from its tokens. The oldest always
+ends, and so all do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nmoe_core.engine.generation.step import Chunk
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and what has been made of it.
+    """A request and its tokens so far.
 
     `tokens` is the prompt and all that came after it; the first `num_cached` have keys and values.
     `is_answered` is false between a pass that gave the sequence logits and the token chosen.
