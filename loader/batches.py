@@ -1,4 +1,4 @@
-"""Batches of one rank: whose rows they are, the memory they are in, and the last, short one.
+"""Batches of one rank: their rows, their memory, and the last, short batch.
 
 Where the last valid batch has fewer rows than there are ranks, ranks share rows: each gets one
 whole row as inputs and a part of its targets, the others being -100. So every target is on one

@@ -1,4 +1,4 @@
-"""From whatever names a run to its plan and its loader: a plan, its file or URL, settings.
+"""From a plan, its file, its URL or a run's settings to a plan and its loader.
 
 A mixture run names `mixture_toml`, `flow_profiles_toml`, `flow_mode` and `data_root` (or `root`,
 whose `data` directory it then is) and reads `{data_root}/{source}/{split}`. A run may list its

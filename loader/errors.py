@@ -7,7 +7,7 @@
     │                    E-STORE           a store does not give a file that is asked for
     └── StateError       E-STATE..., E-SEEK  a saved position does not belong to this plan
 
-`nmoe_core.base.errors` continues the tree for the stages that make data.
+`nmoe_core.base.errors` continues the tree for the tasks that make data.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from loader.errors import ConfigError
 from loader.plan import tables
 from loader.plan.settings import KEYS, RunSettings, checked, from_base
 
-# What a trainer's flat settings say of its loss and of its evaluation; nothing here reads them.
+# A trainer's flat settings of its loss and its evaluation, which the loader does not read.
 _TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
-# Other loaders' names of what is a key here too.
+# Other loaders' names of keys.
 _ALIASES = {"pack_sequences": "packing"}
 # A table is a slip of one of ours above the likeness of one slip in a short name.
 _SLIP = 0.85
@@ -68,7 +68,7 @@ def of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
         if key in KEYS or key in ("data", "base") or is_trainers(key):
             continue
         if not _is_table(value) or _is_slip(key, table):
-            raise _unknown(key, where, "; put what is not the loader's into a table of its own")
+            raise _unknown(key, where, "; put keys of the trainer into a table of their own")
     return _chosen(table, ("base", *KEYS)) | _of_data(inner or {}, where)
 
 

@@ -5,7 +5,7 @@ owns a contiguous run of them, so any world size reads the same stream and the p
 number: that of the last batch returned, also where a thread reads ahead. Train stops before a batch
 that would not be whole, and an iteration goes on from the position. Valid gives its last rows as a
 short batch, since each is to be seen once, and each iteration is a pass from its first batch on.
-A batch's memory is used again only when nobody holds the batch or a view of it.
+A batch's memory is used again only when the caller has let go of the batch and all views of it.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class DeterministicLoader:
         Raises:
             StateError: The state is malformed, of another plan or split, or its position does not
                 exist; the loader stays where it was.
-            PlanError: A source has not what is left to read of it (E-PLAN-SHORT); the same.
+            PlanError: A source has too few tokens for the rest of the plan (E-PLAN-SHORT).
         """
         before, stream = self.plan, self._open_stream()
         place, is_set = self._next, self._is_set

@@ -2,7 +2,7 @@
 
 A source's loss is the sum of its tokens' losses over the number of its predicted tokens, on all
 ranks together: neither a mean of means nor one rank's share. Numpy arrays and torch tensors are
-taken; nothing is imported that the caller has not.
+taken; torch is used only where the caller has imported it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A saved loader position: small, equal on all ranks, bound to its plan and sealed.
 
-The position is one number, the global sequence index. Beside it a state carries the identity of the
-plan, so that a refusal can name what differs, and counts per source. A batch size that differs is
-taken: the sequences are the same. States of version 2 have no seal: their counts must be those of
-their index. States of version 1 (other loaders of this layout) are taken by their index where what
-else they hold agrees with the plan; a state that is only counts per source is taken by those, see
-`loader.plan.continuation`.
+The position is one number, the global sequence index. A state also holds the plan's identity, so
+that a refusal can name what differs, and counts per source. It loads at another batch size, whose
+sequences are the same. Counts per source alone are a state too (`loader.plan.continuation`), and
+states of versions 1 and 2 load where they agree with the plan (`loader.old_states`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Batches come whole (`DataLoader(dataset, batch_size=None)`). Worker i of W makes every W-th batch
 and `DataLoader` takes them in turn, so the order is that of one process. `WorkerLoader` keeps the
-position of the last batch it returned, whatever the workers have read ahead, and its state is the
-loader's own: it moves between any number of workers, ranks, and none. Lengths are the batches of
-the whole stream, wherever the position is; each iteration of valid is a pass over all of it.
+position of the last batch it returned, however far workers have read ahead; its state is a plain
+loader's and moves between any numbers of workers and ranks. Lengths are the batches of the whole
+stream, wherever the position is; each iteration of valid is a pass over all of it.
 """
 
 from __future__ import annotations

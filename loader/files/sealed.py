@@ -1,10 +1,9 @@
 """JSON objects that carry the SHA-256 of their own content under `content_hash`.
 
 Every JSON file that a later task reads as truth is sealed when it is written and checked when it is
-read, so an edited or damaged file is refused instead of believed. Files of other tools, and of
-versions that did not seal a kind of file yet, carry no hash: their readers say whether one is
-required. `content_hash` is the same at any time of day; an object that says when it was made has a
-`file_hash` too, which covers that as well.
+read, so an edited or damaged file is refused. Files of other tools and of earlier versions may lack
+the hash: each reader says whether it requires one. `content_hash` leaves out `created_at`; an
+object with that key has a `file_hash` too, which covers it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reading files of a store through fsspec: what is missing, what does not answer, in one line.
+"""Reading files of a store through fsspec; every failure is one line.
 
-Stores are asked in whatever way their client has; whatever it raises becomes one error with one
-code, so that a caller can tell a store that is down (E-STORE) from a file that is not there.
+Each store's client raises errors of its own. All become one error with one code, so that a caller
+can tell a store that is down (E-STORE) from a missing file.
 """
 
 from __future__ import annotations

@@ -172,6 +172,6 @@ def _changed(file: _File, found: str) -> FormatError:
         where=file.path,
         found=found,
         expected=f"{file.size_bytes} bytes, modified at {file.modified_ns} ns",
-        do="restore the file, or start again from data that nobody writes to",
+        do="restore the file, or start again from data that does not change",
         code="E-SHARD-CHANGED",
     )

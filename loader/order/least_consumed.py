@@ -37,7 +37,7 @@ class LeastConsumed:
         weights: Integer weights, each above 0.
         tokens: Tokens that count as read of each source at the start.
         seq_len: Tokens of a sequence.
-        key: Which ties go to whom.
+        key: Tie-break seed.
     """
 
     def __init__(

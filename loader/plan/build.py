@@ -176,8 +176,8 @@ def num_windows(manifest: Manifest, settings: PlanSettings) -> int:
 def _shares(segment: Segment, sources: Sequence[StageSource]) -> list[int]:
     weights = [source.weight for source in sources]
     shares = quotas(segment.num_sequences, weights)
-    # With fewer sequences than sources somebody must go without; else a source that is asked for
-    # and gets nothing is a mistake in the mixture or the budget.
+    # With fewer sequences than sources some get none. Otherwise a source without a sequence is a
+    # mistake in the mixture or the budget.
     if 0 in shares and segment.num_sequences >= len(sources):
         i = shares.index(0)
         raise PlanError(

@@ -1,4 +1,4 @@
-"""What was read of each source, in the token-balance document's form, and plans that go on.
+"""Counts per source, in the token-balance document's form, and plans that continue after them.
 
 `{"datasets": [{"spec", "row_offset", "token_offset"}, ...]}` counts rows and tokens per source.
 `content_hash` and `order` beside them are ours, so that counts of other data or of another order

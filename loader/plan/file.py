@@ -62,7 +62,7 @@ def load_plan(path: str | Path) -> LoaderPlan:
 
 
 def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPlan:
-    """The plan in a JSON value; nothing is compared with its hash, its ranges or its data.
+    """The plan in a JSON value. Its hash, ranges and data are not checked.
 
     Args:
         value: What the file holds.
@@ -139,7 +139,7 @@ def _is_clean(value: str | float) -> bool:
 
 
 def malformed(where: object, found: str, expected: str | None = None) -> PlanError:
-    """The error for what is not a plan."""
+    """The error for a file that is not a plan."""
     return PlanError(
         "not a loader plan", where=where, found=found, expected=expected, code="E-PLAN-FORMAT"
     )

@@ -1,6 +1,6 @@
 """Plans and shards behind a URL: copied once to a local cache, checked, then read as any other.
 
-Everything the plan names is there and right before step 0: each manifest must be committed and be
+Before step 0 all data of the plan are there and checked: each manifest must be committed and be
 the one the plan was built from, each shard must have the size and SHA-256 of its manifest. A file
 that is missing, cut, replaced or not committed is refused by its URL. Files come in parallel, each
 written beside its place and renamed into it, so that a killed copy is taken up again; what has been

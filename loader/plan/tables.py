@@ -1,7 +1,7 @@
 """Reading TOML tables: bounded, typed, and refusing what it does not know.
 
-Every refusal is a ConfigError that names the file, the key, the value found and, for a name that
-is not known, the nearest one that is. Nothing here has a default that hides a mistake.
+Every refusal is a ConfigError that names the file, the key, the value found and, for an unknown
+name, the nearest known one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def unknown_name(
     kind: str, name: str, known: Collection[str], where: object, code: str | None = None
 ) -> ConfigError:
-    """The error for a name that nothing is known by; names the nearest one and lists all."""
+    """The error for an unknown name: names the nearest known one and lists all."""
     hint = nearest(name, known)
     return ConfigError(
         f"unknown {kind}",

@@ -1,4 +1,4 @@
-"""Memory of batches: hot buffers that are used again once nobody holds them.
+"""Memory of batches: hot buffers that are used again once their batches are released.
 
 A fresh array for each batch costs a page fault per 4 KiB when it is filled. `HeldBuffers` gives a
 buffer out again only when the caller has let go of the batch and of every view of it, which the
@@ -33,7 +33,7 @@ class HeldBuffers:
         self._buffers: list[np.ndarray] = []
 
     def take(self) -> np.ndarray:
-        """A buffer that nobody holds; its content is undefined."""
+        """A buffer that is not held; its content is undefined."""
         buffers, count = self._buffers, sys.getrefcount
         for i in range(len(buffers)):
             if count(buffers[i]) == _UNHELD:

@@ -67,7 +67,7 @@ def origins(stream: Stream, n: int) -> RowOrigins:
 def readings(stream: Stream, source: str, path: Path, start: int, end: int) -> Iterator[int]:
     """Global sequences whose inputs hold any of the tokens `[start, end)` of a file, ascending.
 
-    Looks at the place of every sequence, some 10 million a second, since any policy may come back
+    Looks at the place of every sequence, some 10 million per second, since any policy may come back
     to a document at any time.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Tokens of documents in the packed rows that a run has read: padding is no token.
+"""Tokens of documents in the packed rows that a run has read; padding does not count.
 
-A row's number of tokens is kept, 4 bytes a row. Rows are summed in the order in which the run reads
-them, from the last place that was asked for where it lies before, so that counting at every step
-costs a step's rows.
+Each row's number of tokens is kept, 4 bytes per row. Rows are summed in the order in which the run
+reads them, on from the last place that was asked for, so a count at every step costs one step's
+rows.
 """
 
 from __future__ import annotations
