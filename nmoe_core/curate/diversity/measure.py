@@ -186,7 +186,7 @@ def window_topics(
 def diversity_ceiling(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, metric: Metric = "concat"
 ) -> float:
-    """Mean topics a window that an order of these documents can reach in W = ceil(T / seq_len).
+    """The highest mean of topics per window that an order can reach in W = ceil(T / seq_len).
 
     A topic is in at most W windows, and in no more than its documents touch. `flush`: a document
     of at least a window fills floor(L / seq_len) windows alone, and its rest opens one more.

@@ -2,7 +2,7 @@
 
 Scan and check, embed what is new, assign to frozen clusters, order, measure. Only the embedding
 cache is written here. Costs one pass to scan and one to embed new texts; memory is the embeddings
-and 48 bytes per record. Refuses before any work whatever can be seen to be wrong then.
+and 48 bytes per record. Input, checkpoint and settings are checked before any work.
 """
 
 from __future__ import annotations

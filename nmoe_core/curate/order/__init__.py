@@ -68,7 +68,7 @@ ORDERS: dict[str, Order] = {
     "original": original,
 }
 
-# Options that an order cannot do without.
+# Options that an order requires.
 NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(ORDERS, ()) | {
     "window_fill": ("seq_len",),
     "bin_packing": ("seq_len",),

@@ -15,7 +15,7 @@ _NEVER = np.iinfo(np.int64).max
 def original(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
 ) -> np.ndarray:
-    """Source order. `seed` and `epoch` change nothing."""
+    """Source order. `seed` and `epoch` have no effect."""
     return np.arange(len(doc_clusters), dtype=np.int64)
 
 
@@ -38,7 +38,7 @@ def round_robin(
 ) -> np.ndarray:
     """One document of each cluster in turn, skipping exhausted ones.
 
-    `seed` and `epoch` change nothing.
+    `seed` and `epoch` have no effect.
     """
     grouped = by_cluster(doc_clusters)
     turn = np.empty(len(grouped), np.int64)
@@ -54,7 +54,7 @@ def stratified(
     After t of N documents the greedy maximises remaining_k / (N - t) - placed_k / t. Times the
     positive t (N - t) that is n_k t - placed_k N, which is kept here in integers, so ties are
     exact; an exhausted cluster is below zero while the scores sum to zero, so it is never picked.
-    The first pick is the largest cluster. O(N K). `seed` and `epoch` change nothing.
+    The first pick is the largest cluster. O(N K). `seed` and `epoch` have no effect.
     """
     # Only clusters that have documents: the score of an empty one would stay at zero.
     _, present, sizes = np.unique(doc_clusters, return_inverse=True, return_counts=True)
@@ -82,7 +82,7 @@ def bin_packing(
 
     It balances tokens inside a window and takes long documents first, so the early windows hold few
     documents and the late ones only short ones. Ties go to the topic with more documents left, then
-    to the lower id. O(N K). `seed` and `epoch` change nothing.
+    to the lower id. O(N K). `seed` and `epoch` have no effect.
     """
     if seq_len < 1:
         raise refusal("seq_len is out of range", seq_len, "1 or more")

@@ -27,7 +27,7 @@ def related(
 ) -> np.ndarray:
     """A chain in which each document is followed by its nearest one of those left in its block.
 
-    Lengths do not matter here.
+    Lengths have no effect.
 
     Args:
         embeddings: Float `[N, D]`, rows of length 1, so that products are cosines.

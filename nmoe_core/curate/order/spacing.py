@@ -104,8 +104,8 @@ def insert_only(
 ) -> np.ndarray:
     """An order that appended documents do not change: they are only inserted.
 
-    Document r of a topic, in order of arrival, has the key r/phi mod 1, which nothing that comes
-    later alters; the key of a document is its place in the epoch. Less even than `golden`. Keep
+    Document r of a topic, in order of arrival, has the key r/phi mod 1, which later documents do
+    not alter; the key of a document is its place in the epoch. Less even than `golden`. Keep
     seed and epoch, and the topics of old documents, while documents are appended.
     """
     key = np.empty(len(doc_clusters))

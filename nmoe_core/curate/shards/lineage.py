@@ -51,7 +51,7 @@ def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
 
 
 def read_lineage(manifest: Manifest) -> Generator[dict[str, Any], None, None]:
-    """Rows of a curated shard, in document order; close it where it is left early.
+    """Rows of a curated shard, in document order; close it when leaving it early.
 
     Raises:
         CurationError: The file is not the one that the manifest names (E-CURATION-LINEAGE).

@@ -1,7 +1,7 @@
 """Which documents a curated shard holds, and which order they get.
 
 `auto` is for a known training length: of `window_fill` and `golden` it takes the one whose windows
-hold more topics. With many documents a window that is `window_fill`; with few, `golden`.
+hold more topics. With many documents per window that is `window_fill`; with few, `golden`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class CurateSettings:
         seq_len: Tokens of a window: what `auto`, `window_fill` and `bin_packing` fill. The other
             orders do not depend on it; diversity is measured on it in any case.
         loader: How the trainer fills windows.
-        by: What `count_stride` sorts a topic by.
-        descending: Let it fall instead of rise.
+        by: What `count_stride` sorts the documents of a topic by.
+        descending: Whether it falls along the epoch instead of rising.
         resume_from_token: Tokens of this source that training has consumed: the documents that
             hold them stay where they are. None to order everything.
         tokens_per_shard: Most tokens of one file.

@@ -53,7 +53,7 @@ def verify_curated_shard(shard: ShardPaths) -> int:
                 if parent_doc_id is None:
                     continue
             if parent_doc_id not in missing:
-                raise _refuse(doc_id, f"{parent_doc_id}: not kept, or there twice")
+                raise _refuse(doc_id, f"{parent_doc_id}: not kept, or written twice")
             del missing[parent_doc_id]
             if not np.array_equal(tokens, originals[parent_doc_id][0]):
                 raise _refuse(doc_id, f"other tokens than {parent_doc_id}")

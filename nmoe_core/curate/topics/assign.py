@@ -2,7 +2,7 @@
 
 `fit_topic_model` embeds a deterministic sample, clusters it and freezes the centroids;
 `assign_topics` labels one shard. Both read the backbone's table through the object they are given,
-so many shards share one copy, and read nothing when their fingerprints are unchanged.
+so many shards share one copy, and neither reads a document when its fingerprints are unchanged.
 """
 
 from __future__ import annotations

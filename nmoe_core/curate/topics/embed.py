@@ -1,7 +1,7 @@
 """Shallow document embeddings: the mean of a document's rows of the backbone's embedding table.
 
 No forward pass and no other model: rows are summed in fp32 over runs of `SEGMENT_TOKENS`, runs in
-fp64, and the mean is L2-normalised. The EOS is left out; a document of nothing else is the zero
+fp64, and the mean is L2-normalised. The EOS is left out; a document without text is the zero
 row. A row depends only on its document, not on the block it was computed in. Memory is bounded by
 the blocks: `block_tokens` tokens and `BLOCK_DOCUMENTS` rows, whatever the length of a document.
 """

@@ -1,8 +1,8 @@
 """Names for clusters: the words most typical of each, against all records.
 
 A word's score is p log(p / q): p the share of the cluster's records that hold it, q the share of
-all (its part of the Kullback-Leibler divergence). Words of more than a fifth of the records name
-nothing. Words of letters only, from a bounded sample of records and of each text.
+all (its part of the Kullback-Leibler divergence). Words of more than a fifth of the records
+name no cluster. Words are of letters only, from a bounded sample of records and of each text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def typical_terms(
         texts: Sampled texts.
         labels: Cluster of each.
         num_clusters: K.
-        num_terms: Most words a cluster.
+        num_terms: Most words per cluster.
     """
     counts: list[Counter[str]] = [Counter() for _ in range(num_clusters)]
     for text, label in zip(texts, labels.tolist()):
@@ -59,7 +59,7 @@ def _best(
     ranked = sorted(scores, key=lambda word: (-scores[word], word))
     chosen: list[str] = []
     for word in ranked[: 10 * num_terms]:
-        # "returns" says nothing that "return" has not said.
+        # "returns" adds no meaning to "return".
         if not any(word[:5] == other[:5] for other in chosen):
             chosen.append(word)
     return chosen[:num_terms]
