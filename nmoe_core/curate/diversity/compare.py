@@ -41,13 +41,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSpaces:
-    """The comparison with its inputs: projected unit rows and labels of both, `[N, ...]`."""
+    """The comparison, projected unit rows of both, and labels of the first: `[N, ...]` each."""
 
     comparison: Comparison
     shallow: np.ndarray
     deep: np.ndarray
     shallow_labels: np.ndarray
-    deep_labels: np.ndarray
 
 
 def compare_embeddings(
@@ -103,7 +102,7 @@ def compare_embeddings(
         neighbour_overlap=neighbour_overlap(first[chosen], second[chosen]),
         verdict=verdict(ari),
     )
-    return ComparedSpaces(comparison, first, second, labels, deep_labels)
+    return ComparedSpaces(comparison, first, second, labels)
 
 
 def open_embeddings(path: Path) -> np.ndarray:
@@ -160,13 +159,10 @@ def _neighbours(rows: np.ndarray, count: int) -> np.ndarray:
 def _clustered(
     rows: np.ndarray, num_clusters: int, seed: int, pca: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    mean, axes, _ = fit_pca(project(rows, *_NO_PCA), pca, seed)
-    rows = project(project(rows, *_NO_PCA), mean, axes)
+    unit = project(rows, *fit_pca(rows, 0, seed)[:2])
+    rows = project(unit, *fit_pca(unit, pca, seed)[:2])
     return rows, nearest_topics(rows, fit_centroids(rows, num_clusters, seed))
 
 
 def _has_value(rows: np.ndarray) -> np.ndarray:
     return np.logical_and(np.isfinite(rows).all(axis=1), rows.any(axis=1))
-
-
-_NO_PCA = (np.empty(0, np.float32), np.empty((0, 0), np.float32))

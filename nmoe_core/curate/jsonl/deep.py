@@ -80,7 +80,8 @@ def embed_deep(
         CheckpointError, TokenizerError: The checkpoint's files or tokenizer cannot be used.
         LockedError: Another process is writing the same output (E-LOCKED).
     """
-    _refuse_tensor_parallel(settings.tensor_parallel)
+    if settings.tensor_parallel != 1:
+        raise _no_tensor_parallel(settings.tensor_parallel)
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
 
     tokenizer = open_tokenizer(model_dir, table_shape(model_dir)[0], settings.tokenizer)
@@ -89,15 +90,15 @@ def embed_deep(
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if devices[0].startswith("cuda") else "float32"
-    limits = deep_worker.model_limits(model_dir)
-    max_tokens = min(settings.max_tokens or limits.max_tokens, limits.max_tokens)
+    width, most_tokens = deep_worker.model_limits(model_dir)
+    max_tokens = min(settings.max_tokens or most_tokens, most_tokens)
     model = sha256_json([METHOD, checkpoint_digest(model_dir), dtype, tokenizer.fingerprint])
     paths = JsonlPaths(input_path, output.with_suffix(""), model_dir)
     chosen = np.arange(min(settings.limit or len(records), len(records)))
     with lock_outputs(paths):
         counts = embed_records(records, None, tokenizer, paths.cache, progress=progress).tokens
         keys = _keys(records, counts, max_tokens)
-        cache = EmbeddingCache(paths.cache / model[:16], model, limits.hidden_size)
+        cache = EmbeddingCache(paths.cache / model[:16], model, width)
         todo = chosen[missing_records(cache, keys[chosen])]
         todo = todo[np.argsort(counts[todo], kind="stable")]
         todo = todo[::-1] if settings.is_reverse else todo
@@ -114,7 +115,7 @@ def embed_deep(
             "embedding_method": METHOD,
             "model": model,
             "num_records": len(chosen),
-            "width": limits.hidden_size,
+            "width": width,
             "max_tokens": max_tokens,
             "num_truncated": int((counts[chosen] > max_tokens).sum()),
             "embedded_now": len(todo),
@@ -193,18 +194,17 @@ def _keys(records: JsonlInput, counts: np.ndarray, max_tokens: int) -> np.ndarra
     return keys
 
 
-def _refuse_tensor_parallel(degree: int) -> None:
-    if degree != 1:
-        raise ConfigError(
-            "embedding splits documents over devices, not the model",
-            found=f"--tp {degree}",
-            expected="--devices cuda:0 cuda:1 ...",
-            do=(
-                "each device holds the whole model (MXFP4 experts stay packed) and takes documents "
-                "of its own: no all-reduce a layer, and a row does not depend on their number"
-            ),
-            code="E-CONFIG-TP",
-        )
+def _no_tensor_parallel(degree: int) -> ConfigError:
+    return ConfigError(
+        "embedding splits documents over devices, not the model",
+        found=f"--tp {degree}",
+        expected="--devices cuda:0 cuda:1 ...",
+        do=(
+            "each device holds the whole model (MXFP4 experts stay packed) and takes documents of "
+            "its own: no all-reduce per layer, and a row does not depend on their number"
+        ),
+        code="E-CONFIG-TP",
+    )
 
 
 def _out_of_memory(output: Path, num_documents: int, shortest: int) -> CurationError:

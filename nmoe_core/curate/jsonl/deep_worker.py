@@ -1,28 +1,18 @@
 """One device's part of deep embedding: batches of token ids in, mean hidden states out.
 
-After a batch that ran out of memory the most tokens of a pass fall by 0.6; each pass that fits
-lets them grow by 1.1. A document that does not fit alone comes back as a row of NaN.
+After a batch that ran out of memory, the limit of tokens per pass shrinks to 0.6 of its size; each
+pass that fits lets it grow by 1.1. A document that does not fit alone comes back as a row of NaN.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 SHRINK, GROW = 0.6, 1.1
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """Width of a row, and the longest document the model takes."""
-
-    hidden_size: int
-    max_tokens: int
 
 
 class DeepEmbedder:
@@ -114,17 +104,13 @@ def all_devices() -> tuple[str, ...]:
     """Every GPU, else the CPU."""
     import torch
 
-    return tuple(_gpus(torch.cuda.device_count())) or ("cpu",)
+    return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count())) or ("cpu",)
 
 
-def _gpus(count: int) -> Iterator[str]:
-    return (f"cuda:{i}" for i in range(count))
-
-
-def model_limits(model_dir: Path) -> ModelLimits:
-    """Read from the checkpoint's config; no weight is touched."""
+def model_limits(model_dir: Path) -> tuple[int, int]:
+    """Width of a row, and tokens of the longest document the model takes; reads no weight."""
     from nmoe_core.engine.weights.checkpoint import open_checkpoint
 
     with open_checkpoint(model_dir) as checkpoint:
         config = checkpoint.config
-        return ModelLimits(config.hidden_size, config.max_position_embeddings)
+        return config.hidden_size, config.max_position_embeddings

@@ -15,6 +15,7 @@ import numpy as np
 from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.jsonl.compute import Curated, JsonlSettings
 from nmoe_core.curate.jsonl.output import JsonlPaths
+from nmoe_core.curate.topics.model import sample_rows
 
 SIMILARITY_ROWS = 5_000
 HIGH_SIMILARITY = 0.9
@@ -79,8 +80,7 @@ def meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[s
 def similarity_stats(rows: np.ndarray, seed: int) -> dict[str, Any]:
     """Cosines of all pairs of a sample of rows that are not zero."""
     with_text = np.flatnonzero(rows.any(axis=1))
-    chosen = np.random.RandomState(seed).permutation(len(with_text))[:SIMILARITY_ROWS]
-    sample = rows[np.sort(with_text[chosen])]
+    sample = rows[with_text[sample_rows(len(with_text), SIMILARITY_ROWS, seed)]]
     cosines = (sample @ sample.T)[np.triu_indices(len(sample), 1)]
     is_any = len(cosines) > 0
     return {

@@ -17,7 +17,7 @@ import numpy as np
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.input import JsonlInput
-from nmoe_core.curate.topics.embed import EmbeddingTable, pool
+from nmoe_core.curate.topics.embed import EmbeddingTable, pool, runs_within
 from nmoe_core.curate.topics.model_tokenizer import TextTokenizer
 
 BLOCK_BYTES = 2**23
@@ -76,7 +76,9 @@ def embed_records(
     missing = missing_records(cache, records.keys)
 
     def compute() -> Iterator[Block]:
-        for block in blocks(missing, records.lengths()):
+        lengths = records.lengths()[missing]
+        for run in runs_within(lengths, BLOCK_BYTES, BLOCK_RECORDS):
+            block = missing[run]
             texts = tokenizer.encode_batch(list(records.texts(block)))
             tokens = np.array([len(text) for text in texts], np.int64)
             empty = np.empty((len(texts), 0), np.float32)
@@ -122,15 +124,3 @@ def fill_cache(
             (cache.append if is_kept else cache.hold)(keys[records], tokens, rows)
             done += len(records)
             progress("embedded", done, total)
-
-
-def blocks(records: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Runs of records of at most `BLOCK_BYTES` and `BLOCK_RECORDS`, or of one long record."""
-    ends = np.cumsum(lengths[records])
-    first = 0
-    while first < len(records):
-        limit = (ends[first - 1] if first else 0) + BLOCK_BYTES
-        stop = max(int(np.searchsorted(ends, limit, side="right")), first + 1)
-        stop = min(stop, first + BLOCK_RECORDS)
-        yield records[first:stop]
-        first = stop

@@ -15,7 +15,7 @@ import numpy as np
 
 from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.diversity.measure import diversity_ceiling
-from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
+from nmoe_core.curate.topics.model import fit_centroids, nearest_topics, sample_rows
 
 CANDIDATES = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 SAMPLE_ROWS = 10_000
@@ -80,9 +80,7 @@ def calibrate_k(
             expected=f"more than {candidates[0]}",
             code="E-CURATION-TOPICS",
         )
-    sample = with_text[
-        np.sort(np.random.RandomState(seed).permutation(len(with_text))[:SAMPLE_ROWS])
-    ]
+    sample = with_text[sample_rows(len(with_text), SAMPLE_ROWS, seed)]
     distances = cosine_distances(rows[sample])
     results = []
     for k in usable:

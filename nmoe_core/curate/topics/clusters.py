@@ -22,6 +22,7 @@ from nmoe_core.curate.topics.model import (
     fit_centroids,
     load_tensors,
     nearest_topics,
+    sample_rows,
     save_tensors,
 )
 
@@ -145,8 +146,7 @@ def fit_pca(
     from sklearn.decomposition import PCA
     from threadpoolctl import threadpool_limits
 
-    chosen = np.sort(np.random.RandomState(seed).permutation(len(rows))[:_PCA_ROWS])
-    sample = np.asarray(rows[chosen])
+    sample = np.asarray(rows[sample_rows(len(rows), _PCA_ROWS, seed)])
     with threadpool_limits(limits=1):
         pca = PCA(min(num_components, len(sample) - 1, rows.shape[1]), random_state=seed)
         pca.fit(sample)
@@ -209,7 +209,7 @@ def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
             min_dist=0.1,
             random_state=seed,
         )
-        chosen = np.sort(np.random.RandomState(seed).permutation(len(rows))[:_UMAP_ROWS])
+        chosen = sample_rows(len(rows), _UMAP_ROWS, seed)
         points = np.empty((len(rows), 2), np.float32)
         points[chosen] = fit.fit_transform(rows[chosen])
         rest = np.setdiff1d(np.arange(len(rows)), chosen)

@@ -88,8 +88,8 @@ def embed_documents(
             (E-CURATION-EMBEDDING).
     """
     lengths = spans[:, 1] - spans[:, 0] - 1
-    for first, stop in _blocks(lengths, block_tokens):
-        texts = [tokens[start : end - 1] for start, end in spans[first:stop].tolist()]
+    for run in runs_within(lengths, block_tokens, BLOCK_DOCUMENTS):
+        texts = [tokens[start : end - 1] for start, end in spans[run].tolist()]
         yield pool(texts, table.rows, block_tokens=block_tokens)
 
 
@@ -119,15 +119,15 @@ def pool(
     return _normalised(sums / np.maximum(lengths, 1)[:, None])
 
 
-def _blocks(lengths: np.ndarray, block_tokens: int) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive documents of at most `block_tokens` together, or of one document."""
+def runs_within(lengths: np.ndarray, most: int, count: int) -> Iterator[slice]:
+    """Consecutive items, at most `count` and `most` in length together, or one longer item."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
-        limit = int(ends[first] - lengths[first]) + block_tokens
+        limit = int(ends[first] - lengths[first]) + most
         stop = int(np.searchsorted(ends, limit, side="right"))
-        stop = min(max(stop, first + 1), first + BLOCK_DOCUMENTS)
-        yield first, stop
+        stop = min(max(stop, first + 1), first + count)
+        yield slice(first, stop)
         first = stop
 
 

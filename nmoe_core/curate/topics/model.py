@@ -41,6 +41,12 @@ class TopicModel:
     header: dict[str, Any]
 
 
+def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
+    """At most `most` random row numbers, ascending."""
+    # A legacy generator: NumPy keeps its stream the same over versions.
+    return np.sort(np.random.RandomState(seed).permutation(num_rows)[:most])
+
+
 def fit_centroids(embeddings: np.ndarray, num_topics: int, seed: int) -> np.ndarray:
     """Cluster unit rows; return the means of the clusters, float32 `[num_topics, D]`.
 
