@@ -61,16 +61,6 @@ def test_a_flipped_byte_makes_verify_exit_1_and_name_the_file(
     assert npy.name in line
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["prep-mixture", "--config", "run.toml", "--dry-run", "--max-tokens", "1K"]) == 0
-    out = capsys.readouterr().out
-    assert "600" in out
-    assert "400" in out
-    assert not (project / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "code", "says"),
     [
@@ -110,15 +100,6 @@ def test_a_missing_text_field_is_one_line_and_nothing_is_written(
     assert not (project / "out").exists()
 
 
-def test_one_bad_source_does_not_stop_the_others_when_asked(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (project / "in" / "web.jsonl").write_text('{"body": "x"}\n')
-    assert main(["prep-mixture", "--config", "run.toml", "--continue-on-error"]) == 1
-    assert "web/train: ERROR [E-SOURCE-RECORD]" in capsys.readouterr().err
-    assert (project / "out/data/notes/train/manifest.json").is_file()
-
-
 def test_changed_input_is_refused_until_forced(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +137,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
     assert "prep-mixture" in done.stdout
 
 
-def test_quality_stages_refuse_before_their_inputs_exist(
+def test_quality_tasks_refuse_before_their_inputs_exist(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (["hydra", "slices"], ["hydra", "merge-labels"], ["report"]):
