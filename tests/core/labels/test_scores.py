@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -38,6 +39,8 @@ def test_five_integers_from_0_to_4_are_scores_in_the_order_of_the_rubric(value: 
         GOOD | {"density": 10**400},
         "",
         "[]",
+        f"[{json.dumps(GOOD)}]",
+        f"{json.dumps(GOOD)} {json.dumps(GOOD)}",
         "3",
         "```json\n{}\n```",
         '{"helpfulness": 1, "helpfulness": 1, "correctness": 1, "coherence": 1, '

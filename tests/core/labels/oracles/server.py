@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.labels.scores import DIMENSIONS
+from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.quality import RUBRIC
 
 MODEL = "judge-1"
@@ -72,8 +72,8 @@ def answers(document: str, nth: int) -> Reply:
     return completion(json.dumps(grades_of(document)))
 
 
-class JudgeServer:
-    """Runs in a thread of its own; remembers who was asked about and how often.
+class JudgeServer(Loopback):
+    """Answers about documents; remembers who was asked about and how often.
 
     Oracles that ask it are made by `oracle`, from a table of patient settings.
     """
@@ -86,15 +86,7 @@ class JudgeServer:
         self.paths: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.most_at_once = self.at_once = 0
-        self._wanted_port, self._loop = port, asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._ready = threading.Event()
-        self._thread.start()
-        self._ready.wait()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        super().__init__(self._talk, port)
 
     def table(self, **more: Any) -> HttpOracleTable:
         settings = {"base_url": self.url, "timeout_s": 60.0, "max_outage_s": 60.0, "concurrency": 8}
@@ -122,41 +114,11 @@ class JudgeServer:
             before = now
             time.sleep(0.1)
 
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        self._loop.run_until_complete(self._main())
-        self._loop.close()
-
-    async def _main(self) -> None:
-        self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._talk, "127.0.0.1", self._wanted_port)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._stop.wait()
-        # A connection accepted but not yet taken up would be lost unclosed.
-        await turns()
-        server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await turns()
-
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-                if not await self._respond(head, await reader.readexactly(length), writer):
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+    async def _talk(self, client: Client) -> None:
+        while await self._respond(client, *await client.request()):
             pass
-        finally:
-            writer.close()
 
-    async def _respond(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> bool:
+    async def _respond(self, client: Client, head: bytes, body: bytes) -> bool:
         request = json.loads(body)
         user = request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
         document = user.rpartition(DOCUMENT_HEAD)[2].partition(DOCUMENT_TAIL)[0]
@@ -175,13 +137,11 @@ class JudgeServer:
         lines += [f"{key}: {value}" for key, value in reply.headers.items()]
         payload = "\r\n".join([*lines, "", ""]).encode() + reply.body
         if reply.resets:
-            writer.write(payload[: len(payload) * 2 // 3] if reply.body else b"")
-            await writer.drain()
-            raw: socket.socket = writer.get_extra_info("socket")
+            await client.send(payload[: len(payload) * 2 // 3] if reply.body else b"")
+            raw: socket.socket = client.writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
-        writer.write(payload)
-        await writer.drain()
+        await client.send(payload)
         self.answered[document] += reply.status == 200
         return True
 
@@ -196,9 +156,3 @@ def write_documents(path: Path, count: int) -> list[str]:
     rows = [{"doc_id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return texts
-
-
-async def turns() -> None:
-    """Let the loop turn: accepted connections get their task, closed ones let go of theirs."""
-    for _ in range(10):
-        await asyncio.sleep(0.001)

@@ -3,71 +3,38 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from nmoe_core.labels.oracles.connection import Address, CannotConnectError, Connection, Response
+from tests.core.labels.oracles.loopback import Client, Loopback, Talk
 
-
-@dataclass
-class Client:
-    """The server's side of its nth connection."""
-
-    nth: int
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def request(self) -> tuple[bytes, bytes]:
-        """Head and body of the next request."""
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        return head, await self.reader.readexactly(length)
-
-
-Talk = Callable[[Client], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
 
 
 def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
-    """Run `use` on a connection to a server that talks so on its nth connection."""
+    """Run `use` on a connection to a server that talks so to each client."""
 
-    async def main() -> Any:
-        counts = iter(range(99))
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await talk(Client(next(counts), reader, writer))
-            except (asyncio.IncompleteReadError, ConnectionError):
-                pass
-            finally:
-                writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        address = Address(f"http://127.0.0.1:{port}/v1/x?a=1", {"Authorization": "Bearer k"})
+    async def main(url: str) -> Any:
+        address = Address(f"{url}/x?a=1", {"Authorization": "Bearer k"})
         connection = Connection(address, timeout_s=60.0, max_reply_bytes=2**20)
         try:
             return await use(connection)
         finally:
             connection.close()
-            server.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
             await asyncio.sleep(0)
 
-    return asyncio.run(main())
+    with closing(Loopback(talk)) as server:
+        return asyncio.run(main(server.url))
 
 
 def says(*parts: bytes) -> Talk:
     async def talk(client: Client) -> None:
         await client.request()
         for part in parts:
-            client.writer.write(part)
-            await client.writer.drain()
+            await client.send(part)
             await asyncio.sleep(0.002)
 
     return talk

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from nmoe_core.cli import main
 from nmoe_core.labels.oracle import Question
 from nmoe_core.labels.oracles.http import RAW_CHARS
 from nmoe_core.labels.records import read_records
+from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.labels.oracles.server import (
     MODEL,
     JudgeServer,
@@ -24,7 +22,6 @@ from tests.core.labels.oracles.server import (
     answers,
     completion,
     documents_of,
-    turns,
     write_documents,
 )
 
@@ -125,50 +122,6 @@ def test_a_refused_address_is_shown_without_its_password(
     assert not any(part in line for part in ("user", "s3", "ret@"))
 
 
-@contextmanager
-def endless(first: bytes, more: bytes) -> Iterator[tuple[str, list[int]]]:
-    """A server that answers every request with `first`, and then `more` for ever."""
-    loop, ready, sent = asyncio.new_event_loop(), threading.Event(), [0]
-    ports: list[int] = []
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(first)
-            while True:
-                writer.write(more)
-                await writer.drain()
-                sent[0] += len(more)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    async def serve() -> None:
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        ports.append(server.sockets[0].getsockname()[1])
-        ready.set()
-        await stop.wait()
-        await turns()
-        server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await turns()
-
-    stop = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
-    thread.start()
-    ready.wait()
-    try:
-        yield f"http://127.0.0.1:{ports[0]}/v1", sent
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
-
-
 OK = b"HTTP/1.1 200 OK\r\n"
 FLOODS = {
     "body of no length": (OK + b"\r\n", b"x" * 65536),
@@ -184,12 +137,22 @@ FLOODS = {
 def test_a_reply_that_does_not_end_is_cut_at_its_limit_and_ends_the_run_in_one_line(
     server: JudgeServer, flood: str
 ) -> None:
-    with endless(*FLOODS[flood]) as (url, sent):
+    first, more = FLOODS[flood]
+    num_sent = 0
+
+    async def flood_it(client: Client) -> None:
+        nonlocal num_sent
+        await client.reader.readuntil(b"\r\n\r\n")
+        client.writer.write(first)
+        while True:
+            await client.send(more)
+            num_sent += len(more)
+
+    with closing(Loopback(flood_it)) as flooding:
         limits = {"max_attempts": 1, "concurrency": 1, "max_reply_bytes": 2**20}
-        oracle = server.oracle(base_url=url, **limits)
+        oracle = server.oracle(base_url=flooding.url, **limits)
         with pytest.raises(LabelError) as down:
-            list(oracle.label(Question(f"document {i}") for i in range(40)))
-        num_sent = sent[0]
+            list(oracle.label(map(Question, documents_of(40))))
     assert down.value.code == "E-LABEL-ORACLE-DOWN"
     assert "reply_too_large" in str(down.value)
     assert "1048576 bytes" in str(down.value)
