@@ -114,7 +114,7 @@ def show_status(arguments: argparse.Namespace) -> int:
     from nmoe_core.labels.status import label_status
 
     tree = run_of(arguments, "labels", "slices").tree
-    rows = [asdict(row) for row in label_status(tree.labels, tree.slices)]
+    rows = [asdict(row) for row in label_status(tree)]
     if arguments.json:
         print_json(rows)
         return 0

@@ -20,6 +20,7 @@ from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
+from nmoe_core.config.tree import Tree
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.records import (
     Record,
@@ -30,6 +31,7 @@ from nmoe_core.labels.records import (
     read_records,
 )
 from nmoe_core.labels.scores import DIMENSIONS, as_vector, parse_scores
+from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
 MERGE_CODE = "merge-labels/2"
 SCORES_NAME = "scores.jsonl"
@@ -89,13 +91,8 @@ def checked_digest(path: Path) -> str:
     return digest
 
 
-def merged_path(labels_dir: Path, split: str) -> Path:
-    """The merged labels of a split."""
-    return labels_dir / "merged" / f"labels_{split}.jsonl"
-
-
-def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> Result:
-    """Join `labels_dir/{split}/shard_{i}/scores.jsonl` into `merged/labels_{split}.jsonl`.
+def merge_labels(tree: Tree, split: str) -> Result:
+    """Join `labels/{split}/shard_{i}/scores.jsonl` into `labels/merged/labels_{split}.jsonl`.
 
     Returns:
         The merged file's digest; facts: `total`, `parsed`, `salvaged`, and whether it `changed`.
@@ -105,15 +102,15 @@ def merge_labels(labels_dir: Path, split: str, num_shards: int = 8) -> Result:
             after it was finished (E-LABEL-CORRUPT), or shards have different scorers or rubrics
             (E-LABEL-MIXED).
     """
-    shards = [labels_dir / split / f"shard_{i}" for i in range(num_shards)]
+    shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
     digests = {shard.name: _finished_digest(shard) for shard in shards}
     fingerprints = {"code": MERGE_CODE, **digests}
-    path = merged_path(labels_dir, split)
+    path = tree.merged_labels(split)
     summary, _ = _summary_of(path)
     if is_current(summary, fingerprints) and path.is_file():
         return _merged(checked_digest(path), read_summary(summary), changed=False)
     records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
-    scorer = one_scorer(records, where=labels_dir / split)
+    scorer = one_scorer(records, where=tree.labels / split)
     merged = list(latest(records).values())
     # Two splits share the directory, so each has its own lock.
     with output_lock(path.parent / f".{split}"):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.result import Result
+from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import spearman
 from nmoe_core.labels.document_texts import Documents, sample_of
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
@@ -21,6 +22,7 @@ from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.records import Record, latest, read_records
 from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
 RELABELLED_NAME = "relabelled"
 
@@ -43,7 +45,7 @@ def label_again(
     return label_shard(sample_of(documents, count), out_dir / RELABELLED_NAME, oracle, **options)
 
 
-def merge_noise(labels_dir: Path, split: str, num_shards: int = 8) -> dict[str, Any] | None:
+def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
     """Write `merged/noise_{split}.json` over all shards' second labels; None if there are none.
 
     `reliability` is the Spearman correlation of the two aggregates, `ceiling` its root; both are
@@ -53,13 +55,13 @@ def merge_noise(labels_dir: Path, split: str, num_shards: int = 8) -> dict[str, 
         LabelError: Labels were changed after they were finished (E-LABEL-CORRUPT).
     """
     pairs: list[tuple[Record, Record]] = []
-    for i in range(num_shards):
-        shard = labels_dir / split / f"shard_{i}"
+    for i in range(NUM_LABEL_SHARDS):
+        shard = tree.label_shard(split, i)
         again = shard / RELABELLED_NAME / SCORES_NAME
         if again.is_file():
             first, second = (_finished_records(path) for path in (shard / SCORES_NAME, again))
             pairs += [(first[doc_id], record) for doc_id, record in second.items()]
-    path = labels_dir / "merged" / f"noise_{split}.json"
+    path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     if not pairs:
         path.unlink(missing_ok=True)
         return None

@@ -31,6 +31,7 @@ from nmoe_core.base.fingerprint import (
     sha256_json,
 )
 from nmoe_core.base.result import Result
+from nmoe_core.config.tree import Tree
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.shards.manifest import documents_digest
 
@@ -40,13 +41,8 @@ COMBINED_NAME = "slices_manifest.json"
 FORMAT = "nmoe-slices/1"
 MAX_WAIT_S = 600.0
 SPLITS = ("train", "val", "test")
-LABELLED_SPLITS = SPLITS
 NUM_LABEL_SHARDS = 8
-
-
-def shard_name(split: str, shard: int) -> str:
-    """File of a label shard: `{split}_shard_{NN}`."""
-    return f"{split}_shard_{shard:02d}"
+LABEL_SHARDS = [(split, i) for split in SPLITS for i in range(NUM_LABEL_SHARDS)]
 
 
 def _docids(split: str) -> str:
@@ -54,10 +50,7 @@ def _docids(split: str) -> str:
 
 
 _LISTS = [_docids(split) for split in SPLITS]
-_COMBINED = [
-    *_LISTS,
-    *(shard_name(split, i) for split in LABELLED_SPLITS for i in range(NUM_LABEL_SHARDS)),
-]
+_COMBINED = [*_LISTS, *(f"{split}_shard_{i:02d}" for split, i in LABEL_SHARDS)]
 
 
 def source_manifest(data_root: Path, source: str) -> Manifest:
@@ -75,8 +68,8 @@ def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
     return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
 
 
-def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Result:
-    """List the documents of one source in `slices_dir/sources/{source}/docids_{split}.jsonl`.
+def write_source_slices(tree: Tree, source: str) -> Result:
+    """List the documents of one source in `slices/sources/{source}/docids_{split}.jsonl`.
 
     Returns:
         The digest of the summary; facts: documents of each split, and whether they `changed`.
@@ -84,14 +77,13 @@ def write_source_slices(data_root: Path, source: str, slices_dir: Path) -> Resul
     Raises:
         FormatError: The source has no committed manifest, or an index does not match it.
     """
-    manifest = source_manifest(data_root, source)
-    out_dir = slices_dir / "sources" / source
+    manifest, out_dir = source_manifest(tree.data, source), tree.source_slices(source)
     summary = out_dir / SUMMARY_NAME
     fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
     if _is_whole(summary, fingerprints, _LISTS):
         return _result(summary, changed=False)
     with output_lock(out_dir):
-        counts = _write_splits(out_dir, document_ids(data_root, manifest))
+        counts = _write_splits(out_dir, document_ids(tree.data, manifest))
         facts = {"source": source, "counts": counts}
         return _commit(summary, facts, _LISTS, fingerprints)
 
@@ -125,7 +117,7 @@ def _write_splits(out_dir: Path, documents: Iterator[DocId]) -> dict[str, int]:
     return {split: counts[split] for split in SPLITS}
 
 
-def combine_slices(slices_dir: Path, sources: Sequence[str]) -> Result:
+def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:
     """Join the slices of sources, in the order of their names, and deal out the label shards.
 
     Writes `docids_{train,val,test}.jsonl`, `{train,val,test}_shard_00` to `_07` (line `j` goes to
@@ -141,18 +133,18 @@ def combine_slices(slices_dir: Path, sources: Sequence[str]) -> Result:
         LockedError: Another process has been writing for ten minutes (E-LOCKED).
     """
     names = sorted(set(sources))
-    parts = {s: _read_summary(slices_dir / "sources" / s / SUMMARY_NAME) for s in names}
+    parts = {s: _read_summary(tree.source_slices(s) / SUMMARY_NAME) for s in names}
     fingerprints = {"code": SLICE_CODE, **{f"slices:{s}": sha256_json(parts[s]) for s in names}}
-    summary = slices_dir / COMBINED_NAME
+    summary = tree.slices / COMBINED_NAME
     if _is_whole(summary, fingerprints, _COMBINED):
         return _result(summary, changed=False)
-    with _combining(slices_dir):
+    with _combining(tree.slices):
         if _is_whole(summary, fingerprints, _COMBINED):
             return _result(summary, changed=False)
-        for path in (slices_dir / "sources" / s / name for s in names for name in _LISTS):
+        for path in (tree.source_slices(s) / name for s in names for name in _LISTS):
             _check_digest(path, sha256_file(path))
         summary.unlink(missing_ok=True)
-        counts = {split: _combine_split(slices_dir, names, split) for split in SPLITS}
+        counts = {split: _combine_split(tree, names, split) for split in SPLITS}
         facts = {"counts": counts, "sources": names}
         return _commit(summary, facts, _COMBINED, fingerprints)
 
@@ -202,14 +194,15 @@ def _check_digest(path: Path, found: str) -> None:
             )
 
 
-def _combine_split(slices_dir: Path, sources: Sequence[str], split: str) -> int:
+def _combine_split(tree: Tree, sources: Sequence[str], split: str) -> int:
     num_rows = 0
     with ExitStack() as stack:
-        whole = stack.enter_context(atomic_file(slices_dir / _docids(split)))
-        paths = [slices_dir / shard_name(split, i) for i in range(NUM_LABEL_SHARDS)]
-        shards: list[IO[bytes]] = [stack.enter_context(atomic_file(path)) for path in paths]
+        whole = stack.enter_context(atomic_file(tree.slices / _docids(split)))
+        shards: list[IO[bytes]] = [
+            stack.enter_context(atomic_file(tree.slice(split, i))) for i in range(NUM_LABEL_SHARDS)
+        ]
         for source in sources:
-            with open(slices_dir / "sources" / source / _docids(split), "rb") as rows:
+            with open(tree.source_slices(source) / _docids(split), "rb") as rows:
                 for row in rows:
                     whole.write(row)
                     shards[num_rows % NUM_LABEL_SHARDS].write(row)

@@ -13,14 +13,9 @@ from typing import Literal
 
 from nmoe_core.base.atomic import LOCK_NAME
 from nmoe_core.base.errors import LabelError
+from nmoe_core.config.tree import Tree
 from nmoe_core.labels.files import SCORES_NAME, SUMMARY_NAME, read_summary
-from nmoe_core.labels.slices import (
-    LABELLED_SPLITS,
-    NUM_LABEL_SHARDS,
-    data_digest,
-    former_data_digest,
-    shard_name,
-)
+from nmoe_core.labels.slices import LABEL_SHARDS, data_digest, former_data_digest
 
 State = Literal["PENDING", "RUNNING", "DONE"]
 
@@ -39,23 +34,19 @@ class ShardStatus:
     scorer: str | None = None
 
 
-def label_status(labels_dir: Path, slices_dir: Path) -> list[ShardStatus]:
-    """The shards of all labelled splits, in their order.
+def label_status(tree: Tree) -> list[ShardStatus]:
+    """All label shards, in their order.
 
     Raises:
         FormatError: A summary is not JSON.
         LabelError: A summary was changed (E-LABEL-CORRUPT).
     """
-    return [
-        _status(labels_dir, slices_dir, split, i)
-        for split in LABELLED_SPLITS
-        for i in range(NUM_LABEL_SHARDS)
-    ]
+    return [_status(tree, split, i) for split, i in LABEL_SHARDS]
 
 
-def _status(labels_dir: Path, slices_dir: Path, split: str, i: int) -> ShardStatus:
-    shard = labels_dir / split / f"shard_{i}"
-    slice_file, scores = slices_dir / shard_name(split, i), shard / SCORES_NAME
+def _status(tree: Tree, split: str, i: int) -> ShardStatus:
+    shard, slice_file = tree.label_shard(split, i), tree.slice(split, i)
+    scores = shard / SCORES_NAME
     documents = _num_lines(slice_file) if slice_file.is_file() else None
     labelled = _num_lines(scores) if scores.is_file() else 0
     if not (shard / SUMMARY_NAME).is_file():
@@ -85,8 +76,8 @@ def _is_locked(path: Path) -> bool:
         return False
 
 
-def require_current_labels(labels_dir: Path, split: str, data_root: Path) -> None:
-    """Refuse labels of a split that were made of other documents than those under `data_root`.
+def require_current_labels(tree: Tree, split: str) -> None:
+    """Refuse labels of a split that were made of other documents than those that are there now.
 
     A record that was edited since moves the token spans, and so the ids, of documents behind it: a
     head would train on other texts than the oracle was shown. Labels of JSON lines name no sources
@@ -98,16 +89,16 @@ def require_current_labels(labels_dir: Path, split: str, data_root: Path) -> Non
         FormatError: One of the sources is not there any more.
     """
     digests: dict[tuple[str, ...], str] = {}  # the shards of a split are mostly of the same sources
-    for summary in sorted((labels_dir / split).glob(f"shard_*/{SUMMARY_NAME}")):
+    for summary in sorted((tree.labels / split).glob(f"shard_*/{SUMMARY_NAME}")):
         value = read_summary(summary)
         made_from = (value.get("fingerprints") or {}).get("data")
         sources = tuple(sorted(value.get("per_source") or {}))
         if made_from is None or not sources:
             continue
         if sources not in digests:
-            digests[sources] = data_digest(data_root, sources)
+            digests[sources] = data_digest(tree.data, sources)
         found = digests[sources]
-        if made_from != found and made_from != former_data_digest(data_root, sources):
+        if made_from != found and made_from != former_data_digest(tree.data, sources):
             raise LabelError(
                 "labels are of documents that have changed since",
                 where=summary.parent,

@@ -14,7 +14,7 @@ from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.labels.files import checked_digest
 from nmoe_core.labels.records import indexed_records
-from nmoe_core.labels.slices import LABELLED_SPLITS
+from nmoe_core.labels.slices import SPLITS
 from nmoe_core.shards.documents import ShardFile, shard_files
 
 Facts = dict[str, Any]
@@ -83,7 +83,7 @@ def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
         LabelError: A line is not a record, or the file was changed (E-LABEL-CORRUPT).
     """
     found: dict[str, Facts] = {}
-    for split in LABELLED_SPLITS:
+    for split in SPLITS:
         path = run.tree.merged_labels(split)
         if not path.is_file():
             continue

@@ -67,29 +67,23 @@ def label_slices(
     from nmoe_core.labels.label import label_shard
     from nmoe_core.labels.noise import label_again
     from nmoe_core.labels.oracles import make_oracle
-    from nmoe_core.labels.slices import (
-        LABELLED_SPLITS,
-        NUM_LABEL_SHARDS,
-        combine_slices,
-        shard_name,
-    )
+    from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 
-    known = [f"{split}-{i:02d}" for split in LABELLED_SPLITS for i in range(NUM_LABEL_SHARDS)]
+    known = [f"{split}-{i:02d}" for split, i in LABEL_SHARDS]
     asked = known if keys is None else list(keys)
     for key in asked:
         if key not in known:
             raise ConfigError("no such slice", found=key, expected=f"{known[0]} to {known[-1]}")
-    paths, table = run.paths, run.config.oracle
-    combine_slices(paths.slices, sources)
+    tree, table = run.tree, run.config.oracle
+    combine_slices(tree, sources)
     tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
     make = functools.cache(lambda asked: make_oracle(table, asked, run.resolve))
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
     outputs = {}
     for key in asked:
         split, _, number = key.rpartition("-")
-        out_dir = paths.labels / split / f"shard_{int(number)}"
-        slice_file = paths.slices / shard_name(split, int(number))
-        documents = shard_documents(slice_file, paths.data, tokenizer, table.max_doc_tokens)
+        out_dir, slice_file = tree.label_shard(split, int(number)), tree.slice(split, int(number))
+        documents = shard_documents(slice_file, tree.data, tokenizer, table.max_doc_tokens)
         oracle = make(run.rubric)
         made = label_shard(documents, out_dir, oracle, **options)
         facts = {
@@ -112,10 +106,10 @@ def merge_split(run: Run, split: str) -> Result:
     from nmoe_core.labels.files import merge_labels
     from nmoe_core.labels.noise import merge_noise
 
-    made = merge_labels(run.tree.labels, split)
+    made = merge_labels(run.tree, split)
     facts = {"labels": made.facts["total"]}
     facts |= {key: made.facts[key] for key in ("parsed", "salvaged", "changed")}
-    if (noise := merge_noise(run.tree.labels, split)) is not None:
+    if (noise := merge_noise(run.tree, split)) is not None:
         facts["oracle_reliability"] = noise["reliability"]
     return Result(made.digest, facts | {"path": str(run.tree.merged_labels(split))})
 
@@ -241,16 +235,16 @@ def _merged(run: Run, split: str) -> Path:
     from nmoe_core.labels.files import merge_labels
     from nmoe_core.labels.status import require_current_labels
 
-    require_current_labels(run.paths.labels, split, run.paths.data)
-    merge_labels(run.paths.labels, split)
+    require_current_labels(run.tree, split)
+    merge_labels(run.tree, split)
     return run.tree.merged_labels(split)
 
 
 def labelled_splits(run: Run) -> list[str]:
     """The splits to merge: test only where it was labelled, which older runs did not do."""
-    from nmoe_core.labels.slices import LABELLED_SPLITS
+    from nmoe_core.labels.slices import SPLITS
 
-    return [s for s in LABELLED_SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
+    return [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
 
 
 def _eos_token_id(run: Run) -> int:

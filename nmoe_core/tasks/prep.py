@@ -81,7 +81,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
 
 def make_slices(run: Run, source: str) -> Result:
     """Write the train, val and test document ids of one source."""
-    return write_source_slices(run.tree.data, source, run.tree.slices)
+    return write_source_slices(run.tree, source)
 
 
 def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
@@ -101,7 +101,7 @@ def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, R
     if not names:
         raise ConfigError("no source here", where=data, expected="directories with train/")
     made = {name: make_slices(run, name) for name in names}
-    return made | {"all": combine_slices(run.tree.slices, names)}
+    return made | {"all": combine_slices(run.tree, names)}
 
 
 def _manifest_picture(manifest: Manifest) -> str:

@@ -69,7 +69,7 @@ def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     from nmoe_core.labels.files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
-    path = run.paths.labels / split / f"shard_{int(number)}" / SCORES_NAME
+    path = run.tree.label_shard(split, int(number)) / SCORES_NAME
     return list(islice(_label_rows(path.read_bytes().splitlines()), count))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from nmoe_core.base.atomic import write_json
 from nmoe_core.calibration.calibrate import calibrate
 from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.thresholds import Targets
+from nmoe_core.config.tree import Tree
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import Grader, grade_documents
 from nmoe_core.grading.inputs import DocIdInput, GradeInput, ShardInput
@@ -124,9 +125,10 @@ class FakeOracle:
 
 def slice_all(data_root: Path, slices_dir: Path) -> Path:
     """Slices of both sources; returns the directory."""
+    tree = replace(Tree.below(slices_dir.parent, data=data_root), slices=slices_dir)
     for source in ("web", "books"):
-        write_source_slices(data_root, source, slices_dir)
-    combine_slices(slices_dir, ["web", "books"])
+        write_source_slices(tree, source)
+    combine_slices(tree, ["web", "books"])
     return slices_dir
 
 

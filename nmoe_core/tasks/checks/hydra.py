@@ -57,22 +57,21 @@ def check_backbone(run: Run) -> Verdicts:
 def check_labels(run: Run) -> Verdicts:
     """`coverage`, `parse_rate` and `one_scorer` of the label slices that are finished."""
     from nmoe_core.labels.files import SUMMARY_NAME, read_summary
-    from nmoe_core.labels.slices import LABELLED_SPLITS, NUM_LABEL_SHARDS, read_slice, shard_name
+    from nmoe_core.labels.slices import LABEL_SHARDS, read_slice
 
     summaries, uncovered = [], []
-    for split in LABELLED_SPLITS:
-        for i in range(NUM_LABEL_SHARDS):
-            path = run.paths.labels / split / f"shard_{i}" / SUMMARY_NAME
-            if path.is_file():
-                try:
-                    summary = read_summary(path)
-                    asked = len(read_slice(run.paths.slices / shard_name(split, i)))
-                except (LabelError, FormatError) as error:
-                    uncovered.append(f"{split}-{i:02d}: {error.line()}")
-                    continue
-                summaries.append(summary)
-                if summary["total"] != asked:
-                    uncovered.append(f"{split}-{i:02d}: {summary['total']} of {asked}")
+    for split, i in LABEL_SHARDS:
+        path = run.tree.label_shard(split, i) / SUMMARY_NAME
+        if path.is_file():
+            try:
+                summary = read_summary(path)
+                asked = len(read_slice(run.tree.slice(split, i)))
+            except (LabelError, FormatError) as error:
+                uncovered.append(f"{split}-{i:02d}: {error.line()}")
+                continue
+            summaries.append(summary)
+            if summary["total"] != asked:
+                uncovered.append(f"{split}-{i:02d}: {summary['total']} of {asked}")
     total, parsed = (sum(s[key] for s in summaries) for key in ("total", "parsed"))
     rate = parsed / total if total else 1.0
     salvaged = sum(s.get("salvaged", 0) for s in summaries)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nmoe_core.cli import main
+from nmoe_core.config.tree import Tree
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import combine_slices, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
@@ -37,8 +38,8 @@ def tree(tmp_path: Path) -> Path:
         writer.add_document(tokens.astype(np.uint32), f"web:{i}", f"{i:064x}")
     writer.finish({"made": "here"}, {"source": "web"})
     write_json(split / "manifest.json", combine_shards(split, fmt, 1, {"source": "web"}))
-    write_source_slices(tmp_path / "data", "web", tmp_path / "slices")
-    combine_slices(tmp_path / "slices", ["web"])
+    write_source_slices(Tree.below(tmp_path), "web")
+    combine_slices(Tree.below(tmp_path), ["web"])
     for name in ("train", "val"):
         rows = (tmp_path / "slices" / f"docids_{name}.jsonl").read_text().splitlines()
         path = tmp_path / "labels" / "merged" / f"labels_{name}.jsonl"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.result import Result
+from nmoe_core.config.tree import Tree
 from nmoe_core.labels.document_texts import Documents, shard_documents
-from nmoe_core.labels.files import merged_path
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.records import Record, read_records
@@ -19,16 +19,16 @@ class Labelling:
     """Labels the slices of a tree, `train_shard_00` where no other is named."""
 
     def __init__(self, base: Path, data_root: Path) -> None:
-        self.data_root = data_root
-        self.labels, self.slices = base / "labels", slice_all(data_root, base / "slices")
-        self.merged = merged_path(self.labels, "val")
+        self.tree = Tree.below(base, data=data_root)
+        slice_all(data_root, self.tree.slices)
+        self.merged = self.tree.merged_labels("val")
 
     def shard(self, i: int = 0, split: str = "train") -> Path:
-        return self.labels / split / f"shard_{i}"
+        return self.tree.label_shard(split, i)
 
     def documents(self, i: int = 0, split: str = "train", max_doc_tokens: int = 16) -> Documents:
-        path = self.slices / f"{split}_shard_{i:02d}"
-        return shard_documents(path, self.data_root, FakeTokenizer(), max_doc_tokens)
+        path = self.tree.slice(split, i)
+        return shard_documents(path, self.tree.data, FakeTokenizer(), max_doc_tokens)
 
     def run(
         self,

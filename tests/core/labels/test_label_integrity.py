@@ -26,7 +26,7 @@ from tests.core.quality import FakeOracle
 def labelled(labelling: Labelling) -> Labelling:
     """All of train and val labelled, val merged."""
     labelling.run_all()
-    merge_labels(labelling.labels, "val")
+    merge_labels(labelling.tree, "val")
     return labelling
 
 
@@ -49,7 +49,7 @@ def test_scores_inverted_by_hand_are_refused_in_one_line(
 ) -> None:
     before = read_labels(labelled.merged).scores
     edit(labelled.merged, invert)
-    for read in (read_labels, lambda path: merge_labels(labelled.labels, "val")):
+    for read in (read_labels, lambda path: merge_labels(labelled.tree, "val")):
         with pytest.raises(LabelError, match="changed after") as refused:
             read(labelled.merged)
         assert refused.value.code == "E-LABEL-CORRUPT"
@@ -58,7 +58,7 @@ def test_scores_inverted_by_hand_are_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert "ERROR [E-LABEL-CORRUPT]" in line
     labelled.merged.unlink()
-    merge_labels(labelled.labels, "val")
+    merge_labels(labelled.tree, "val")
     assert (read_labels(labelled.merged).scores == before).all()
 
 
@@ -69,7 +69,7 @@ def test_scores_of_a_shard_changed_by_hand_are_refused_by_every_reader(
     edit(scores, invert)
     for read in (
         lambda: read_labels(scores),
-        lambda: merge_labels(labelled.labels, "val"),
+        lambda: merge_labels(labelled.tree, "val"),
         lambda: labelled.run(oracle, split="val"),
     ):
         with pytest.raises(LabelError, match="changed after"):
@@ -98,7 +98,7 @@ def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_
     labelled: Labelling, name: str
 ) -> None:
     places = {
-        labelled.shard(0, "val") / "summary.json": lambda: merge_labels(labelled.labels, "val"),
+        labelled.shard(0, "val") / "summary.json": lambda: merge_labels(labelled.tree, "val"),
         labelled.merged.with_name("labels_val.summary.json"): lambda: read_labels(labelled.merged),
     }
     for path, read in places.items():
@@ -117,18 +117,18 @@ def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_
 def test_a_changed_summary_does_not_vouch_for_the_documents_of_its_labels(
     labelled: Labelling,
 ) -> None:
-    require_current_labels(labelled.labels, "val", labelled.data_root)
+    require_current_labels(labelled.tree, "val")
     edit(labelled.shard(0, "val") / "summary.json", lambda row: row.update(per_source={}))
     with pytest.raises(LabelError) as refused:
-        require_current_labels(labelled.labels, "val", labelled.data_root)
+        require_current_labels(labelled.tree, "val")
     assert refused.value.code == "E-LABEL-CORRUPT"
 
 
 def test_noise_that_was_changed_is_refused(labelled: Labelling) -> None:
     for i in range(8):
         label_again(labelled.documents(i, "val"), 2, labelled.shard(i, "val"), FakeOracle())
-    merge_noise(labelled.labels, "val")
-    path = labelled.labels / "merged" / "noise_val.json"
+    merge_noise(labelled.tree, "val")
+    path = labelled.tree.labels / "merged" / "noise_val.json"
     kept = path.read_bytes()
     for change in (lambda row: row.update(ceiling=0.1), lambda row: row.pop("content_hash")):
         edit(path, change)
@@ -140,13 +140,13 @@ def test_noise_that_was_changed_is_refused(labelled: Labelling) -> None:
     assert (read_noise(path) or {})["ceiling"] is not None
     edit(labelled.shard(0, "val") / "relabelled" / "scores.jsonl", invert)
     with pytest.raises(LabelError, match="changed after"):
-        merge_noise(labelled.labels, "val")
+        merge_noise(labelled.tree, "val")
 
 
 def test_a_slice_that_was_changed_is_refused_by_its_reader(
     labelling: Labelling, tmp_path: Path
 ) -> None:
-    slices = labelling.slices
+    slices = labelling.tree.slices
     for name in ("val_shard_00", "docids_val.jsonl", "sources/web/docids_train.jsonl"):
         path, own = slices / name, tmp_path / "of_my_own"
         kept = path.read_bytes()
@@ -164,15 +164,15 @@ def test_a_slice_that_was_changed_is_refused_by_its_reader(
 
 
 def test_a_source_list_that_was_changed_is_not_dealt_out(labelling: Labelling) -> None:
-    path = labelling.slices / "sources" / "web" / "docids_val.jsonl"
+    path = labelling.tree.slices / "sources" / "web" / "docids_val.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
-    (labelling.slices / "slices_manifest.json").unlink()
+    (labelling.tree.slices / "slices_manifest.json").unlink()
     with pytest.raises(FormatError) as refused:
-        combine_slices(labelling.slices, ["web", "books"])
+        combine_slices(labelling.tree, ["web", "books"])
     assert refused.value.code == "E-SLICE-CHANGED"
     (path.parent / "slices.json").unlink()
-    assert write_source_slices(labelling.data_root, "web", labelling.slices).facts["changed"]
-    combine_slices(labelling.slices, ["web", "books"])
+    assert write_source_slices(labelling.tree, "web").facts["changed"]
+    combine_slices(labelling.tree, ["web", "books"])
 
 
 def test_salvaged_labels_are_counted_everywhere_and_used_on_request_alone(
@@ -185,16 +185,16 @@ def test_salvaged_labels_are_counted_everywhere_and_used_on_request_alone(
     asked = [len(labelling.documents(i, "val").rows) for i in range(8)]
     parsed, salvaged = sum(asked), sum(-(-count // 3) for count in asked)
     assert salvaged > 0
-    facts = merge_labels(labelling.labels, "val").facts
+    facts = merge_labels(labelling.tree, "val").facts
     assert (facts["salvaged"], facts["parsed"]) == (salvaged, parsed)
     summary = json.loads(labelling.merged.with_name("labels_val.summary.json").read_text())
     assert summary["salvaged"] == salvaged
     assert sum(row["salvaged"] for row in summary["per_source"].values()) == salvaged
     shard = json.loads((labelling.shard(0, "val") / "summary.json").read_text())
     assert shard["salvaged"] == -(-asked[0] // 3)
-    rows = label_status(labelling.labels, labelling.slices)
+    rows = label_status(labelling.tree)
     assert sum(row.salvaged or 0 for row in rows if row.split == "val") == salvaged
-    assert main(["hydra", "merge-labels", "--labels", str(labelling.labels), "--json"]) == 0
+    assert main(["hydra", "merge-labels", "--labels", str(labelling.tree.labels), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["val"]["salvaged"] == salvaged
 
     strict = read_labels(labelling.merged)
@@ -208,7 +208,7 @@ def test_salvaged_labels_are_counted_everywhere_and_used_on_request_alone(
 def test_slices_are_combined_by_one_process_at_a_time_and_leave_no_temporary_file(
     labelling: Labelling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slices, sources = labelling.slices, ["web", "books"]
+    slices, sources = labelling.tree.slices, ["web", "books"]
     manifest = slices / "slices_manifest.json"
     names = ["slices_manifest.json", "val_shard_07", "docids_train.jsonl"]
     expected = {name: (slices / name).read_bytes() for name in names}
@@ -216,11 +216,11 @@ def test_slices_are_combined_by_one_process_at_a_time_and_leave_no_temporary_fil
         (slices / f"{name}.tmp.4194399").write_bytes(b"left by a killed writer")
     manifest.unlink()
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: combine_slices(slices, sources), range(4)))
+        made = list(pool.map(lambda _: combine_slices(labelling.tree, sources), range(4)))
     assert sorted(result.facts["changed"] for result in made) == [False, False, False, True]
     assert {name: (slices / name).read_bytes() for name in names} == expected
     assert not list(slices.glob("*.tmp.*"))
     manifest.unlink()
     monkeypatch.setattr("nmoe_core.labels.slices.MAX_WAIT_S", 0.0)
     with output_lock(slices / ".locks" / "combined"), pytest.raises(LockedError):
-        combine_slices(slices, sources)
+        combine_slices(labelling.tree, sources)

@@ -12,7 +12,7 @@ import pytest
 
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.files import merge_labels, merged_path, read_labels
+from nmoe_core.labels.files import merge_labels, read_labels
 from nmoe_core.labels.noise import agreement, label_again, merge_noise
 from nmoe_core.labels.records import read_records
 from nmoe_core.labels.scores import DIMENSIONS
@@ -28,7 +28,7 @@ def test_a_record_names_document_scores_and_scorer_and_never_shows_the_eos(
     oracle = FakeOracle()
     made = labelling.run(oracle)
     records, summary = labelling.records(), labelling.summary()
-    rows = read_slice(labelling.slices / "train_shard_00")
+    rows = read_slice(labelling.tree.slice("train", 0))
     assert [(r["doc_id"], r["source"]) for r in records] == rows
     assert list(records[0]) == [
         *("doc_id", "source", "ok", "snippet", "scores", "aggregated"),
@@ -114,7 +114,7 @@ def test_labels_of_another_scorer_or_rubric_are_refused_unless_replaced(
         assert labelling.files() == kept
     labelling.run(other, replace=True)
     assert {record["scorer_version"] for record in labelling.records()} == {"v2"}
-    assert len(labelling.records()) == len(read_slice(labelling.slices / "train_shard_00"))
+    assert len(labelling.records()) == len(read_slice(labelling.tree.slice("train", 0)))
 
 
 def test_labels_that_do_not_say_where_they_come_from_are_refused(labelling: Labelling) -> None:
@@ -132,17 +132,17 @@ def test_labelling_starts_over_when_documents_slices_or_lengths_change(
     labelling.run()
     # Other documents under the same ids: the lengths stay, the tokens change.
     documents = [[(t + 7) % 500 for t in d] for d in random_documents(1, 40)]
-    write_source(labelling.data_root, "web", documents)
-    before = (labelling.slices / "train_shard_00").read_bytes()
-    slice_all(labelling.data_root, labelling.slices)
-    assert (labelling.slices / "train_shard_00").read_bytes() == before
+    write_source(labelling.tree.data, "web", documents)
+    before = (labelling.tree.slice("train", 0)).read_bytes()
+    slice_all(labelling.tree.data, labelling.tree.slices)
+    assert (labelling.tree.slice("train", 0)).read_bytes() == before
     made = labelling.run()
     assert (made.facts["num_new"], made.facts["resumed_from"]) == (len(before.splitlines()), 0)
 
-    write_source(labelling.data_root, "web", random_documents(5, 30))
-    slice_all(labelling.data_root, labelling.slices)
+    write_source(labelling.tree.data, "web", random_documents(5, 30))
+    slice_all(labelling.tree.data, labelling.tree.slices)
     assert labelling.run().facts["resumed_from"] == 0
-    rows = read_slice(labelling.slices / "train_shard_00")
+    rows = read_slice(labelling.tree.slice("train", 0))
     assert [r["doc_id"] for r in labelling.records()] == [doc_id for doc_id, _ in rows]
 
     oracle = FakeOracle()
@@ -166,7 +166,7 @@ def test_refused_answers_are_kept_raw_and_asked_again_only_on_request(labelling:
     assert labelling.run(retry_failed=3).facts["num_new"] == 0
     for i in range(1, 8):
         labelling.run(i=i)
-    merged = merge_labels(labelling.labels, "train").facts
+    merged = merge_labels(labelling.tree, "train").facts
     assert merged["parsed"] == merged["total"]
 
 
@@ -180,8 +180,8 @@ def test_a_broken_line_inside_the_file_is_refused_with_its_number(labelling: Lab
 
 
 def test_an_empty_slice_makes_empty_labels(labelling: Labelling) -> None:
-    (labelling.slices / "slices_manifest.json").unlink()
-    (labelling.slices / "train_shard_00").write_bytes(b"")
+    (labelling.tree.slices / "slices_manifest.json").unlink()
+    (labelling.tree.slice("train", 0)).write_bytes(b"")
     facts = labelling.run().facts
     assert (facts["total"], facts["parsed"]) == (0, 0)
     assert labelling.files()["scores.jsonl"] == b""
@@ -190,16 +190,16 @@ def test_an_empty_slice_makes_empty_labels(labelling: Labelling) -> None:
 
 def test_merged_labels_hold_every_document_of_the_split_once(labelling: Labelling) -> None:
     labelling.run_all()
-    path = merged_path(labelling.labels, "train")
-    assert merge_labels(labelling.labels, "train").facts["changed"]
-    shards = [read_slice(labelling.slices / f"train_shard_{i:02d}") for i in range(8)]
+    path = labelling.tree.merged_labels("train")
+    assert merge_labels(labelling.tree, "train").facts["changed"]
+    shards = [read_slice(labelling.tree.slice("train", i)) for i in range(8)]
     ids = [record["doc_id"] for record in read_records(path)]
     assert ids == [doc_id for rows in shards for doc_id, _ in rows]
     payload, mtime = path.read_bytes(), path.stat().st_mtime_ns
-    assert not merge_labels(labelling.labels, "train").facts["changed"]
+    assert not merge_labels(labelling.tree, "train").facts["changed"]
     assert path.stat().st_mtime_ns == mtime
     path.with_name("labels_train.summary.json").unlink()
-    merge_labels(labelling.labels, "train")
+    merge_labels(labelling.tree, "train")
     assert path.read_bytes() == payload
     labels = read_labels(path)
     assert labels.scores.shape == (len(ids), 5)
@@ -211,7 +211,7 @@ def test_unfinished_mixed_or_altered_shards_are_not_merged(labelling: Labelling)
 
     def code() -> str:
         with pytest.raises(LabelError) as refused:
-            merge_labels(labelling.labels, "train")
+            merge_labels(labelling.tree, "train")
         return refused.value.code
 
     (labelling.shard(5) / "summary.json").unlink()
@@ -222,7 +222,7 @@ def test_unfinished_mixed_or_altered_shards_are_not_merged(labelling: Labelling)
     scores = labelling.shard(5) / "scores.jsonl"
     scores.write_bytes(scores.read_bytes().replace(b'"helpfulness": ', b'"helpfulness":  '))
     assert code() == "E-LABEL-CORRUPT"
-    assert not (labelling.labels / "merged").exists()
+    assert not (labelling.tree.labels / "merged").exists()
 
 
 def test_of_several_records_the_last_parsed_one_counts(tmp_path: Path) -> None:
@@ -275,8 +275,8 @@ def test_an_oracle_that_answers_a_question_twice_is_refused(labelling: Labelling
 
 
 def test_a_slice_that_names_a_document_twice_is_refused(labelling: Labelling) -> None:
-    (labelling.slices / "slices_manifest.json").unlink()
-    path = labelling.slices / "train_shard_00"
+    (labelling.tree.slices / "slices_manifest.json").unlink()
+    path = labelling.tree.slice("train", 0)
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(FormatError, match="named twice"):
         labelling.run()
@@ -307,21 +307,21 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
             yield i, dataclasses.replace(result, scores=result.scores | {"density": density})
 
     labelling.run_all()
-    assert merge_noise(labelling.labels, "val") is None
+    assert merge_noise(labelling.tree, "val") is None
     num_rows = 0
     for i in range(8):
         documents = labelling.documents(i, "val")
         num_rows += min(3, len(documents.rows))
         again = FakeOracle(rubric_hash="turned", change=noisy)
         label_again(documents, 3, labelling.shard(i, "val"), again)
-    noise = merge_noise(labelling.labels, "val")
+    noise = merge_noise(labelling.tree, "val")
     assert noise is not None
     assert noise["asked"] == noise["count"] == num_rows
     assert noise["same_grade"]["helpfulness"] == 1.0
     assert noise["same_grade"]["density"] < 1.0
     assert noise["mae"] > 0
     assert noise["ceiling"] == pytest.approx(noise["reliability"] ** 0.5)
-    written = json.loads((labelling.labels / "merged" / "noise_val.json").read_text())
+    written = json.loads((labelling.tree.labels / "merged" / "noise_val.json").read_text())
     assert {key: written[key] for key in noise} == noise
 
 
@@ -330,17 +330,20 @@ def test_noise_without_pairs_has_no_numbers() -> None:
     assert (noise["count"], noise["reliability"], noise["ceiling"]) == (0, None, None)
 
 
-def test_status_tells_pending_running_and_done_shards_apart(labelling: Labelling) -> None:
+def test_status_tells_pending_running_and_done_shards_apart(
+    labelling: Labelling, tmp_path: Path
+) -> None:
     for i in range(3):
         labelling.run(i=i)
     for i in (1, 2):
         (labelling.shard(i) / "summary.json").unlink()
     with output_lock(labelling.shard(2)):
-        rows = label_status(labelling.labels, labelling.slices)
+        rows = label_status(labelling.tree)
     assert [row.state for row in rows] == ["DONE", "PENDING", "RUNNING", *["PENDING"] * 21]
     assert [(row.split, row.shard) for row in rows][7:9] == [("train", 7), ("val", 0)]
     total = len(labelling.lines())
     assert (rows[0].documents, rows[0].labelled, rows[0].parsed) == (total, total, total)
     assert rows[0].scorer == "fake/v1"
     assert (rows[1].labelled > 0, rows[9].labelled) == (True, 0)
-    assert label_status(labelling.labels, labelling.slices / "none")[3].documents is None
+    unsliced = dataclasses.replace(labelling.tree, slices=tmp_path / "none")
+    assert label_status(unsliced)[3].documents is None

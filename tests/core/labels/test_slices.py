@@ -11,6 +11,7 @@ import pytest
 from loader.files.format import load_manifest
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import FormatError
+from nmoe_core.config.tree import Tree
 from nmoe_core.labels.slices import combine_slices, data_digest, read_slice, write_source_slices
 from nmoe_core.shards.manifest import build_manifest
 from nmoe_core.shards.writer import ShardWriter
@@ -58,7 +59,7 @@ def test_files_are_ordered_by_path_component_and_unnamed_files_are_left_out(tmp_
             named = {k: f"{name}/{entry[k]}" for k in ("path", "index_path", "ids_path")}
             entries += [entry | named] * (name != "not-named")
     write_json(split / "manifest.json", build_manifest(fmt, entries, {}, {}))
-    write_source_slices(tmp_path / "data", "web", tmp_path / "slices")
+    write_source_slices(Tree.below(tmp_path), "web")
     rows = read_slice(tmp_path / "slices" / "sources" / "web" / "docids_train.jsonl")
     directories = [doc_id.split("/train/")[1].split("/")[0] for doc_id, _ in rows]
     assert set(directories) == {"s", "s-b"}
@@ -69,19 +70,19 @@ def test_a_second_call_does_no_work_until_data_or_files_change(
     tmp_path: Path, data_root: Path
 ) -> None:
     slices = tmp_path / "slices"
-    first = write_source_slices(data_root, "web", slices)
+    first = write_source_slices(Tree.below(tmp_path), "web")
     path = slices / "sources" / "web" / "docids_train.jsonl"
     before = path.stat().st_mtime_ns
-    again = write_source_slices(data_root, "web", slices)
+    again = write_source_slices(Tree.below(tmp_path), "web")
     assert not again.facts["changed"]
     assert again.facts == first.facts | {"changed": False}
     assert path.stat().st_mtime_ns == before
     path.unlink()
-    assert write_source_slices(data_root, "web", slices).facts["changed"]
+    assert write_source_slices(Tree.below(tmp_path), "web").facts["changed"]
     digest = data_digest(data_root, ["web"])
     write_source(data_root, "web", random_documents(9, 41))
     assert data_digest(data_root, ["web"]) != digest
-    assert write_source_slices(data_root, "web", slices).facts["changed"]
+    assert write_source_slices(Tree.below(tmp_path), "web").facts["changed"]
 
 
 def test_combined_slices_follow_their_parts_and_not_the_order_of_arguments(
@@ -89,11 +90,11 @@ def test_combined_slices_follow_their_parts_and_not_the_order_of_arguments(
 ) -> None:
     slices = slice_all(data_root, tmp_path / "slices")
     whole = (slices / "docids_train.jsonl").read_bytes()
-    assert not combine_slices(slices, ["books", "web"]).facts["changed"]
+    assert not combine_slices(Tree.below(tmp_path), ["books", "web"]).facts["changed"]
     (slices / "train_shard_03").unlink()
-    assert combine_slices(slices, ["web", "books"]).facts["changed"]
+    assert combine_slices(Tree.below(tmp_path), ["web", "books"]).facts["changed"]
     assert (slices / "docids_train.jsonl").read_bytes() == whole
-    assert combine_slices(slices, ["books"]).facts["train"] < len(whole.splitlines())
+    assert combine_slices(Tree.below(tmp_path), ["books"]).facts["train"] < len(whole.splitlines())
 
 
 def test_an_index_that_is_not_the_manifests_is_refused_before_anything_is_written(
@@ -106,17 +107,17 @@ def test_an_index_that_is_not_the_manifests_is_refused_before_anything_is_writte
     raw[40:48] = raw[48:56] = (int.from_bytes(raw[40:48], "little") - 1).to_bytes(8, "little")
     index.write_bytes(raw)
     with pytest.raises(FormatError) as refused:
-        write_source_slices(data_root, "web", tmp_path / "slices")
+        write_source_slices(Tree.below(tmp_path), "web")
     assert refused.value.code == "E-INDEX-CHECKSUM"
     assert not list((tmp_path / "slices").rglob("docids*"))
 
 
 def test_a_source_without_manifest_or_slices_is_refused(tmp_path: Path, data_root: Path) -> None:
     with pytest.raises(FormatError) as missing:
-        write_source_slices(data_root, "nowhere", tmp_path / "slices")
+        write_source_slices(Tree.below(tmp_path), "nowhere")
     assert missing.value.code == "E-MANIFEST-MISSING"
     with pytest.raises(FormatError) as unsliced:
-        combine_slices(tmp_path / "slices", ["web"])
+        combine_slices(Tree.below(tmp_path), ["web"])
     assert unsliced.value.code == "E-MANIFEST-MISSING"
 
 

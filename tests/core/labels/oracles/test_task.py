@@ -9,6 +9,7 @@ import pytest
 from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import Tree
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.records import read_records
@@ -27,7 +28,7 @@ def project(tmp_path: Path) -> Path:
     split = tmp_path / "run" / "data" / "web" / "train"
     flags = ["--paths", str(path), "--name", "web", "--num-shards", "1", "--workers", "1"]
     assert main(["prep", "--source", "jsonl", *flags, "--output", str(split)]) == 0
-    write_source_slices(tmp_path / "run" / "data", "web", tmp_path / "run" / "slices")
+    write_source_slices(Tree.below(tmp_path / "run"), "web")
     return tmp_path
 
 
