@@ -113,7 +113,7 @@ def calibrate_predictions(
     """As `calibrate`, on a file of the heads' scores as grading without early exits writes it.
 
     Raises:
-        CalibrationError: As `calibrate`, or the file does not hold what is needed
+        CalibrationError: As `calibrate`, or the file holds no predictions
             (E-CALIBRATION-PREDICTIONS).
         LabelError: As `read_labels`.
     """
@@ -217,7 +217,7 @@ def _checked_labels(labels_val: Path, targets: Targets) -> Labels:
     total = len(labels.doc_ids) + labels.num_failed + labels.num_salvaged
     if total and len(labels.doc_ids) < MIN_PARSE_RATE * total:
         raise CalibrationError(
-            "most val labels failed, so those that did not say nothing of the rest",
+            "most val labels failed, so the others may not represent the documents",
             where=labels.path,
             found=f"{len(labels.doc_ids)} of {total} parsed",
             expected=f"at least {MIN_PARSE_RATE:.0%}",

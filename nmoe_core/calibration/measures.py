@@ -69,7 +69,7 @@ def decisions(scores: Aggregates, taus: Thresholds) -> np.ndarray:
 def errors(
     scores: Aggregates, taus: Thresholds, decided: np.ndarray, oracle_keeps: np.ndarray
 ) -> dict[str, Any]:
-    """False drops with their upper bounds, and how much of what is wanted is kept."""
+    """False drops with their upper bounds, and the precision and recall of keeping."""
     exits, keeps, drops = scores.exits(taus), decided == 2, decided == 0
     judge_keeps = scores.judge >= taus.tau_keep
     return {

@@ -56,7 +56,7 @@ def summarise(
         fit: The rows thresholds and weights come from.
         report: The rows every metric comes from.
         targets: What thresholds are to achieve.
-        test: Rows that nothing is fitted on or chosen by.
+        test: Rows that are only reported on.
 
     Returns:
         Fields of `calibration_summary.json`.
@@ -205,7 +205,7 @@ def _untouched(
     taus: Thresholds,
     oracle_tau: float,
 ) -> dict[str, Any]:
-    """Figures of the test slice, by which nothing was fitted or chosen, where it has labels."""
+    """Figures of the test slice, which is only reported on, where it has labels."""
     if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()

@@ -113,7 +113,7 @@ def fit_thresholds(
     """Fit the three thresholds on documents that both heads scored.
 
     Args:
-        probe: Aggregated probe scores `[N]`; without them nothing leaves early.
+        probe: Aggregated probe scores `[N]`; without them no document leaves early.
         judge: Aggregated judge scores `[N]`.
         oracle_keeps: Whether the oracle would keep the document: bool `[N]`.
         targets: `target_keep` is the share of all `N` that grading keeps, early exits counted as
@@ -152,11 +152,11 @@ def fit_thresholds(
 
 
 def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:
-    """A score that the threshold of keeping cannot be below, whatever leaves at the probe.
+    """The least threshold of keeping, whatever leaves at the probe.
 
-    At most `MAX_LOST_KEEP` of all documents leave although the judge keeps them, so so many more
-    than `num_keep` reach it. That makes it a fixed rank of the judge's scores, and what is counted
-    above it a binomial count.
+    At most `MAX_LOST_KEEP` of all documents leave although the judge keeps them. The threshold is
+    therefore a fixed rank of the judge's scores, that many below `num_keep`, and the number of
+    documents above it is a binomial count.
     """
     descending = np.sort(judge)[::-1]
     cut = descending[min(num_keep + math.ceil(MAX_LOST_KEEP * len(judge)), len(judge)) - 1]
@@ -211,7 +211,8 @@ def largest_certified(
     of the documents apart, from four starts, each at a quarter of the error; a start's first
     failure of either bound ends it. That is fixed-sequence testing, so no correction for the number
     of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has just
-    enough documents to pass without an error. 0.0, which drops nothing, when no threshold passes.
+    enough documents to pass without an error. It is 0.0, which drops no document, when no threshold
+    passes.
     """
     if max_false_drop <= 0:
         return 0.0

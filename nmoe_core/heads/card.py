@@ -33,7 +33,7 @@ def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
     }
     lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]
     lines += ["", "## Val", "", *_metrics(header["metrics"], "val")]
-    lines += ["", "## Test: nothing was fitted on it, chosen or promoted by it", ""]
+    lines += ["", "## Test: only reported, never used to fit, choose or promote", ""]
     return "\n".join([*lines, *_metrics(header.get("test_metrics") or {}, "test"), ""])
 
 

@@ -46,7 +46,7 @@ class JudgeArch:
     """Shape of a judge: width of its encoder, attention heads, feed-forward width.
 
     `nan_to_num` marks one of the published forms, see `layer_norm`. `has_second_pass` is false for
-    one of the second form: it grades, but has nothing to train a second pass with.
+    one of the second form, which can grade but cannot be trained.
     """
 
     hidden_size: int

@@ -247,7 +247,7 @@ def _check(train: Labels) -> None:
     train.require_coverage()
     if np.ptp(aggregate(train.scores)) == 0:
         raise HeadError(
-            "all labels are alike, so there is nothing to learn",
+            "all labels are equal, so a head cannot learn from them",
             where=train.path,
             found=f"aggregate {aggregate(train.scores)[0]} for {len(train.doc_ids)} documents",
             do="check the oracle",
