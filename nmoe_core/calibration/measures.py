@@ -7,8 +7,7 @@ intervals or upper bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ from nmoe_core.labels.scores import DECIMALS, aggregate
 NUM_BINS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregates:
+class Aggregates(NamedTuple):
     """Aggregated scores `[N]` in 0..1."""
 
     probe: np.ndarray | None

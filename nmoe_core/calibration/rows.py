@@ -54,19 +54,12 @@ class CalibrationRows:
 
     def take(self, rows: Any) -> CalibrationRows:
         """The rows at some positions, or where a mask is true."""
-        places = np.arange(len(self.keys))[rows].tolist()
-        return CalibrationRows(
-            keys=[self.keys[i] for i in places],
-            sources=[self.sources[i] for i in places],
-            lengths=self.lengths[places],
-            oracle=self.oracle[places],
-            targets=None if self.targets is None else self.targets[places],
-            probe=None if self.probe is None else self.probe[places],
-            judge=self.judge[places],
-            is_held_out=self.is_held_out[places],
-            heads_digest=self.heads_digest,
-            left_out=self.left_out,
-        )
+        places = np.arange(len(self.keys))[rows]
+        arrays = ("lengths", "oracle", "targets", "probe", "judge", "is_held_out")
+        found = {name: getattr(self, name) for name in arrays}
+        taken = {name: None if value is None else value[places] for name, value in found.items()}
+        keys, sources = ([names[i] for i in places] for names in (self.keys, self.sources))
+        return replace(self, keys=keys, sources=sources, **taken)
 
     def held_out(self) -> CalibrationRows:
         """The rows that may be measured on."""
@@ -145,7 +138,8 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
         elif row.get("failed"):
             left_out["not_finite"] += 1
         else:
-            judge[i], probe_scores = _judge_scores(path, row), _probe_scores(path, row)
+            judge[i] = _judge_scores(path, row)
+            probe_scores = _five(path, row, "probe_scores", "q_probe")
             have_probe.add(probe_scores is not None)
             probe[i] = math.nan if probe_scores is None else probe_scores
     if len(have_probe) > 1:
@@ -207,10 +201,6 @@ def _judge_scores(path: Path, row: dict[str, Any]) -> list[float]:
     if scores is None:
         raise _bad_prediction(path, f"{row['doc_id']} has neither scores nor aggregated")
     return scores
-
-
-def _probe_scores(path: Path, row: dict[str, Any]) -> list[float] | None:
-    return _five(path, row, "probe_scores", "q_probe")
 
 
 def _five(path: Path, row: dict[str, Any], key: str, aggregate_key: str) -> list[float] | None:

@@ -62,15 +62,12 @@ class ShardInput:
         self._manifest, self._data_root, self._source = manifest, data_root, source
 
     def fingerprints(self) -> Fingerprints:
-        """The content of the shard."""
         return {"shard": documents_digest(self._manifest)}
 
     def count(self) -> int:
-        """As the manifest says."""
         return self._manifest.total_documents
 
     def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        """Documents from number `start` on."""
         reader, eos = DocumentReader(self._data_root), self._manifest.eos_token_id
         for document in islice(document_ids(self._data_root, self._manifest), start, None):
             tokens = as_seen(reader.tokens(document, eos), eos, max_ctx)
@@ -93,7 +90,6 @@ class DocIdInput:
         self._data_root = data_root
 
     def fingerprints(self) -> Fingerprints:
-        """The ids, and the data they point into."""
         sources = sorted({source for _, source in self._rows})
         return {
             "documents": sha256_json(self._rows),
@@ -101,11 +97,9 @@ class DocIdInput:
         }
 
     def count(self) -> int:
-        """Number of rows."""
         return len(self._rows)
 
     def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        """Documents from number `start` on."""
         reader = DocumentReader(self._data_root)
         eos = {
             source: source_manifest(self._data_root, source).eos_token_id
@@ -152,7 +146,6 @@ class TextInput:
         self._texts, self._tokenizer = JsonlTexts(path, text_field, id_field), tokenizer
 
     def fingerprints(self) -> Fingerprints:
-        """The file's bytes, how its lines are read, and the tokenizer."""
         return {
             "texts": self._texts.sha256,
             "tokenizer": self._tokenizer.fingerprint,
@@ -160,11 +153,9 @@ class TextInput:
         }
 
     def count(self) -> int:
-        """Number of lines that are not blank."""
         return len(self._texts.rows)
 
     def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        """Documents from number `start` on."""
         for doc_id, source in self._texts.rows[start:]:
             tokens = self._tokenizer.encode_long(self._texts.text(doc_id), max_ctx)
             seen = as_seen(tokens, self._tokenizer.eos_token_id, max_ctx)
