@@ -33,8 +33,7 @@ def window_fill(
     seq_len: int,
     loader: Loader = "concat",
     offset: int = 0,
-    seed: int = 0,
-    epoch: int = 0,
+    **turn: int,
 ) -> np.ndarray:
     """Every window holds every topic that has as many documents as there are windows.
 
@@ -43,6 +42,7 @@ def window_fill(
         loader: `concat` cuts the stream every `seq_len` tokens, as this project's loader does;
             `flush` starts a new window when a document does not fit.
         offset: Tokens that stand before the first document in its window.
+        turn: `seed` and `epoch`, as for every order.
 
     Raises:
         CurationError: seq_len, loader or offset is out of range (E-CURATION-ORDER).
@@ -57,7 +57,7 @@ def window_fill(
         windows = _Windows(doc_clusters, doc_tokens, seq_len, loader, offset, margin)
         windows.fill_all()
         if loader == "concat" or margin == margins[-1] or windows.is_within_length():
-            return windows.order(turn_of(seed, epoch))
+            return windows.order(turn_of(**turn))
     raise AssertionError
 
 

@@ -157,7 +157,7 @@ def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray
         yield cluster, documents[ends[cluster] - sizes[cluster] : ends[cluster]]
 
 
-def turn_of(seed: int, epoch: int) -> float:
+def turn_of(seed: int = 0, epoch: int = 0) -> float:
     """What seed and epoch add to all phases, in two independent directions: 0 to 1."""
     return (seed * PLASTIC + epoch * PLASTIC**2) % 1.0
 
