@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from nmoe_core.base.atomic import atomic_file
-from nmoe_core.base.errors import ConfigError, FormatError, NmoeError
+from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable
+from tests.refusals import refused
 
 
 def test_results_keep_the_order_of_items_of_unequal_cost() -> None:
@@ -41,9 +42,8 @@ def test_at_most_two_items_a_worker_are_taken_ahead() -> None:
 
 
 def test_a_lost_worker_is_one_error() -> None:
-    with pytest.raises(NmoeError) as caught:
+    with refused("E-WORKER-LOST"):
         list(map_shards(_die, [1, 2], ComputeTable(workers=2)))
-    assert caught.value.code == "E-WORKER-LOST"
 
 
 def test_workers_log_to_the_loggers_of_the_process_that_asked(
@@ -154,9 +154,8 @@ def test_each_worker_opens_its_context_once(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_the_initializer_is_raised_as_it_is(workers: int) -> None:
-    with pytest.raises(FormatError, match="no model") as caught:
+    with refused("E-NO-MODEL", "no model"):
         list(map_shards(_remember, [1], ComputeTable(workers=workers), initializer=_cannot_open))
-    assert caught.value.code == "E-NO-MODEL"
 
 
 def _cannot_open() -> None:
@@ -186,9 +185,8 @@ def test_a_record_whose_arguments_do_not_fit_does_not_fail_its_item(
 
 def test_ray_that_is_not_installed_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"Ray is not installed.*nmoe-data\[ray\]") as caught:
+    with refused("E-CONFIG-RAY", r"Ray is not installed.*nmoe-data\[ray\]"):
         list(map_shards(_slow, [(0, 0.0)], ComputeTable(backend="ray")))
-    assert caught.value.code == "E-CONFIG-RAY"
 
 
 def _slow(item: tuple[int, float]) -> int:

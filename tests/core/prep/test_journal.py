@@ -1,4 +1,4 @@
-"""A pass that ended early is gone on with, unless what it left cannot be trusted."""
+"""The next run goes on with a pass that ended early, unless what it left cannot be trusted."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nmoe_core.base.errors import FormatError
 from nmoe_core.prep import journal as module
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
-from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources import digests
-from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import Split
+from tests.core.prep.web import Web
+from tests.refusals import refused
 
-Digest = Callable[[Path], dict[str, str]]
 _NUM_MUTATIONS = 120
 
 
@@ -33,230 +28,160 @@ def _commit_after_every_small_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
 
 
-def _end_after(num_documents: int, error: BaseException) -> Callable[[PrepProgress], None]:
-    def progress(state: PrepProgress) -> None:
-        if state.documents >= num_documents:
-            raise error
+def _interrupt(web: Web, **options: Any) -> Path:
+    """End a pass after 100 documents; the path of its journal."""
 
-    return progress
+    def stop(state: PrepProgress) -> None:
+        if state.documents >= 100:
+            raise KeyboardInterrupt
 
-
-def _interrupt(source: JsonlSource, settings: PrepSettings, out: Path, **kwargs) -> None:
-    stop = _end_after(100, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        prep_shards(Split(source), settings, out, progress=stop, **kwargs)
-
-
-def _finish(source: JsonlSource, settings: PrepSettings, out: Path, **kwargs) -> PrepReport:
-    report = prep_shards(Split(source), settings, out, **kwargs)
-    write_manifest(settings, out)
-    return report
+        web.shards(progress=stop, **options)
+    return web.out / ".prep" / "journal.json"
 
 
 @pytest.fixture
-def whole(
-    source: JsonlSource, settings: PrepSettings, tmp_path: Path, tree_digest: Digest
-) -> dict[str, str]:
-    _finish(source, settings, tmp_path / "whole")
-    return tree_digest(tmp_path / "whole")
+def whole(web: Web, tmp_path: Path) -> dict[str, str]:
+    """The digest of a pass that was never interrupted."""
+    web = web.at(tmp_path / "whole")
+    web.prep()
+    return web.digest()
 
 
-def test_an_interrupted_pass_is_gone_on_with_and_its_counts_are_whole(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
+def test_interrupted_pass_ends_with_the_same_bytes_and_counts(
+    web: Web, whole: dict[str, str]
 ) -> None:
-    out = tmp_path / "train"
-    _interrupt(source, settings, out)
-    assert list(out.rglob("*.npy")) == []
+    _interrupt(web)
+    assert list(web.out.rglob("*.npy")) == []
     seen: list[PrepProgress] = []
-    report = _finish(source, settings, out, progress=seen.append)
+    report = web.prep(progress=seen.append)
     assert 0 < report.documents_tokenized < 220
-    assert report.num_documents == 300
-    assert report.outcomes["kept"] == 300
+    assert report.num_documents == report.outcomes["kept"] == 300
     assert seen[0].resumed_bytes > 0
-    assert tree_digest(out) == whole
+    assert web.digest() == whole
 
 
-def test_a_pass_under_a_budget_ends_at_the_same_document_after_a_resume(
-    source: JsonlSource, settings: PrepSettings, tmp_path: Path, tree_digest: Digest
+def test_pass_under_a_budget_ends_at_the_same_document_after_a_resume(
+    web: Web, tmp_path: Path
 ) -> None:
-    settings = replace(settings, max_tokens=20_000)
-    _finish(source, settings, tmp_path / "whole")
-    _interrupt(source, settings, tmp_path / "train")
-    report = _finish(source, settings, tmp_path / "train")
-    assert report.documents_tokenized < 150
-    assert tree_digest(tmp_path / "train") == tree_digest(tmp_path / "whole")
+    web = web.with_(max_tokens=20_000)
+    never_ended = web.at(tmp_path / "whole")
+    never_ended.prep()
+    _interrupt(web)
+    assert web.prep().documents_tokenized < 150
+    assert web.digest() == never_ended.digest()
 
 
-def test_a_journal_of_more_shards_serves_those_that_are_asked_for(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
+def test_journal_of_more_shards_serves_those_that_are_asked_for(
+    web: Web, whole: dict[str, str]
 ) -> None:
-    out = tmp_path / "train"
-    _interrupt(source, settings, out)
-    report = prep_shards(Split(source), settings, out, [1, 2])
-    assert report.documents_tokenized < 150
-    _finish(source, settings, out)
-    assert tree_digest(out) == whole
+    _interrupt(web)
+    assert web.shards([1, 2]).documents_tokenized < 150
+    web.prep()
+    assert web.digest() == whole
 
 
-def test_a_journal_of_fewer_shards_does_not_serve_more(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
+def _tear_journal(journal: Path) -> None:
+    journal.write_bytes(journal.read_bytes()[:40])
+
+
+def _shorten_a_file(journal: Path) -> None:
+    part = next(journal.parent.rglob("*.ids.jsonl"))
+    part.write_bytes(part.read_bytes()[:10])
+
+
+def _drop_the_seal(journal: Path) -> None:
+    """As a version before seals wrote it."""
+    entry = json.loads(journal.read_text())
+    del entry["content_hash"]
+    entry["position"][1] = entry["position"][2] = entry["position"][3] = 0
+    journal.write_text(json.dumps(entry))
+
+
+@pytest.mark.parametrize("damage", [_tear_journal, _shorten_a_file, _drop_the_seal])
+def test_damaged_journal_or_file_costs_work_and_no_bytes(
+    web: Web, whole: dict[str, str], damage: Any
 ) -> None:
-    out = tmp_path / "train"
-    _interrupt(source, settings, out, buckets=[1, 2])
-    assert _finish(source, settings, out).documents_tokenized == 300
-    assert tree_digest(out) == whole
+    damage(_interrupt(web))
+    assert web.prep().documents_tokenized == 300
+    assert web.digest() == whole
 
 
-@pytest.mark.parametrize("damage", ["short", "torn"])
-def test_a_journal_or_file_that_was_damaged_costs_work_and_no_bytes(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
-    damage: str,
+@pytest.mark.parametrize(
+    ("begun", "ended"), [({"buckets": [1, 2]}, {}), ({}, {"existing": "remake"})]
+)
+def test_journal_of_fewer_shards_and_force_start_over(
+    web: Web, whole: dict[str, str], begun: dict[str, Any], ended: dict[str, Any]
 ) -> None:
-    out = tmp_path / "train"
-    _interrupt(source, settings, out)
-    journal = out / ".prep" / "journal.json"
-    if damage == "torn":
-        journal.write_bytes(journal.read_bytes()[:40])
-    else:
-        part = next((out / ".prep").rglob("*.ids.jsonl"))
-        part.write_bytes(part.read_bytes()[:10])
-    assert _finish(source, settings, out).documents_tokenized == 300
-    assert tree_digest(out) == whole
+    _interrupt(web, **begun)
+    assert web.prep(**ended).documents_tokenized == 300
+    assert web.digest() == whole
 
 
-def test_a_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
-    mutations: Any,
-    monkeypatch: pytest.MonkeyPatch,
+def test_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
+    web: Web, whole: dict[str, str], mutations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _interrupt(source, settings, tmp_path / "train")
+    _interrupt(web)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a test of content, not of durability
     for i in range(_NUM_MUTATIONS):
-        out = tmp_path / f"train_{i}"
-        shutil.copytree(tmp_path / "train", out)
-        path = out / ".prep" / ("digests.json" if i % 8 == 7 else "journal.json")
+        copy = web.at(web.out.with_name(f"train_{i}"))
+        shutil.copytree(web.out, copy.out)
+        path = copy.out / ".prep" / ("digests.json" if i % 8 == 7 else "journal.json")
         before = path.read_bytes()
         path.write_bytes(mutations.any_value(before) if i % 2 else mutations.any_bytes(before))
         note = f"mutation {i}: {path.name} {path.read_bytes()!r}"
-        _finish(source, settings, out, existing="refuse")
-        assert tree_digest(out) == whole, note
-        shutil.rmtree(out)
+        copy.prep(existing="refuse")
+        assert copy.digest() == whole, note
+        shutil.rmtree(copy.out)
 
 
-def test_a_journal_of_a_version_without_a_seal_is_begun_again(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
-) -> None:
-    _interrupt(source, settings, tmp_path / "train")
-    path = tmp_path / "train" / ".prep" / "journal.json"
-    entry = json.loads(path.read_text())
-    entry.pop("content_hash", None)
-    entry["position"][1] = entry["position"][2] = entry["position"][3] = 0
-    path.write_text(json.dumps(entry))
-    assert _finish(source, settings, tmp_path / "train").documents_tokenized == 300
-    assert tree_digest(tmp_path / "train") == whole
+def test_other_inputs_are_refused_by_name_or_start_over(web: Web, whole: dict[str, str]) -> None:
+    _interrupt(web.with_(max_doc_tokens=50))
+    with refused("E-PREP-CHANGED", "another max_doc_tokens.*found 50, expected 1000000"):
+        web.shards(existing="refuse")
+    assert web.prep().documents_tokenized == 300
+    assert web.digest() == whole
 
 
-def test_other_inputs_are_refused_by_name_or_start_over(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
-) -> None:
-    out = tmp_path / "train"
-    _interrupt(source, replace(settings, max_doc_tokens=50), out)
-    with pytest.raises(FormatError) as caught:
-        prep_shards(Split(source), settings, out, existing="refuse")
-    assert caught.value.code == "E-PREP-CHANGED"
-    assert "another max_doc_tokens" in str(caught.value)
-    assert "found 50, expected 1000000" in str(caught.value)
-    assert _finish(source, settings, out).documents_tokenized == 300
-    assert tree_digest(out) == whole
-
-
-def test_a_pass_is_gone_on_with_without_hashing_the_source_again(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tree_digest: Digest,
-    whole: dict[str, str],
+def test_resume_does_not_hash_the_source_again(
+    web: Web, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_CLOCK_NS", 0)
-    _interrupt(source, settings, tmp_path / "train")
+    _interrupt(web)
     monkeypatch.setattr(digests, "_known", {})
     with monkeypatch.context() as patch:
         patch.setattr(digests, "sha256_file", lambda path: pytest.fail(f"{path} is hashed"))
-        _finish(source, settings, tmp_path / "train")
-    assert tree_digest(tmp_path / "train") == whole
+        web.prep()
+    assert web.digest() == whole
 
 
-def test_a_source_rewritten_under_a_half_done_output_is_seen_though_its_times_are_the_same(
-    source: JsonlSource, settings: PrepSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_source_rewritten_with_its_old_times_is_seen(
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_CLOCK_NS", 0)
-    _interrupt(source, settings, tmp_path / "train")
-    path = source.local_files()[0]
+    _interrupt(web)
+    path = web.source.local_files()[0]
     times = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"shard", b"chard"))
+    web.edit(b"shard", b"chard")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(FormatError, match="half-done output was made from another source") as error:
-        prep_shards(Split(source), settings, tmp_path / "train", existing="refuse")
-    assert error.value.code == "E-PREP-CHANGED"
+    with refused("E-PREP-CHANGED", "half-done output was made from another source"):
+        web.shards(existing="refuse")
 
 
-def test_an_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(
-    source: JsonlSource, settings: PrepSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "train"
-    _interrupt(source, settings, out)
-    before = json.loads((out / ".prep" / "journal.json").read_text())
+    journal = _interrupt(web)
+    before = journal.read_bytes()
     with monkeypatch.context() as patch:
         patch.setenv("NMOE_FAILPOINT", "sync:1:EIO")
         patch.setattr("nmoe_core.base.atomic._steps", Counter())
         with pytest.raises(OSError, match="Input/output error"):
-            prep_shards(Split(source), settings, out)
-    assert json.loads((out / ".prep" / "journal.json").read_text()) == before
+            web.shards()
+    assert journal.read_bytes() == before
 
 
-def test_force_starts_over(
-    source: JsonlSource,
-    settings: PrepSettings,
-    tmp_path: Path,
-    tree_digest: Digest,
-    whole: dict[str, str],
-) -> None:
-    out = tmp_path / "train"
-    _interrupt(source, settings, out)
-    assert _finish(source, settings, out, existing="remake").documents_tokenized == 300
-    assert tree_digest(out) == whole
-
-
-def test_the_journal_goes_before_the_files_it_names(
+def test_journal_is_removed_before_the_files_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path)

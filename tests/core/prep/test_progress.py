@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 
 from nmoe_core.prep import progress as module
 from nmoe_core.prep.progress import PrepProgress, progress_printer
-from nmoe_core.prep.run import PrepSettings, prep_shards
-from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import Split
+from tests.core.prep.web import Web
 
 HALF = PrepProgress(1200, 3_400_000, 6 * 10**6, 10**7, 2.0, resumed_bytes=10**6)
 
@@ -61,12 +58,12 @@ def test_a_file_gets_lines_and_a_log_gets_them_instead() -> None:
 
 
 def test_prep_tells_progress_after_every_block_up_to_the_whole_source(
-    source: JsonlSource, settings: PrepSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
     seen: list[PrepProgress] = []
-    report = prep_shards(Split(source), settings, tmp_path / "train", progress=seen.append)
+    report = web.shards(progress=seen.append)
     assert len(seen) > 20
     assert [p.size_bytes for p in seen] == sorted(p.size_bytes for p in seen)
-    assert seen[-1].size_bytes == seen[-1].total_bytes == source.size_bytes()
+    assert seen[-1].size_bytes == seen[-1].total_bytes == web.source.size_bytes()
     assert (seen[-1].documents, seen[-1].tokens) == (report.num_documents, report.num_tokens)
