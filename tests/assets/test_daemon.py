@@ -130,8 +130,6 @@ def test_the_pipeline_of_the_ui_is_a_backfill_that_stops_at_a_blocking_check(
     config.write_text(as_written.replace("min_spearman = -1.0", "min_spearman = 1.0"))
     assert _run_pipeline(dagster) == "COMPLETED_FAILED"
     assert dagster.newest("hydra", "calibration") == before
-    told = "hydra/judge_head did not pass its check promotion"
-    assert told in (tmp_path / "dagster-daemon.log").read_text()
     config.write_text(as_written)
     assert _run_pipeline(dagster) == "COMPLETED_SUCCESS"
     assert dagster.newest("hydra", "calibration") != before

@@ -1,14 +1,18 @@
 """A run says of itself that its inputs changed while it was at work."""
 
+import json
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from nmoe_assets.assets.events import materialize_unpartitioned
-from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.assets.inputs import CHANGED_MEANWHILE, PIPELINE
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
+from tests.assets.small_project import environment, program_of
 
 HEADS, OTHER = dg.AssetKey("heads"), dg.AssetKey("other")
 
@@ -52,3 +56,53 @@ def test_a_run_that_ends_early_is_tagged_as_well(instance: dg.DagsterInstance) -
 def test_run_is_not_tagged_when_unrelated_assets_change(instance: dg.DagsterInstance) -> None:
     _made(instance, HEADS)
     assert not _is_tagged(instance, lambda: _made(instance, OTHER))
+
+
+LOCATION = """
+import os
+import dagster as dg
+from nmoe_assets.assets.events import materialize_unpartitioned
+from nmoe_assets.resources import Machine
+from nmoe_core.base.result import Result
+
+CHECK = dg.AssetCheckSpec("promotion", asset="heads", blocking=True)
+
+@dg.asset(check_specs=[CHECK])
+def heads() -> dg.MaterializeResult:
+    verdict = dg.AssetCheckResult(check_name="promotion", passed="PASSES" in os.environ)
+    return dg.MaterializeResult(check_results=[verdict])
+
+@dg.asset(deps=[heads])
+def calibration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+    return materialize_unpartitioned(context, Machine(), lambda: Result("digest"))
+
+jobs = [dg.define_asset_job(asset.key.path[0] + "_job", [asset]) for asset in (heads, calibration)]
+defs = dg.Definitions([heads, calibration], jobs=jobs)
+"""
+
+
+def test_the_pipeline_makes_nothing_from_an_input_that_did_not_pass_a_blocking_check(
+    tmp_path: Path,
+) -> None:
+    """Each asset in a run of its own, as the backfill launches them."""
+    (tmp_path / "location.py").write_text(LOCATION)
+    tags = json.dumps({PIPELINE: "its run"})
+
+    def makes(asset: str, **extra: str) -> bool:
+        job = [program_of("dagster"), "job", "execute", "-f", "location.py", "-j", f"{asset}_job"]
+        done = subprocess.run(
+            [*job, "--tags", tags],
+            env=environment(tmp_path, **extra),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        told = "heads did not pass its check promotion: repair it and make it again"
+        assert (asset == "calibration" and done.returncode != 0) == (told in done.stderr)
+        return done.returncode == 0
+
+    assert not makes("heads")
+    assert not makes("calibration")
+    assert makes("heads", PASSES="yes")
+    assert makes("calibration")
