@@ -12,7 +12,7 @@ import sys
 from nmoe_assets.assets.partitions import label_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
-from nmoe_core.tasks import checks, curate, hydra, plan, prep, samples
+from nmoe_core.tasks import backbone, checks, curate, hydra, plan, prep, samples
 
 
 def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:
@@ -46,7 +46,7 @@ def run_directly(run: Run, bare: bool = False) -> None:
         hydra.label_slices(run, names, [key])
         if not bare:
             samples.sample_labels(run, key)
-    hydra.make_backbone(run)
+    backbone.make_backbone(run)
     for kind in ("probe", "judge"):
         hydra.train_head(run, kind)
     hydra.calibrate_heads(run)

@@ -9,6 +9,7 @@ from nmoe_assets.automation.conditions import FOLLOW, REGRADE
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, hydra, samples, versions
+from nmoe_core.tasks.backbone import make_backbone
 from nmoe_core.tasks.shards import attempt, each_shard
 
 GROUP = "hydra"
@@ -29,7 +30,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         leads_to=[*([GROUP, head] for head in HEADS), ["curation", "topic_model"]],
         checks=("readable",),
         check=lambda: checks.check_backbone(run),
-    ).unpartitioned(lambda: hydra.make_backbone(run))
+    ).unpartitioned(lambda: make_backbone(run))
 
 
 def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:

@@ -52,7 +52,7 @@ class Checks:
                 name,
                 asset=self.asset,
                 blocking=checks.level_of(self.run, name) == "block",
-                description=DESCRIPTIONS[name],
+                description=checks.DESCRIPTIONS[name],
             )
             for name in self.names
         ]
@@ -147,33 +147,3 @@ class Checks:
 def _some(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
     return ", ".join(keys[:_MOST_NAMED]) + more
-
-
-DESCRIPTIONS = {
-    "integrity": "Checksums, index and every token of the shards that this run made.",
-    "checksums": "SHA-256 of every file is that of the manifest.",
-    "eos": "One EOS ends each document, and none is inside.",
-    "index": "Indexes cover their shards without gap or overlap.",
-    "token_range": "Every token id is in the vocabulary.",
-    "no_leak": "No validation document is in training.",
-    "split_rule": "Each document is in the split that the MD5 of its id says, and none is missing.",
-    "readable": "The file opens and is whole.",
-    "coverage": "Every document of a finished slice has a record.",
-    "parse_rate": "The oracle's answers were sets of scores.",
-    "one_scorer": "All labels are of one scorer and one rubric.",
-    "promotion": "The lower bound of the head's agreement with the oracle is as high as asked.",
-    "baselines": "The head agrees with the oracle better than source, length or the mean alone.",
-    "thresholds": "Thresholds are in order, and few good documents are dropped.",
-    "calibrated_keep_rate": "The share kept on val is the target, within sampling error.",
-    "false_drops": "Few of the dropped documents are the oracle's own top.",
-    "counts": "Every document of the shard as it is now has one decision.",
-    "keep_rate": "The share kept is in the configured interval.",
-    "flips": "A regrade would change few enough decisions.",
-    "topic_range": "Every document of the shard as it is now has a topic of the model.",
-    "permutation": "Each kept document is there once and unchanged.",
-    "alignment": "Shards were planned for the place in a window that they have.",
-    "diversity": "Windows reach the share of their ceiling that was asked for.",
-    "boundary": "The end of the source joins its start.",
-    "digests": "The plan's digests are those of its files, and its first batches can be read.",
-    "keep_rate_of_all": "The share kept of all documents is that of calibration's sample.",
-}

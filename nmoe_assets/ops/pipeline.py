@@ -18,7 +18,7 @@ from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import QUIET_CONSOLE, TaskJob
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
-from nmoe_core.tasks.checkpoints import require_checkpoints
+from nmoe_core.tasks.backbone import require_checkpoints
 
 PART_OF = "nmoe/part_of"
 

@@ -62,23 +62,23 @@ def _add_grade(parts: Any) -> None:
 
 def train_head(arguments: argparse.Namespace) -> Outputs:
     """The head that the verb names."""
-    from nmoe_core.tasks import hydra
+    from nmoe_core.tasks import backbone, hydra
 
     run = _model_run(arguments, "labels", "data_root", "out")
     files = {"train": arguments.labels, "val": arguments.labels_val, "test": arguments.labels_test}
     if run.config.backbone.kind == "tiny":
-        hydra.make_backbone(run)
+        backbone.make_backbone(run)
     kind = arguments.head_kind
     return {kind: hydra.train_head(run, kind, _given(run, files))}
 
 
 def import_pt(arguments: argparse.Namespace) -> Outputs:
     """The head file made from a pickle."""
-    from nmoe_core.tasks import hydra
+    from nmoe_core.tasks import backbone, hydra
 
     run = _model_run(arguments, "out")
     if run.config.backbone.kind == "tiny":
-        hydra.make_backbone(run)
+        backbone.make_backbone(run)
     return {arguments.head.name: hydra.import_head(run, arguments.head)}
 
 

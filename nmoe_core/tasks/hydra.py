@@ -1,4 +1,4 @@
-"""Stages of HYDRA, from backbone to scores. torch is imported when one of them runs."""
+"""Tasks of HYDRA, from labels to scores. torch is imported when one of them runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.result import Result
-from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
 from nmoe_core.sources.digests import local_digest
-from nmoe_core.tasks.checkpoints import require_checkpoint
+from nmoe_core.tasks.backbone import load_backbone
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -28,30 +27,6 @@ if TYPE_CHECKING:
 HeadKind = Literal["probe", "judge"]
 LabelFiles = Mapping[str, Path | None]
 NO_FILES: LabelFiles = MappingProxyType({})
-
-
-def make_backbone(run: Run) -> Result:
-    """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way.
-
-    Raises:
-        CheckpointError: There is no checkpoint, or it is not a gpt-oss one.
-    """
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
-    from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
-
-    table, path = run.config.backbone, run.paths.checkpoint
-    if table.kind == "tiny":
-        make_tiny_checkpoint(path, seed=table.seed)
-    with open_checkpoint(path) as checkpoint:
-        config = checkpoint.config
-    facts = {
-        "kind": "tiny: seeded random weights, a stand-in" if table.kind == "tiny" else "checkpoint",
-        "layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "experts": config.num_experts,
-        "path": str(path),
-    }
-    return Result(checkpoint_digest(path), facts)
 
 
 def label_slices(
@@ -141,7 +116,7 @@ def import_head(run: Run, path: Path) -> Result:
 
     num_heads = run.config.heads.judge.num_heads
     made = import_pickle(
-        path, run.paths.heads, load_backbone(run), run.config.heads.max_ctx, num_heads
+        path, run.tree.heads, load_backbone(run), run.config.heads.max_ctx, num_heads
     )
     return Result(sha256_file(made), {"path": str(made)})
 
@@ -260,26 +235,6 @@ def _corpus(run: Run) -> Corpus:
     return Corpus(run.tree.data, _eos_token_id(run), run.config.heads.max_ctx)
 
 
-def load_backbone(run: Run) -> Transformer:
-    """The run's backbone, loaded once in a process. Raises CheckpointError (E-CHECKPOINT-...)."""
-    table = run.config.backbone
-    return load_checkpoint(run.paths.checkpoint, table.device, table.dtype, table.experts)
-
-
-def load_checkpoint(
-    path: Path, device: str, dtype: str, experts: ExpertChoice = "auto"
-) -> Transformer:
-    """A checkpoint, loaded once in a process.
-
-    Raises:
-        CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
-    """
-    require_checkpoint(path)
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
-
-    return _loaded(path, checkpoint_digest(path), device, dtype, experts)
-
-
 def eos_of(data_root: Path) -> int:
     """The token that ends every document of the sources below a data root.
 
@@ -296,15 +251,3 @@ def eos_of(data_root: Path) -> int:
             do="name the directory that holds {source}/train/manifest.json",
         )
     return found[0]
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertChoice) -> Transformer:
-    """The backbone, loaded once in a process; `digest` makes changed weights another one."""
-    import torch
-
-    from nmoe_core.engine import Transformer
-
-    return Transformer.from_checkpoint(
-        path, device=device, dtype=getattr(torch, dtype), experts=experts
-    )

@@ -13,17 +13,18 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_file
 from nmoe_core.config.run import Run
-from nmoe_core.config.tree import SCORES_NAME, shard_dir_name
+from nmoe_core.config.tree import ShardPaths
 from nmoe_core.labels.intervals import wilson
 from nmoe_core.shards.manifest import documents_digest
 
@@ -97,16 +98,15 @@ def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) ->
         sample_documents: How many documents to grade for the rate and the time; 0 loads no model.
     """
     try:
-        now = _Now.of(run)
+        now = _GradingInputs.of(run)
     except (NmoeError, OSError) as error:
         return RegradePlan([], 0, (0, 0), problem=" ".join(str(error).split()))
     stale, current = [], 0
     for source in sources:
-        for bucket in range(run.config.prep.num_shards):
-            path = run.paths.split(source, "train") / shard_dir_name(bucket) / MANIFEST_NAME
-            if not path.is_file():
+        for shard in run.tree.shards(source, run.config.prep.num_shards):
+            if not shard.manifest.is_file():
                 continue
-            found = _stale(run, now, source, load_manifest(path))
+            found = _stale(shard, now)
             if found is None:
                 current += 1
             else:
@@ -132,28 +132,26 @@ def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
-    """Digests of what grading would use now."""
+class _GradingInputs:
+    """Digests of the files that grading would read now."""
 
     digests: dict[str, str]
     settings: tuple[int, bool]
     calibration: Any
 
     @classmethod
-    def of(cls, run: Run) -> _Now:
+    def of(cls, run: Run) -> _GradingInputs:
         from nmoe_core.calibration.files import load_calibration
-        from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
         from nmoe_core.engine.weights.checkpoint import checkpoint_digest
         from nmoe_core.heads.files import heads_digest, read_header
 
-        heads = run.paths.heads
-        for name in (PROBE_NAME, JUDGE_NAME):
-            read_header(heads / name)
-        calibration = load_calibration(run.paths.calibration)
+        for path in (run.tree.probe, run.tree.judge):
+            read_header(path)
+        calibration = load_calibration(run.tree.calibration)
         digests = {
-            "backbone": checkpoint_digest(run.paths.checkpoint),
-            "probe": sha256_file(heads / PROBE_NAME),
-            "judge": sha256_file(heads / JUDGE_NAME),
+            "backbone": checkpoint_digest(run.tree.checkpoint),
+            "probe": sha256_file(run.tree.probe),
+            "judge": sha256_file(run.tree.judge),
             "calibration": calibration.digest,
         }
         calibration.require_heads(
@@ -169,34 +167,31 @@ class _Now:
         return grade_fingerprints(documents, self.digests, *self.settings)
 
 
-def _stale(run: Run, now: _Now, source: str, manifest: Manifest) -> StaleShard | None:
+def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
     """The shard, if its grades are not those that grading would give now."""
     from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded
 
-    name = manifest.path.parent.name
-    directory = run.paths.quality / source / name
-    before, wanted = recorded(directory / SUMMARY_NAME), now.fingerprints(manifest)
-    scores = directory / SCORES_NAME
+    manifest = load_manifest(shard.manifest)
+    before, wanted = recorded(shard.graded / SUMMARY_NAME), now.fingerprints(manifest)
     documents = manifest.total_documents
-    if before is None or not scores.is_file():
-        return StaleShard(source, name, documents, ("not graded yet",))
+    stale = partial(StaleShard, shard.source, shard.name, documents)
+    if before is None or not shard.scores.is_file():
+        return stale(("not graded yet",))
     try:
-        read_graded(directory)
+        read_graded(shard.graded)
     except FormatError as error:
-        return StaleShard(source, name, documents, (error.line(),), open_flips=documents)
+        return stale((error.line(),), open_flips=documents)
     if before == wanted:
         return None
     changed = [key for key in wanted if before.get(key) != wanted[key]]
     reasons = tuple(REASONS.get(key, key) for key in changed)
     if changed == ["calibration"]:
-        known, unsure = _decided_again(scores, now)
-    else:
-        known, unsure = 0, documents
-    return StaleShard(source, name, documents, reasons, known, unsure)
+        return stale(reasons, *_decided_again(shard.scores, now))
+    return stale(reasons, 0, documents)
 
 
-def _decided_again(scores: Path, now: _Now) -> tuple[int, int]:
-    """Decisions that flip under the calibration of now, and those that need the judge to tell."""
+def _decided_again(scores: Path, now: _GradingInputs) -> tuple[int, int]:
+    """Decisions that flip under the current calibration, and those that only the judge can give."""
     from nmoe_core.labels.scores import as_vector
 
     taus, flips, unsure = now.calibration.thresholds, 0, 0
@@ -236,16 +231,16 @@ def _spread(run: Run, shard: StaleShard, count: int) -> tuple[list[str], dict[st
     """Documents evenly spread over a shard, and the decisions they have."""
     from nmoe_core.shards.documents import document_ids
 
-    directory = run.paths.split(shard.source, "train") / shard.shard
-    manifest = load_manifest(directory / MANIFEST_NAME)
+    paths = run.tree.shard(shard.source, int(shard.shard.removeprefix("shard_")))
+    manifest = load_manifest(paths.manifest)
     every = max(1, manifest.total_documents // count)
     ids = [
         str(document)
-        for i, document in enumerate(document_ids(run.paths.data, manifest))
+        for i, document in enumerate(document_ids(run.tree.data, manifest))
         if i % every == 0
     ][:count]
-    wanted, scores = set(ids), run.paths.quality / shard.source / shard.shard / SCORES_NAME
-    rows = _rows(scores) if scores.is_file() else ()
+    wanted = set(ids)
+    rows = _rows(paths.scores) if paths.scores.is_file() else ()
     return ids, {r["doc_id"]: r["decision"] for r in rows if r["doc_id"] in wanted}
 
 

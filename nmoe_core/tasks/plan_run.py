@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.format import load_manifest
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.estimate import PlannedSplit, plan_prep
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
-from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.sources.spec import open_reader
 from nmoe_core.tasks.plan_regrade import RegradePlan, plan_regrade
 
@@ -64,8 +63,7 @@ def plan_run(
 
 def _split_state(run: Run, source: SourcePlan, split: str, read_sources: bool) -> SplitState:
     num_shards = prep_settings(run, source, split).num_shards
-    directory = run.paths.split(source.name, split)
-    paths = [directory / shard_dir_name(i) / MANIFEST_NAME for i in range(num_shards)]
+    paths = (shard.manifest for shard in run.tree.shards(source.name, num_shards, split))
     made = [path for path in paths if path.is_file()]
     changed = _is_changed(run, source, split, made[0]) if read_sources and made else None
     estimate = None

@@ -1,21 +1,18 @@
-"""The table of a run: what came out of each stage, read from the files it committed."""
+"""The table of a run: the result of each task, read from the files it committed."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from loader.__main__ import fingerprint
-from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.format import load_manifest
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.graded import read_grading_summary
 from nmoe_core.config.run import Run
-from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.shards.manifest import shard_dir_name
 
 DIGEST_STEPS = 8
 
@@ -24,20 +21,20 @@ def run_report(run: Run) -> dict[str, Any]:
     """Everything the table shows, as JSON values.
 
     Raises:
-        FormatError: A stage has not run (E-MANIFEST-MISSING).
+        FormatError: A task has not run (E-MANIFEST-MISSING).
     """
-    calibration = read_calibration(run.paths.calibration / CALIBRATION_NAME)
-    plan = load_plan(run.paths.plan)
+    calibration = read_calibration(run.tree.calibration_summary)
+    plan = load_plan(run.tree.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
     return {
-        "root": str(run.paths.root),
+        "root": str(run.tree.root),
         "sources": [_source(run, plan, source.name) for source in run_sources(run)],
         "oracle": f"{calibration['scorer_model']}/{calibration['scorer_version']}",
         "backbone": run.config.backbone.kind,
         "heads": _heads(run),
         "thresholds": {key: calibration[key] for key in ("tau_probe", "tau_drop", "tau_keep")},
         "plan": {
-            "path": str(run.paths.plan),
+            "path": str(run.tree.plan),
             "plan_hash": plan.plan_hash,
             "steps": plan.num_sequences // plan.batch_size,
             "batch_size": plan.batch_size,
@@ -49,13 +46,12 @@ def run_report(run: Run) -> dict[str, Any]:
 
 
 def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
-    data = load_manifest(run.paths.split(name, "train") / MANIFEST_NAME)
-    curated_dir = run.paths.curated / name / "train"
-    curated = load_manifest(curated_dir / MANIFEST_NAME)
-    diversity = read_summary(curated_dir / "curation.json")["diversity"]["concat"]
+    data = load_manifest(run.tree.manifest(name))
+    curated = load_manifest(run.tree.curated_manifest(name))
+    diversity = read_summary(run.tree.curation(name))["diversity"]["concat"]
     grades = [
-        read_grading_summary(run.paths.quality / name / shard_dir_name(bucket))
-        for bucket in range(run.config.prep.num_shards)
+        read_grading_summary(shard.graded)
+        for shard in run.tree.shards(name, run.config.prep.num_shards)
     ]
     quotas = [s.quota_sequences for stage in plan.stages for s in stage.sources if s.name == name]
     return {
@@ -74,16 +70,11 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
 
 
 def _heads(run: Run) -> dict[str, dict[str, Any]]:
-    from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
     from nmoe_core.heads.files import read_header
 
-    paths: dict[str, Path] = {
-        "probe": run.paths.heads / PROBE_NAME,
-        "judge": run.paths.heads / JUDGE_NAME,
-    }
     keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
     found: dict[str, dict[str, Any]] = {}
-    for kind, path in paths.items():
+    for kind, path in (("probe", run.tree.probe), ("judge", run.tree.judge)):
         header = read_header(path)
         test = header.get("test_metrics") or {}
         found[kind] = {key: header["metrics"].get(key) for key in keys}

@@ -1,4 +1,4 @@
-"""A few rows of what a stage made, for people to look at: text with scores and decision."""
+"""A few rows of the result of a task, for people to look at: text with scores and decision."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import orjson
 
-from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.format import load_manifest
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
-from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.text.tokenizer import load_tokenizer
 
 Row = dict[str, str | int | float]
@@ -21,8 +20,8 @@ _TEXT_TOKENS = 64
 
 def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:
     """The first documents of a shard: their number of tokens and the start of their text."""
-    path = run.paths.split(source, split) / shard_dir_name(bucket) / MANIFEST_NAME
-    documents = list(islice(document_ids(run.paths.data, load_manifest(path)), count))
+    path = run.tree.shard(source, bucket, split).manifest
+    documents = list(islice(document_ids(run.tree.data, load_manifest(path)), count))
     texts = _texts(run, [str(document) for document in documents])
     return [
         {"text": text, "tokens": document.end - document.start, "doc_id": str(document)}
@@ -38,7 +37,7 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     """
     from nmoe_core.calibration.graded import read_graded
 
-    path = read_graded(run.paths.quality / source / shard_dir_name(bucket)).path
+    path = read_graded(run.tree.shard(source, bucket).graded).path
     with open(path, "rb") as file:
         scores = [orjson.loads(line)["aggregated"] for line in file]
     ranked = sorted(range(len(scores)), key=scores.__getitem__)
@@ -89,7 +88,7 @@ def _label_rows(lines: Iterable[bytes]) -> Iterator[Row]:
 
 def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
     tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
-    reader = DocumentReader(run.paths.data)
+    reader = DocumentReader(run.tree.data)
     texts = []
     for doc_id in doc_ids:
         tokens = reader.tokens(doc_id, tokenizer.eos_token_id)

@@ -28,10 +28,18 @@ from nmoe_core.tasks.checks.shards import (
     check_manifest,
     check_shards,
 )
-from nmoe_core.tasks.checks.verdict import LEVELS, Level, Verdict, Verdicts, level_of
+from nmoe_core.tasks.checks.verdict import (
+    DESCRIPTIONS,
+    LEVELS,
+    Level,
+    Verdict,
+    Verdicts,
+    level_of,
+)
 
 __all__ = [
     "CURATED_CHECKS",
+    "DESCRIPTIONS",
     "LEVELS",
     "MANIFEST_CHECKS",
     "Level",

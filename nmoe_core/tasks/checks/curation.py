@@ -10,7 +10,6 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.tasks.checks.shards import integrity
 from nmoe_core.tasks.checks.verdict import (
     Verdict,
@@ -66,7 +65,7 @@ def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
 
 def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """`integrity` of curated shards."""
-    return {"integrity": integrity(run.paths.curated / source / "train", buckets)}
+    return {"integrity": integrity(run.tree.shard(source, b).curated_manifest for b in buckets)}
 
 
 def check_curated(run: Run, source: str) -> Verdicts:
@@ -133,7 +132,7 @@ def check_plan(run: Run, sources: list[SourcePlan]) -> Verdicts:
     from loader.plan.file import load_plan
 
     def found() -> tuple[str, dict[str, Any]]:
-        plan = load_plan(run.paths.plan)
+        plan = load_plan(run.tree.plan)
         digest, steps = fingerprint(plan, _PLAN_STEPS)
         facts = {"plan_hash": plan.plan_hash, "batches": steps, "batches_digest": digest}
         return f"plan {plan.plan_hash[:16]}, first {steps} batches {digest[:16]}", facts
@@ -148,14 +147,13 @@ def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
     """The share kept of all documents against the share that calibration kept of its sample."""
     from nmoe_core.calibration.files import read_calibration
     from nmoe_core.calibration.graded import read_grading_summary
-    from nmoe_core.config.tree import CALIBRATION_NAME
 
     kept = total = 0
     for source in sources:
-        for bucket in range(run.config.prep.num_shards):
-            summary = read_grading_summary(run.paths.quality / source / shard_dir_name(bucket))
+        for shard in run.tree.shards(source, run.config.prep.num_shards):
+            summary = read_grading_summary(shard.graded)
             kept, total = kept + summary["kept"], total + summary["total"]
-    calibrated = read_calibration(run.paths.calibration / CALIBRATION_NAME)
+    calibrated = read_calibration(run.tree.calibration_summary)
     expected = calibrated["achieved_keep"]
     margin = sampling_margin(run, expected, calibrated.get("count_report", calibrated["count"]))
     return share_within(kept / max(total, 1), expected - margin, expected + margin)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.format import load_manifest
 from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import FormatError, LabelError, NmoeError
 from nmoe_core.config.run import Run
-from nmoe_core.shards.manifest import documents_digest, shard_dir_name
+from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.tasks.checks.verdict import (
     Verdict,
     Verdicts,
@@ -26,7 +26,7 @@ def check_slices(run: Run, source: str) -> Verdicts:
     """`split_rule`: each id is in the split that its MD5 says, and all documents are there."""
     from nmoe_core.labels.slices import SPLITS, read_slice
 
-    directory, count = run.paths.slices / "sources" / source, 0
+    directory, count = run.tree.slices / "sources" / source, 0
     for split in SPLITS:
         try:
             rows = read_slice(directory / f"docids_{split}.jsonl")
@@ -36,7 +36,7 @@ def check_slices(run: Run, source: str) -> Verdicts:
             if split_of(doc_id) != split:
                 return {"split_rule": Verdict(False, f"{doc_id} is not a document of {split}")}
             count += 1
-    documents = load_manifest(run.paths.split(source, "train") / MANIFEST_NAME).total_documents
+    documents = load_manifest(run.tree.manifest(source)).total_documents
     found = f"{count} ids of {documents} documents, each in the split of its MD5"
     facts = {"ids": count, "documents": documents}
     return {"split_rule": Verdict(count == documents, found, facts)}
@@ -47,7 +47,7 @@ def check_backbone(run: Run) -> Verdicts:
     from nmoe_core.engine.weights.checkpoint import open_checkpoint
 
     def found() -> tuple[str, dict[str, Any]]:
-        with open_checkpoint(run.paths.checkpoint) as checkpoint:
+        with open_checkpoint(run.tree.checkpoint) as checkpoint:
             layers = checkpoint.config.num_hidden_layers
             return f"{layers} layers", {"layers": layers}
 
@@ -103,10 +103,9 @@ def check_head(run: Run, kind: str) -> Verdicts:
     95 % bound is above `min_spearman`. Baselines: that bound is above what source or length alone
     reach, and each dimension is predicted better than by its mean.
     """
-    from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
     from nmoe_core.heads.files import read_header
 
-    path = run.paths.heads / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
+    path = run.tree.probe if kind == "probe" else run.tree.judge
     metrics = read_header(path).get("metrics") or {}
     interval = metrics.get("spearman_ci95")
     if interval is None:
@@ -149,10 +148,9 @@ def check_calibration(run: Run) -> Verdicts:
     """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
     were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
     from nmoe_core.calibration.files import read_calibration
-    from nmoe_core.config.tree import CALIBRATION_NAME
 
     try:
-        summary = read_calibration(run.paths.calibration / CALIBRATION_NAME)
+        summary = read_calibration(run.tree.calibration_summary)
     except NmoeError as error:
         names = ("thresholds", "false_drops", "calibrated_keep_rate")
         return {name: Verdict(False, error.line()) for name in names}
@@ -203,18 +201,18 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
 
     wrong, kept, total = [], 0, 0
     for bucket in buckets:
-        name = shard_dir_name(bucket)
+        shard = run.tree.shard(source, bucket)
         try:
-            summary = read_graded(run.paths.quality / source / name).summary
+            summary = read_graded(shard.graded).summary
         except NmoeError as error:
             wrong.append(error.line())
             continue
-        manifest = load_manifest(run.paths.split(source, "train") / name / MANIFEST_NAME)
+        manifest = load_manifest(shard.manifest)
         decided = summary["kept"] + summary["band"] + summary["dropped"]
         if not decided == summary["total"] == manifest.total_documents:
-            wrong.append(f"{name}: {decided} decisions, {manifest.total_documents} documents")
+            wrong.append(f"{shard.name}: {decided} decisions, {manifest.total_documents} documents")
         elif summary["fingerprints"]["shard"] != documents_digest(manifest):
-            wrong.append(f"{name}: grades are of other content")
+            wrong.append(f"{shard.name}: grades are of other content")
         kept, total = kept + summary["kept"], total + summary["total"]
     table = run.config.checks
     return {

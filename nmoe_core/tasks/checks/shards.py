@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.files.format import Manifest, load_manifest
 from nmoe_core.config.run import Run
-from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
 from nmoe_core.tasks.checks.verdict import Verdict, Verdicts
 
@@ -16,12 +15,12 @@ MANIFEST_CHECKS = ("checksums", "eos", "index", "token_range")
 
 def check_shards(run: Run, source: str, split: str, buckets: Iterable[int]) -> Verdicts:
     """`integrity`: every byte and token of shards, as `nmoe verify --checksums --deep`."""
-    return {"integrity": integrity(run.paths.split(source, split), buckets)}
+    return {"integrity": integrity(run.tree.shard(source, b, split).manifest for b in buckets)}
 
 
 def check_manifest(run: Run, source: str, split: str) -> Verdicts:
     """The four checks of a split's manifest, in one reading of its files."""
-    manifest = load_manifest(run.paths.split(source, split) / MANIFEST_NAME)
+    manifest = load_manifest(run.tree.manifest(source, split))
     problems = verify_manifest(manifest, checksums=True, deep=True)
     return {
         name: _verdict_of([p for p in problems if p.check == name], manifest)
@@ -31,10 +30,7 @@ def check_manifest(run: Run, source: str, split: str) -> Verdicts:
 
 def check_leak(run: Run, source: str) -> Verdicts:
     """`no_leak`: no document of the validation split is in training, by id."""
-    manifests = [
-        load_manifest(run.paths.split(source, split) / MANIFEST_NAME)
-        for split in ("train", "valid")
-    ]
+    manifests = [load_manifest(run.tree.manifest(source, split)) for split in ("train", "valid")]
     leak = find_leak(*manifests)
     facts = {
         "shared_ids": leak.num_ids,
@@ -48,12 +44,12 @@ def check_leak(run: Run, source: str) -> Verdicts:
     return {"no_leak": Verdict(leak.num_ids == 0, found, facts)}
 
 
-def integrity(split_dir: Path, buckets: Iterable[int]) -> Verdict:
-    """Every byte and token of the shards that were asked for."""
+def integrity(manifests: Iterable[Path]) -> Verdict:
+    """Every byte and token of the shards with these manifests."""
     problems: list[Problem] = []
     documents = 0
-    for bucket in buckets:
-        manifest = load_manifest(split_dir / shard_dir_name(bucket) / MANIFEST_NAME)
+    for path in manifests:
+        manifest = load_manifest(path)
         problems += verify_manifest(manifest, checksums=True, deep=True)
         documents += manifest.total_documents
     return _problems(problems, f"{documents} documents, every token read")

@@ -11,34 +11,52 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.config.run import Run
 
 Level = Literal["block", "error", "warn"]
-LEVELS: dict[str, Level] = {
-    "integrity": "block",
-    "checksums": "block",
-    "eos": "block",
-    "index": "block",
-    "token_range": "block",
-    "no_leak": "block",
-    "split_rule": "block",
-    "readable": "block",
-    "coverage": "block",
-    "parse_rate": "block",
-    "one_scorer": "block",
-    "promotion": "block",
-    "baselines": "warn",
-    "thresholds": "block",
-    "calibrated_keep_rate": "warn",
-    "false_drops": "block",
-    "counts": "block",
-    "keep_rate": "warn",
-    "flips": "warn",
-    "topic_range": "block",
-    "permutation": "block",
-    "alignment": "block",
-    "diversity": "warn",
-    "boundary": "warn",
-    "digests": "block",
-    "keep_rate_of_all": "warn",
+# Each check: how much a failure matters unless the run says otherwise, and what passing means.
+_CHECKS: dict[str, tuple[Level, str]] = {
+    "integrity": ("block", "Checksums, index and every token of the shards that this run made."),
+    "checksums": ("block", "SHA-256 of every file is that of the manifest."),
+    "eos": ("block", "One EOS ends each document, and none is inside."),
+    "index": ("block", "Indexes cover their shards without gap or overlap."),
+    "token_range": ("block", "Every token id is in the vocabulary."),
+    "no_leak": ("block", "No validation document is in training."),
+    "split_rule": (
+        "block",
+        "The MD5 of each id gives its split, and no document is missing.",
+    ),
+    "readable": ("block", "The file opens and is whole."),
+    "coverage": ("block", "Every document of a finished slice has a record."),
+    "parse_rate": ("block", "The oracle's answers were sets of scores."),
+    "one_scorer": ("block", "All labels are of one scorer and one rubric."),
+    "promotion": (
+        "block",
+        "The lower bound of the agreement with the oracle is high enough.",
+    ),
+    "baselines": (
+        "warn",
+        "Agreement is better than that of source, length or mean alone.",
+    ),
+    "thresholds": ("block", "Thresholds are in order, and few good documents are dropped."),
+    "calibrated_keep_rate": ("warn", "The share kept on val is the target, within sampling error."),
+    "false_drops": ("block", "Few of the dropped documents are the oracle's own top."),
+    "counts": ("block", "Every document of the shard as it is now has one decision."),
+    "keep_rate": ("warn", "The share kept is in the configured interval."),
+    "flips": ("warn", "A regrade would change few enough decisions."),
+    "topic_range": ("block", "Every document of the shard as it is now has a topic of the model."),
+    "permutation": ("block", "Each kept document is there once and unchanged."),
+    "alignment": ("block", "Shards were planned for the place in a window that they have."),
+    "diversity": ("warn", "Windows reach the share of their ceiling that was asked for."),
+    "boundary": ("warn", "The end of the source joins its start."),
+    "digests": (
+        "block",
+        "The plan names its files as they are; its first batches can be read.",
+    ),
+    "keep_rate_of_all": (
+        "warn",
+        "The share kept of all documents is that of the sample.",
+    ),
 }
+LEVELS: dict[str, Level] = {name: level for name, (level, _) in _CHECKS.items()}
+DESCRIPTIONS = {name: text for name, (_, text) in _CHECKS.items()}
 
 
 @dataclass(frozen=True, slots=True)

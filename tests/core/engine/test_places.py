@@ -125,7 +125,7 @@ def test_grading_loads_the_experts_in_the_form_that_its_run_asks_for(
     tiny_dir: Path, tmp_path: Path
 ) -> None:
     from nmoe_core.config.run import Run
-    from nmoe_core.tasks.hydra import load_backbone
+    from nmoe_core.tasks.backbone import load_backbone
 
     text = f'root = "out"\n[backbone]\ncheckpoint = "{tiny_dir}"\nexperts = "packed"\n'
     (tmp_path / "run.toml").write_text(text)

@@ -28,7 +28,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_checkpoint_is_hashed_once_for_any_number_of_shards(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmoe_core.tasks.hydra import load_checkpoint
+    from nmoe_core.tasks.backbone import load_checkpoint
 
     hashed: list[Path] = []
     whole = digests.sha256_file

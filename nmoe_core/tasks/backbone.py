@@ -1,0 +1,96 @@
+"""The backbone and other checkpoints of a run. torch is imported when a model is loaded."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nmoe_core.base.errors import CheckpointError
+from nmoe_core.base.result import Result
+from nmoe_core.base.settings import ExpertChoice
+from nmoe_core.config.run import Run
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import Transformer
+
+
+def make_backbone(run: Run) -> Result:
+    """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it is not a gpt-oss one.
+    """
+    from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
+    from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
+
+    table, path = run.config.backbone, run.tree.checkpoint
+    if table.kind == "tiny":
+        make_tiny_checkpoint(path, seed=table.seed)
+    with open_checkpoint(path) as checkpoint:
+        config = checkpoint.config
+    facts = {
+        "kind": "tiny: seeded random weights, a stand-in" if table.kind == "tiny" else "checkpoint",
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "experts": config.num_experts,
+        "path": str(path),
+    }
+    return Result(checkpoint_digest(path), facts)
+
+
+def load_backbone(run: Run) -> Transformer:
+    """The run's backbone, loaded once in a process. Raises CheckpointError (E-CHECKPOINT-...)."""
+    table = run.config.backbone
+    return load_checkpoint(run.tree.checkpoint, table.device, table.dtype, table.experts)
+
+
+def load_checkpoint(
+    path: Path, device: str, dtype: str, experts: ExpertChoice = "auto"
+) -> Transformer:
+    """A checkpoint, loaded once in a process.
+
+    Raises:
+        CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
+    """
+    require_checkpoint(path)
+    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+
+    return _loaded(path, checkpoint_digest(path), device, dtype, experts)
+
+
+def require_checkpoints(run: Run) -> None:
+    """Refuse a run whose checkpoints are not there, before anything is made for them.
+
+    Raises:
+        CheckpointError: One that the run names is missing (E-CHECKPOINT-MISSING).
+    """
+    backbone, oracle = run.config.backbone, run.config.oracle
+    named = [run.tree.checkpoint] if backbone.kind == "checkpoint" else []
+    if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
+        named.append(run.resolve(oracle.engine.checkpoint))
+    for path in named:
+        require_checkpoint(path)
+
+
+def require_checkpoint(path: Path) -> None:
+    """Refuse a directory of weights that is not there. Raises CheckpointError."""
+    if not path.is_dir():
+        raise CheckpointError(
+            "no checkpoint here",
+            where=path,
+            do="materialise hydra/backbone, or correct the path of checkpoint",
+            code="E-CHECKPOINT-MISSING",
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertChoice) -> Transformer:
+    """The backbone, loaded once in a process; `digest` makes changed weights another one."""
+    import torch
+
+    from nmoe_core.engine import Transformer
+
+    return Transformer.from_checkpoint(
+        path, device=device, dtype=getattr(torch, dtype), experts=experts
+    )
