@@ -123,6 +123,8 @@ class DatasetsSource:
         rows = self._rows
         if first_row:
             saved = hasattr(rows, "__len__")
+            if saved and first_row >= len(rows):
+                return  # `select` refuses an empty range behind the last row
             rows = rows.select(range(first_row, len(rows))) if saved else rows.skip(first_row)
         tables = rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
         row = first_row

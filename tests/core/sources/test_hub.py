@@ -63,7 +63,7 @@ def test_reading_goes_on_at_the_end_of_any_block(
     blocks = list(source.blocks())
     assert len(blocks) > 8
     assert blocks[-1].end.row == source.num_rows() == 60
-    for i in range(0, len(blocks), 3):
+    for i in (*range(0, len(blocks), 3), len(blocks) - 1):
         rest = [(b.start, b.end, list(b.records())) for b in _local(tmp_path).blocks(blocks[i].end)]
         assert rest == [(b.start, b.end, list(b.records())) for b in blocks[i + 1 :]]
 
