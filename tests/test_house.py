@@ -1,0 +1,105 @@
+"""The laws of the house that no linter keeps: sizes, parameters, circles, private names."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.project import REPOSITORY
+
+PACKAGES = ("loader", "nmoe_core", "nmoe_assets")
+MODULES = [
+    path
+    for package in PACKAGES
+    for path in sorted((REPOSITORY / package).rglob("*.py"))
+    if "build" not in path.parts
+]
+MAX_LINES, MAX_PARAMETERS, MAX_MODULES = 300, 6, 15
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def test_no_file_is_over_three_hundred_lines() -> None:
+    lines = {_name(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_no_folder_has_more_than_fifteen_modules() -> None:
+    folders = Counter(_name(path.parent) for path in MODULES if path.name != "__init__.py")
+    assert {name: count for name, count in folders.items() if count > MAX_MODULES} == {}
+
+
+def test_no_function_has_more_than_six_parameters() -> None:
+    found = [
+        f"{_name(path)}: {function.name} has {count}"
+        for path in MODULES
+        for function in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(function, ast.FunctionDef) and not _is_kernel(function)
+        for count in [_num_parameters(function)]
+        if count > MAX_PARAMETERS
+    ]
+    assert found == []
+
+
+def test_no_modules_import_each_other_in_a_circle_not_even_for_types() -> None:
+    known = {_module(path): path for path in MODULES}
+    graph = {name: set(_imports(path, known)) - {name} for name, path in known.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_private_names_of_dagster_stand_in_one_file() -> None:
+    found = {
+        _name(path)
+        for path in MODULES
+        for line in path.read_text("utf-8").splitlines()
+        if "dagster._" in line or "dg._" in line
+    }
+    assert found <= {"nmoe_assets/dagster_private.py"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_code_speaks_of_the_project_alone(package: str) -> None:
+    words = ("/work/", "/tmp/bash", "TODO", "FIXME", "XXX")
+    found = [
+        f"{_name(path)}: {word}"
+        for path in MODULES
+        if path.parts[len(REPOSITORY.parts)] == package
+        for word in words
+        if word in path.read_text("utf-8")
+    ]
+    assert found == []
+
+
+def _is_kernel(function: ast.FunctionDef) -> bool:
+    """Triton's kernels take their shapes and strides one by one."""
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def _num_parameters(function: ast.FunctionDef) -> int:
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in named)
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules = [name for name in names if name in known]
+            yield from modules
+            if len(modules) < len(names) and node.module in known:
+                yield node.module
