@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
 from nmoe_core.curate.order.input import refusal
 from nmoe_core.curate.order.sequencing import FilledWindows, Loader, run_lengths
-from nmoe_core.curate.order.spacing import by_cluster, rank_in_group, turn_of
+from nmoe_core.curate.order.spacing import Turn, by_cluster, rank_in_group, turn_of
 
 # Share of a window left free so that no window overflows; the first that works is taken.
 _MARGINS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
@@ -33,7 +34,7 @@ def window_fill(
     seq_len: int,
     loader: Loader = "concat",
     offset: int = 0,
-    **turn: int,
+    **turn: Unpack[Turn],
 ) -> np.ndarray:
     """Every window holds every topic that has as many documents as there are windows.
 

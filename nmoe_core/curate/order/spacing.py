@@ -8,6 +8,7 @@ at most 64 bytes of memory per document beside the input.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypedDict
 
 import numpy as np
 
@@ -155,6 +156,13 @@ def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray
     documents = by_cluster(doc_clusters)
     for cluster in np.flatnonzero(sizes).tolist():
         yield cluster, documents[ends[cluster] - sizes[cluster] : ends[cluster]]
+
+
+class Turn(TypedDict, total=False):
+    """What turns an order to another one as good: both default to 0."""
+
+    seed: int
+    epoch: int
 
 
 def turn_of(seed: int = 0, epoch: int = 0) -> float:
