@@ -11,20 +11,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
+from nmoe_core.text.engines import ENGINES, Encoded, Engine
 from nmoe_core.text.long_text import safe_pieces
-from nmoe_core.text.vocabulary import O200K, ensure_vocabulary, load_tiktoken
+from nmoe_core.text.vocabulary import load_tiktoken
 
-Engine = Literal["quicktok", "tiktoken", "gigatoken"]
 _PROBES = (
     "The quick brown fox jumps over the lazy dog. 1234567890",
     "def f(x):\n\treturn x ** 2  # ok\r\n\n\n",
@@ -36,18 +35,6 @@ _PROBES = (
 # One character in a hundred of a batch, from the starts of every hundredth text.
 _SAMPLE_EVERY = 100
 _MIN_SAMPLE_CHARS = 1000
-
-
-class Encoded(NamedTuple):
-    """Ids of several texts: text i is `ids[offsets[i]:offsets[i + 1]]`."""
-
-    ids: np.ndarray
-    """uint32 `[sum of lengths]`."""
-    offsets: np.ndarray
-    """int64 `[texts + 1]`, from 0."""
-
-
-_Encode = Callable[[Sequence[str]], Encoded]
 
 
 class Tokenizer:
@@ -73,7 +60,7 @@ class Tokenizer:
         self.name = name
         self.engine: Engine = engine
         self._reference = load_tiktoken(name)
-        self._encode = _ENGINES[engine](name)
+        self._encode = ENGINES[engine](name)
         self.vocab_size: int = self._reference.n_vocab
         own_eos: int = self._reference.eot_token
         self.eos_token_id = own_eos if eos_token_id is None else eos_token_id
@@ -151,6 +138,61 @@ class Tokenizer:
             )
 
 
+class FileTokenizer(Tokenizer):
+    """A tokenizer of Hugging Face's `tokenizers`. It does not say which token ends a document, so
+    its user does; special tokens are never added.
+
+    Args:
+        path: A `tokenizer.json`, a directory that holds one, or a tokenizer's name on the hub.
+        eos_token_id: The id that ends a document.
+
+    Raises:
+        TokenizerError: It cannot be read or fetched, or `tokenizers` is not installed
+            (E-TOKENIZER-FILE).
+    """
+
+    def __init__(self, path: str, eos_token_id: int) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            raise _unreadable(
+                path, "tokenizers is not installed", "pip install 'nmoe-data[hf]'"
+            ) from None
+        file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+        load = tokenizers.Tokenizer
+        try:
+            self._own = load.from_file(str(file)) if file.is_file() else load.from_pretrained(path)
+        except Exception as error:
+            do = "without a network, name a tokenizer file"
+            raise _unreadable(path, " ".join(str(error).split())[:200], do) from error
+        self._own.no_truncation()
+        self._own.no_padding()
+        self.name = f"tokenizer-{self.fingerprint[:16]}" if file.is_file() else path
+        self.vocab_size = self._own.get_vocab_size()
+        self.eos_token_id = eos_token_id
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        """SHA-256 of the tokenizer as JSON."""
+        return hashlib.sha256(self._own.to_str().encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Token ids of the texts."""
+        rows = [one.ids for one in self._own.encode_batch(list(texts), add_special_tokens=False)]
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        parts = [np.asarray(row, np.uint32) for row in rows]
+        return Encoded(np.concatenate([np.empty(0, np.uint32), *parts]), offsets)
+
+    def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
+        """The first `max_tokens` ids of a text; encodes all of it, for want of safe cuts."""
+        return self.encode_batch([text]).ids[:max_tokens]
+
+    def decode(self, ids: np.ndarray | Sequence[int]) -> str:
+        """Text of token ids."""
+        return self._own.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+
 @functools.lru_cache(maxsize=4)
 def load_tokenizer(
     name: str = DEFAULT_TOKENIZER, engine: Engine = "quicktok", eos_token_id: int | None = None
@@ -168,8 +210,6 @@ def load_tokenizer(
     """
     if "/" not in name and not Path(name).exists():
         return Tokenizer(name, engine, eos_token_id)
-    from nmoe_core.text.tokenizer_file import FileTokenizer
-
     if eos_token_id is None:
         raise TokenizerError(
             "eos_token_id is missing",
@@ -180,68 +220,7 @@ def load_tokenizer(
     return FileTokenizer(name, eos_token_id)
 
 
-def _tiktoken_engine(name: str) -> _Encode:
-    encoding = load_tiktoken(name)
-
-    def encode(texts: Sequence[str]) -> Encoded:
-        # The array form is faster than `encode_ordinary`, and equal where no special is allowed.
-        rows = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        return Encoded(np.concatenate([np.empty(0, np.uint32), *rows]), offsets)
-
-    return encode
-
-
-def _quicktok_engine(name: str) -> _Encode:
-    import quicktok
-
-    try:
-        encoding = quicktok.get_encoding(name)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise _no_encoding("quicktok", name) from error
-
-    def encode(texts: Sequence[str]) -> Encoded:
-        # One thread: callers are already one process a core.
-        return Encoded(*encoding.encode_batch(list(texts), threads=1))
-
-    return encode
-
-
-def _gigatoken_engine(name: str) -> _Encode:
-    if not name.startswith("o200k"):
-        raise _no_encoding("gigatoken", name)
-    try:
-        import gigatoken
-    except ImportError as error:
-        raise TokenizerError(
-            "engine gigatoken is not installed",
-            do="pip install 'nmoe-data[fast]', or use engine quicktok",
-            code="E-TOKENIZER-ENGINE",
-        ) from error
-    # Without special tokens, text that spells one is ordinary text, as in `encode_ordinary`.
-    encoding = gigatoken.Tokenizer.from_tiktoken(
-        ensure_vocabulary() / O200K.file, pretokenizer="o200k", special_tokens={}
-    )
-
-    def encode(texts: Sequence[str]) -> Encoded:
-        layout: Any = encoding.encode_batch(list(texts), parallel=False).layout
-        return Encoded(np.asarray(layout.content.data), np.asarray(layout.offsets.data))
-
-    return encode
-
-
-def _no_encoding(engine: str, name: str) -> TokenizerError:
+def _unreadable(path: str, found: str, do: str) -> TokenizerError:
     return TokenizerError(
-        f"engine {engine} does not have this encoding",
-        found=name,
-        do='set [prep] engine = "tiktoken", or --engine tiktoken',
-        code="E-TOKENIZER-ENGINE",
+        "tokenizer cannot be read", where=path, found=found, do=do, code="E-TOKENIZER-FILE"
     )
-
-
-_ENGINES: dict[Engine, Callable[[str], _Encode]] = {
-    "tiktoken": _tiktoken_engine,
-    "quicktok": _quicktok_engine,
-    "gigatoken": _gigatoken_engine,
-}

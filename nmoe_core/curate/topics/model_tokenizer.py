@@ -15,8 +15,8 @@ import numpy as np
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
-from nmoe_core.text.tokenizer import Encoded, load_tokenizer
-from nmoe_core.text.tokenizer_file import FileTokenizer
+from nmoe_core.text.engines import Encoded
+from nmoe_core.text.tokenizer import FileTokenizer, load_tokenizer
 
 _HARMONY_ROWS = 201_088
 

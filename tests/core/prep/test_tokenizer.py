@@ -134,7 +134,7 @@ def test_an_unknown_name_is_refused() -> None:
 
 def test_an_engine_without_the_encoding_is_refused() -> None:
     with refused("E-TOKENIZER-ENGINE"):
-        module._gigatoken_engine("cl100k_base")
+        module.Tokenizer("cl100k_base", "gigatoken")
 
 
 def test_an_engine_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
