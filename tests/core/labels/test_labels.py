@@ -90,7 +90,7 @@ def test_a_summary_does_not_outlive_its_lost_records(labelling: Labelling) -> No
     assert labelling.run().facts["resumed_from"] == 2
 
 
-def test_a_second_run_asks_nothing_and_writes_nothing(labelling: Labelling) -> None:
+def test_a_second_run_asks_no_question_and_writes_no_file(labelling: Labelling) -> None:
     first = labelling.run()
     before = {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()}
     oracle = FakeOracle()

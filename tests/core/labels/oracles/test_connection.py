@@ -189,7 +189,7 @@ def test_a_request_is_sent_twice_at_most_and_never_on_a_timeout() -> None:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
 @pytest.mark.parametrize("stray", [OK + b"!", b"HTTP/1.1 200 OK\r\nContent-Le", b"stray"])
-def test_bytes_nobody_asked_for_are_never_part_of_the_next_answer(
+def test_bytes_without_a_request_are_never_part_of_the_next_answer(
     stray: bytes, pause_s: float
 ) -> None:
     async def talk(client: Client) -> None:

@@ -302,7 +302,7 @@ def keyed(server: JudgeServer, rubric: Rubric) -> Oracle:
     return make_oracle(table, rubric, Path)
 
 
-def test_the_key_comes_from_the_environment_and_is_part_of_nothing_else(
+def test_the_key_comes_from_the_environment_and_is_in_no_fact_or_version(
     server: JudgeServer, rubric: Rubric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for value in (None, " \n"):
