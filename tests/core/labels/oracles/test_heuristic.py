@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nmoe_core.labels.agreement import spearman
-from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles.heuristic import DIMENSION_CURVES, HeuristicOracle, grade
 from nmoe_core.labels.oracles.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
 from nmoe_core.labels.scores import DIMENSIONS
@@ -49,10 +49,14 @@ def texts(corpus: list[tuple[str, str]]) -> list[str]:
     return [text for _, text in corpus]
 
 
+def result_of(text: str) -> OracleResult:
+    ((_, result),) = HeuristicOracle().label([Question(text)])
+    return result
+
+
 @pytest.fixture(scope="module")
 def grades(texts: list[str]) -> np.ndarray:
-    results = [result for _, result in HeuristicOracle().label(map(Question, texts))]
-    return np.array([list((r.scores or {}).values()) for r in results])
+    return np.array([list((result_of(text).scores or {}).values()) for text in texts])
 
 
 def test_grades_of_real_text_spread_and_no_dimension_repeats_another(grades: np.ndarray) -> None:
@@ -124,22 +128,11 @@ def test_each_curve_of_the_oracle_counts() -> None:
         assert moved == expected, statistic
 
 
-def test_equal_texts_get_equal_scores_and_blank_ones_none() -> None:
+def test_equal_texts_get_equal_scores_in_any_batch() -> None:
     oracle = HeuristicOracle()
     (_, first), (_, second) = oracle.label([Question("a b c.\n")] * 2)
-    assert (0, first) == (0, second) == next(oracle.label([Question("a b c.\n")]))
-    _, blank = next(oracle.label([Question(" \n\t ")]))
-    assert blank.scores is None
-    assert blank.finish_reason == "empty_text"
+    assert first == second == result_of("a b c.\n")
     assert oracle.fingerprint == HeuristicOracle().fingerprint
-
-
-@pytest.mark.parametrize(
-    "text", ["x", "\ufffd", "12, 34; 56", "((((", "\n" * 50 + "a", "\x00\ud800"]
-)
-def test_odd_texts_get_scores(text: str) -> None:
-    _, result = next(HeuristicOracle().label([Question(text)]))
-    assert result.scores is not None
 
 
 def test_compression_is_that_of_one_block_whatever_the_text_and_its_indents(
@@ -165,18 +158,22 @@ def test_windows_cover_both_ends_and_stay_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_scored"),
+    ("text", "reason"),
     [
-        ("床前明月光,疑是地上霜。举头望明月,低头思故乡。" * 20, False),
-        ("ひらがなと カタカナ、それから漢字。" * 20, False),
-        ("Москва, как много в этом звуке для сердца русского слилось." * 9, False),
-        ("สวัสดีชาวโลก " * 30, False),
-        ("Voilà où l'été naît: ça dépend de l'œuvre, của người Việt Nam. " * 9, True),
-        ("The word 東京 (Tōkyō) means eastern capital, 京都 the capital city." * 9, True),
-        ("1 + 2 = 3; 4 > 3" * 9, True),
+        *((odd, "scored") for odd in ("x", "\ufffd", "12, 34; 56", "((((", "\n" * 50 + "a")),
+        ("\x00\ud800", "scored"),
+        ("1 + 2 = 3; 4 > 3" * 9, "scored"),
+        ("Voilà où l'été naît: ça dépend de l'œuvre, của người Việt Nam. " * 9, "scored"),
+        ("The word 東京 (Tōkyō) means eastern capital, 京都 the capital city." * 9, "scored"),
+        (" \n\t ", "empty_text"),
+        ("床前明月光,疑是地上霜。举头望明月,低头思故乡。" * 20, "unsupported_script"),
+        ("ひらがなと カタカナ、それから漢字。" * 20, "unsupported_script"),
+        ("Москва, как много в этом звуке для сердца русского слилось." * 9, "unsupported_script"),
+        ("สวัสดีชาวโลก " * 30, "unsupported_script"),
     ],
 )
-def test_a_script_that_is_not_measured_is_no_label(text: str, is_scored: bool) -> None:
-    ((_, result),) = HeuristicOracle().label([Question(text)])
-    assert (result.scores is not None) == is_scored
-    assert result.finish_reason == ("scored" if is_scored else "unsupported_script")
+def test_odd_texts_get_scores_but_blank_ones_and_other_scripts_get_a_reason(
+    text: str, reason: str
+) -> None:
+    result = result_of(text)
+    assert ((result.scores is not None), result.finish_reason) == (reason == "scored", reason)
