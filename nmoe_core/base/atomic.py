@@ -1,8 +1,8 @@
 """Commit protocol: a file is visible whole under its name, or not at all.
 
-Every write goes to a temporary file in the same directory, is flushed and fsynced, renamed, and
-the directory is fsynced. A manifest or summary is written last, so whatever it names is durable.
-Costs two fsyncs a file. A process killed at any point leaves at most `.tmp.` files, which the next
+Every write goes to a temporary file in the same directory, is flushed and fsynced, renamed, and the
+directory is fsynced. A manifest or summary is written last, so whatever it names is durable. Costs
+two fsyncs per file. A process killed at any point leaves at most `.tmp.` files, which the next
 writer of that directory removes under its lock.
 
 `NMOE_FAILPOINT=step:k:action` makes the k-th call of a step (write, fsync, rename) fail for tests:
@@ -41,7 +41,7 @@ _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBUSY, errn
 
 
 def failpoint(step: str) -> None:
-    """Count one call of `step`; fail as `NMOE_FAILPOINT` asks (nothing in normal use)."""
+    """Count one call of `step`; fail where `NMOE_FAILPOINT` says so; normally it does nothing."""
     spec = os.environ.get("NMOE_FAILPOINT")
     if not spec:
         return
@@ -89,7 +89,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> int:
-    """Commit one JSON object a line; return the number of lines."""
+    """Commit one JSON object per line; return the number of lines."""
     num_rows = 0
     with atomic_file(path) as file:
         for row in rows:
@@ -107,11 +107,11 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def start_writing_out(descriptor: int) -> None:
-    """Ask the system to begin to write a file to its disk; an fsync then waits for less.
+def start_writeback(descriptor: int) -> None:
+    """Start writeback of a file before its fsync, which then waits for less.
 
-    Many files begun together and then synced take a third of the time of syncing one by one. It
-    is a wish: where the system has no such call, nothing happens.
+    Starting it for many files and then syncing them takes a third of the time of syncing one by
+    one. Does nothing where the system has no such call.
     """
     if _LIBC is not None:
         _LIBC.sync_file_range(
@@ -123,7 +123,7 @@ def replace_dir(staged: Path, final: Path) -> None:
     """Put the complete directory `staged` in the place of `final`.
 
     Two renames: a kill between them leaves `final` missing, never mixed, and the next run of the
-    stage makes it again.
+    task makes it again.
     """
     old = final.with_name(f".{final.name}{TMP_MARK}old")
     if old.exists():
@@ -139,11 +139,10 @@ def replace_dir(staged: Path, final: Path) -> None:
 
 
 def exchange_dirs(staged: Path, final: Path) -> bool:
-    """Let two directories of one file system change places in one step, where the system can.
+    """Swap two directories of one file system in one step; False where the system cannot.
 
-    False, and nothing done, where it cannot: not Linux, a file system without the call (NFS,
-    some of FUSE), a mount point, a lower layer of an overlay. After it, `final`
-    holds what `staged` held and the other way round.
+    It cannot outside Linux, on a file system without the call (NFS, some of FUSE), at a mount
+    point and in a lower layer of an overlay; then both directories stay as they are.
     """
     if not hasattr(_LIBC, "renameat2"):  # glibc has had it since 2.28
         return False

@@ -1,4 +1,4 @@
-"""Errors of the stages that make data; the root of the tree is in `loader.errors`.
+"""Errors of the tasks that make data; the root of the tree is in `loader.errors`.
 
 NmoeError
 ├── (ConfigError, FormatError, PlanError, StateError: see loader.errors)

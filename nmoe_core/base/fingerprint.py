@@ -1,8 +1,8 @@
 """Digests, and the rule that decides whether an output has to be made again.
 
-Each stage writes, with its output, the fingerprints of everything the output was made from: input
-digests, settings, and the stage's own version. A stage whose recorded fingerprints equal the ones
-it would use now does no work. Fingerprints are values, never times.
+Each task writes, with its output, the fingerprints of everything the output was made from: input
+digests, settings, and the task's own version. A task whose recorded fingerprints equal the ones it
+would use now does no work. Fingerprints are values, never times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes.
 
-    Pieces are large, so that a thread that hashes seldom waits for one that runs Python.
+    Reads are large, so that a hashing thread seldom waits for the interpreter's lock.
     """
     digest, piece = hashlib.sha256(), memoryview(bytearray(_READ_BYTES))
     with open(path, "rb", buffering=0) as file:
@@ -48,9 +48,9 @@ def sha256_json(value: Any) -> str:
 
 
 def recorded(summary: Path) -> Fingerprints | None:
-    """Fingerprints that a stage recorded in its committed JSON summary; None if there are none.
+    """Fingerprints that a task recorded in its committed JSON summary; None if there are none.
 
-    A file that is not JSON was not committed by a stage, so it has none.
+    A file that is not JSON was not committed by a task, so it has none.
     """
     try:
         value = json.loads(summary.read_bytes())
@@ -106,7 +106,7 @@ def read_summary(
 def is_current(summary: Path, fingerprints: Fingerprints) -> bool:
     """Whether the output committed with `summary` was made from exactly these fingerprints.
 
-    A summary that was edited or damaged vouches for nothing.
+    A summary that was edited or damaged does not count.
     """
     try:
         return recorded(summary) == fingerprints and bool(read_summary(summary))

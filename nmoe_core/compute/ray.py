@@ -151,7 +151,7 @@ class _RayPool(Pool):
     def _most_in_flight(self) -> int:
         now = time.monotonic()
         if now - self._counted_at > _COUNT_EVERY_SECONDS:
-            room = max(1, self._room())  # none at all waits for a node to come back
+            room = max(1, self._room())  # with no room at all, wait for a node to come back
             self._most, self._counted_at = room + min(room, MAX_WAITING), now
         return self._most
 
@@ -217,7 +217,7 @@ def _connect(ray: Any, options: RayTable) -> None:
 
 
 def _require_listener(address: str | None) -> None:
-    """Raise OSError where nobody listens: Ray itself would try for five minutes."""
+    """Raise OSError where no process listens: Ray itself would try for five minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

@@ -2,7 +2,7 @@
 
 Files are found and the first block of each source is tokenised here, which gives tokens per byte
 and this machine's rate; a hub dataset is not asked, so a plan needs no network. Every figure is an
-estimate except the quotas, and says nothing (None) where it would be a guess.
+estimate except the quotas, and None where it would be a guess.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nmoe_core.sources.split import SplitExpression, parse_split
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
-# 4 bytes a token; index, lineage and manifests add about a twentieth at 600 tokens a document.
+# 4 bytes per token; index, lineage and manifests add about a twentieth at 600 tokens per document.
 _DISK_BYTES_PER_TOKEN = 4.25
 _SAMPLE_BYTES = 1_000_000
 _MIN_SECONDS = 1e-3
@@ -48,7 +48,7 @@ class SourceSample:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSplit:
-    """One split that would be prepared; None where nothing tells."""
+    """One split that would be prepared; None where a figure is not known."""
 
     source: str
     split: str
@@ -65,7 +65,7 @@ class PlannedSplit:
 
 
 def plan_prep(run: Run, jobs: Sequence[tuple[SourcePlan, str]]) -> list[PlannedSplit]:
-    """The plan of each (source, split), in order; what is wrong with a source is in its plan."""
+    """The plan of each (source, split), in order; a problem of a source is in its plan."""
     return [_plan_split(run, source, split) for source, split in jobs]
 
 

@@ -3,7 +3,7 @@
 `.prep/journal.json` beside the shards names what the pass is made from, the position up to which
 everything is written, the length of every file at that position, and the counts. It is replaced
 whenever a fiftieth of the time so far has passed, at most every 3 seconds, after the files it
-speaks of are durable: a run that ends in any way loses what it did since, and nothing else. Syncing
+speaks of are durable: a run that ends in any way loses only what it did since. Syncing
 happens in a thread, while the pass goes on.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import failpoint, start_writing_out, write_json
+from nmoe_core.base.atomic import failpoint, start_writeback, write_json
 from nmoe_core.base.fingerprint import read_sealed
 
 STAGING_NAME = ".prep"
@@ -52,7 +52,7 @@ class Journal:
     def read(self) -> dict[str, Any] | None:
         """What the last commit wrote; None if there is none, or it is not as it was written.
 
-        Without a journal the pass starts again, which costs work and no byte.
+        Without a journal the pass starts again: that costs work, and the bytes are the same.
         """
         return read_sealed(self._path)
 
@@ -91,14 +91,14 @@ class Journal:
         """Drop the journal and everything staged with it."""
         if self._thread is not None:
             self._thread.join()
-        self._path.unlink(missing_ok=True)  # first: without it nothing staged means anything
+        self._path.unlink(missing_ok=True)  # first: staged files mean nothing without it
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _commit(self, descriptors: list[int], entry: dict[str, Any]) -> None:
         started = time.monotonic()
         try:
             for descriptor in descriptors:
-                start_writing_out(descriptor)
+                start_writeback(descriptor)
             for descriptor in descriptors:
                 failpoint("sync")
                 os.fsync(descriptor)

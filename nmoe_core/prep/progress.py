@@ -18,8 +18,8 @@ _BAR_CELLS = 24
 class PrepProgress:
     """State of a pass after a block; an earlier run's work is counted in all but `seconds`.
 
-    `size_bytes` and `total_bytes` are of the source as it is stored; the total is None where no
-    one knows it beforehand. `resumed_bytes` of them were done by an earlier run. `max_tokens` is
+    `size_bytes` and `total_bytes` are of the source as it is stored; the total is None where it
+    is not known beforehand. `resumed_bytes` of them were done by an earlier run. `max_tokens` is
     the budget that may end the pass sooner.
     """
 
@@ -33,7 +33,7 @@ class PrepProgress:
 
     @property
     def rate(self) -> float:
-        """Source bytes a second in this run."""
+        """Source bytes per second in this run."""
         return (self.size_bytes - self.resumed_bytes) / self.seconds if self.seconds > 0 else 0.0
 
     @property

@@ -1,7 +1,7 @@
 """The worker's part of prep: one raw block in, token ids grouped by shard out.
 
-A block is tokenised in one call, and what goes back is one run of bytes a shard plus a few numbers
-a record, so that the writer does no work a document. Texts too long for that are tokenised by
+A block is tokenised in one call. The answer is one run of bytes per shard and a few numbers per
+record, so that the writer does no work per document. Texts too long for that are tokenised by
 pieces, as far as `max_doc_tokens`.
 """
 
@@ -46,7 +46,7 @@ class TokenizeSettings:
 
 @dataclass(slots=True)
 class Columns:
-    """One entry a record, in order."""
+    """One entry per record, in order."""
 
     rows: np.ndarray
     """int64: row number."""
@@ -103,8 +103,8 @@ def open_tokenizer(settings: TokenizeSettings) -> BlockTokenizer:
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     """Read, normalise and tokenise the records of one block.
 
-    Documents of shards nobody asked for are hashed and passed over, unless the token budget needs
-    their length.
+    Documents of shards that were not asked for are skipped, unless the token budget needs their
+    length.
 
     Raises:
         FormatError: Tokens that no shard may hold (E-SHARD-DOCUMENT).

@@ -3,7 +3,7 @@
 Counts tokens, EOS and doubled EOS file by file, and on request the token distribution and a seeded
 sample of tokens with the text around them. Works with a manifest, or on a bare directory, where
 indexes beside the files give the document counts. A file that cannot be read is an issue of that
-file. Chunked: memory does not grow with the shard, except for one counter a vocabulary id.
+file. Chunked: memory does not grow with the shard, except for one counter per vocabulary id.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from loader.files.shard import INDEX_HEADER
-from nmoe_core.base.atomic import failpoint, start_writing_out
+from nmoe_core.base.atomic import failpoint, start_writeback
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.index import index_header, index_rows
@@ -102,7 +102,7 @@ class OpenShardFile:
             file.write(header)
         for file in self._files:
             file.flush()
-            start_writing_out(file.fileno())
+            start_writeback(file.fileno())
         self.close()
 
     def publish(self, checksum: str, index_checksum: str, ids_checksum: str) -> dict[str, Any]:

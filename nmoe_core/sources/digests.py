@@ -48,13 +48,13 @@ def local_digest(path: Path) -> str:
 
 
 def keep_digests(path: Path, files: Iterable[Path]) -> None:
-    """Write down what is known of these files, for `recall_digests` in another process."""
+    """Write the known digests of these files, for `recall_digests` in another process."""
     known = ((key, _known[key]) for key in map(_key, files) if key in _known)
     write_json(path, sealed({key: [*identity, digest] for key, (identity, digest) in known}))
 
 
 def recall_digests(path: Path) -> None:
-    """Take up what `keep_digests` wrote; a file that is not as it was written is left alone."""
+    """Load what `keep_digests` wrote; a file that was edited or damaged is ignored."""
     for key, row in (read_sealed(path) or {}).items():
         _known[key] = Identity(*row[:-1]), row[-1]
 

@@ -1,8 +1,8 @@
-"""Source kind `jsonl`: one JSON object a line, plain, `.gz` or `.zst`.
+"""Source kind `jsonl`: one JSON object per line, plain, `.gz` or `.zst`.
 
 Plain local files are cut into ranges at line ends, and workers read the ranges for themselves; a
-compressed or remote file is read here and its blocks carry their bytes. Blank lines are records
-that hold nothing. A last line without a newline counts; a torn stream is an error that names the
+compressed or remote file is read here and its blocks carry their bytes. Blank lines count as rows
+but hold no record. A last line without a newline counts; a torn stream is an error that names the
 file. Memory: about 2 MiB a block, or one line where a line is longer, up to `max_record_bytes`: a
 longer one is refused before more of it is held.
 """
@@ -162,7 +162,7 @@ def _cut_file(
 ) -> Iterator[tuple[int, int, int, bytes | None]]:
     """Size, number of lines, stored size and, if kept, bytes of the blocks from a place on.
 
-    A line of more than `limit` bytes is left where it passes them; nothing comes after it.
+    Reading stops inside a line of more than `limit` bytes, which is then the last block.
     """
     try:
         with file.open() as stored:
@@ -184,7 +184,7 @@ def _cut_file(
 def _cut(stream: Readable, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Cut after the last line end of 2 MiB, or after one longer line.
 
-    Where a block ends depends on nothing but where it starts, so reading may start at any block.
+    Where a block ends depends only on where it starts, so reading may start at any block.
     """
     rest = b""
     while piece := rest + stream.read(_BLOCK_BYTES - len(rest)):
@@ -209,7 +209,7 @@ def _cut(stream: Readable, limit: int) -> Iterator[tuple[int, int, bytes | None]
 def _cut_ranges(
     stored: io.BufferedReader, offset: int, limit: int
 ) -> Iterator[tuple[int, int, None]]:
-    """The same cuts where no one needs the bytes here: read into one buffer, and only counted."""
+    """The same cuts without the bytes: the file is read into one buffer, and lines are counted."""
     buffer = bytearray(_BLOCK_BYTES)
     view, is_newline = np.frombuffer(buffer, np.uint8), np.empty(_BLOCK_BYTES, np.bool_)
     while num_read := stored.readinto(buffer):

@@ -137,7 +137,7 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
     """Open the source behind a split without counting its rows. Raises as `open_source` does."""
     if not spec.has_input:
         raise SourceError(
-            "source names nothing to read",
+            "the source does not say what to read",
             where=spec.id,
             do="give it hf_dataset, or a kind with paths",
             code="E-SOURCE-NONE",

@@ -47,7 +47,7 @@ def _quicktok_engine(name: str) -> Encode:
         raise _no_encoding("quicktok", name) from error
 
     def encode(texts: Sequence[str]) -> Encoded:
-        # One thread: callers are already one process a core.
+        # One thread: callers already run one process per core.
         return Encoded(*encoding.encode_batch(list(texts), threads=1))
 
     return encode

@@ -6,7 +6,7 @@ may have kept two characters from composing. Joiners and direction marks stay: s
 The name enters every shard's fingerprints.
 
 `normalize_batch` gives the same texts at about a tenth of the cost: it looks at the UTF-8 bytes of
-all of them at once, and only texts with something to change take the exact way.
+all texts at once, and only texts that may change take the exact way.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _other_controls(payload: bytes) -> np.ndarray:
 
 
 def _pieces(payload: bytes, overlap: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Pieces of a payload that fit a cache, so that what is made of them does not grow with it."""
+    """Pieces of a payload that fit a cache: temporary arrays do not grow with the payload."""
     view = np.frombuffer(payload, np.uint8)
     for start in range(0, len(view), _PIECE_BYTES):
         yield start, view[start : start + _PIECE_BYTES + overlap]
