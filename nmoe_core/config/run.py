@@ -109,7 +109,7 @@ class Run:
             self.loader.data_root,
             self.resolve(checkpoint) if checkpoint else None,
         )
-        self.tree = self.paths = replace(tree, **(roots or {}))  # `paths` until all say `tree`
+        self.tree = replace(tree, **(roots or {}))
 
     def _checked(self, table: Mapping[str, Any], where: Path) -> tuple[RunConfig, RunSettings]:
         of_loader = {k: v for k, v in table.items() if k in KEYS or k == "data" or is_trainers(k)}

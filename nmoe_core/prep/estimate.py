@@ -71,7 +71,7 @@ def plan_prep(run: Run, jobs: Sequence[tuple[SourcePlan, str]]) -> list[PlannedS
 
 def _plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
     settings = prep_settings(run, source, split)
-    output = run.paths.split(source.name, split)
+    output = run.tree.split(source.name, split)
     reads, tokens, seconds, problem = _reads(source), settings.max_tokens, None, None
     try:
         reader = open_reader(source.spec, run.base, split)

@@ -112,7 +112,7 @@ def _table(run: Run) -> EmbeddingTable:
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.engine.weights.checkpoint import checkpoint_files
 
-    path = run.paths.checkpoint
+    path = run.tree.checkpoint
     identities = [file_identity(file) for file in checkpoint_files(path)]
     known = tuple(identity for identity in identities if identity is not None)
     return EmbeddingTable.open(path) if len(known) < len(identities) else _opened(path, known)

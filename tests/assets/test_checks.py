@@ -85,7 +85,7 @@ def test_a_finished_run_passes_every_check(run: Run) -> None:
 
 
 def test_a_flipped_token_fails_integrity_of_its_shard_alone(run: Run) -> None:
-    shard = next((run.paths.split("code", "train") / "shard_0001").glob("*.npy"))
+    shard = next((run.tree.split("code", "train") / "shard_0001").glob("*.npy"))
     payload = bytearray(shard.read_bytes())
     payload[-9] ^= 1
     with changed(shard, bytes(payload)):
@@ -95,7 +95,7 @@ def test_a_flipped_token_fails_integrity_of_its_shard_alone(run: Run) -> None:
 
 
 def test_a_document_in_another_split_fails_the_rule(run: Run) -> None:
-    directory = run.paths.slices / "sources" / "docs"
+    directory = run.tree.slices / "sources" / "docs"
     train, val = (directory / f"docids_{split}.jsonl" for split in ("train", "val"))
     row, rest = train.read_bytes().split(b"\n", 1)
     with changed(val, val.read_bytes() + row + b"\n"), changed(train, rest):
@@ -113,7 +113,7 @@ def test_a_document_in_another_split_fails_the_rule(run: Run) -> None:
     ],
 )
 def test_labels_that_lack_mix_or_fail(run: Run, values: Any, expected: set[str]) -> None:
-    path = run.paths.labels / "val" / "shard_3" / "summary.json"
+    path = run.tree.labels / "val" / "shard_3" / "summary.json"
     by_hand = json.dumps(json.loads(path.read_text()) | values).encode()
     with changed(path, by_hand):
         assert failed(checks.check_labels(run)) == {"coverage"}, "edited by hand"
@@ -140,12 +140,12 @@ def test_a_head_below_its_gate_is_not_promoted(run: Run) -> None:
     ],
 )
 def test_a_calibration_that_is_off(run: Run, values: Any, expected: str) -> None:
-    with edited(run.paths.calibration / "calibration_summary.json", **values):
+    with edited(run.tree.calibration / "calibration_summary.json", **values):
         assert expected in failed(checks.check_calibration(run))
 
 
 def test_grades_that_do_not_cover_the_shard_fail(run: Run) -> None:
-    summary = run.paths.quality / "docs" / "shard_0000" / "summary.json"
+    summary = run.tree.quality / "docs" / "shard_0000" / "summary.json"
     with edited(summary, kept=0):
         assert failed(checks.check_grades(run, "docs", (0,))) == {"counts"}
     other = json.loads(summary.read_bytes())["fingerprints"] | {"shard": "other"}
@@ -157,7 +157,7 @@ def test_grades_that_do_not_cover_the_shard_fail(run: Run) -> None:
 
 
 def test_topics_of_other_documents_fail(run: Run) -> None:
-    topics = run.paths.topics / "docs" / "shard_0000" / "topics.npy"
+    topics = run.tree.topics / "docs" / "shard_0000" / "topics.npy"
     payload = bytearray(topics.read_bytes())
     payload[-1] ^= 255
     with changed(topics, bytes(payload)):
@@ -165,7 +165,7 @@ def test_topics_of_other_documents_fail(run: Run) -> None:
 
 
 def test_a_plan_whose_data_changed_does_not_open(run: Run) -> None:
-    manifest = run.paths.curated / "docs" / "train" / "manifest.json"
+    manifest = run.tree.curated / "docs" / "train" / "manifest.json"
     value = json.loads(manifest.read_bytes())
     value["shards"] = value["shards"][:-1]
     with changed(manifest, json.dumps(value).encode()):
@@ -173,7 +173,7 @@ def test_a_plan_whose_data_changed_does_not_open(run: Run) -> None:
 
 
 def test_a_torn_checkpoint_is_not_readable(run: Run) -> None:
-    config = run.paths.checkpoint / "config.json"
+    config = run.tree.checkpoint / "config.json"
     with changed(config, config.read_bytes()[:-20]):
         assert failed(checks.check_backbone(run)) == {"readable"}
 

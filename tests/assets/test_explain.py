@@ -34,13 +34,13 @@ def documents_of(facts: dict) -> list[tuple[int, dict]]:
 
 
 def test_the_documents_of_a_step_are_the_tokens_that_the_loader_gives(run: Run) -> None:
-    loader, plan = build_loader(run.paths.plan, backend="numpy")
+    loader, plan = build_loader(run.tree.plan, backend="numpy")
     loader.seek_step(STEP)
     inputs, _ = loader.next()
     facts = explain_step(run, STEP)
     assert [row["sequence"] for row in facts["rows"]] == [4, 5, 6, 7]
     covered = np.zeros(inputs.shape, bool)
-    reader = DocumentReader(run.paths.data)
+    reader = DocumentReader(run.tree.data)
     for i, document in documents_of(facts):
         where = slice(document["row_start"], document["row_start"] + document["tokens"])
         covered[i, where] = True
@@ -52,8 +52,8 @@ def test_the_documents_of_a_step_are_the_tokens_that_the_loader_gives(run: Run) 
 
 
 def test_decisions_scores_and_labels_of_a_step_are_those_of_the_stages(run: Run) -> None:
-    grades = by_id(*run.paths.quality.rglob("quality_scores.jsonl"))
-    labels = by_id(*(run.paths.labels / "merged").glob("labels_*.jsonl"))
+    grades = by_id(*run.tree.quality.rglob("quality_scores.jsonl"))
+    labels = by_id(*(run.tree.labels / "merged").glob("labels_*.jsonl"))
     documents = [doc for step in range(8) for _, doc in documents_of(explain_step(run, step))]
     for document in documents:
         grade = grades[document["doc_id"]]
@@ -80,7 +80,7 @@ def test_an_ingest_id_finds_the_same_document(run: Run) -> None:
 
 
 def test_a_document_that_is_not_kept_is_left_out_and_never_read(run: Run) -> None:
-    grades = by_id(*run.paths.quality.rglob("quality_scores.jsonl"))
+    grades = by_id(*run.tree.quality.rglob("quality_scores.jsonl"))
     dropped = next(doc_id for doc_id, row in grades.items() if row["decision"] != "keep")
     facts = explain_document(run, dropped)
     assert facts["grade"] == grades[dropped]
@@ -89,7 +89,7 @@ def test_a_document_that_is_not_kept_is_left_out_and_never_read(run: Run) -> Non
 
 
 def test_a_document_of_the_validation_split_has_no_grade(run: Run) -> None:
-    path = next((run.paths.data / "docs" / "valid").rglob("*.ids.jsonl"))
+    path = next((run.tree.data / "docs" / "valid").rglob("*.ids.jsonl"))
     ingest_id = json.loads(path.read_text("utf-8").splitlines()[0])["id"]
     facts = explain_document(run, ingest_id)
     assert (facts["split"], "grade" in facts) == ("valid", False)
@@ -101,7 +101,7 @@ def test_stages_that_have_not_run_are_not_yet_known(
     _, document = documents_of(explain_step(run, STEP))[0]
     for name in ("run.toml", "mixture.toml", "flows.toml", "workspace.yaml"):
         shutil.copy(run.base / name, tmp_path / name)
-    shutil.copytree(run.paths.data, tmp_path / "out" / "data")
+    shutil.copytree(run.tree.data, tmp_path / "out" / "data")
     early = Run(tmp_path / "run.toml")
     facts = explain_document(early, document["doc_id"])
     for key in ("label", "grade", "thresholds", "curated", "readings"):
@@ -115,7 +115,7 @@ def test_stages_that_have_not_run_are_not_yet_known(
 def test_scores_of_another_version_of_the_shard_are_refused(run: Run, own_project: Path) -> None:
     _, document = documents_of(explain_step(run, STEP))[0]
     copy = Run(own_project / "run.toml")
-    for path in copy.paths.quality.rglob("summary.json"):
+    for path in copy.tree.quality.rglob("summary.json"):
         value = json.loads(path.read_text())
         value["fingerprints"]["shard"] = "0" * 64
         path.write_text(json.dumps(value))
@@ -143,7 +143,7 @@ def test_what_does_not_exist_is_refused_in_one_line(
 
 def test_an_id_of_two_sources_is_refused(run: Run, own_project: Path) -> None:
     copy = Run(own_project / "run.toml")
-    ids = next(copy.paths.data.glob("docs/train/shard_0000/*.ids.jsonl"))
+    ids = next(copy.tree.data.glob("docs/train/shard_0000/*.ids.jsonl"))
     rows = [json.loads(line) for line in ids.read_text("utf-8").splitlines()]
     rows[1]["id"] = rows[0]["id"]
     ids.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -144,7 +144,7 @@ def test_prep_waits_for_the_lock_of_a_split(
 
     run = Run(own_project / "run.toml")
     source = next(plan for plan in run_sources(run) if plan.name == "docs")
-    shutil.rmtree(run.paths.split("docs", "train"))
+    shutil.rmtree(run.tree.split("docs", "train"))
     monkeypatch.setattr(events, "_LOCK_WAIT_S", 0)
     make, tries = prep.make_shards, []
 
@@ -152,7 +152,7 @@ def test_prep_waits_for_the_lock_of_a_split(
         tries.append(arguments)
         if len(tries) > 1:
             return make(*arguments)  # type: ignore[arg-type]
-        with output_lock(run.paths.split("docs", "train")):
+        with output_lock(run.tree.split("docs", "train")):
             return make(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sources, "prep", SimpleNamespace(make_shards=beside_another))

@@ -85,14 +85,14 @@ def test_heads_refuse_labels_of_documents_that_changed(
 def test_labels_of_an_earlier_version_are_not_asked_for_again(own_project: Path) -> None:
     """Labels cost money: those that name whole manifests are of the same documents."""
     run = Run(own_project / "run.toml")
-    labels = sorted(run.paths.labels.glob("*/shard_*"))
+    labels = sorted(run.tree.labels.glob("*/shard_*"))
     for shard in labels:
         sources = sorted(json.loads((shard / "summary.json").read_text())["per_source"])
         for name in ("started.json", "summary.json"):
             value = json.loads((shard / name).read_text())
             for added in ("format", "content_hash"):
                 value.pop(added, None)
-            value["fingerprints"]["data"] = former_data_digest(run.paths.data, sources)
+            value["fingerprints"]["data"] = former_data_digest(run.tree.data, sources)
             (shard / name).write_text(json.dumps(value))
     before = [(shard / "scores.jsonl").stat().st_mtime_ns for shard in labels]
     assert main(["hydra", "oracle-label", "--config", str(run.path)]) == 0

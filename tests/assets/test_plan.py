@@ -28,7 +28,7 @@ def run(own_project: Path) -> Run:
 def decisions(run: Run) -> dict[str, str]:
     rows = (
         json.loads(line)
-        for path in run.paths.quality.rglob("quality_scores.jsonl")
+        for path in run.tree.quality.rglob("quality_scores.jsonl")
         for line in path.read_text().splitlines()
     )
     return {row["doc_id"]: row["decision"] for row in rows}
@@ -45,7 +45,7 @@ def grade(run: Run) -> int:
 
 
 def move_threshold(run: Run, **taus: float) -> None:
-    path = run.paths.calibration / "calibration_summary.json"
+    path = run.tree.calibration / "calibration_summary.json"
     path.write_text(json.dumps(sealed(json.loads(path.read_text()) | taus)))
 
 
@@ -63,7 +63,7 @@ def test_a_finished_run_has_nothing_to_do(run: Run, capsys: pytest.CaptureFixtur
 
 
 def test_flips_of_a_new_threshold_are_told_exactly(run: Run) -> None:
-    taus = json.loads((run.paths.calibration / "calibration_summary.json").read_text())
+    taus = json.loads((run.tree.calibration / "calibration_summary.json").read_text())
     move_threshold(run, tau_keep=(taus["tau_keep"] + 1) / 2)
     plan = plan_regrade(run, SOURCES)
     assert {(s.source, s.shard) for s in plan.shards} == {
@@ -80,7 +80,7 @@ def test_flips_of_a_new_threshold_are_told_exactly(run: Run) -> None:
 
 @pytest.mark.slow
 def test_documents_that_no_longer_leave_at_the_probe_stay_open(run: Run) -> None:
-    before = json.loads((run.paths.calibration / "calibration_summary.json").read_text())
+    before = json.loads((run.tree.calibration / "calibration_summary.json").read_text())
     move_threshold(run, tau_probe=1.0, tau_keep=1.0, tau_drop=1.0)
     grade(run)
     assert set(decisions(run).values()) == {"drop"}
@@ -104,7 +104,7 @@ def test_a_sample_bounds_the_flips_and_measures_the_time(run: Run) -> None:
 
 
 def test_one_changed_shard_is_the_only_stale_one(run: Run) -> None:
-    (run.paths.quality / "docs" / "shard_0001" / "quality_scores.jsonl").unlink()
+    (run.tree.quality / "docs" / "shard_0001" / "quality_scores.jsonl").unlink()
     [stale] = plan_regrade(run, SOURCES).shards
     assert (stale.source, stale.shard, stale.reasons) == ("docs", "shard_0001", ("not graded yet",))
 
@@ -122,8 +122,8 @@ def test_the_table_names_changed_sources_stale_grades_and_what_follows(
 ) -> None:
     with open(run.base / "in" / "docs.jsonl", "a", encoding="utf-8") as file:
         file.write('{"text": "a document that is new since the shards were made, of some words"}\n')
-    shutil.rmtree(run.paths.quality / "code" / "shard_0000")
-    scores = run.paths.quality / "notes" / "shard_0001" / "quality_scores.jsonl"
+    shutil.rmtree(run.tree.quality / "code" / "shard_0000")
+    scores = run.tree.quality / "notes" / "shard_0001" / "quality_scores.jsonl"
     scores.write_text(scores.read_text().replace('"keep"', '"band"'))
     assert main(["plan", "--config", str(run.path), "--sample", "0", "--read-sources"]) == 0
     text = capsys.readouterr().out

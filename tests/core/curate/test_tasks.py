@@ -90,7 +90,7 @@ def test_every_task_shows_small_pictures(graded_run, corpus):
         path.write_bytes(png)
         with Image.open(path) as image:
             image.load()
-    terms = json.loads((graded_run.paths.topics / "topic_terms.json").read_text())["terms"]
+    terms = json.loads((graded_run.tree.topics / "topic_terms.json").read_text())["terms"]
     assert len(terms) == 6
     assert any(terms)
     # Drawn once a model.
@@ -121,15 +121,15 @@ def test_a_regrade_that_moves_a_later_shard_fails_a_blocking_check_until_it_foll
 
 def test_insert_only_in_the_configuration_keeps_old_documents_in_their_order(corpus):
     run = corpus.configure({"stability": "insert_only"})
-    corpus.table = EmbeddingTable.open(run.paths.checkpoint)
+    corpus.table = EmbeddingTable.open(run.tree.checkpoint)
     curate.fit_topics(run, ["web"])
-    model = (run.paths.topics / "topic_model.safetensors").read_bytes()
+    model = (run.tree.topics / "topic_model.safetensors").read_bytes()
     prepare(corpus, 240)
     assert command(run) == 0
     before = stream(corpus)
     prepare(corpus, 300)
     curate.fit_topics(run, ["web"])  # kept, although documents came
-    assert (run.paths.topics / "topic_model.safetensors").read_bytes() == model
+    assert (run.tree.topics / "topic_model.safetensors").read_bytes() == model
     assert command(run) == 0
     after = stream(corpus)
     assert len(after) > len(before)
@@ -140,7 +140,7 @@ def test_insert_only_in_the_configuration_keeps_old_documents_in_their_order(cor
 
 def test_resume_in_the_configuration_keeps_consumed_tokens_byte_for_byte(corpus):
     run = corpus.configure()
-    corpus.table = EmbeddingTable.open(run.paths.checkpoint)
+    corpus.table = EmbeddingTable.open(run.tree.checkpoint)
     curate.fit_topics(run, ["web"])
     prepare(corpus, 240)
     assert command(run) == 0

@@ -28,9 +28,7 @@ def failed(directory: Path, metrics: dict[str, Any], checks: str = "") -> set[st
     path = directory / "run.toml"
     path.write_text(f'root = "out"\n[checks]\n{checks}\n')
     run = Run(path)
-    save_head(
-        run.paths.heads / "hydra_probe.safetensors", Probe(ProbeArch(8)), {"metrics": metrics}
-    )
+    save_head(run.tree.heads / "hydra_probe.safetensors", Probe(ProbeArch(8)), {"metrics": metrics})
     return {name for name, verdict in check_head(run, "probe").items() if not verdict.passed}
 
 
