@@ -126,7 +126,6 @@ class DeterministicLoader:
         return iter(self.next, None)
 
     def __next__(self) -> tuple[Any, Any]:
-        """See `next`."""
         return self.next()
 
     def seek(self, n: int) -> None:
@@ -233,11 +232,9 @@ class DeterministicLoader:
         self._stream = None
 
     def __enter__(self) -> Self:
-        """The loader itself; leaving the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _read_from(self, plan: LoaderPlan, stream: Stream) -> None:

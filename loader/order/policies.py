@@ -72,11 +72,9 @@ class Sequential:
         self.num_sequences = int(self._ends[-1])
 
     def counts_before(self, n: int) -> np.ndarray:
-        """See `Picks`."""
         return np.clip(n - (self._ends - self._quotas), 0, self._quotas)
 
     def sources(self, start: int, stop: int) -> np.ndarray:
-        """See `Picks`."""
         return np.searchsorted(self._ends, np.arange(start, stop), side="right")
 
 
@@ -111,13 +109,11 @@ class UntilMet:
         self.num_sequences = int(self._quotas.sum())
 
     def counts_before(self, n: int) -> np.ndarray:
-        """See `Picks`."""
         if n == 0:
             return np.zeros(len(self._quotas), np.int64)
         return self._segment_at(n - 1).counts_before(n)
 
     def sources(self, start: int, stop: int) -> np.ndarray:
-        """See `Picks`."""
         parts = [np.empty(0, np.intp)]
         while start < stop:
             segment = self._segment_at(start)

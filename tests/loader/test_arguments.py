@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from loader import ConfigError, DeterministicLoader, StateError, build_loader
-from tests.loader.refusals import refused
-
-
-def open_loader(cfg, *args, **kwargs):
-    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+from tests.loader.shared import open_loader, refused
 
 
 def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):

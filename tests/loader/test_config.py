@@ -9,7 +9,7 @@ import pytest
 
 from loader import ConfigError, FormatError, PlanError, build_loader, resolve_plan
 from loader.keys import read_config
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 
 @pytest.fixture

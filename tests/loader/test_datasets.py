@@ -8,7 +8,7 @@ import pytest
 
 from loader import ConfigError, build_loader, resolve_plan
 from loader.plan.text_sources import TextSource
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 BATCH = {"batch_size": 4, "seq_len": 16, "steps": 25}
 

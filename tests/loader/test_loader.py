@@ -15,16 +15,7 @@ from loader import (
     build_plan,
 )
 from loader.arguments import ReadOptions
-
-
-def all_rows(loader) -> np.ndarray:
-    """What is left of a loader as rows of seq_len + 1."""
-    parts = [np.concatenate([i, t[:, -1:]], axis=1) for i, t in loader]
-    return np.concatenate(parts) if parts else np.empty((0, loader.plan.seq_len + 1), np.int64)
-
-
-def open_loader(cfg, *args, **kwargs):
-    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+from tests.loader.shared import all_rows, open_loader
 
 
 def test_stream_is_the_replayed_reference_token_by_token(two_stages, lib):

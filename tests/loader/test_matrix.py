@@ -11,7 +11,7 @@ import pytest
 from loader import DeterministicLoader, LoaderPlan, PlanError, build_loader, resolve_plan
 from loader.order.policies import POLICIES
 from loader.plan.mixture import quotas
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 NAMES, TOKENS, WEIGHTS = ("web", "code", "math"), (4001, 1601, 801), (5.0, 2.0, 1.0)
 WINDOWS = (250, 100, 50)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loader import ConfigError, resolve_stages
 from loader.plan.mixture import quotas, temper, weights_fixed_point
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 MIXTURE = """
 [profiles]

@@ -17,7 +17,7 @@ from loader import (
     build_loader,
     build_plan,
 )
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 
 def packed_plan(tree, names=("web", "code"), seq_len=64, num_tokens=12_800, batch_size=8, **chosen):

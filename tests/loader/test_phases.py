@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loader import ConfigError, PlanError, build_loader, load_plan, resolve_plan
 from loader.plan.phases import read_phases
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from loader import (
     build_plan,
     load_plan,
 )
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 STAGES = [
     Stage("pretrain", "mix_a", 1600, (StageSource("web", 3.0), StageSource("code", 1.0))),

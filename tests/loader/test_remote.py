@@ -9,7 +9,7 @@ import pytest
 from loader import FormatError, PlanError, build_loader, resolve_plan
 from loader.__main__ import main
 from loader.plan.remote import fetch_plan, local_data
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -11,7 +11,7 @@ from loader.order.policies import POLICIES, weight_unit
 from loader.plan.mixture import quotas, weights_fixed_point
 from loader.plan.records import LoaderPlan, PlanSource, PlanStage
 from loader.plan.schedule import build_schedule
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 
 def plan_of(weights, num_sequences, **fields) -> LoaderPlan:

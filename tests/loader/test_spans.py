@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader import FormatError, build_loader, cu_seqlens, document_ids, position_ids
-from tests.loader.refusals import refused
+from loader import FormatError, cu_seqlens, document_ids, position_ids
+from tests.loader.shared import open_loader, refused
 
 SEQ_LEN = 12
 
@@ -43,10 +43,6 @@ def test_masks_of_any_rows_are_those_of_a_loop_over_tokens(rows):
     assert cumulative[-1] == len(rows) * SEQ_LEN
     assert position_ids(rows, SEQ_LEN).tolist() == positions
     assert document_ids(rows, SEQ_LEN).tolist() == numbers
-
-
-def open_loader(cfg, *args, **kwargs):
-    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
 
 
 def test_document_spans_come_from_the_index_not_from_token_values(tree, lib):

@@ -5,13 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from loader import StateError, build_loader
+from loader import StateError
 from loader.files.sealed import sealed
-from tests.loader.refusals import refused
-
-
-def open_loader(cfg, **kwargs):
-    return build_loader(cfg, backend="numpy", **kwargs)[0]
+from tests.loader.shared import open_loader, refused
 
 
 @pytest.fixture

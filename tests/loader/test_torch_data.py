@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loader import StateError, build_loader, document_ids
-from tests.loader.refusals import refused
+from tests.loader.shared import refused
 
 pytest.importorskip("torch")
 

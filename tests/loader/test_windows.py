@@ -18,17 +18,7 @@ from loader import (
 from loader.files.tokens import TokenFiles
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader
-from tests.loader.refusals import refused
-
-
-def all_rows(loader) -> np.ndarray:
-    """What is left of a loader as rows of seq_len + 1."""
-    parts = [np.concatenate([i, t[:, -1:]], axis=1) for i, t in loader]
-    return np.concatenate(parts) if parts else np.empty((0, loader.plan.seq_len + 1), np.int64)
-
-
-def open_loader(cfg, *args, **kwargs):
-    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+from tests.loader.shared import all_rows, open_loader, refused
 
 
 def test_open_files_stay_below_a_quarter_of_the_limit_and_are_closed(tree, monkeypatch):
