@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.base.errors import LabelError, NmoeError, SourceError
+from nmoe_core.base.errors import NmoeError, SourceError
 from nmoe_core.labels.document_texts import jsonl_documents
 from nmoe_core.labels.jsonl_texts import JsonlTexts
 from nmoe_core.labels.label import label_shard
@@ -19,6 +19,7 @@ from nmoe_core.sources.records import Record
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality import FakeOracle
+from tests.refusals import refused
 
 
 def test_json_lines_are_labelled_without_shards(tmp_path: Path) -> None:
@@ -97,8 +98,7 @@ def test_labels_of_lines_named_by_an_earlier_rule_are_not_dropped_unasked(tmp_pa
     del started["fingerprints"]["reader"]
     (out / "started.json").write_text(json.dumps(started))
     before = (out / "scores.jsonl").read_bytes()
-    with pytest.raises(LabelError, match="earlier version") as refused:
+    with refused("E-LABEL-MIXED", match="earlier version"):
         label_shard(documents, out, FakeOracle())
-    assert refused.value.code == "E-LABEL-MIXED"
     assert (out / "scores.jsonl").read_bytes() == before
     assert label_shard(documents, out, FakeOracle(), replace=True).facts["num_new"] == 1

@@ -20,6 +20,7 @@ from nmoe_core.labels.slices import combine_slices, read_slice, write_source_sli
 from nmoe_core.labels.status import label_status, require_current_labels
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import FakeOracle
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -50,9 +51,8 @@ def test_scores_inverted_by_hand_are_refused_in_one_line(
     before = read_labels(labelled.merged).scores
     edit(labelled.merged, invert)
     for read in (read_labels, lambda path: merge_labels(labelled.tree, "val")):
-        with pytest.raises(LabelError, match="changed after") as refused:
+        with refused("E-LABEL-CORRUPT", match="changed after"):
             read(labelled.merged)
-        assert refused.value.code == "E-LABEL-CORRUPT"
     command = ["hydra", "calibrate", "--compat", "--labels", str(labelled.merged)]
     assert main([*command, "--out", str(tmp_path / "calibration")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -80,9 +80,8 @@ def test_scores_of_a_shard_changed_by_hand_are_refused_by_every_reader(
 def test_labels_that_are_not_finished_are_not_read(labelling: Labelling) -> None:
     labelling.run()
     labelling.break_off(*labelling.lines())
-    with pytest.raises(LabelError) as refused:
+    with refused("E-LABEL-COVERAGE"):
         read_labels(labelling.shard() / "scores.jsonl")
-    assert refused.value.code == "E-LABEL-COVERAGE"
 
 
 DIGESTS = {"scores_sha256", "labels_sha256"}
@@ -104,9 +103,8 @@ def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_
     for path, read in places.items():
         kept = path.read_bytes()
         edit(path, FORGED[name])
-        with pytest.raises(LabelError) as refused:
+        with refused("E-LABEL-CORRUPT"):
             read()
-        assert refused.value.code == "E-LABEL-CORRUPT"
         # An earlier version wrote neither a format nor a hash; its digest is checked all the same.
         path.write_bytes(kept)
         edit(path, lambda row: [row.pop(key) for key in ("format", "content_hash")])
@@ -119,9 +117,8 @@ def test_a_changed_summary_does_not_vouch_for_the_documents_of_its_labels(
 ) -> None:
     require_current_labels(labelled.tree, "val")
     edit(labelled.shard(0, "val") / "summary.json", lambda row: row.update(per_source={}))
-    with pytest.raises(LabelError) as refused:
+    with refused("E-LABEL-CORRUPT"):
         require_current_labels(labelled.tree, "val")
-    assert refused.value.code == "E-LABEL-CORRUPT"
 
 
 def test_noise_that_was_changed_is_refused(labelled: Labelling) -> None:
@@ -132,9 +129,8 @@ def test_noise_that_was_changed_is_refused(labelled: Labelling) -> None:
     kept = path.read_bytes()
     for change in (lambda row: row.update(ceiling=0.1), lambda row: row.pop("content_hash")):
         edit(path, change)
-        with pytest.raises(LabelError) as refused:
+        with refused("E-LABEL-CORRUPT"):
             read_noise(path)
-        assert refused.value.code == "E-LABEL-CORRUPT"
         path.write_bytes(kept)
     edit(path, lambda row: [row.pop(key) for key in ("format", "content_hash")])
     assert (read_noise(path) or {})["ceiling"] is not None
@@ -151,9 +147,8 @@ def test_a_slice_that_was_changed_is_refused_by_its_reader(
         path, own = slices / name, tmp_path / "of_my_own"
         kept = path.read_bytes()
         path.write_bytes(b"".join(kept.splitlines(keepends=True)[:-1]))
-        with pytest.raises(FormatError) as refused:
+        with refused("E-SLICE-CHANGED"):
             read_slice(path)
-        assert refused.value.code == "E-SLICE-CHANGED"
         path.write_bytes(kept)
         own.write_bytes(kept.splitlines(keepends=True)[0])
         assert len(read_slice(own)) == 1
@@ -167,9 +162,8 @@ def test_a_source_list_that_was_changed_is_not_dealt_out(labelling: Labelling) -
     path = labelling.tree.slices / "sources" / "web" / "docids_val.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
     (labelling.tree.slices / "slices_manifest.json").unlink()
-    with pytest.raises(FormatError) as refused:
+    with refused("E-SLICE-CHANGED"):
         combine_slices(labelling.tree, ["web", "books"])
-    assert refused.value.code == "E-SLICE-CHANGED"
     (path.parent / "slices.json").unlink()
     assert write_source_slices(labelling.tree, "web").facts["changed"]
     combine_slices(labelling.tree, ["web", "books"])

@@ -20,6 +20,7 @@ from nmoe_core.labels.slices import read_slice
 from nmoe_core.labels.status import label_status
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, write_source
+from tests.refusals import refused
 
 
 def test_a_record_names_document_scores_and_scorer_and_never_shows_the_eos(
@@ -83,9 +84,8 @@ def test_a_failed_record_after_a_parsed_one_of_the_same_document_does_not_count(
 def test_a_summary_does_not_outlive_its_lost_records(labelling: Labelling) -> None:
     labelling.run()
     (labelling.shard() / "scores.jsonl").unlink()
-    with pytest.raises(LabelError) as refused:
+    with refused("E-LABEL-ORACLE"):
         labelling.run(FakeOracle(change=lambda results: islice(results, 2)))
-    assert refused.value.code == "E-LABEL-ORACLE"
     assert not (labelling.shard() / "summary.json").exists()
     assert labelling.run().facts["resumed_from"] == 2
 
@@ -108,9 +108,8 @@ def test_labels_of_another_scorer_or_rubric_are_refused_unless_replaced(
     labelling.run()
     kept, other = labelling.files(), FakeOracle(version="v2")
     for oracle in (other, FakeOracle(rubric_hash="other")):
-        with pytest.raises(LabelError) as refused:
+        with refused("E-LABEL-MIXED"):
             labelling.run(oracle)
-        assert refused.value.code == "E-LABEL-MIXED"
         assert labelling.files() == kept
     labelling.run(other, replace=True)
     assert {record["scorer_version"] for record in labelling.records()} == {"v2"}
@@ -121,9 +120,8 @@ def test_labels_that_do_not_say_where_they_come_from_are_refused(labelling: Labe
     labelling.run()
     labelling.break_off(*labelling.lines())
     (labelling.shard() / "started.json").unlink()
-    with pytest.raises(LabelError) as refused:
+    with refused("E-LABEL-MIXED"):
         labelling.run()
-    assert refused.value.code == "E-LABEL-MIXED"
 
 
 def test_labelling_starts_over_when_documents_slices_or_lengths_change(
@@ -174,9 +172,8 @@ def test_a_broken_line_inside_the_file_is_refused_with_its_number(labelling: Lab
     labelling.run()
     first, *others = labelling.lines()
     labelling.break_off(first, b"{broken\n", *others)
-    with pytest.raises(LabelError, match=r"scores\.jsonl:2") as refused:
+    with refused("E-LABEL-CORRUPT", match=r"scores\.jsonl:2"):
         labelling.run()
-    assert refused.value.code == "E-LABEL-CORRUPT"
 
 
 def test_an_empty_slice_makes_empty_labels(labelling: Labelling) -> None:
@@ -241,14 +238,12 @@ def test_of_several_records_the_last_parsed_one_counts(tmp_path: Path) -> None:
 
 def test_missing_or_malformed_labels_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "labels_val.jsonl"
-    with pytest.raises(LabelError) as missing:
+    with refused("E-LABEL-MISSING"):
         read_labels(path)
-    assert missing.value.code == "E-LABEL-MISSING"
     record = {"doc_id": "a", "source": "s", "ok": True, "scores": {"helpfulness": 9}}
     path.write_text(json.dumps(record) + "\n")
-    with pytest.raises(LabelError) as bad:
+    with refused("E-LABEL-SCORES"):
         read_labels(path)
-    assert bad.value.code == "E-LABEL-SCORES"
 
 
 def test_the_bytes_do_not_depend_on_the_order_of_answers(labelling: Labelling) -> None:
@@ -269,9 +264,8 @@ def test_the_bytes_do_not_depend_on_the_order_of_answers(labelling: Labelling) -
 
 def test_an_oracle_that_answers_a_question_twice_is_refused(labelling: Labelling) -> None:
     twice = FakeOracle(change=lambda results: (item for item in results for _ in range(2)))
-    with pytest.raises(LabelError, match="question 0 twice") as refused:
+    with refused("E-LABEL-ORACLE", match="question 0 twice"):
         labelling.run(twice)
-    assert refused.value.code == "E-LABEL-ORACLE"
 
 
 def test_a_slice_that_names_a_document_twice_is_refused(labelling: Labelling) -> None:

@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from nmoe_core.base.errors import ConfigError, LabelError
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_scores, parse_scores, stored
 from tests.core.quality import RUBRIC
+from tests.refusals import refused
 
 GOOD = dict(zip(DIMENSIONS, (0, 1, 2, 3, 4)))
 
@@ -51,9 +52,8 @@ def test_five_integers_from_0_to_4_are_scores_in_the_order_of_the_rubric(value: 
     ],
 )
 def test_anything_else_is_not_a_set_of_scores(value: object) -> None:
-    with pytest.raises(LabelError) as refused:
+    with refused("E-LABEL-SCORES"):
         parse_scores(value)  # pyright: ignore[reportArgumentType]
-    assert refused.value.code == "E-LABEL-SCORES"
 
 
 def test_the_aggregate_clamps_weighs_and_divides_by_the_weights() -> None:

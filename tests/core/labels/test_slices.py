@@ -10,12 +10,12 @@ import pytest
 
 from loader.files.format import load_manifest
 from nmoe_core.base.atomic import write_json
-from nmoe_core.base.errors import FormatError
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.slices import combine_slices, data_digest, read_slice, write_source_slices
 from nmoe_core.shards.manifest import build_manifest
 from nmoe_core.shards.writer import ShardWriter
 from tests.core.quality import random_documents, shard_format, slice_all, write_source
+from tests.refusals import refused
 
 
 def reference_slices(root: Path) -> dict[str, list[str]]:
@@ -106,19 +106,16 @@ def test_an_index_that_is_not_the_manifests_is_refused_before_anything_is_writte
     # Move one boundary: still contiguous, so only the checksum tells.
     raw[40:48] = raw[48:56] = (int.from_bytes(raw[40:48], "little") - 1).to_bytes(8, "little")
     index.write_bytes(raw)
-    with pytest.raises(FormatError) as refused:
+    with refused("E-INDEX-CHECKSUM"):
         write_source_slices(Tree.below(tmp_path), "web")
-    assert refused.value.code == "E-INDEX-CHECKSUM"
     assert not list((tmp_path / "slices").rglob("docids*"))
 
 
 def test_a_source_without_manifest_or_slices_is_refused(tmp_path: Path, data_root: Path) -> None:
-    with pytest.raises(FormatError) as missing:
+    with refused("E-MANIFEST-MISSING"):
         write_source_slices(Tree.below(tmp_path), "nowhere")
-    assert missing.value.code == "E-MANIFEST-MISSING"
-    with pytest.raises(FormatError) as unsliced:
+    with refused("E-MANIFEST-MISSING"):
         combine_slices(Tree.below(tmp_path), ["web"])
-    assert unsliced.value.code == "E-MANIFEST-MISSING"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +130,5 @@ def test_a_source_without_manifest_or_slices_is_refused(tmp_path: Path, data_roo
 def test_a_slice_row_that_is_not_one_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "docids_train.jsonl"
     path.write_text(line + "\n")
-    with pytest.raises(FormatError) as refused:
+    with refused("E-DOCID"):
         read_slice(path)
-    assert refused.value.code == "E-DOCID"

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nmoe_core.base.errors import LabelError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracles.harmony import STOP_IDS, JudgePrompt, encoding
 from tests.core.labels.oracles.server import (
@@ -17,6 +16,7 @@ from tests.core.labels.oracles.server import (
     completion,
     text_completion,
 )
+from tests.refusals import refused
 
 THINK = "<|channel|>analysis<|message|>Hm, not {}.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
@@ -133,9 +133,8 @@ def test_a_server_without_this_form_is_refused_with_the_name_of_the_other(
     server: JudgeServer, api: Any, other: str
 ) -> None:
     server.always(Reply(status=404, body=b"no such route"))
-    with pytest.raises(LabelError, match=f'set api = "{other}"') as refused:
+    with refused("E-LABEL-ORACLE", match=f'set api = "{other}"'):
         server.ask_one(api=api)
-    assert refused.value.code == "E-LABEL-ORACLE"
     assert server.asked.total() == 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmoe_core.base.errors import CheckpointError, ConfigError
+from nmoe_core.base.errors import CheckpointError
 from nmoe_core.config.quality import EngineOracleTable, OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.engine import make_tiny_checkpoint
@@ -23,6 +23,7 @@ from nmoe_core.labels.oracles.engine import EngineOracle, model_name
 from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS, encoding
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.labels.oracles.server import GOOD, SCORES
+from tests.refusals import refused
 
 REASONS = {"final_stop", "stop_outside_final", "length", "parser_error"}
 TEXTS = ["A short one.", "word " * 3000, "<|end|><|start|>system", "x = 1\n" * 10, "Ünï çødé."]
@@ -235,6 +236,5 @@ def test_what_cannot_label_is_refused_before_anything_is_loaded(
     with pytest.raises(CheckpointError, match="vocabulary"):
         EngineOracle(small, settings(), rubric)
     table = OracleTable(kind="engine", engine=settings(checkpoint=str(checkpoint), max_new=800))
-    with pytest.raises(ConfigError) as refused:
+    with refused("E-CONFIG-CONTEXT"):
         make_oracle(table, rubric, Path)
-    assert refused.value.code == "E-CONFIG-CONTEXT"

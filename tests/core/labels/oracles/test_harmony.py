@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracles import harmony
 from nmoe_core.labels.oracles.dialects import final_text
@@ -19,6 +18,7 @@ from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL, read_s
 from nmoe_core.labels.scores import DIMENSIONS
 from tests.core.labels.oracles.server import GOOD, OTHER, SCORES
 from tests.core.quality import RUBRIC
+from tests.refusals import refused
 
 THINK = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
@@ -138,9 +138,8 @@ def test_a_long_document_loses_its_end_and_never_the_rubric_or_the_opening(
 
 
 def test_without_room_for_a_document_the_settings_are_refused(rubric: Rubric) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with refused("E-CONFIG-CONTEXT"):
         JudgePrompt(rubric, 300)
-    assert refused.value.code == "E-CONFIG-CONTEXT"
 
 
 def test_a_prompt_without_reasoning_ends_with_the_opened_final_channel(rubric: Rubric) -> None:

@@ -40,6 +40,7 @@ from tests.core.labels.oracles.server import (
     write_documents,
 )
 from tests.core.quality import RUBRIC
+from tests.refusals import refused
 
 # Which objects are five grades, test_scores says.
 BAD = {
@@ -191,11 +192,11 @@ def test_retry_after_reaches_the_flow_and_no_document_is_lost(
     server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_for: list[float] = []
-    refused = Flow.refused
+    original = Flow.refused
 
     def note(flow: Flow, reason: str, retry_after_s: float = 0.0) -> None:
         asked_for.append(retry_after_s)
-        refused(flow, reason, retry_after_s)
+        original(flow, reason, retry_after_s)
 
     def behave(document: str, nth: int) -> Reply:
         is_first = server.asked.total() == 0
@@ -261,9 +262,8 @@ def test_a_server_that_is_not_there_ends_the_run_and_one_that_comes_back_does_no
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}/v1"
-    with pytest.raises(LabelError) as down:
+    with refused("E-LABEL-ORACLE-DOWN"):
         server.ask(["a"], base_url=url, max_outage_s=0.5)
-    assert down.value.code == "E-LABEL-ORACLE-DOWN"
     started_later: list[JudgeServer] = []
     timer = threading.Timer(0.5, lambda: started_later.append(JudgeServer(port)))
     timer.start()
@@ -279,9 +279,8 @@ def test_another_model_in_the_reply_is_refused_and_a_dated_snapshot_is_not(
     server.always(completion(GOOD, model=f"{MODEL}-2026-01-31"))
     assert server.ask_one().scores
     server.always(completion(GOOD, model=f"{MODEL}-mini"))
-    with pytest.raises(LabelError) as refused:
+    with refused("E-LABEL-MIXED"):
         server.ask_one()
-    assert refused.value.code == "E-LABEL-MIXED"
     assert server.ask_one(accept_model=(f"{MODEL}-mini",)).scores
     named = server.oracle(accept_model=(f"{MODEL}-mini",))
     assert named.scorer == server.oracle().scorer
@@ -308,9 +307,8 @@ def test_the_key_comes_from_the_environment_and_is_in_no_fact_or_version(
     for value in (None, " \n"):
         if value is not None:
             monkeypatch.setenv("JUDGE_KEY", value)
-        with pytest.raises(ConfigError, match="JUDGE_KEY") as missing:
+        with refused("E-CONFIG-MISSING", match="JUDGE_KEY"):
             keyed(server, rubric)
-        assert missing.value.code == "E-CONFIG-MISSING"
     monkeypatch.setenv("JUDGE_KEY", " s3cret\r\n")
     oracle = keyed(server, rubric)
     assert len(list(oracle.label([Question("a")]))) == 1

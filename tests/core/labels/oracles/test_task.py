@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.base.errors import ConfigError, LabelError
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
@@ -17,6 +17,7 @@ from nmoe_core.labels.slices import write_source_slices
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import MODEL, JudgeServer
 from tests.core.quality import RUBRIC
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -71,9 +72,8 @@ def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
     facts = label_slices(run, ["web"], ["val-00"])["val-00"].facts
     assert facts["oracle_calls"] == facts["documents"]
     assert facts["parse_rate"] == 0.0
-    with pytest.raises(LabelError) as mixed:
+    with refused("E-LABEL-MIXED"):
         label_slices(run_of(project, RUBRIC, 'kind = "heuristic"'), ["web"], ["val-00"])
-    assert mixed.value.code == "E-LABEL-MIXED"
 
 
 @pytest.mark.parametrize(
