@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterator
 import dagster as dg
 import pytest
 from dagster import AssetKey, DagsterInstance
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationPlanned,
-)
-from dagster._core.events import StepMaterializationData
 
 from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.assets.partitions import label_partitions
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.config.run import Run
+from tests.assets.dagster_internals import (
+    AssetCheckEvaluationPlanned,
+    StepMaterializationData,
+)
 from tests.assets.small_project import ALL, KEYS
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
@@ -265,7 +265,7 @@ def test_nothing_follows_an_input_that_a_blocking_check_did_not_pass(daemon: Dae
     assert daemon.tick() == {"hydra/calibration": {None}}
 
 
-def test_a_check_at_work_or_ended_is_no_pass(daemon: Daemon) -> None:
+def test_an_unfinished_or_ended_check_has_not_passed(daemon: Daemon) -> None:
     daemon.report("docs", "curated_manifest", version="2")
     daemon.check("docs", "curated_manifest", name="alignment", passed=False)
     planned = dg.DagsterEvent(
@@ -306,7 +306,7 @@ def test_new_grading_code_requests_all_grades(
     assert daemon.tick() == GRADES | REGRADE_PLAN
 
 
-def test_the_first_run_is_a_persons_except_for_grades(
+def test_a_person_starts_the_first_run_of_everything_but_grades(
     defs: dg.Definitions, instance: DagsterInstance
 ) -> None:
     daemon = Daemon(defs, instance)
@@ -316,7 +316,7 @@ def test_the_first_run_is_a_persons_except_for_grades(
     assert daemon.tick() == {}
     for name in HEADS:
         daemon.report("hydra", name, version="1")
-    assert daemon.tick() == {}, "nobody has checked them"
+    assert daemon.tick() == {}, "they are not checked yet"
     daemon.pass_checks(daemon.defs.resolve_asset_graph().get_all_asset_keys())
     assert daemon.tick() == {"code/quality_scores": set(KEYS)}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster._core.events import EngineEventData
 
 from nmoe_assets.resources import Machine
+from tests.assets.dagster_internals import at_work
 from tests.assets.small_project import environment, execute, opened, program_of
 
 ENDS = ("STEP_SUCCESS", "STEP_FAILURE")
@@ -23,7 +23,7 @@ _PAUSE_S = 0.2
 def holding(instance: dg.DagsterInstance, pid: int, status: dg.DagsterRunStatus) -> dg.DagsterRun:
     """A run in a process that holds the pool."""
     run = instance.add_run(dg.DagsterRun(job_name="grade_docs", status=status))
-    instance.report_engine_event("Started", run, EngineEventData.in_process(pid))
+    at_work(instance, run, pid)
     assert claim(instance, run)
     return run
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.project import REPOSITORY
+
 # What the chart of Dagster 1.13 accepts where this project sets something (its values schema).
 CHART: dict[str, set[str]] = {
     "": {

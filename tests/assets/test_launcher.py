@@ -9,11 +9,11 @@ import time
 
 import dagster as dg
 import pytest
-from dagster._core.events import EngineEventData
-from dagster._core.launcher.base import WorkerStatus
 
 from nmoe_assets import launcher
+from nmoe_assets.dagster_private import WorkerStatus
 from nmoe_assets.launcher import LocalRunLauncher
+from tests.assets.dagster_internals import at_work
 
 
 def _health(instance: dg.DagsterInstance, *pids: int) -> WorkerStatus:
@@ -21,7 +21,7 @@ def _health(instance: dg.DagsterInstance, *pids: int) -> WorkerStatus:
     assert isinstance(instance.run_launcher, LocalRunLauncher)
     run = instance.add_run(dg.DagsterRun(job_name="grade", status=dg.DagsterRunStatus.STARTED))
     for pid in pids:
-        instance.report_engine_event("Started", run, EngineEventData.in_process(pid))
+        at_work(instance, run, pid)
     instance.report_engine_event("of something else", run)
     return instance.run_launcher.check_run_worker_health(run).status
 

@@ -17,10 +17,10 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.shards import attempt
+from tests.project import REPOSITORY
 
 # As the definitions of the project do it.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-REPOSITORY = Path(__file__).resolve().parents[2]
 KEYS = dg.StaticPartitionsDefinition(["0000", "0001", "0002"])
 ALL = {"dagster/asset_partition_range_start": "0000", "dagster/asset_partition_range_end": "0002"}
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.data_version import CachingStaleStatusResolver
-from dagster._core.definitions.partitions.context import partition_loading_context
-from dagster._core.loader import LoadingContextForTest
 
 from nmoe_assets.ops.retention import retention_job, retention_schedules
 from nmoe_core.config.run import Run
+from tests.assets.dagster_internals import stale_causes
+from tests.project import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 KEYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
 _version: dict[str, str] = {}
 
@@ -95,20 +93,12 @@ class Platform:
 
     def shown(self) -> dict[str, Any]:
         """What a person sees of all assets: fresh, stale or missing and why, failed, checked."""
-        graph = self.defs.resolve_asset_graph()
-        resolver = CachingStaleStatusResolver(
-            self.instance, graph, LoadingContextForTest(self.instance)
-        )
-        found: dict[str, Any] = {}
-        for asset in (shards, scores, plan):
-            for key in KEYS.get_partition_keys() if asset.partitions_def else [None]:
-                causes = [c.reason for c in resolver.get_stale_causes(asset.key, key)]
-                status = resolver.get_status(asset.key, key).value
-                found[f"{asset.key.path[0]} {key}"] = (status, causes)
-            if asset.partitions_def:
-                found[asset.key.path[0]] = self.instance.get_status_by_partition(
-                    asset.key, KEYS.get_partition_keys(), KEYS
-                )
+        causes = stale_causes(self.instance, self.defs)
+        found: dict[str, Any] = {f"{key.path[0]} {part}": causes[key, part] for key, part in causes}
+        for asset in (shards, scores):
+            found[asset.key.path[0]] = self.instance.get_status_by_partition(
+                asset.key, KEYS.get_partition_keys(), KEYS
+            )
         check = dg.AssetCheckKey(plan.key, "readable")
         storage = self.instance.event_log_storage
         execution = storage.get_latest_asset_check_execution_by_key([check])[check]
@@ -121,7 +111,7 @@ def platform(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
     _version.clear()
     make = dg.DagsterInstance
     opened = make.ephemeral() if request.param == "memory" else make.local_temp(str(tmp_path))
-    with opened as instance, partition_loading_context():
+    with opened as instance:
         yield Platform(instance)
 
 

@@ -11,11 +11,6 @@ from typing import ClassVar
 import dagster as dg
 import pytest
 from dagster import AssetKey, DagsterInstance
-from dagster._core.remote_origin import (
-    GrpcServerCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
 
 from nmoe_assets import resources
 from nmoe_assets.assets.partitions import range_tags
@@ -24,6 +19,7 @@ from nmoe_assets.definitions import build_definitions
 from nmoe_assets.ops.pipeline import PART_OF
 from nmoe_core.config.run import Run
 from nmoe_core.sources.hub import DatasetsSource
+from tests.assets.dagster_internals import run_of_another_location
 from tests.assets.small_project import ALL
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -60,7 +56,7 @@ def prepared(instance: DagsterInstance) -> DagsterInstance:
     return instance
 
 
-def test_what_nobody_watched_is_prepared_once_if_it_ever_was(
+def test_a_source_without_a_mark_is_prepared_once_if_it_ever_was(
     defs: dg.Definitions, instance: DagsterInstance
 ) -> None:
     assert _tick("source_watch", defs, instance, None).run_requests == []
@@ -272,9 +268,7 @@ def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs
     job.execute_in_process(
         instance=instance, tags={**tags, PART_OF: "another run"}, raise_on_error=False
     )
-    location = GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="another")
-    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "theirs")
-    theirs = dg.DagsterRun(job_name="theirs", remote_job_origin=origin)
+    theirs = run_of_another_location()
     instance.add_run(theirs)
     instance.report_run_failed(theirs)
     alone = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)

@@ -1,0 +1,70 @@
+"""The private names of Dagster that tests use, to report what a run would and to ask what it shows.
+
+The UI asks for staleness through the same resolver; events and origins have no public constructor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationPlanned,
+)
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.events import EngineEventData, StepMaterializationData
+from dagster._core.loader import LoadingContextForTest
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+
+__all__ = [
+    "AssetCheckEvaluationPlanned",
+    "StepMaterializationData",
+    "at_work",
+    "run_of_another_location",
+    "stale_causes",
+]
+
+
+def at_work(instance: dg.DagsterInstance, run: dg.DagsterRun, pid: int) -> None:
+    """Log that a process executes a run, as Dagster does at its start."""
+    instance.report_engine_event("Started", run, EngineEventData.in_process(pid))
+
+
+def run_of_another_location() -> dg.DagsterRun:
+    """A run that a code location started."""
+    location = GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="another")
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "theirs")
+    return dg.DagsterRun(job_name="theirs", remote_job_origin=origin)
+
+
+StaleCauses = dict[tuple[dg.AssetKey, str | None], tuple[str, list[str]]]
+
+
+def stale_causes(instance: dg.DagsterInstance, definitions: dg.Definitions) -> StaleCauses:
+    """(asset, partition) -> FRESH, STALE or MISSING, and why, as the UI shows it."""
+    graph = definitions.resolve_asset_graph()
+    found = {}
+    with _resolver(instance, definitions) as resolver:
+        for key in graph.materializable_asset_keys:
+            partitions = graph.get(key).partitions_def
+            for partition in partitions.get_partition_keys() if partitions else [None]:
+                status = resolver.get_status(key, partition).value
+                causes = [cause.reason for cause in resolver.get_stale_causes(key, partition)]
+                found[key, partition] = status, causes
+    return found
+
+
+@contextmanager
+def _resolver(
+    instance: dg.DagsterInstance, definitions: dg.Definitions
+) -> Iterator[CachingStaleStatusResolver]:
+    with partition_loading_context():
+        yield CachingStaleStatusResolver(
+            instance, definitions.resolve_asset_graph(), LoadingContextForTest(instance)
+        )
