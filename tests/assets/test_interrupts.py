@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.assets.small_project import append, command, environment
+from tests.assets.small_project import append, command, environment, execute
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COMPUTE = "[compute]\nworkers = 2\n"
 WHAT_IS_MADE = {"prep": "data", "grade": "quality"}
+BESIDE = {"prep": ("prep_valid",), "grade": ()}  # jobs that write below the same directory
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,8 @@ def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_wi
     assert not [p for p in output.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
     again = subprocess.run(command(job), env=env, cwd=own_project, capture_output=True, check=False)
     assert again.returncode == 0, again.stderr[-2000:]
+    for other in BESIDE[job]:
+        assert execute(own_project, other).returncode == 0
     assert _digests(output) == before
     text = again.stderr.decode()
     if job == "grade":
