@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import default_dtype
 from nmoe_core.cli.output import print_json
-from nmoe_core.engine.generation.completions import complete_file
-from nmoe_core.engine.generation.prompts import Prompts, Settings
+from nmoe_core.tasks.generate.completions import complete_file
+from nmoe_core.tasks.generate.prompts import Prompts, Settings
 
 if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard

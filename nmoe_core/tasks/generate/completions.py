@@ -21,7 +21,7 @@ from nmoe_core.base.atomic import fsync_dir, write_json
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import Fingerprints, recorded
 from nmoe_core.base.result import Result
-from nmoe_core.engine.generation.prompts import Prompt, Prompts, Settings
+from nmoe_core.tasks.generate.prompts import Prompt, Prompts, Settings
 
 if TYPE_CHECKING:
     from nmoe_core.engine import BatchedGenerator, Completion

@@ -1,0 +1,1 @@
+"""`nmoe generate`: a file of prompts, completed by a model."""
