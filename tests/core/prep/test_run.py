@@ -149,12 +149,6 @@ def test_bad_record_names_its_line_and_nothing_is_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_skipped_bad_record_is_counted(web: Web) -> None:
-    web.append(b'{"id": "x"}\n')
-    assert web.with_(on_error="skip").shards().outcomes["bad"] == 1
-    assert _source_info(web)[0]["bad_records"] == 1
-
-
 def test_source_without_documents_is_refused_and_nothing_is_written(
     web: Web, tmp_path: Path
 ) -> None:

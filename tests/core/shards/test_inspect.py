@@ -1,4 +1,4 @@
-"""Which files a directory without a manifest stands for."""
+"""The files of a directory without a manifest."""
 
 from __future__ import annotations
 

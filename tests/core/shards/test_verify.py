@@ -50,15 +50,6 @@ def test_a_fresh_tree_has_no_problem_and_an_eos_is_never_doubled(tree: Path) -> 
     assert tokens == [1, 2, 3, EOS, 4, EOS, 5, 6, EOS, 7, 8, EOS]
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".idx", ".ids.jsonl"])
-def test_one_flipped_bit_anywhere_is_found_by_checksums(tree: Path, suffix: str) -> None:
-    path = _npy(tree).with_suffix(suffix)
-    payload = bytearray(path.read_bytes())
-    payload[-3] ^= 0x10
-    path.write_bytes(payload)
-    assert "E-SHARD-CHECKSUM" in _codes(tree, checksums=True)
-
-
 def _damage_truncate(tree: Path) -> None:
     _npy(tree).write_bytes(_npy(tree).read_bytes()[:-4])
 
@@ -146,18 +137,6 @@ def test_a_document_in_both_splits_is_a_leak(tree: Path, tmp_path: Path) -> None
     by_id = find_leak(train, load_manifest(tmp_path / "same_id" / "manifest.json"))
     assert (by_text.num_ids, by_text.num_texts) == (0, 1)
     assert (by_id.num_ids, by_id.num_texts, by_id.example) == (1, 0, "d0")
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 100])
-def test_a_lost_index_is_rebuilt_byte_for_byte(
-    tree: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nmoe_core.shards.index.CHUNK_TOKENS", chunk)
-    path = _npy(tree).with_suffix(".idx")
-    before = path.read_bytes()
-    path.unlink()
-    assert regenerate_index(_npy(tree), EOS) == (path, 4)
-    assert path.read_bytes() == before
 
 
 def test_tokens_after_the_last_eos_are_refused_unless_allowed(tree: Path) -> None:

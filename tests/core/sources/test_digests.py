@@ -1,4 +1,4 @@
-"""Files are hashed once while nobody touches them, across processes too."""
+"""Files are hashed once while they are untouched, across processes too."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_kept_digests_spare_another_process_the_hashing(
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', '{"PATH": [1, 2]}', "null"])
-def test_kept_digests_that_say_nothing_are_passed_over(
+def test_damaged_file_of_digests_is_ignored(
     path: Path, hashed: list[str], tmp_path: Path, text: str
 ) -> None:
     kept = tmp_path / "kept.json"

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from nmoe_core.base.errors import ConfigError
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
 from nmoe_core.sources.records import BadRecord, Record, Rows, Source
-from nmoe_core.sources.spec import SourceSpec, open_source, parse_split
+from nmoe_core.sources.spec import SourceSpec, open_source
 from tests.refusals import refused
 
 ROWS = [{"text": f"text number {i}", "key": f"k{i}"} for i in range(100)]
@@ -67,16 +66,6 @@ def test_ids_come_from_the_record_or_from_its_place(tmp_path: Path) -> None:
     assert all(isinstance(record, BadRecord) for record in _records(source))
 
 
-def test_rows_and_ids_do_not_depend_on_the_block_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, _ = _jsonl(tmp_path, "a.jsonl", LINES)
-    whole = _records(source)
-    for size in (1, 7, 64):
-        monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", size)
-        assert _records(source) == whole
-
-
 def test_text_files_are_documents_named_by_their_path_in_the_tree(tmp_path: Path) -> None:
     for name, payload in {"b/x.md": b"bx", "a.md": b"a", "b/y.txt": b"y", "c.md": b"\xff"}.items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -113,36 +102,6 @@ def test_a_sample_of_files_is_seeded_and_bounded(tmp_path: Path) -> None:
     assert sample == sample_files(files, 1000, seed=1)
     assert sample != sample_files(files, 1000, seed=2)
     assert sample == [f for f in files if f in sample]
-
-
-@pytest.mark.parametrize(
-    ("expression", "num_rows", "expected"),
-    [
-        ("train", 7, (0, 7)),
-        ("train[:1%]", 250, (0, 2)),
-        ("train[:1%]", 350, (0, 4)),
-        ("train[10%:20%]", 55, (6, 11)),
-        ("train[100:200]", 150, (100, 150)),
-        ("train[5:3]", 10, (5, 5)),
-    ],
-)
-def test_split_slices_round_as_datasets_does(
-    expression: str, num_rows: int, expected: tuple[int, int]
-) -> None:
-    assert parse_split(expression).rows(num_rows) == expected
-    datasets = pytest.importorskip("datasets")
-    if expression != "train[5:3]":
-        whole = datasets.Dataset.from_dict({"x": list(range(num_rows))})
-        instruction = datasets.ReadInstruction.from_spec(expression)
-        (absolute,) = instruction.to_absolute({"train": num_rows})
-        start, stop = absolute.from_ or 0, absolute.to
-        assert (start, num_rows if stop is None else stop) == expected
-        assert len(whole) == num_rows
-
-
-def test_what_is_not_a_split_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not a split"):
-        parse_split("train[:1%")
 
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet"])

@@ -26,7 +26,9 @@ def _library_rows(expression: str, num_rows: int) -> tuple[int, int]:
 
 
 @given(_BOUNDS, _BOUNDS, st.integers(0, 1200))
-def test_row_bounds_are_the_librarys(start: int | None, stop: int | None, num_rows: int) -> None:
+def test_row_bounds_equal_those_of_the_library(
+    start: int | None, stop: int | None, num_rows: int
+) -> None:
     expression = f"train[{_text(start, '')}:{_text(stop, '')}]"
     assert parse_split(expression).rows(num_rows) == _library_rows(expression, num_rows)
 
@@ -81,7 +83,7 @@ def test_neighbouring_percentages_neither_overlap_nor_leave_a_row_out(
         ("train[:1%](up)", "no such rounding"),
     ],
 )
-def test_what_is_not_a_split_is_refused(expression: str, says: str) -> None:
+def test_text_that_is_no_split_is_refused(expression: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_split(expression)
     assert says in str(caught.value)
