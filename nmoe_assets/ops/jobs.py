@@ -13,8 +13,6 @@ from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_pa
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 
-# Dagster logs every event at DEBUG; they stay in the UI, the console shows progress and errors.
-QUIET_CONSOLE = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
 _HEADS = ("backbone", "probe_head", "judge_head", "calibration")
 
 

@@ -15,7 +15,7 @@ from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.assets.inputs import PIPELINE
 from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.ops.interrupts import interrupts_since
-from nmoe_assets.ops.jobs import QUIET_CONSOLE, TaskJob
+from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.backbone import require_checkpoints
@@ -40,7 +40,6 @@ def pipeline_job(
     @dg.job(
         name="pipeline",
         description=f"The tasks one after the other, each over all its partitions:\n{steps}",
-        config=QUIET_CONSOLE,
         executor_def=dg.in_process_executor,
     )
     def pipeline() -> None:
@@ -71,7 +70,6 @@ def _execute_here(
             context.log.info(f"{job.name} ({i} of {len(jobs)})")
             watch = Stopwatch()
             outcome = definitions.resolve_job_def(job.name).execute_in_process(
-                run_config=QUIET_CONSOLE,
                 instance=context.instance,
                 tags={PART_OF: context.run_id},
                 raise_on_error=False,

@@ -16,7 +16,6 @@ import dagster as dg
 
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.definitions import build_definitions
-from nmoe_assets.ops.jobs import QUIET_CONSOLE
 from nmoe_core.config.run import Run
 from tests.project import REPOSITORY, Project, Source, jsonl_source, write_project
 
@@ -149,7 +148,6 @@ def execute_here(
         return definition.execute_in_process(
             instance=instance,
             tags=tags,
-            run_config=QUIET_CONSOLE,
             asset_selection=[key for key in keys if key.path[0] == source] or None,
             raise_on_error=False,
         )
