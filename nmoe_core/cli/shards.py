@@ -58,7 +58,7 @@ def register(verbs: Any) -> None:
     inspect.add_argument("--all", action="store_true", help="look into every file")
     inspect.add_argument("-v", "--verbose", action="store_true", help="show each issue")
     inspect.add_argument(
-        "--sample", type=number(0), default=0, metavar="N", help="N random tokens a file, as text"
+        "--sample", type=number(0), default=0, metavar="N", help="N random tokens per file, as text"
     )
     inspect.add_argument("--seed", type=number(0), default=0, help="seed of the sample")
     inspect.add_argument("--stats", action="store_true", help="token distribution")

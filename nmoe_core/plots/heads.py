@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
-    """Loss against step, a line for each curve.
+    """Loss against step, one line per curve.
 
     Args:
         curves: Points `(step, loss)` of each named curve, in order.
