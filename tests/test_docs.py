@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from tests.project import REPOSITORY
 
 PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
 MAX_COLUMNS = 120
+
+
+def test_the_page_of_errors_is_made_from_the_code_as_it_is() -> None:
+    made = runpy.run_path(str(REPOSITORY / "docs" / "make_errors.py"))["page"]()
+    page = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert page == made, "run `python docs/make_errors.py`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
