@@ -3,7 +3,8 @@
 `python -m benchmarks.hydra_labels` labels documents of about 1,000 tokens from token shards against
 a server on loopback, in a process of its own, that answers 64 requests at once in 50 ms each: its
 capacity is 1,280 per second. `bare` is a client that only sends one prepared request again and
-again on 64 connections: what the server really gives. Five rounds, bare and labelling in turn; medians.
+again on 64 connections: what the server really gives. Medians of five rounds, bare and labelling
+in turn.
 `overhead` is CPU time of the labelling process (decoding, request, answer, record) a document;
 `write` the same for an oracle that answers at once.
 """
