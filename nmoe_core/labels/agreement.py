@@ -130,8 +130,8 @@ def regression_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
 
     if np.ptp(x) == 0:
         return None
-    line = linregress(x, y)
-    return float(line.intercept), float(line.slope)
+    slope, intercept = linregress(x, y)[:2]
+    return float(intercept), float(slope)
 
 
 def agreement(
