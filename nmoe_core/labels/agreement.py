@@ -130,8 +130,8 @@ def regression_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
 
     if np.ptp(x) == 0:
         return None
-    slope, intercept = linregress(x, y)[:2]
-    return float(intercept), float(slope)
+    line: Any = linregress(x, y)  # scipy's stubs do not know the attributes
+    return float(line.intercept), float(line.slope)
 
 
 def agreement(
