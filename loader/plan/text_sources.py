@@ -7,7 +7,6 @@ a function that takes what `tokenised` takes; the package `nmoe-data` brings one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from loader.errors import ConfigError
@@ -61,6 +60,8 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
         raise ConfigError("cache_dir is missing", where=where, do="set cache_dir for its tokens")
     if run.tokenizer_path is None and run.tokenizer is None:
         raise ConfigError("tokenizer is missing", where=where, do="set tokenizer or tokenizer_path")
+    from importlib.metadata import entry_points  # runs over shards need not import it
+
     for plug_in in entry_points(group=GROUP):
         return plug_in.load()(source, name, run)
     raise ConfigError(

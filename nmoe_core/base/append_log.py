@@ -13,7 +13,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple
 
 from nmoe_core.base.atomic import failpoint
@@ -137,12 +136,7 @@ class AppendLog:
     def __enter__(self) -> AppendLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -4,8 +4,8 @@ Rows are computed in bounded buffers and appended to a partial file, so memory h
 input and a killed grading goes on at the last whole buffer, with the same bytes in the end. An
 output whose recorded fingerprints (documents, backbone, heads, calibration, settings) are those of
 this call is left as it is; of another one, batches of equal texts keep their scores
-(`grading.reuse`). A document's decision depends on the document alone, not on what it was batched
-with. One whose states are not finite is dropped, with the reason in its row.
+(`grading.reuse`). The last digits of a document's scores depend on the batch that it ran in. One
+whose states are not finite is dropped, with the reason in its row.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_source
 from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.sources.spec import open_source
-from nmoe_core.tasks.hydra import load_grader
+from nmoe_core.tasks.hydra import label_documents, load_grader, oracles_of
 from nmoe_core.tasks.shards import chosen_sources, outputs_of
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -117,26 +117,15 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     """
     from nmoe_core.labels.document_texts import jsonl_documents, shard_documents
     from nmoe_core.labels.jsonl_texts import JsonlTexts
-    from nmoe_core.labels.label import label_shard
-    from nmoe_core.labels.noise import label_again
-    from nmoe_core.labels.oracles import make_oracle
 
-    table, rubric = run.config.oracle, run.rubric
+    table = run.config.oracle
     tokenizer, most = load_tokenizer(run.tokenizer), table.max_doc_tokens
     if file.is_text:
         texts = JsonlTexts(file.path, file.text_field, file.id_field)
         documents = jsonl_documents(texts, tokenizer, most)
     else:
         documents = shard_documents(file.path, run.tree.data, tokenizer, most)
-    options = {"replace": table.replace, "retry_failed": table.retry_failed}
-    oracle = make_oracle(table, rubric, run.resolve)
-    made = label_shard(documents, out, oracle, progress=progress, **options)
-    facts = made.facts | {"scorer": oracle.scorer.name}
-    if table.relabel:
-        turned = make_oracle(table, rubric.turned(), run.resolve)
-        again = label_again(documents, table.relabel, out, turned, **options)
-        facts["relabelled"] = again.facts["total"]
-    return Result(made.digest, facts)
+    return label_documents(run, documents, out, oracles_of(run), table.relabel, progress)
 
 
 def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.result import Result
+from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
 from nmoe_core.sources.digests import local_digest
 from nmoe_core.tasks.backbone import load_backbone
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from nmoe_core.grading.grade import Grader
     from nmoe_core.heads.features import Corpus
     from nmoe_core.heads.scoring import HeadScorer
+    from nmoe_core.labels.document_texts import Documents
+    from nmoe_core.labels.label import Progress
+    from nmoe_core.labels.oracle import Oracle
 
 HeadKind = Literal["probe", "judge"]
 LabelFiles = Mapping[str, Path | None]
@@ -39,9 +43,6 @@ def label_slices(
         LabelError: As `label_shard`.
     """
     from nmoe_core.labels.document_texts import shard_documents
-    from nmoe_core.labels.label import label_shard
-    from nmoe_core.labels.noise import label_again
-    from nmoe_core.labels.oracles import make_oracle
     from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 
     known = [f"{split}-{i:02d}" for split, i in LABEL_SHARDS]
@@ -52,28 +53,58 @@ def label_slices(
     tree, table = run.tree, run.config.oracle
     combine_slices(tree, sources)
     tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
-    make = functools.cache(lambda asked: make_oracle(table, asked, run.resolve))
-    options = {"replace": table.replace, "retry_failed": table.retry_failed}
-    outputs = {}
+    oracles, outputs = oracles_of(run), {}
     for key in asked:
         split, _, number = key.rpartition("-")
         out_dir, slice_file = tree.label_shard(split, int(number)), tree.slice(split, int(number))
         documents = shard_documents(slice_file, tree.data, tokenizer, table.max_doc_tokens)
-        oracle = make(run.rubric)
-        made = label_shard(documents, out_dir, oracle, **options)
+        relabel = table.relabel if split == "val" else 0
+        made = label_documents(run, documents, out_dir, oracles, relabel)
         facts = {
             "documents": made.facts["total"],
             "parse_rate": made.facts["parsed"] / max(made.facts["total"], 1),
             "salvaged": made.facts["salvaged"],
             "oracle_calls": made.facts["num_new"],
-            "scorer": oracle.scorer.name,
+            "scorer": made.facts["scorer"],
         }
-        if split == "val" and table.relabel:
-            turned = make(run.rubric.turned())
-            again = label_again(documents, table.relabel, out_dir, turned, **options)
-            facts["relabelled"] = again.facts["total"]
+        if relabel:
+            facts["relabelled"] = made.facts["relabelled"]
         outputs[key] = Result(made.digest, facts)
     return outputs
+
+
+def oracles_of(run: Run) -> Callable[[Rubric], Oracle]:
+    """The run's oracle for a rubric, opened once for each."""
+    from nmoe_core.labels.oracles import make_oracle
+
+    return functools.cache(lambda rubric: make_oracle(run.config.oracle, rubric, run.resolve))
+
+
+def label_documents(
+    run: Run,
+    documents: Documents,
+    out_dir: Path,
+    oracles: Callable[[Rubric], Oracle],
+    relabel: int,
+    progress: Progress | None = None,
+) -> Result:
+    """Label documents into a directory, and `relabel` of them again with the rubric turned round.
+
+    Returns:
+        As `label_shard`; the facts also name the `scorer` and count those `relabelled`.
+    """
+    from nmoe_core.labels.label import label_shard
+    from nmoe_core.labels.noise import label_again
+
+    table, oracle = run.config.oracle, oracles(run.rubric)
+    options = {"replace": table.replace, "retry_failed": table.retry_failed}
+    made = label_shard(documents, out_dir, oracle, progress=progress, **options)
+    facts = made.facts | {"scorer": oracle.scorer.name}
+    if relabel:
+        turned = oracles(run.rubric.turned())
+        again = label_again(documents, relabel, out_dir, turned, **options)
+        facts["relabelled"] = again.facts["total"]
+    return Result(made.digest, facts)
 
 
 def merge_split(run: Run, split: str) -> Result:

@@ -209,7 +209,7 @@ def test_specs_are_written_as_the_token_balance_document_has_them(source, spec):
     ],
 )
 def test_text_without_what_it_needs_is_refused_in_one_line(monkeypatch, change, words):
-    monkeypatch.setattr("loader.plan.text_sources.entry_points", lambda **_: ())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     text = {"configs": {"t": {"train_urls": ["a.txt"]}}, "weights": {"t": 1}}
     with refused(ConfigError, *words):
         resolve_plan(text | {"tokenizer": "gpt2", "cache_dir": "cache"} | change | BATCH)
@@ -224,7 +224,7 @@ def test_a_plug_in_gives_the_directory_of_a_texts_shards(tree, monkeypatch):
         return tree.root / "web"
 
     plug_in = SimpleNamespace(load=lambda: tokenise)
-    monkeypatch.setattr("loader.plan.text_sources.entry_points", lambda **_: [plug_in])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [plug_in])
     cfg = {"hf_dataset_name": "org/web", "tokenizer": "toy", "cache_dir": "cache"}
     plan = resolve_plan(cfg | BATCH)
     assert asked == [(TextSource(repo="org/web"), "web", "toy")]
