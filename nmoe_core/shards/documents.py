@@ -17,18 +17,15 @@ import numpy as np
 import orjson
 
 from loader.files.format import (
-    MANIFEST_NAME,
     Manifest,
     ShardEntry,
     check_digest,
     check_index,
-    load_manifest,
     resolve_inside,
 )
 from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError
-from nmoe_core.shards.manifest import shard_dir_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +74,6 @@ class ShardFile:
     def lengths(self) -> np.ndarray:
         """Tokens of each document, EOS included: int64 `[num_documents]`."""
         return self.spans[:, 1] - self.spans[:, 0]
-
-
-def shard_manifest(tree_root: Path, source: str, bucket: int) -> Manifest:
-    """The committed manifest of one training shard.
-
-    Raises:
-        FormatError: It is missing or malformed (E-MANIFEST-...).
-    """
-    return load_manifest(tree_root / source / "train" / shard_dir_name(bucket) / MANIFEST_NAME)
 
 
 def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:

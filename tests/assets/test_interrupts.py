@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.assets.small_project import append, command, environment, execute
+from tests.core.prep.web import tree_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COMPUTE = "[compute]\nworkers = 2\n"
@@ -32,7 +30,7 @@ def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_wi
     config.write_text(config.read_text().replace("workers = 1", "workers = 2"))
     append(own_project, COMPUTE)
     output = own_project / "out" / WHAT_IS_MADE[job]
-    before = _digests(output)
+    before = tree_digest(output)
     shutil.rmtree(output)
     env = environment(own_project)
     with open(own_project / "log", "wb") as log:
@@ -52,7 +50,7 @@ def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_wi
     assert again.returncode == 0, again.stderr[-2000:]
     for other in BESIDE[job]:
         assert execute(own_project, other).returncode == 0
-    assert _digests(output) == before
+    assert tree_digest(output) == before
     text = again.stderr.decode()
     if job == "grade":
         assert "grade code/0000:" in text, "what workers log is in the log of the run"
@@ -73,17 +71,3 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _digests(root: Path) -> dict[str, str]:
-    """SHA-256 of each file; manifests without the time they were made."""
-    found = {}
-    for path in sorted(p for p in root.rglob("*") if p.is_file() and p.name != ".lock"):
-        payload = path.read_bytes()
-        if path.name == "manifest.json":
-            value = json.loads(payload)
-            for key in ("created_at", "file_hash"):
-                value.pop(key, None)
-            payload = json.dumps(value).encode()
-        found[os.fspath(path.relative_to(root))] = hashlib.sha256(payload).hexdigest()
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.assets.server import Dagster
 from tests.assets.small_project import ALL, SOURCES, append
+from tests.core.prep.web import file_digests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 COMPUTE = "[compute]\nworkers = 2\n"
@@ -20,14 +20,14 @@ def test_runs_that_a_power_cut_ended_are_failed_and_done_again(
     dagster: Dagster, own_project: Path
 ) -> None:
     quality = own_project / "out" / "quality"
-    before = _digests(quality)
+    before = file_digests(quality)
     run_id = _grade_until_it_works(dagster, quality)
     dagster.cut_power()
     dagster.open()
     dagster.wait(lambda: dagster.status(run_id) == "FAILURE", 180, "the lost run is failed")
     again = dagster.wait(lambda: _retry_of(dagster, run_id), 120, "it is started again")
     dagster.wait(lambda: dagster.status(again) == "SUCCESS", 300, "it is done")
-    assert _digests(quality) == before
+    assert file_digests(quality) == before
     told, log = f"it is started again (run {run_id})", own_project / "dagster-daemon.log"
     dagster.wait(lambda: told in log.read_text(), 120, "it is told that it is done again")
     for source in SOURCES:
@@ -38,7 +38,7 @@ def test_a_terminated_run_leaves_no_process_and_no_temporary_file_and_is_gone_on
     dagster: Dagster, own_project: Path
 ) -> None:
     quality = own_project / "out" / "quality"
-    before = _digests(quality)
+    before = file_digests(quality)
     run_id = _grade_until_it_works(dagster, quality)
     workers = _workers(dagster)
     assert workers, "two processes grade"
@@ -49,7 +49,7 @@ def test_a_terminated_run_leaves_no_process_and_no_temporary_file_and_is_gone_on
     assert not [p for p in quality.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
     assert _retry_of(dagster, run_id) is None, "what a person ended stays ended"
     assert dagster.launch("grade", **ALL) == "SUCCESS"
-    assert _digests(quality) == before
+    assert file_digests(quality) == before
 
 
 def _grade_until_it_works(dagster: Dagster, quality: Path) -> str:
@@ -81,11 +81,3 @@ def _retry_of(dagster: Dagster, run_id: str) -> str | None:
 
 def _tags(run: dict[str, Any]) -> dict[str, str]:
     return {tag["key"]: tag["value"] for tag in run["tags"]}
-
-
-def _digests(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in root.rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }

@@ -29,6 +29,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
 from tests.assets.dagster_internals import stale_causes
 from tests.assets.small_project import SOURCES, execute, execute_here, opened, small_project
+from tests.core.prep.web import tree_digest
 
 WORK = ("documents_tokenized", "oracle_calls", "backbone_tokens", "head_steps")
 
@@ -70,19 +71,6 @@ def _work(project: Path, known_runs: Collection[str] = ()) -> Counter[str]:
 def _run_ids(project: Path) -> set[str]:
     with opened(project) as instance:
         return {run.run_id for run in instance.get_runs()}
-
-
-def _digests(directory: Path) -> dict[str, str]:
-    """SHA-256 of every committed file; manifests without their time of making."""
-    digests = {}
-    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != ".lock"):
-        payload = path.read_bytes()
-        if path.name == "manifest.json":
-            value = json.loads(payload)
-            del value["created_at"], value["file_hash"]
-            payload = json.dumps(value).encode()
-        digests[path.relative_to(directory).as_posix()] = hashlib.sha256(payload).hexdigest()
-    return digests
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -264,13 +252,13 @@ def test_a_second_run_does_no_work_and_touches_no_file(project: Path, own_projec
 
 def test_one_shard_partition_is_made_again_alone(own_project: Path) -> None:
     shard = own_project / "out" / "data" / "code" / "train" / "shard_0001"
-    before = _digests(own_project / "out")
+    before = tree_digest(own_project / "out")
     next(shard.glob("*.npy")).unlink()
     known = _run_ids(own_project)
     assert execute_here(own_project, "prep", "code", **range_tags(["0001"])).success
     documents = json.loads((shard / "manifest.json").read_text())["total_documents"]
     assert _work(own_project, known) == {"documents_tokenized": documents}
-    assert _digests(own_project / "out") == before
+    assert tree_digest(own_project / "out") == before
 
 
 def test_prep_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
@@ -284,7 +272,7 @@ def test_prep_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
     for job in ("prep", "prep_valid"):
         assert execute_here(tmp_path, job).success
     for part in ("data", "slices/sources"):
-        assert _digests(tmp_path / "out" / part) == _digests(project / "out" / part), part
+        assert tree_digest(tmp_path / "out" / part) == tree_digest(project / "out" / part), part
 
 
 @pytest.mark.slow
@@ -299,12 +287,12 @@ def test_a_pipeline_killed_half_way_completes_with_the_bytes_of_an_undisturbed_o
     done = execute(tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     for part in ("data", "heads", "calibration", "quality", "curated", "mixture"):
-        assert _digests(tmp_path / "out" / part) == _digests(project / "out" / part), part
+        assert tree_digest(tmp_path / "out" / part) == tree_digest(project / "out" / part), part
 
 
 def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(own_project: Path) -> None:
     quality = own_project / "out" / "quality" / "code"
-    before = _digests(quality)
+    before = tree_digest(quality)
     for summary in quality.glob("*/summary.json"):
         summary.unlink()
     [index] = (own_project / "out" / "data" / "code" / "train" / "shard_0001").glob("*.idx")
@@ -329,7 +317,7 @@ def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(own_project: P
     known |= _run_ids(own_project)
     assert execute_here(own_project, "grade", "code", **range_tags(["0001"])).success
     assert _work(own_project, known)["backbone_tokens"] > 0
-    assert _digests(quality) == before
+    assert tree_digest(quality) == before
 
 
 def test_materialisations_show_samples_rates_and_times(project: Path) -> None:
@@ -355,9 +343,9 @@ def test_a_failing_source_fails_the_job(tmp_path: Path) -> None:
 
 
 def test_the_nightly_verify_makes_nothing_and_finds_a_flipped_byte(own_project: Path) -> None:
-    before = _digests(own_project / "out")
+    before = tree_digest(own_project / "out")
     assert execute_here(own_project, "verify").success
-    assert _digests(own_project / "out") == before
+    assert tree_digest(own_project / "out") == before
     shard = next((own_project / "out" / "curated" / "docs" / "train").rglob("*.npy"))
     payload = bytearray(shard.read_bytes())
     payload[-9] ^= 1

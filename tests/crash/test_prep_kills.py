@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.core.prep.web import file_digests
 
 KILLS = [("write", 3), ("fsync", 2), ("fsync", 9), ("rename", 1), ("rename", 8)]
 # One process loads the tokenizer and forks every run. Small blocks give a short pass many places to
@@ -100,21 +101,13 @@ def prep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prep]:
     prep.process.communicate()
 
 
-def _digests(directory: Path) -> dict[str, str]:
-    return {
-        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in directory.rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }
-
-
 @pytest.fixture(scope="module")
 def undisturbed(
     prep: Prep, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     out = tmp_path_factory.mktemp("undisturbed") / "train"
     assert prep(source, out).code == 0
-    return _digests(out)
+    return file_digests(out)
 
 
 @pytest.mark.parametrize(("step", "k"), KILLS)
@@ -125,7 +118,7 @@ def test_a_killed_prep_completes_with_the_bytes_of_an_undisturbed_run(
     assert prep(source, out, f"{step}:{k}:kill").code == -9
     assert not (out / "manifest.json").exists()
     assert prep(source, out).code == 0
-    assert _digests(out) == undisturbed
+    assert file_digests(out) == undisturbed
 
 
 def _kill_at_random(
@@ -145,7 +138,7 @@ def _kill_at_random(
     was_begun = journal.exists() and json.loads(journal.read_text())["position"][3] > 0
     ended = prep(source, out, "", "--workers", str(rng.choice([1, 2, 3])), commits="often")
     assert ended.code == 0, ended.stderr
-    assert _digests(out) == undisturbed
+    assert file_digests(out) == undisturbed
     if was_begun:
         assert ended.row["documents_tokenized"] < 600
 
@@ -175,7 +168,7 @@ def test_a_run_goes_on_where_it_was_killed_with_another_number_of_workers(
     ended = prep(source, out, "", "--workers", "2", commits="always")
     assert ended.row["documents_tokenized"] == 600 - position[3]
     assert ended.row["documents"] == 600
-    assert _digests(out) == undisturbed
+    assert file_digests(out) == undisturbed
 
 
 def test_a_half_done_output_of_other_settings_is_refused_by_both_names_and_force_starts_over(
@@ -192,7 +185,7 @@ def test_a_half_done_output_of_other_settings_is_refused_by_both_names_and_force
     assert (out / ".prep").is_dir()
     forced = prep(source, out, "", "--force", commits="always")
     assert forced.row["documents_tokenized"] == 600
-    assert _digests(out) == undisturbed
+    assert file_digests(out) == undisturbed
 
 
 def test_a_half_done_output_of_another_source_revision_is_refused(
@@ -217,7 +210,7 @@ def test_a_full_disk_is_one_error_and_the_next_run_completes(
     assert prep(source, out, "write:60:ENOSPC", commits="always").code == 1
     ended = prep(source, out, commits="always")
     assert ended.row["documents_tokenized"] < 600
-    assert _digests(out) == undisturbed
+    assert file_digests(out) == undisturbed
 
 
 @pytest.mark.slow
@@ -229,4 +222,4 @@ def test_every_commit_step_survives_a_kill(
     out = tmp_path / "train"
     assert prep(source, out, f"{step}:{k}:kill").code in (-9, 0)
     assert prep(source, out).code == 0
-    assert _digests(out) == undisturbed
+    assert file_digests(out) == undisturbed

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.atomic import write_json, write_jsonl
 from nmoe_core.base.docid import bucket_of
-from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
-from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.config.tree import ShardPaths, Tree, shard_dir_name
 from nmoe_core.curate.shards.combine import combine_curated
 from nmoe_core.curate.shards.curated import CurateSettings, curate_shard
 from nmoe_core.curate.shards.verify import verify_curated_shard
 from nmoe_core.curate.topics.assign import TopicSettings, assign_topics, fit_topic_model
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.curate.topics.model import load_topic_model
-from nmoe_core.shards.documents import ShardFile, shard_files, shard_manifest
+from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, documents_digest
 from nmoe_core.shards.writer import ShardWriter
 from tests.project import jsonl_source, write_project
@@ -37,13 +35,9 @@ HIDDEN = 16
 FORMAT = ShardFormat("web", "v1", "toy", VOCAB_SIZE, EOS, "toy-fingerprint")
 
 
-@contextmanager
-def refused(code: str, *naming: str) -> Iterator[None]:
-    """The block ends with an error of this code that names what it should."""
-    with pytest.raises(NmoeError) as caught:
-        yield
-    assert caught.value.code == code
-    assert all(text in str(caught.value) for text in naming)
+def shard_manifest(tree_root: Path, source: str, bucket: int) -> Manifest:
+    """The committed manifest of one training shard."""
+    return load_manifest(tree_root / source / "train" / shard_dir_name(bucket) / MANIFEST_NAME)
 
 
 @dataclass

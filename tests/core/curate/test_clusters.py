@@ -25,7 +25,7 @@ from nmoe_core.curate.topics.calibrate_k import (
 )
 from nmoe_core.curate.topics.clusters import fit_clusters, load_clusters, project, save_clusters
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 
 def planted(num_rows: int, num_groups: int, width: int = 16, noise: float = 0.25, seed: int = 0):

@@ -14,10 +14,10 @@ from nmoe_core.base.errors import CurationError, LockedError
 from nmoe_core.base.result import Result
 from nmoe_core.curate.diversity.measure import measure
 from nmoe_core.curate.shards.lineage import read_lineage
-from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.shards.verify import verify_manifest
-from tests.core.curate.corpus import refused
+from tests.core.curate.corpus import shard_manifest
+from tests.refusals import refused
 
 
 def documents(corpus, bucket: int, tree) -> list[tuple[bytes, tuple[str, str]]]:
@@ -188,7 +188,7 @@ def test_scores_that_are_not_those_of_the_documents_are_refused(graded, code, da
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join(damage(rows)))
     names = [] if named is None else [json.loads(rows[named])["doc_id"]]
-    with refused(f"E-CURATION-{code}", *names):
+    with refused(f"E-CURATION-{code}", naming=names):
         graded.curate(0)
     assert not graded.outputs(graded.curated)
 

@@ -11,7 +11,7 @@ from nmoe_core.curate.jsonl import deep, deep_worker
 from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
 from nmoe_core.curate.jsonl.deep_worker import DeepEmbedder
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 VOCAB = 201_088
 

@@ -18,7 +18,7 @@ from nmoe_core.curate.diversity.measure import (
     scales,
     window_topics,
 )
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 documents = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=40)
 

@@ -13,7 +13,7 @@ from nmoe_core.base.errors import CheckpointError, CurationError
 from nmoe_core.curate.topics import embed
 from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
 from nmoe_core.curate.topics.embedding_table import projection, read_table, table_digest
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 EOS = 49
 TABLE = np.random.default_rng(1).standard_normal((50, 7)).astype(np.float32)
@@ -77,7 +77,7 @@ def test_blocks_hold_a_bounded_number_of_documents(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_token_without_a_row_is_refused():
-    with refused("E-CURATION-EMBEDDING", "no row"):
+    with refused("E-CURATION-EMBEDDING", naming=["no row"]):
         rows_of([[1, 2], [3, 48]], TABLE[:48])
 
 
@@ -86,7 +86,7 @@ def test_a_row_that_is_not_finite_is_refused(bad: float):
     table = TABLE.copy()
     table[5, 0] = bad
     assert np.isfinite(rows_of([[1, 2]], table)).all()
-    with refused("E-CURATION-EMBEDDING", "not finite"):
+    with refused("E-CURATION-EMBEDDING", naming=["not finite"]):
         rows_of([[1, 2], [5]], table)
 
 

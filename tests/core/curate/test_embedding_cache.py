@@ -15,7 +15,7 @@ from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.input import scan_jsonl
 from nmoe_core.curate.jsonl.record_embeddings import RecordEmbeddings, embed_records
 from nmoe_core.curate.topics.embed import EmbeddingTable
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 TABLE = np.random.default_rng(0).standard_normal((256, 5)).astype(np.float32)
 

@@ -13,7 +13,7 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.jsonl.input import scan_jsonl
 from nmoe_core.curate.jsonl.output import JsonlPaths, write_records, write_set_aside
 from nmoe_core.curate.topics.terms import typical_terms
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 RECORDS = st.dictionaries(st.sampled_from(["id", "x"]), st.integers() | st.text(), max_size=2)
 GOOD = st.builds(
@@ -87,7 +87,7 @@ def test_counts_say_what_the_file_holds(tmp_path: Path):
 def test_a_refusal_names_the_first_bad_lines_and_how_many_there_are(tmp_path: Path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + b"broken\n" * 7)
-    with refused("E-CURATION-LINE", "7 lines", "line 2:", "and 2 more"):
+    with refused("E-CURATION-LINE", naming=["7 lines", "line 2:", "and 2 more"]):
         scan_jsonl(path)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nmoe_core.curate.diversity.measure import measure
 from nmoe_core.curate.order import NEEDS, ORDERS, arrange, deal
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 documents = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 500)), max_size=60)
 

@@ -7,7 +7,7 @@ import pytest
 
 from nmoe_core.config.tables import CurationTable
 from nmoe_core.curate.shards.planning import SHARD_ORDERS, CurateSettings, plan_order
-from tests.core.curate.corpus import refused
+from tests.refusals import refused
 
 
 def test_the_configuration_names_every_order_that_shards_can_have():

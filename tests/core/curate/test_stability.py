@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nmoe_core.curate.shards.lineage import read_lineage
-from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.verify import verify_manifest
-from tests.core.curate.corpus import Corpus, refused
+from tests.core.curate.corpus import Corpus, shard_manifest
+from tests.refusals import refused
 
 
 def prepare(corpus: Corpus, num_documents: int, dropped: tuple[str, ...] = ()) -> None:

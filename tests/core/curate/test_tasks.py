@@ -15,8 +15,8 @@ from nmoe_core.config.run import Run
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.plots.png import MAX_PNG_BYTES
 from nmoe_core.tasks import checks, curate, curate_pictures
-from tests.core.curate.corpus import refused
 from tests.core.curate.test_stability import prepare, stream
+from tests.refusals import refused
 
 
 @pytest.fixture(autouse=True)

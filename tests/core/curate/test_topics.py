@@ -16,9 +16,9 @@ from nmoe_core.curate.topics.model import (
     nearest_topics,
     save_topic_model,
 )
-from nmoe_core.shards.documents import shard_manifest
 from nmoe_core.shards.manifest import documents_digest
-from tests.core.curate.corpus import refused
+from tests.core.curate.corpus import shard_manifest
+from tests.refusals import refused
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

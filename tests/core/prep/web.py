@@ -57,6 +57,15 @@ class Web:
         path.write_bytes(path.read_bytes().replace(old, new))
 
 
+def file_digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file below a directory, byte for byte."""
+    return {
+        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
 def tree_digest(directory: Path) -> dict[str, str]:
     """SHA-256 of every file below a directory; manifests without their time of making."""
     digests = {}
