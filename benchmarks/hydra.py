@@ -75,10 +75,7 @@ def features(model: Transformer, documents: list[GradeDocument]) -> None:
     seen = DocumentTokens([d.doc_id for d in documents], [d.tokens for d in documents])
     for batch in batches(seen, MAX_BATCH, torch.device("cpu")):
         model(
-            batch.input_ids,
-            batch.lengths,
-            return_hidden_states=(PROBE_TAP, DEPTH),
-            no_logits=True,
+            batch.input_ids, batch.lengths, return_hidden_states=(PROBE_TAP, DEPTH), no_logits=True
         )
 
 

@@ -26,8 +26,7 @@ def module_files(packages: Path) -> list[Path]:
     """Python files of the installed packages in seeded order, tests left out."""
     files = [p for p in packages.rglob("*.py") if "tests" not in p.parts and "test" not in p.parts]
     return sorted(
-        files,
-        key=lambda p: hashlib.md5(p.relative_to(packages).as_posix().encode()).digest(),
+        files, key=lambda p: hashlib.md5(p.relative_to(packages).as_posix().encode()).digest()
     )
 
 

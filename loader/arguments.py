@@ -129,9 +129,7 @@ def wrapper(backend: str) -> Callable[[np.ndarray], Any]:
         if backend == "auto":
             return np.asarray
         raise ConfigError(
-            "torch is not installed",
-            where="backend",
-            do='install torch, or set backend = "numpy"',
+            "torch is not installed", where="backend", do='install torch, or set backend = "numpy"'
         ) from None
     return torch.from_numpy
 

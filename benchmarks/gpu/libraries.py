@@ -67,11 +67,7 @@ def attentions(
 ) -> list[Figure]:
     """The prefill kernel and FlexAttention over one batch of documents."""
     count, length = sizes.documents, sizes.document_tokens
-    heads, kv_heads, dim = (
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-    )
+    heads, kv_heads, dim = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     q = torch.randn(count * length, heads, dim, device=device, dtype=torch.bfloat16)
     k, v = torch.randn(2, count * length, kv_heads, dim, device=device, dtype=torch.bfloat16)
     sinks = torch.randn(heads, device=device)

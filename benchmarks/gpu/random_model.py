@@ -53,11 +53,7 @@ def model_config(name: str) -> ModelConfig:
         layer_types=tuple((SLIDING, FULL)[i % 2] for i in range(layers)),
         rope_theta=150000.0,
         rope_scaling=YarnScaling(
-            factor=32.0,
-            beta_fast=32.0,
-            beta_slow=1.0,
-            original_max_position=4096,
-            truncate=False,
+            factor=32.0, beta_fast=32.0, beta_slow=1.0, original_max_position=4096, truncate=False
         ),
         max_position_embeddings=131072,
         eos_token_id=vocabulary - 1,

@@ -213,11 +213,7 @@ def _check_totals(manifest: Manifest) -> None:
 
 def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
     return FormatError(
-        "not a valid manifest",
-        where=path,
-        found=found,
-        expected=expected,
-        code="E-MANIFEST-FORMAT",
+        "not a valid manifest", where=path, found=found, expected=expected, code="E-MANIFEST-FORMAT"
     )
 
 

@@ -106,11 +106,7 @@ def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: obje
 
 
 def number(
-    value: Any,
-    where: object,
-    *,
-    positive: bool = False,
-    whole: bool = False,
+    value: Any, where: object, *, positive: bool = False, whole: bool = False
 ) -> int | float:
     """Check that `value` is a number of at most 2^62, >= 0 (`positive`: > 0), an int where `whole`.
 

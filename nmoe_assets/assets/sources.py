@@ -5,13 +5,7 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import SLICE_ROWS, about, shown, table
 from nmoe_assets.assets.cost import Stopwatch
-from nmoe_assets.assets.events import (
-    Events,
-    PartitionResult,
-    log_partitions,
-    timed,
-    wait_for_lock,
-)
+from nmoe_assets.assets.events import Events, PartitionResult, log_partitions, timed, wait_for_lock
 from nmoe_assets.assets.inputs import CurrentInputs
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_assets.assets.run_log import run_log

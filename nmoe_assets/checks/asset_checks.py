@@ -13,12 +13,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.catalogue import shown
-from nmoe_assets.checks.history import (
-    FAILED_PARTITIONS,
-    evaluation,
-    failed_partitions,
-    make_newest,
-)
+from nmoe_assets.checks.history import FAILED_PARTITIONS, evaluation, failed_partitions, make_newest
 from nmoe_core.config.run import Run
 from nmoe_core.tasks import checks
 from nmoe_core.tasks.checks import Verdict, Verdicts
@@ -93,11 +88,7 @@ class Checks:
                 context.log_event(event)
 
     def _of_partitions(
-        self,
-        context: dg.AssetExecutionContext,
-        name: str,
-        verdict: Verdict,
-        made: Sequence[str],
+        self, context: dg.AssetExecutionContext, name: str, verdict: Verdict, made: Sequence[str]
     ) -> dg.AssetCheckResult:
         failed = list[str]()
         if name in _OF_EACH_PARTITION:

@@ -70,9 +70,7 @@ def _execute_here(
             context.log.info(f"{job.name} ({i} of {len(jobs)})")
             watch = Stopwatch()
             outcome = definitions.resolve_job_def(job.name).execute_in_process(
-                instance=context.instance,
-                tags={PART_OF: context.run_id},
-                raise_on_error=False,
+                instance=context.instance, tags={PART_OF: context.run_id}, raise_on_error=False
             )
             cost = watch.read()
             raise_if_interrupted()

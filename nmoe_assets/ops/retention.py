@@ -20,11 +20,7 @@ from nmoe_assets.dagster_private import event_files
 from nmoe_core.config.run import Run
 
 _PAGE = 500
-_FINISHED = [
-    dg.DagsterRunStatus.SUCCESS,
-    dg.DagsterRunStatus.FAILURE,
-    dg.DagsterRunStatus.CANCELED,
-]
+_FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _POINTER = "dagster/input_event_pointer/"
 JOB_NAME = "retention"
 
@@ -107,10 +103,7 @@ def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefi
 
 
 def deletable_runs(
-    instance: dg.DagsterInstance,
-    before: datetime,
-    keep_last: int,
-    checks: list[dg.AssetCheckKey],
+    instance: dg.DagsterInstance, before: datetime, keep_last: int, checks: list[dg.AssetCheckKey]
 ) -> tuple[list[dg.DagsterRun], dict[str, int]]:
     """Finished runs to delete, and how many of the old ones stay for which reason.
 

@@ -15,11 +15,7 @@ class StrictModel(BaseModel):
     """A frozen table that refuses unknown keys, values of another type, and infinities."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 

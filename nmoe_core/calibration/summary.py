@@ -140,10 +140,7 @@ def _certified(
 
 
 def _shares(
-    fit: CalibrationRows,
-    report: CalibrationRows,
-    weights: Mapping[str, float],
-    taus: Thresholds,
+    fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float], taus: Thresholds
 ) -> dict[str, Any]:
     """Shares of the report half's documents by decision, with 95 % intervals of what a new document
     gets."""
@@ -166,9 +163,7 @@ def _shares(
 
 
 def keep_interval(
-    fit_keep: np.ndarray,
-    report_keep: np.ndarray,
-    keys: tuple[list[str], list[str]] | None = None,
+    fit_keep: np.ndarray, report_keep: np.ndarray, keys: tuple[list[str], list[str]] | None = None
 ) -> Interval:
     """95 % interval of the share of new documents that the fitted thresholds keep.
 

@@ -246,8 +246,5 @@ def check_vocabulary(token: int, config: ModelConfig) -> None:
 
 def _refused(found: str, expected: str) -> ConfigError:
     return ConfigError(
-        "the forward call cannot be made",
-        found=found,
-        expected=expected,
-        code="E-CONFIG-FORWARD",
+        "the forward call cannot be made", found=found, expected=expected, code="E-CONFIG-FORWARD"
     )

@@ -36,12 +36,7 @@ from nmoe_core.calibration.graded import (
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
 from nmoe_core.grading.reuse import known_scores, note_batches
-from nmoe_core.heads.features import (
-    BUFFER_BATCHES,
-    DocumentTokens,
-    one_thread,
-    require_few_failed,
-)
+from nmoe_core.heads.features import BUFFER_BATCHES, DocumentTokens, one_thread, require_few_failed
 from nmoe_core.heads.scoring import HeadScorer, HeadScores
 from nmoe_core.labels.scores import as_scores
 

@@ -91,10 +91,7 @@ class DocIdInput:
 
     def fingerprints(self) -> Fingerprints:
         sources = sorted({source for _, source in self._rows})
-        return {
-            "documents": sha256_json(self._rows),
-            "data": data_digest(self._data_root, sources),
-        }
+        return {"documents": sha256_json(self._rows), "data": data_digest(self._data_root, sources)}
 
     def count(self) -> int:
         return len(self._rows)

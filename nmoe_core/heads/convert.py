@@ -112,9 +112,7 @@ def _known_form(
         return tensors, ProbeArch(hidden_size, nan_to_num=True)
     ffn_dim = tensors["enc0.linear1.weight"].shape[0]
     arch = JudgeArch(
-        *(hidden_size, rows, num_heads, ffn_dim),
-        nan_to_num=True,
-        has_second_pass=has_second_pass,
+        *(hidden_size, rows, num_heads, ffn_dim), nan_to_num=True, has_second_pass=has_second_pass
     )
     return tensors, arch
 

@@ -190,11 +190,7 @@ class _Run:
         }
 
     def figures(
-        self,
-        head: Probe | Judge,
-        train: Labels,
-        reported: Mapping[str, Labels],
-        seen: np.ndarray,
+        self, head: Probe | Judge, train: Labels, reported: Mapping[str, Labels], seen: np.ndarray
     ) -> dict[str, dict[str, Any]]:
         """Agreement on val and on test, by the path that grades; empty where there are no labels.
 

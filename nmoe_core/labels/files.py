@@ -22,14 +22,7 @@ from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.oracle import Scorer
-from nmoe_core.labels.records import (
-    Record,
-    coverage,
-    is_salvaged,
-    latest,
-    one_scorer,
-    read_records,
-)
+from nmoe_core.labels.records import Record, coverage, is_salvaged, latest, one_scorer, read_records
 from nmoe_core.labels.scores import DIMENSIONS, as_vector, parse_scores
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 

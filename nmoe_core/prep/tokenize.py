@@ -187,10 +187,7 @@ def _take_batch(chosen: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
 
 
 def _tokenize(
-    worker: BlockTokenizer,
-    batch: list[tuple[int, Record]],
-    columns: Columns,
-    stored: list[_Stored],
+    worker: BlockTokenizer, batch: list[tuple[int, Record]], columns: Columns, stored: list[_Stored]
 ) -> int:
     """Tokenise one batch into columns and documents; return the bytes of its texts."""
     texts, encoded = normalize_batch([record.text for _, record in batch])

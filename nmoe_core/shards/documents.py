@@ -16,13 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from loader.files.format import (
-    Manifest,
-    ShardEntry,
-    check_digest,
-    check_index,
-    resolve_inside,
-)
+from loader.files.format import Manifest, ShardEntry, check_digest, check_index, resolve_inside
 from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError

@@ -151,10 +151,7 @@ class ShardWriter:
         return [path for file in self._full for path in file.paths()]
 
     def commit(
-        self,
-        checksums: Sequence[str],
-        fingerprints: dict[str, str],
-        source_info: dict[str, Any],
+        self, checksums: Sequence[str], fingerprints: dict[str, str], source_info: dict[str, Any]
     ) -> dict[str, Any]:
         """Write the manifest and swap the directory in; return the manifest.
 

@@ -14,15 +14,7 @@ from typing import ClassVar, Generic, TypeVar
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.sources.decompress import READERS, TORN, plain
-from nmoe_core.sources.records import (
-    START,
-    BadRecord,
-    Block,
-    Fields,
-    OnError,
-    Position,
-    Record,
-)
+from nmoe_core.sources.records import START, BadRecord, Block, Fields, OnError, Position, Record
 from nmoe_core.sources.storage import SourceFile
 
 _BLOCK_BYTES = 2 * 2**20

@@ -12,13 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.columns import (
-    BLOCK_BYTES,
-    ColumnsBlock,
-    Origin,
-    check_fields,
-    cut_batch,
-)
+from nmoe_core.sources.columns import BLOCK_BYTES, ColumnsBlock, Origin, check_fields, cut_batch
 from nmoe_core.sources.files import RecordFileSource
 from nmoe_core.sources.records import Position
 from nmoe_core.sources.storage import SourceFile

@@ -12,10 +12,7 @@ from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.assets.partitions import label_partitions
 from nmoe_assets.definitions import build_definitions
 from nmoe_core.config.run import Run
-from tests.assets.dagster_internals import (
-    AssetCheckEvaluationPlanned,
-    StepMaterializationData,
-)
+from tests.assets.dagster_internals import AssetCheckEvaluationPlanned, StepMaterializationData
 from tests.assets.small_project import ALL, KEYS
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
@@ -67,9 +64,7 @@ class Daemon:
     def made(self, run: dg.DagsterRun, key: str, version: str, partition: str | None) -> None:
         """What a run logs of an output."""
         materialization = dg.AssetMaterialization(
-            AssetKey(key.split("/")),
-            partition=partition,
-            tags={"dagster/data_version": version},
+            AssetKey(key.split("/")), partition=partition, tags={"dagster/data_version": version}
         )
         event = dg.DagsterEvent(
             event_type_value="ASSET_MATERIALIZATION",

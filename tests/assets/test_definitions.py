@@ -38,9 +38,7 @@ def test_one_file_uses_private_names_of_dagster() -> None:
     assert found == {"dagster_private.py"}
 
 
-def test_the_demo_has_the_promised_assets_jobs_and_checks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NMOE_CONFIG", raising=False)
     from nmoe_assets.definitions import build_definitions
 

@@ -78,10 +78,7 @@ def _materialize(writer: Writer, instance: dg.DagsterInstance) -> dg.ExecuteInPr
     @dg.asset(partitions_def=KEYS, backfill_policy=dg.BackfillPolicy.single_run())
     def shards(context: dg.AssetExecutionContext):
         yield from events.materialize_partitions(
-            context,
-            Machine(),
-            lambda keys: (attempt(key, writer.make) for key in keys),
-            checks,
+            context, Machine(), lambda keys: (attempt(key, writer.make) for key in keys), checks
         )
 
     return dg.materialize(

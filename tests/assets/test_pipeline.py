@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dagster import (
-    AssetKey,
-    DagsterRunMetadataValue,
-    RunsFilter,
-    StaticPartitionsDefinition,
-)
+from dagster import AssetKey, DagsterRunMetadataValue, RunsFilter, StaticPartitionsDefinition
 from scipy.stats import spearmanr
 
 from loader import build_loader

@@ -179,10 +179,7 @@ def test_a_password_that_is_missing_is_named_and_in_no_file(
 
 @pytest.mark.timeout(600)
 def test_the_project_runs_on_it(
-    home: Path,
-    postgres: Postgres,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    home: Path, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_project(tmp_path / "project").config
     monkeypatch.setenv("NMOE_CONFIG", str(config))

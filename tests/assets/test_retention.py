@@ -69,10 +69,7 @@ class Platform:
     def run(self, job: str, partition: str | None = None, config: Any = None) -> str:
         """Run a job; return the run's id."""
         done = self.defs.resolve_job_def(job).execute_in_process(
-            run_config=config,
-            instance=self.instance,
-            partition_key=partition,
-            raise_on_error=False,
+            run_config=config, instance=self.instance, partition_key=partition, raise_on_error=False
         )
         return done.run_id
 

@@ -68,9 +68,7 @@ def test_a_source_without_a_mark_is_prepared_once_if_it_ever_was(
 
 
 def test_an_input_that_comes_back_to_what_it_was_is_a_change_each_time(
-    prepared: DagsterInstance,
-    defs: dg.Definitions,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: DagsterInstance, defs: dg.Definitions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks, clock = {"docs": "a"}, [1_000_000.0]
     monkeypatch.setattr(sensors, "source_mark", lambda run, source: marks.get(source.name, "-"))

@@ -102,8 +102,7 @@ def test_every_kind_of_source_and_the_command_line_make_the_same_shards(corpus: 
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"num_shards": 0}, {"num_workers": -1}, {"dataset_name": "a/b"}, {"max_tokens": 0}],
+    "change", [{"num_shards": 0}, {"num_workers": -1}, {"dataset_name": "a/b"}, {"max_tokens": 0}]
 )
 def test_a_setting_out_of_range_is_refused_when_the_pipeline_is_made(
     corpus: Path, change: dict[str, object]

@@ -7,11 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
-from nmoe_core.engine.kernels.expert_product import (
-    DECODE,
-    PREFILL,
-    grouped_product,
-)
+from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL, grouped_product
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, TiledExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts, combine
 from nmoe_core.engine.kernels.norm import add_rms_norm

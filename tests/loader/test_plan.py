@@ -40,12 +40,7 @@ def saved(tree, tmp_path) -> Path:
     manifests = {"web": tree.add("web", 3000), "code": tree.add("code", 2000)}
     valid = {"code": tree.add("code", 300, split="valid")}
     plan = build_plan(
-        STAGES,
-        manifests,
-        SETTINGS,
-        root=tmp_path,
-        plan_id="mix:test",
-        valid=valid,
+        STAGES, manifests, SETTINGS, root=tmp_path, plan_id="mix:test", valid=valid
     ).placed_in(tmp_path / "mixture")
     return save(plan, tmp_path / "mixture" / "loader_plan.json")
 

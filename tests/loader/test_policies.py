@@ -151,13 +151,7 @@ def test_sequential_reads_each_source_whole():
 
 
 @settings(max_examples=120)
-@given(
-    st.sampled_from(POLICIES),
-    rows_of_any,
-    st.integers(1, 90),
-    st.integers(0, 2**63),
-    st.data(),
-)
+@given(st.sampled_from(POLICIES), rows_of_any, st.integers(1, 90), st.integers(0, 2**63), st.data())
 def test_every_policy_reads_any_range_as_one_stream_and_meets_every_quota(
     policy, rows, pass_sequences, key, data
 ):

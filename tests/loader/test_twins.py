@@ -125,10 +125,7 @@ def small_leaves(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["block", "weighted_random", "epoch_weighted"])
-@settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=rows_of_any, pass_sequences=st.integers(1, 200), key=st.integers(0, 2**63))
 def test_policy_is_its_sequential_definition(policy, small_leaves, rows, pass_sequences, key):
     weights, quotas = [w for w, _ in rows], [q for _, q in rows]

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader import (
-    FormatError,
-    PlanError,
-    build_loader,
-    load_manifest,
-)
+from loader import FormatError, PlanError, build_loader, load_manifest
 from loader.files.tokens import TokenFiles
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader

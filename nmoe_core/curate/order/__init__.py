@@ -14,23 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nmoe_core.curate.order.baselines import (
-    bin_packing,
-    original,
-    round_robin,
-    shuffle,
-    stratified,
-)
+from nmoe_core.curate.order.baselines import bin_packing, original, round_robin, shuffle, stratified
 from nmoe_core.curate.order.chain import related
 from nmoe_core.curate.order.filling import window_fill
 from nmoe_core.curate.order.input import check_rows, refusal
-from nmoe_core.curate.order.spacing import (
-    balance_tokens,
-    count_stride,
-    deal,
-    golden,
-    insert_only,
-)
+from nmoe_core.curate.order.spacing import balance_tokens, count_stride, deal, golden, insert_only
 
 __all__ = [
     "NEEDS",

@@ -63,10 +63,7 @@ def current_inputs(
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
     elif settings.fills_windows():
         prefix = ConsumedPrefix(kept_tokens_before(shard, settings.decisions()))
-    shared = settings.fingerprints() | {
-        "topic_model": topics.topic_model,
-        "grader": quality.grader,
-    }
+    shared = settings.fingerprints() | {"topic_model": topics.topic_model, "grader": quality.grader}
     fingerprints = shared | {
         "parent": documents_digest(manifest),
         "quality": quality.checksum,

@@ -204,10 +204,7 @@ def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
         import umap  # pyright: ignore[reportMissingImports] (an extra)
 
         fit = umap.UMAP(
-            n_components=2,
-            n_neighbors=min(15, len(rows) - 1),
-            min_dist=0.1,
-            random_state=seed,
+            n_components=2, n_neighbors=min(15, len(rows) - 1), min_dist=0.1, random_state=seed
         )
         chosen = sample_rows(len(rows), _UMAP_ROWS, seed)
         points = np.empty((len(rows), 2), np.float32)

@@ -40,12 +40,7 @@ class Cached:
 
 @on_its_device
 def decode_attention(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    cached: Cached,
-    sinks: Tensor,
-    window: int | None,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, cached: Cached, sinks: Tensor, window: int | None
 ) -> Tensor:
     """One query of each sequence over the positions it sees.
 

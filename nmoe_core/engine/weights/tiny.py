@@ -29,12 +29,7 @@ from nmoe_core.engine.weights.config_json import (
     PUBLISHED_PAD_TOKEN_ID,
     PUBLISHED_VOCAB_SIZE,
 )
-from nmoe_core.engine.weights.layout import (
-    EXPERT_PARTS,
-    HUGGING_FACE,
-    block_tensors,
-    part_shapes,
-)
+from nmoe_core.engine.weights.layout import EXPERT_PARTS, HUGGING_FACE, block_tensors, part_shapes
 
 RECIPE_KEY = "nmoe_recipe"
 INDEX_NAME = "model.safetensors.index.json"
@@ -125,10 +120,7 @@ def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Te
             atomic.write_bytes(directory / name, save(shard, metadata={"format": "pt"}))
         size_bytes = sum(t.nbytes for shard in shards.values() for t in shard.values())
         places = {tensor: name for name, shard in shards.items() for tensor in shard}
-        index = {
-            "metadata": {"total_size": size_bytes},
-            "weight_map": dict(sorted(places.items())),
-        }
+        index = {"metadata": {"total_size": size_bytes}, "weight_map": dict(sorted(places.items()))}
         atomic.write_json(directory / INDEX_NAME, index)
         atomic.write_json(directory / CONFIG_NAME, raw)
 

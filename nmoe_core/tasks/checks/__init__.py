@@ -22,20 +22,8 @@ from nmoe_core.tasks.checks.hydra import (
     check_regrade,
     check_slices,
 )
-from nmoe_core.tasks.checks.shards import (
-    MANIFEST_CHECKS,
-    check_leak,
-    check_manifest,
-    check_shards,
-)
-from nmoe_core.tasks.checks.verdict import (
-    DESCRIPTIONS,
-    LEVELS,
-    Level,
-    Verdict,
-    Verdicts,
-    level_of,
-)
+from nmoe_core.tasks.checks.shards import MANIFEST_CHECKS, check_leak, check_manifest, check_shards
+from nmoe_core.tasks.checks.verdict import DESCRIPTIONS, LEVELS, Level, Verdict, Verdicts, level_of
 
 __all__ = [
     "CURATED_CHECKS",

@@ -19,22 +19,13 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "index": ("block", "Indexes cover their shards without gap or overlap."),
     "token_range": ("block", "Every token id is in the vocabulary."),
     "no_leak": ("block", "No validation document is in training."),
-    "split_rule": (
-        "block",
-        "The MD5 of each id gives its split, and no document is missing.",
-    ),
+    "split_rule": ("block", "The MD5 of each id gives its split, and no document is missing."),
     "readable": ("block", "The file opens and is whole."),
     "coverage": ("block", "Every document of a finished slice has a record."),
     "parse_rate": ("block", "The oracle's answers were sets of scores."),
     "one_scorer": ("block", "All labels are of one scorer and one rubric."),
-    "promotion": (
-        "block",
-        "The lower bound of the agreement with the oracle is high enough.",
-    ),
-    "baselines": (
-        "warn",
-        "Agreement is better than that of source, length or mean alone.",
-    ),
+    "promotion": ("block", "The lower bound of the agreement with the oracle is high enough."),
+    "baselines": ("warn", "Agreement is better than that of source, length or mean alone."),
     "thresholds": ("block", "Thresholds are in order, and few good documents are dropped."),
     "calibrated_keep_rate": ("warn", "The share kept on val is the target, within sampling error."),
     "false_drops": ("block", "Few of the dropped documents are the oracle's own top."),
@@ -46,14 +37,8 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "alignment": ("block", "Shards were planned for the place in a window that they have."),
     "diversity": ("warn", "Windows reach the share of their ceiling that was asked for."),
     "boundary": ("warn", "The end of the source joins its start."),
-    "digests": (
-        "block",
-        "The plan names its files as they are; its first batches can be read.",
-    ),
-    "keep_rate_of_all": (
-        "warn",
-        "The share kept of all documents is that of the sample.",
-    ),
+    "digests": ("block", "The plan names its files as they are; its first batches can be read."),
+    "keep_rate_of_all": ("warn", "The share kept of all documents is that of the sample."),
 }
 LEVELS: dict[str, Level] = {name: level for name, (level, _) in _CHECKS.items()}
 DESCRIPTIONS = {name: text for name, (_, text) in _CHECKS.items()}

@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn.isotonic import IsotonicRegression
-from sklearn.metrics import (
-    cohen_kappa_score,
-    mean_absolute_error,
-    r2_score,
-    roc_auc_score,
-)
+from sklearn.metrics import cohen_kappa_score, mean_absolute_error, r2_score, roc_auc_score
 
 from nmoe_core.labels.agreement import (
     agreement,

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from nmoe_core.base.result import Result
 from nmoe_core.curate.shards.inputs import load_topics
 from nmoe_core.curate.topics.embed import EmbeddingTable
-from nmoe_core.curate.topics.model import (
-    load_topic_model,
-    nearest_topics,
-    save_topic_model,
-)
+from nmoe_core.curate.topics.model import load_topic_model, nearest_topics, save_topic_model
 from nmoe_core.shards.manifest import documents_digest
 from tests.core.curate.corpus import shard_manifest
 from tests.refusals import refused

@@ -66,8 +66,7 @@ def model_of(golden_checkpoint) -> ModelOf:
 
 
 @pytest.mark.parametrize(
-    ("name", "n"),
-    [(name, n) for name, count in zip(NAMES, (6, 4, 2)) for n in range(count)],
+    ("name", "n"), [(name, n) for name, count in zip(NAMES, (6, 4, 2)) for n in range(count)]
 )
 def test_goldens_equal_transformers(model_of: ModelOf, name: str, n: int):
     model, prompt = model_of(name), list(_prompts(name))[n]

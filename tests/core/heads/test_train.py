@@ -41,11 +41,7 @@ class Planted:
     model: Transformer
 
     def train(
-        self,
-        kind: HeadKind,
-        heads_dir: Path,
-        labels: LabelPaths | None = None,
-        **more: Any,
+        self, kind: HeadKind, heads_dir: Path, labels: LabelPaths | None = None, **more: Any
     ) -> SimpleNamespace:
         """Train with the recipes above but for `more`: keys of `[heads]` and of its tables."""
         interval_s = more.pop("save_interval_s", SAVE_INTERVAL_S)

@@ -62,9 +62,7 @@ def test_scores_inverted_by_hand_are_refused_in_one_line(
     assert (read_labels(labelled.merged).scores == before).all()
 
 
-def test_scores_of_a_shard_changed_by_hand_are_refused_by_every_reader(
-    labelled: Labelling,
-) -> None:
+def test_scores_of_a_shard_changed_by_hand_are_refused_by_every_reader(labelled: Labelling) -> None:
     scores, oracle = labelled.shard(0, "val") / "scores.jsonl", FakeOracle()
     edit(scores, invert)
     for read in (

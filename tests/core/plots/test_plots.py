@@ -256,8 +256,7 @@ def test_films_begin_with_no_record_in_its_colour_and_end_with_all(num_records: 
     [
         ".gif",
         pytest.param(
-            ".mp4",
-            marks=pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg"),
+            ".mp4", marks=pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
         ),
     ],
 )

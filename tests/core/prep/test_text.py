@@ -52,8 +52,7 @@ _NEAR = st.text(
 
 @settings(max_examples=400)
 @given(
-    st.lists(_NEAR | st.text(st.characters(codec=None), max_size=30), max_size=8),
-    st.integers(1, 9),
+    st.lists(_NEAR | st.text(st.characters(codec=None), max_size=30), max_size=8), st.integers(1, 9)
 )
 def test_a_batch_is_normalised_as_its_texts_are_one_by_one(texts: list[str], size: int) -> None:
     with patch("nmoe_core.text.normalise._PIECE_BYTES", size):

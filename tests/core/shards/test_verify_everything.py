@@ -24,13 +24,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("verify")
     rng = random.Random(3)
     lines = "".join(
-        json.dumps(
-            {
-                "id": f"d{i}",
-                "text": " ".join(rng.choices(WORDS, k=30)),
-            }
-        )
-        + "\n"
+        json.dumps({"id": f"d{i}", "text": " ".join(rng.choices(WORDS, k=30))}) + "\n"
         for i in range(8)
     )
     (directory / "in.jsonl").write_text(lines)

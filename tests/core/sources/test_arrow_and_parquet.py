@@ -192,10 +192,7 @@ def test_a_file_cut_short_is_one_error_that_names_it(tmp_path: Path, kind: str, 
 
 def test_a_stream_cut_between_two_batches_is_not_taken_for_a_shorter_one(tmp_path: Path) -> None:
     batch = pa.record_batch({"text": ["a"] * 7})
-    with (
-        open(tmp_path / "a", "wb") as file,
-        pa.ipc.new_stream(file, batch.schema) as writer,
-    ):
+    with open(tmp_path / "a", "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
         writer.write_batch(batch)
         writer.write_batch(batch)
         after_two = file.tell()
