@@ -1,1 +1,5 @@
-"""Dagster definitions: assets, checks and jobs over `nmoe_core.tasks`, and nothing else."""
+"""The platform: Dagster assets, checks, jobs and sensors over `nmoe_core`."""
+
+from nmoe_assets.component import Mixture
+
+__all__ = ["Mixture"]

@@ -3,6 +3,7 @@
 Secrets are `EnvVar`s, so the UI shows the variable's name and not its value.
 """
 
+import functools
 import json
 import os
 import time
@@ -93,7 +94,12 @@ class Machine(dg.ConfigurableResource):
 def resources() -> dict[str, dg.ConfigurableResource]:
     """The resources as the environment asks for them."""
     has_webhook = bool(os.environ.get(WEBHOOK_VARIABLE))
+    return _resources(has_webhook, float(os.environ.get(COST_VARIABLE) or 0))
+
+
+@functools.cache  # Dagster merges the definitions of mixtures only if they share one object
+def _resources(has_webhook: bool, usd_per_hour: float) -> dict[str, dg.ConfigurableResource]:
     return {
         "notifier": Notifier(webhook_url=dg.EnvVar(WEBHOOK_VARIABLE) if has_webhook else ""),
-        "machine": Machine(usd_per_hour=float(os.environ.get(COST_VARIABLE) or 0)),
+        "machine": Machine(usd_per_hour=usd_per_hour),
     }

@@ -17,7 +17,7 @@ import dagster as dg
 
 from benchmarks.platform.direct import prepare
 from benchmarks.rounds import alternate, seconds
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from tests.project import jsonl_source, write_project

@@ -8,6 +8,7 @@ import dagster as dg
 
 from nmoe_assets.assets.catalogue import Columns, about, described
 from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
+from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
@@ -24,7 +25,7 @@ class Asset:
 
     Attributes:
         run: The run it belongs to.
-        key: Its key.
+        key: Its key without the mixture's prefix, as all keys here.
         group: Its group in the lineage.
         stage: The part of the pipeline, shown as a tag.
         kind: What its output is, shown as a badge.
@@ -87,21 +88,27 @@ class Asset:
 
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
         """The definition with work of its own."""
+        run = self.run
         deps = [dep if isinstance(dep, dg.AssetDep) else dg.AssetDep(dep) for dep in self.deps]
         decorate = dg.asset(
-            key=self.key,
-            deps=deps,
+            key=asset_key(run, self.key),
+            deps=[
+                dg.AssetDep(
+                    asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping
+                )
+                for dep in deps
+            ],
             check_specs=self.own_checks.specs(),
             code_version=self.version,
             partitions_def=self.partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
             automation_condition=self.condition,
-            group_name=self.group,
+            group_name=named(run, self.group),
             pool=self.pool,
             kinds={self.kind},
             description=described(self.text, *self.facts),
-            owners=list(self.run.config.automation.owners),
+            owners=list(run.config.automation.owners),
             tags={"stage": self.stage},
-            metadata=about(rows=self.rows, leads_to=self.leads_to),
+            metadata=about(rows=self.rows, leads_to=[asset_key(run, key) for key in self.leads_to]),
         )
         return decorate(work)

@@ -105,7 +105,7 @@ def curated_group(source: str) -> str:
     return f"{source}_curated"
 
 
-def about(*, rows: Columns = (), leads_to: Iterable[list[str]] = ()) -> dict[str, Any]:
+def about(*, rows: Columns = (), leads_to: Iterable[dg.AssetKey] = ()) -> dict[str, Any]:
     """Definition metadata of an asset: the schema of its rows, and links to where it is read.
 
     Args:
@@ -114,9 +114,7 @@ def about(*, rows: Columns = (), leads_to: Iterable[list[str]] = ()) -> dict[str
     """
     columns = [dg.TableColumn(name, kind, description) for name, kind, description in rows]
     schema = {"dagster/column_schema": dg.TableSchema(columns=columns)} if columns else {}
-    links = {
-        f"leads to {'/'.join(key)}": dg.MetadataValue.asset(dg.AssetKey(key)) for key in leads_to
-    }
+    links = {f"leads to {key.to_user_string()}": dg.MetadataValue.asset(key) for key in leads_to}
     return {**schema, **links}
 
 

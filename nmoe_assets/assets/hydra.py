@@ -5,7 +5,7 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import GRADE_ROWS, HEAD_FACTS, LABEL_ROWS, curated_group, table
 from nmoe_assets.assets.partitions import label_keys, label_partitions, shard_partitions
-from nmoe_assets.automation.conditions import FOLLOW, REGRADE
+from nmoe_assets.automation.conditions import FOLLOW, regrade
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, hydra, samples, versions
@@ -132,7 +132,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         leads_to=[[name, "curated"]],
         rows=GRADE_ROWS,
         pool="gpu",
-        condition=REGRADE,
+        condition=regrade(run),
         partitions=shard_partitions(run.config.prep.num_shards),
         checks=("counts", "keep_rate"),
         check=lambda made: checks.check_grades(run, name, map(int, made)),

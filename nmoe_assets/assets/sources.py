@@ -7,6 +7,7 @@ from nmoe_assets.assets.catalogue import SLICE_ROWS, about, shown, table
 from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.assets.events import Events, PartitionResult, log_partitions, timed, wait_for_lock
 from nmoe_assets.assets.inputs import CurrentInputs
+from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_assets.assets.run_log import run_log
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
@@ -22,14 +23,14 @@ def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
     spec = source.spec
     reads = {"hf_dataset": spec.hf_dataset} if spec.hf_dataset else {"paths": list(spec.paths)}
     return dg.AssetSpec(
-        [source.name, "documents"],
-        group_name=source.name,
+        asset_key(run, [source.name, "documents"]),
+        group_name=named(run, source.name),
         kinds={spec.kind},
         description=f"Documents of {source.name}, read as kind {spec.kind}. They are not "
         "made here: prep records the revision that it read.",
         owners=list(run.config.automation.owners),
         tags={"stage": "prep"},
-        metadata=about(leads_to=[[source.name, "shards"]]) | reads,
+        metadata=about(leads_to=[asset_key(run, [source.name, "shards"])]) | reads,
     )
 
 
@@ -69,7 +70,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
             page = {**facts, **sample, **pass_facts}
             parts[f"{bucket:04d}"] = PartitionResult(result.digest, page)
         log_partitions(
-            context, inputs, parts, {dg.AssetKey([name, "documents"]): made.source_revision}
+            context, inputs, parts, {asset_key(run, [name, "documents"]): made.source_revision}
         )
         yield dg.MaterializeResult(metadata={SUPPRESS_DEFAULT_EVENT: True})
         yield from asset.own_checks.results_of_partitions(context, list(parts))

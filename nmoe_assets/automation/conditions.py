@@ -1,6 +1,6 @@
 """Automation: outputs follow the content of their inputs, never the time a file was written.
 
-`REGRADE` asks for quality scores when the calibration, a shard's content or the grading code
+`regrade` asks for quality scores when the calibration, a shard's content or the grading code
 changed, or a shard has none. New labels, heads or a new backbone reach scores through the
 calibration, which names its heads and is made again after them: scores of new heads and an old
 calibration would be refused. `FOLLOW` asks the same of everything else, but only where it was made
@@ -12,6 +12,7 @@ the files decide.
 import dagster as dg
 
 from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.assets.names import asset_key, named
 from nmoe_core.config.run import Run
 
 _AC = dg.AutomationCondition
@@ -57,23 +58,28 @@ def _since_made(
     return (reason | input_changed.with_label("an input's content")).since(requested | made)
 
 
-_BEHIND_CALIBRATION = dg.AssetSelection.assets(
-    *(["hydra", name] for name in ("backbone", "probe_head", "judge_head"))
-)
-REGRADE = (
-    _since_made(_AC.newly_missing() | _AC.code_version_changed(), unless_of=_BEHIND_CALIBRATION)
-    & _inputs_settled
-).with_label("regrade")
+def regrade(run: Run) -> dg.AutomationCondition:
+    """The condition of quality scores."""
+    behind_calibration = dg.AssetSelection.assets(
+        *(asset_key(run, ["hydra", name]) for name in ("backbone", "probe_head", "judge_head"))
+    )
+    reason = _AC.newly_missing() | _AC.code_version_changed()
+    due = _since_made(reason, unless_of=behind_calibration)
+    return (due & _inputs_settled).with_label("regrade")
+
+
 FOLLOW = (_since_made(_AC.code_version_changed()) & _inputs_settled & ~_AC.missing()).with_label(
     "follow"
 )
 
 
 def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
-    """The sensor that evaluates the conditions of all assets."""
+    """The sensor that evaluates the conditions of all assets of the mixture."""
+    prefix = run.config.automation.prefix
+    target = dg.AssetSelection.key_prefixes([prefix]) if prefix else dg.AssetSelection.all()
     return dg.AutomationConditionSensorDefinition(
-        "follow_changes",
-        target=dg.AssetSelection.all(),
+        named(run, "follow_changes"),
+        target=target,
         default_status=sensor_status(run),
         minimum_interval_seconds=run.config.automation.follow_every_s,
         description="Requests scores, curated shards and the plan where content changed.",

@@ -16,6 +16,7 @@ from typing import Any
 
 import dagster as dg
 
+from nmoe_assets.assets.names import asset_key, is_of_mixture, named
 from nmoe_assets.assets.partitions import label_partitions, range_tags
 from nmoe_assets.automation.conditions import sensor_status
 from nmoe_assets.ops.jobs import TaskJob
@@ -26,7 +27,6 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks.watch import source_mark
 
-LABELS = dg.AssetKey(["hydra", "oracle_labels"])
 _FIRST_WAIT_S = 60
 _MAX_TEXT = 500
 AssetJob = Any  # Dagster does not export the type of what define_asset_job returns
@@ -42,7 +42,7 @@ def source_watch(
     """
 
     @dg.sensor(
-        name="source_watch",
+        name=named(run, "source_watch"),
         jobs=[definitions[job.name] for job in prep],
         minimum_interval_seconds=run.config.automation.watch_every_s,
         default_status=sensor_status(run),
@@ -57,7 +57,7 @@ def source_watch(
             except (NmoeError, OSError) as error:
                 context.log.error(f"{source.name} cannot be listed: {error}")
                 continue
-            if before.get(source.name) != mark and _is_prepared(context.instance, source.name):
+            if before.get(source.name) != mark and _is_prepared(run, context.instance, source.name):
                 requests += _prep_requests(prep, source.name, f"{mark}:{now}")
             marks[source.name] = mark
         cursor = json.dumps(marks, sort_keys=True)
@@ -67,14 +67,15 @@ def source_watch(
     return watch
 
 
-def _is_prepared(instance: dg.DagsterInstance, source: str) -> bool:
+def _is_prepared(run: Run, instance: dg.DagsterInstance, source: str) -> bool:
     """Whether it was ever prepared: a person starts the first run."""
-    return instance.get_latest_materialization_event(dg.AssetKey([source, "shards"])) is not None
+    shards = asset_key(run, [source, "shards"])
+    return instance.get_latest_materialization_event(shards) is not None
 
 
 def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.RunRequest]:
     for job in prep:
-        if keys := [dg.AssetKey(key) for key in job.keys if key[0] == source]:
+        if keys := [key for key in job.keys if key.path[-2] == source]:
             yield dg.RunRequest(
                 run_key=f"{job.name}:{source}:{mark}",
                 job_name=job.name,
@@ -89,10 +90,10 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
     The wait begins when the failure is seen; a time of 0 means that the last try has not been seen
     to fail yet.
     """
-    budget = run.config.automation.label_retries
+    budget, labels = run.config.automation.label_retries, asset_key(run, ["hydra", "oracle_labels"])
 
     @dg.sensor(
-        name="label_retries",
+        name=named(run, "label_retries"),
         job=label,
         minimum_interval_seconds=30,
         default_status=sensor_status(run),
@@ -100,7 +101,7 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
     )
     def retry(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         keys = label_partitions.get_partition_keys()
-        statuses = context.instance.get_status_by_partition(LABELS, keys, label_partitions) or {}
+        statuses = context.instance.get_status_by_partition(labels, keys, label_partitions) or {}
         tries: dict[str, list[float]] = json.loads(context.cursor or "{}")
         now, requests, spent = time.time(), [], []
         for key in keys:
@@ -137,16 +138,19 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     """
 
     @dg.run_failure_sensor(
-        name="failure_notice",
+        name=named(run, "failure_notice"),
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
         description="Reports a failed run in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
     )
-    def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
+    def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
+        if not is_of_mixture(run, context.dagster_run):
+            return dg.SkipReason("a run of another mixture")
         _report(context, notifier)
+        return None
 
     @dg.run_failure_sensor(
-        name="failure_notice_of_commands",
+        name=named(run, "failure_notice_of_commands"),
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
         monitor_all_code_locations=True,
@@ -157,6 +161,8 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     ) -> dg.SkipReason | None:
         if context.dagster_run.remote_job_origin is not None:
             return dg.SkipReason("a run of a code location")
+        if not is_of_mixture(run, context.dagster_run):
+            return dg.SkipReason("a run of another mixture")
         if PART_OF in context.dagster_run.tags:
             return dg.SkipReason("a part of the pipeline, whose own run is reported")
         _report(context, notifier)
@@ -188,7 +194,7 @@ def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:
     starts = run.config.automation.starts
     status = dg.DefaultScheduleStatus
     return dg.ScheduleDefinition(
-        name="nightly_verify",
+        name=named(run, "nightly_verify"),
         job=job,
         cron_schedule=run.config.automation.verify_cron,
         execution_timezone=run.config.automation.verify_timezone,

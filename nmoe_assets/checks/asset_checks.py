@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.catalogue import shown
+from nmoe_assets.assets.names import asset_key
 from nmoe_assets.checks.history import FAILED_PARTITIONS, evaluation, failed_partitions, make_newest
 from nmoe_core.config.run import Run
 from nmoe_core.tasks import checks
@@ -29,7 +30,7 @@ class Checks:
 
     Attributes:
         run: Says how much a failure matters.
-        asset: Key of the asset.
+        asset: Key of the asset without the mixture's prefix.
         names: Of the checks.
         check: Gives all verdicts. Takes the partition keys that a run made; nothing where the asset
             is an unpartitioned file; the result itself where the asset leaves no file.
@@ -40,12 +41,17 @@ class Checks:
     names: tuple[str, ...]
     check: Callable[..., Verdicts]
 
+    @property
+    def key(self) -> dg.AssetKey:
+        """Key of the asset."""
+        return asset_key(self.run, self.asset)
+
     def specs(self) -> list[dg.AssetCheckSpec]:
         """What the asset's definition declares."""
         return [
             dg.AssetCheckSpec(
                 name,
-                asset=self.asset,
+                asset=self.key,
                 blocking=checks.level_of(self.run, name) == "block",
                 description=checks.DESCRIPTIONS[name],
             )
@@ -104,7 +110,7 @@ class Checks:
         self, context: dg.AssetExecutionContext, name: str, made: Sequence[str]
     ) -> list[str]:
         """Partitions besides those just made that did not pass and are still there."""
-        check = dg.AssetCheckKey(dg.AssetKey(self.asset), name)
+        check = dg.AssetCheckKey(self.key, name)
         partitions = context.assets_def.partitions_def
         others = set(partitions.get_partition_keys() if partitions else ()) - set(made)
         return sorted(others.intersection(failed_partitions(context.instance, check)))
@@ -116,7 +122,7 @@ class Checks:
         facts = {key: shown(key, value) for key, value in verdict.facts.items()}
         return dg.AssetCheckResult(
             check_name=name,
-            asset_key=self.asset,
+            asset_key=self.key,
             passed=verdict.passed,
             severity=dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR,
             description=verdict.found,
@@ -126,7 +132,7 @@ class Checks:
     def definition(self) -> dg.AssetChecksDefinition:
         """The checks as a step of their own."""
 
-        @dg.multi_asset_check(name="__".join(["check", *self.asset]), specs=self.specs())
+        @dg.multi_asset_check(name="__".join(["check", *self.key.path]), specs=self.specs())
         def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             results = list(self.results())
             yield from results

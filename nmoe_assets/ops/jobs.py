@@ -5,10 +5,12 @@ A run covers all partitions unless its tags name a range, as backfills, sensors 
 `dagster job execute --tags` do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dagster as dg
 
+from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -21,16 +23,16 @@ class TaskJob:
     """An asset job, and the partitions of its assets; those without partitions run along."""
 
     name: str
-    keys: tuple[tuple[str, ...], ...]
+    keys: Sequence[dg.AssetKey]
     partitions: dg.StaticPartitionsDefinition | None = None
 
     def definition(self):  # Dagster does not export the type of what define_asset_job returns
         """The asset job, checks included."""
-        made = ", ".join("/".join(key) for key in self.keys)
+        made = ", ".join(key.to_user_string() for key in self.keys)
         note = " Choose some partitions or all; current ones are left alone."
         return dg.define_asset_job(
             self.name,
-            selection=dg.AssetSelection.assets(*(dg.AssetKey(key) for key in self.keys)),
+            selection=dg.AssetSelection.assets(*self.keys),
             executor_def=dg.in_process_executor,
             description=f"Makes {made}." + (note if self.partitions else ""),
             run_tags=self.run_tags(),
@@ -44,40 +46,40 @@ class TaskJob:
 def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     """The jobs in the order of the pipeline."""
 
-    def of_sources(*names: str) -> tuple[tuple[str, str], ...]:
-        return tuple((source.name, name) for name in names for source in sources)
+    def job(
+        name: str,
+        keys: Sequence[tuple[str, str]],
+        partitions: dg.StaticPartitionsDefinition | None = None,
+    ) -> TaskJob:
+        return TaskJob(named(run, name), [asset_key(run, key) for key in keys], partitions)
 
-    table, topics = run.config.prep, ("curation", "topic_model")
+    def of_sources(*names: str) -> list[tuple[str, str]]:
+        return [(source.name, name) for name in names for source in sources]
+
+    table = run.config.prep
     shards, valid = shard_partitions(table.num_shards), [s for s in sources if s.has_valid]
+    curated = of_sources("topics", "curated", "curated_manifest")
     jobs = [
-        TaskJob("prep", of_sources("shards", "manifest", "docid_slices"), shards),
-        TaskJob("label", (("hydra", "oracle_labels"),), label_partitions),
-        TaskJob("train_heads", tuple(("hydra", name) for name in _HEADS)),
-        TaskJob("grade", of_sources("quality_scores"), shards),
-        TaskJob(
-            "curate",
-            (
-                topics,
-                *of_sources("topics", "curated", "curated_manifest"),
-                ("mixture", "loader_plan"),
-            ),
-            shards,
-        ),
+        job("prep", of_sources("shards", "manifest", "docid_slices"), shards),
+        job("label", [("hydra", "oracle_labels")], label_partitions),
+        job("train_heads", [("hydra", name) for name in _HEADS]),
+        job("grade", of_sources("quality_scores"), shards),
+        job("curate", [("curation", "topic_model"), *curated, ("mixture", "loader_plan")], shards),
     ]
     if valid:  # their number of partitions differs, and a job has one definition of partitions
-        keys = tuple((s.name, name) for name in ("valid_shards", "valid_manifest") for s in valid)
-        jobs.insert(1, TaskJob("prep_valid", keys, shard_partitions(table.num_valid_shards)))
+        keys = [(s.name, name) for name in ("valid_shards", "valid_manifest") for s in valid]
+        jobs.insert(1, job("prep_valid", keys, shard_partitions(table.num_valid_shards)))
     return jobs
 
 
-def verify_job(sources: list[SourcePlan]):  # as `TaskJob.definition`
+def verify_job(run: Run, sources: list[SourcePlan]):  # as `TaskJob.definition`
     """`verify`: the checks of every manifest and of the plan again, making nothing."""
     keys = [(s.name, name) for s in sources for name in ("manifest", "curated_manifest")]
     keys += [(s.name, "valid_manifest") for s in sources if s.has_valid]
     keys.append(("mixture", "loader_plan"))
     return dg.define_asset_job(
-        "verify",
-        selection=dg.AssetSelection.checks_for_assets(*(dg.AssetKey(key) for key in keys)),
+        named(run, "verify"),
+        selection=dg.AssetSelection.checks_for_assets(*(asset_key(run, key) for key in keys)),
         executor_def=dg.in_process_executor,
         description="Checksums, indexes and tokens of every manifest, and the plan's digests.",
     )

@@ -13,6 +13,7 @@ import dagster as dg
 from nmoe_assets.assets.catalogue import table
 from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.assets.inputs import PIPELINE
+from nmoe_assets.assets.names import named
 from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import TaskJob
@@ -29,7 +30,7 @@ def pipeline_job(
     """The job over all tasks; `definitions` has theirs by the time that a run begins."""
     steps = "".join(f"\n{i}. `{job.name}`" for i, job in enumerate(jobs, 1))
 
-    @dg.op(name="run_pipeline", out=dg.Out(dg.Nothing))
+    @dg.op(name=named(run, "run_pipeline"), out=dg.Out(dg.Nothing))
     def run_pipeline(context: dg.OpExecutionContext, machine: Machine) -> None:
         require_checkpoints(run)
         if context.run.remote_job_origin is None:
@@ -38,7 +39,7 @@ def pipeline_job(
             _launch(context, jobs, definitions())
 
     @dg.job(
-        name="pipeline",
+        name=named(run, "pipeline"),
         description=f"The tasks one after the other, each over all its partitions:\n{steps}",
         executor_def=dg.in_process_executor,
     )
@@ -51,7 +52,7 @@ def pipeline_job(
 def _launch(
     context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
 ) -> None:
-    keys = [dg.AssetKey(key) for job in jobs for key in job.keys]
+    keys = [key for job in jobs for key in job.keys]
     tags = {PIPELINE: context.run_id}
     backfill = launch_backfill(context.instance, definitions, keys, "pipeline", tags)
     context.log.info(f"backfill {backfill} makes {len(keys)} assets")

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
+from nmoe_assets.assets.names import is_of_mixture, named
 from nmoe_assets.dagster_private import event_files
 from nmoe_core.config.run import Run
 
@@ -48,13 +49,19 @@ class _Record:
 def retention_job(
     run: Run, check_keys: Callable[[], Iterable[dg.AssetCheckKey]]
 ) -> dg.JobDefinition:
-    """`retention`: delete runs that no current asset depends on; `check_keys` are those defined."""
-    table = run.config.retention
+    """`retention`: delete runs of this mixture that no current asset depends on.
 
-    @dg.op(name="delete_old_runs", out=dg.Out(dg.Nothing))
+    Args:
+        run: The mixture's.
+        check_keys: Gives the checks of the mixture, when all definitions are made.
+    """
+    table, op_name = run.config.retention, named(run, "delete_old_runs")
+
+    @dg.op(name=op_name, out=dg.Out(dg.Nothing))
     def delete_old_runs(context: dg.OpExecutionContext, config: RetentionConfig) -> None:
         before = datetime.now(UTC) - timedelta(days=config.keep_days)
         found, kept = deletable_runs(context.instance, before, config.keep_last, list(check_keys()))
+        found = [old for old in found if is_of_mixture(run, old)]
         jobs = Counter(old.job_name for old in found)
         for name, count in jobs.most_common():
             context.log.info(f"{name}: {count} runs")
@@ -66,14 +73,12 @@ def retention_job(
         context.log.info(f"{len(found)} runs older than {before:%Y-%m-%d} {verb}; kept: {kept}")
 
     @dg.job(
-        name=JOB_NAME,
+        name=named(run, JOB_NAME),
         executor_def=dg.in_process_executor,
         description="Deletes old runs and their events, except those a current asset depends on.",
         config={
             "ops": {
-                "delete_old_runs": {
-                    "config": {"keep_days": table.keep_days, "keep_last": table.keep_last}
-                }
+                op_name: {"config": {"keep_days": table.keep_days, "keep_last": table.keep_last}}
             }
         },
     )
@@ -90,7 +95,7 @@ def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefi
         return []
     return [
         dg.ScheduleDefinition(
-            name="nightly_retention",
+            name=named(run, "nightly_retention"),
             job=job,
             cron_schedule=table.cron,
             execution_timezone=run.config.automation.verify_timezone,

@@ -144,9 +144,13 @@ class ChecksTable(StrictModel):
 
 
 class AutomationTable(StrictModel):
-    """`[automation]`: what the daemon does by itself; with `starts = false`, nothing till asked."""
+    """`[automation]`: what the daemon does by itself; with `starts = false`, nothing till asked.
+
+    `prefix` begins the keys and names of a mixture that shares a deployment with others.
+    """
 
     starts: bool = True
+    prefix: str = Field(default="", pattern=r"^([A-Za-z0-9]+(_[A-Za-z0-9]+)*)?$")
     owners: tuple[str, ...] = ("team:data",)
     follow_every_s: int = Field(default=30, ge=5)
     watch_every_s: int = Field(default=300, ge=5)

@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from tests.assets.server import Dagster
 from tests.assets.small_project import (

@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.partitions import range_tags
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from tests.project import REPOSITORY, Project, Source, jsonl_source, write_project
 

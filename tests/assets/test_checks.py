@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from loader.files.sealed import sealed
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources

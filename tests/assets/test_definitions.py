@@ -40,7 +40,7 @@ def test_one_file_uses_private_names_of_dagster() -> None:
 
 def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NMOE_CONFIG", raising=False)
-    from nmoe_assets.definitions import build_definitions
+    from nmoe_assets.component import build_definitions
 
     defs = build_definitions(Run(REPOSITORY / "configs" / "demo.toml"))
     graph = defs.resolve_asset_graph()
@@ -67,7 +67,7 @@ def test_the_documentation_gives_every_check_its_level() -> None:
 
 
 def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
-    from nmoe_assets.definitions import build_definitions
+    from nmoe_assets.component import build_definitions
 
     graph = build_definitions(Run(REPOSITORY / "configs" / "demo.toml")).resolve_asset_graph()
     keys = graph.get_all_asset_keys()

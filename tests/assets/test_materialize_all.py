@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import former_data_digest

@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 
 from loader import build_loader
 from nmoe_assets.assets.partitions import range_tags
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.pipeline import PART_OF, innermost_error
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.ops.pipeline import PART_OF, innermost_error, pipeline_job
 from nmoe_assets.resources import Machine

@@ -15,7 +15,7 @@ from dagster import AssetKey, DagsterInstance
 from nmoe_assets import resources
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.automation import sensors
-from nmoe_assets.definitions import build_definitions
+from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.pipeline import PART_OF
 from nmoe_core.config.run import Run
 from nmoe_core.sources.hub import DatasetsSource

@@ -1,0 +1,31 @@
+"""Keys and names in Dagster. `[automation] prefix` begins them all, so one deployment can hold
+several mixtures."""
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+from nmoe_core.config.run import Run
+
+
+def asset_key(run: Run, path: Sequence[str]) -> dg.AssetKey:
+    """`[*path]`, or `[prefix, *path]`."""
+    prefix = run.config.automation.prefix
+    return dg.AssetKey([prefix, *path] if prefix else list(path))
+
+
+def named(run: Run, name: str) -> str:
+    """`name`, or `prefix__name`: of a group, job, op, sensor or schedule."""
+    prefix = run.config.automation.prefix
+    return f"{prefix}__{name}" if prefix else name
+
+
+def is_of_mixture(run: Run, dagster_run: dg.DagsterRun) -> bool:
+    """Whether a run makes assets or executes a job of this mixture; any does without a prefix."""
+    prefix = run.config.automation.prefix
+    keys = dagster_run.asset_selection or ()
+    return (
+        not prefix
+        or dagster_run.job_name.startswith(f"{prefix}__")
+        or any(key.path[0] == prefix for key in keys)
+    )

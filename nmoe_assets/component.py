@@ -1,0 +1,97 @@
+"""A mixture of sources as definitions of Dagster, and as a component of `dg`."""
+
+import warnings
+
+import dagster as dg
+
+from nmoe_assets.assets import curation, hydra, regrade, sources
+from nmoe_assets.assets.names import named
+from nmoe_assets.automation import sensors
+from nmoe_assets.automation.conditions import automation_sensor
+from nmoe_assets.checks.manifests import manifest_checks
+from nmoe_assets.ops.interrupts import keep_ignored
+from nmoe_assets.ops.jobs import task_jobs, verify_job
+from nmoe_assets.ops.pipeline import pipeline_job
+from nmoe_assets.ops.retention import retention_job, retention_schedules
+from nmoe_assets.resources import resources
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan, run_sources
+
+keep_ignored()  # in every process that executes runs
+
+
+class Mixture(dg.Component, dg.Resolvable, dg.Model):
+    """A mixture in a project of `dg`: `type: nmoe_assets.Mixture` of a `defs.yaml`.
+
+    Attributes:
+        config: The run's TOML; a relative path starts at the directory of `defs.yaml`.
+        prefix: Begins every key, group, job and sensor, in place of the TOML's
+            `[automation] prefix`. Mixtures of one deployment need different ones.
+    """
+
+    config: str
+    prefix: str = ""
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The definitions. Raises ConfigError."""
+        settings = {"automation.prefix": self.prefix} if self.prefix else None
+        return build_definitions(Run(context.path / self.config, settings))
+
+
+def build_definitions(run: Run) -> dg.Definitions:
+    """All assets, checks, jobs, sensors and schedules of a run."""
+    with warnings.catch_warnings():
+        # backfill_policy is marked beta; it is used as documented, and tested.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return _definitions(run)
+
+
+def _definitions(run: Run) -> dg.Definitions:
+    plans = run_sources(run)
+    tasks = task_jobs(run, plans)
+    # Jobs are compared by identity: a sensor has to name the very ones that are listed.
+    jobs = {task.name: task.definition() for task in tasks}
+    prep = [task for task in tasks if task.name.startswith(named(run, "prep"))]
+    verify = verify_job(run, plans)
+    retention = retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys)
+    made = dg.Definitions(
+        assets=[
+            *(asset for plan in plans for asset in _source_assets(run, plan)),
+            hydra.backbone(run),
+            hydra.oracle_labels(run, plans),
+            hydra.head(run, "probe"),
+            hydra.head(run, "judge"),
+            hydra.calibration(run),
+            regrade.regrade_plan(run, plans),
+            curation.topic_model(run, plans),
+            curation.loader_plan(run, plans),
+        ],
+        asset_checks=manifest_checks(run, plans),
+        jobs=[pipeline_job(run, tasks, lambda: made), *jobs.values(), verify, retention],
+        sensors=[
+            automation_sensor(run),
+            sensors.source_watch(run, plans, prep, jobs),
+            sensors.label_retries(run, jobs[named(run, "label")]),
+            *sensors.failure_notices(run),
+        ],
+        schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
+        resources=resources(),
+        # Steps of one run are made one after the other: they share a machine, and a process each
+        # would import torch and load the backbone again.
+        executor=dg.in_process_executor,
+    )
+    return made
+
+
+def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsDefinition]:
+    assets: list[dg.AssetSpec | dg.AssetsDefinition] = [sources.documents(run, plan)]
+    for split in ("train", "valid") if plan.has_valid else ("train",):
+        assets += [sources.shards(run, plan, split), sources.manifest(run, plan, split)]
+    return [
+        *assets,
+        sources.docid_slices(run, plan),
+        hydra.quality_scores(run, plan),
+        curation.topics(run, plan),
+        curation.curated(run, plan),
+        curation.curated_manifest(run, plan),
+    ]
