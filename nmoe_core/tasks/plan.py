@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from loader.files.format import MANIFEST_NAME
 from loader.plan.build import build_plan
@@ -25,7 +27,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         run_stages(run),
         {name: paths.curated / name / "train" / MANIFEST_NAME for name in sources},
         run.loader,
-        root=paths.root,
+        root=Path(os.path.commonpath([paths.root, paths.data])),  # data_root may lie elsewhere
         plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
         valid={name: paths.split(name, "valid") / MANIFEST_NAME for name in valid_sources},
     ).placed_in(paths.plan.parent)

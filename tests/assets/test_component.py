@@ -1,0 +1,182 @@
+"""Several mixtures in one deployment: the component `nmoe_assets.Mixture` and its prefix."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from loader import build_loader
+from nmoe_assets.assets.partitions import range_tags
+from nmoe_assets.component import build_definitions
+from nmoe_assets.resources import Notifier
+from nmoe_core.config.run import Run
+from nmoe_core.tasks.plan import make_plan
+from tests.assets.small_project import environment, opened, program_of
+from tests.refusals import refused
+
+_PROJECT = """
+[project]
+name = "corpora"
+version = "0.1.0"
+
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "corpora"
+"""
+_DEFINITIONS = """
+from pathlib import Path
+import dagster as dg
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+_DEFS_YAML = """
+type: nmoe_assets.Mixture
+attributes:
+  config: ../../../{config}
+  prefix: {prefix}
+"""
+
+
+def _names(definitions: dg.Definitions) -> set[str]:
+    """Keys, groups, checks, jobs, sensors and schedules."""
+    repository = definitions.get_repository_def()
+    graph = repository.asset_graph
+    return {
+        *(key.to_user_string() for key in graph.get_all_asset_keys()),
+        *(graph.get(key).group_name for key in graph.get_all_asset_keys()),
+        *(job.name for job in repository.get_all_jobs() if not job.name.startswith("__")),
+        *(sensor.name for sensor in repository.sensor_defs),
+        *(schedule.name for schedule in repository.schedule_defs),
+    }
+
+
+def test_no_name_of_a_mixture_is_one_of_another(run: Run) -> None:
+    alone = build_definitions(run)
+    mixtures = {
+        prefix: build_definitions(run.with_settings({"automation.prefix": prefix}))
+        for prefix in ("alpha", "beta")
+    }
+    for prefix, definitions in mixtures.items():
+        expected = {f"{prefix}/{n}" if "/" in n else f"{prefix}__{n}" for n in _names(alone)}
+        assert _names(definitions) == expected
+    both = dg.Definitions.merge(*mixtures.values())
+    assert _names(both) == _names(mixtures["alpha"]) | _names(mixtures["beta"])
+    dg.Definitions.validate_loadable(both)
+    for prefix, definitions in mixtures.items():
+        graph = definitions.resolve_asset_graph()
+        for key in graph.get_all_asset_keys():
+            node = graph.get(key)
+            links = [
+                value.asset_key for value in node.metadata.values() if hasattr(value, "asset_key")
+            ]
+            assert {linked.path[0] for linked in (*links, *node.parent_keys)} <= {prefix}
+
+
+@pytest.mark.parametrize("prefix", ["a/b", "a__b", "_a", "a-b"])
+def test_a_prefix_that_names_cannot_begin_with_is_refused(run: Run, prefix: str) -> None:
+    with refused("E-CONFIG", "automation.prefix"):
+        run.with_settings({"automation.prefix": prefix})
+
+
+def _dg_project(directory: Path) -> None:
+    """The finished project with a second run that reads the token shards of the first."""
+    text = (directory / "run.toml").read_text()
+    shared = text.replace('root = "out"', 'root = "beta"\ndata_root = "out/data"')
+    assert shared != text
+    (directory / "beta.toml").write_text(shared)
+    files = {"pyproject.toml": _PROJECT, "corpora/definitions.py": _DEFINITIONS}
+    for prefix, config in {"alpha": "run.toml", "beta": "beta.toml"}.items():
+        files[f"corpora/defs/{prefix}/defs.yaml"] = _DEFS_YAML.format(config=config, prefix=prefix)
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(content)
+
+
+def test_two_mixtures_of_a_dg_project_share_the_shards_of_their_sources(own_project: Path) -> None:
+    _dg_project(own_project)
+
+    def call(program: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [program_of(program), *arguments],
+            cwd=own_project,
+            env=environment(own_project),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "All definitions loaded" in call("dg", "check", "defs")
+    before = _written(own_project / "out" / "data")
+    call("dagster", "job", "execute", "-m", "corpora.definitions", "-j", "beta__prep")
+    assert _written(own_project / "out" / "data") == before
+    assert (own_project / "beta" / "slices").is_dir()
+    with opened(own_project) as instance:
+        made = {key.to_user_string() for key in instance.all_asset_keys()}
+        of_beta = {key for key in made if key.startswith("beta/")}
+        assert "beta/docs/manifest" in of_beta
+        assert not {key for key in made if key.startswith("alpha/")}
+        page = instance.get_latest_materialization_event(dg.AssetKey(["beta", "docs", "shards"]))
+        assert page is not None
+        assert page.asset_materialization.metadata["shards_made"].value == 0
+
+
+def test_a_mixture_reports_the_failures_of_its_own_runs(
+    run: Run, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Notifier, "send", lambda self, text: told.append(text))
+    mixtures = [
+        build_definitions(run.with_settings({"automation.prefix": prefix}))
+        for prefix in ("alpha", "beta")
+    ]
+    repository = dg.Definitions.merge(*mixtures).get_repository_def()
+
+    def look(prefix: str, cursor: str | None) -> str | None:
+        context = dg.build_sensor_context(
+            instance=instance,
+            cursor=cursor,
+            repository_def=repository,
+            resources={"notifier": Notifier()},
+        )
+        sensor = repository.get_sensor_def(f"{prefix}__failure_notice_of_commands")
+        return sensor.evaluate_tick(context).cursor
+
+    cursors = {prefix: look(prefix, None) for prefix in ("alpha", "beta")}
+    job = mixtures[1].resolve_job_def("beta__label")
+    job.execute_in_process(instance=instance, tags=range_tags(["val-00"]), raise_on_error=False)
+    assert look("alpha", cursors["alpha"])
+    assert told == []
+    assert look("beta", cursors["beta"])
+    assert [text.partition(" ")[0] for text in told] == ["beta__label"]
+
+
+def _written(directory: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path): (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in sorted(directory.rglob("*.npy"))
+    }
+
+
+def test_a_plan_reads_token_shards_outside_the_root_of_the_run(own_project: Path) -> None:
+    plan = own_project / "out" / "mixture" / "loader_plan.json"
+    elsewhere = own_project / "elsewhere"
+    shutil.move(own_project / "out" / "data", elsewhere)
+    run = Run(own_project / "run.toml", {"data_root": str(elsewhere)})
+    sources = ("code", "docs", "notes")
+    plan.unlink()
+    make_plan(run, sources, ("docs",))
+    for split in ("train", "valid"):
+        loader, _ = build_loader(plan, backend="numpy", split=split)
+        inputs, _ = next(loader)
+        assert len(inputs) == run.loader.batch_size
