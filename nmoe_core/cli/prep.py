@@ -14,8 +14,8 @@ from nmoe_core.base.result import Result
 from nmoe_core.base.strict import validate
 from nmoe_core.cli.flags import add_run_flags, run_of
 from nmoe_core.cli.output import duration, print_json, print_table, size
-from nmoe_core.config.counts import parse_count
 from nmoe_core.config.run import Run
+from nmoe_core.config.tables import parse_count
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.tasks.commands import Job, check_sources, make_split, splits_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.config.shipped import CONFIGS
+from nmoe_core.config.rubric import CONFIGS
 
 WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
 

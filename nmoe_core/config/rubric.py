@@ -13,6 +13,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel, validate
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 DIMENSIONS = ("helpfulness", "correctness", "coherence", "complexity", "density")
 MAX_GRADE = 4
 
@@ -87,3 +88,30 @@ class Rubric:
             grades = "\n".join(f"  {grade}: {text}" for grade, text in enumerate(dimension.grades))
             parts.append(f"{dimension.name}: {dimension.question}\n{grades}")
         return "\n\n".join([*parts, self.answer.strip()])
+
+
+def find_rubric(named: str, base: Path) -> Path:
+    """The file of a rubric.
+
+    Args:
+        named: A path, or the name of a rubric that comes with the package (`quality_v1`), also
+            spelled as its path in the checkout (`configs/rubrics/quality_v1.toml`).
+        base: Directory that a relative path starts from; a file there comes first.
+
+    Raises:
+        ConfigError: There is no such rubric (E-CONFIG-MISSING).
+    """
+    known = {path.stem: path for path in sorted(CONFIGS.glob("rubrics/*.toml"))}
+    spelled = {f"configs/rubrics/{path.name}": path for path in known.values()}
+    path = base / named
+    if path.is_file():
+        return path
+    if named in known | spelled:
+        return (known | spelled)[named]
+    raise ConfigError(
+        "no such rubric",
+        where="[oracle] rubric",
+        found=path,
+        expected=f"a TOML file, or one of {', '.join(known)}",
+        code="E-CONFIG-MISSING",
+    )

@@ -9,7 +9,6 @@ pyproject.toml or .git, else the file's own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +25,7 @@ from nmoe_core.config.quality import (
     HeadsTable,
     OracleTable,
 )
-from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.shipped import find_rubric
+from nmoe_core.config.rubric import Rubric, find_rubric
 from nmoe_core.config.tables import (
     AutomationTable,
     ChecksTable,
@@ -102,14 +100,14 @@ class Run:
         self._built_with = path, dict(settings or {}), dict(roots or {})
         self.rubric = Rubric.load(find_rubric(self.config.oracle.rubric, self.base))
         for key in ("mixture_toml", "flow_profiles_toml"):
-            self._require_file(key)
-        checkpoint = self.config.backbone.checkpoint
-        tree = Tree.below(
-            self._root() if self.has_file or self.loader.root else self.base,
-            self.loader.data_root,
-            self.resolve(checkpoint) if checkpoint else None,
-        )
-        self.tree = replace(tree, **(roots or {}))
+            named = getattr(self.loader, key)
+            if named is not None and not named.is_file():
+                do = "write it, or copy one that `nmoe init` makes"
+                raise self._missing(f"{key} names no file", do, named)
+        moved = {"data": self.loader.data_root, **(roots or {})}
+        if (checkpoint := self.config.backbone.checkpoint) is not None:
+            moved = {"checkpoint": self.resolve(checkpoint), **moved}
+        self.tree = Tree.below(self._root(), **{k: v for k, v in moved.items() if v is not None})
 
     def _checked(self, table: Mapping[str, Any], where: Path) -> tuple[RunConfig, RunSettings]:
         of_loader = {k: v for k, v in table.items() if k in KEYS or k == "data" or is_trainers(k)}
@@ -139,30 +137,18 @@ class Run:
         """
         value = getattr(self.loader, key)
         if value is None:
-            raise ConfigError(
-                f"{key} is not set", where=self.path, do=f"add {key}", code="E-CONFIG-MISSING"
-            )
+            raise self._missing(f"{key} is not set", f"add {key}")
         return value
 
-    def _require_file(self, key: str) -> None:
-        named = getattr(self.loader, key)
-        if named is not None and not named.is_file():
-            raise ConfigError(
-                f"{key} names no file",
-                where=self.path,
-                found=named,
-                do="write it, or copy one that `nmoe init` makes",
-                code="E-CONFIG-MISSING",
-            )
-
     def _root(self) -> Path:
-        if self.loader.root is not None:
-            return self.loader.root
-        if self.loader.data_root is not None:
-            return self.loader.data_root.parent
-        raise ConfigError(
-            "neither root nor data_root is set", where=self.path, code="E-CONFIG-MISSING"
-        )
+        if self.loader.root is not None or not self.has_file:
+            return self.loader.root or self.base
+        if self.loader.data_root is None:
+            raise self._missing("neither root nor data_root is set")
+        return self.loader.data_root.parent
+
+    def _missing(self, what: str, do: str | None = None, found: object = None) -> ConfigError:
+        return ConfigError(what, where=self.path, found=found, do=do, code="E-CONFIG-MISSING")
 
 
 def with_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,14 +5,34 @@ The text below a field is its help where a verb has a flag for it.
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from loader.files.local_path import local_path
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.base.strict import StrictModel
-from nmoe_core.config.counts import parse_count
+
+_MAX_TOKENS = 10**15
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def parse_count(value: str | int) -> int:
+    """A number of tokens: `1000`, `100M`, `1B`, `1.5T` (K, M, B, T are powers of 1,000).
+
+    >>> parse_count("1.5T")
+    1500000000000
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMBT]?)", str(value).strip().upper())
+    if match is None:
+        raise ConfigError("not a number of tokens", found=repr(value), expected="100M, 1B or 1.5T")
+    tokens = round(Decimal(match[1]) * _SUFFIXES[match[2]])
+    if not 1 <= tokens <= _MAX_TOKENS:
+        raise ConfigError("number of tokens is out of range", found=value, expected="1 to 1000T")
+    return tokens
 
 
 def _local(text: str) -> str:

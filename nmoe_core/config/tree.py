@@ -33,9 +33,19 @@ def shard_dir_name(bucket: int) -> str:
     return f"shard_{bucket:04d}"
 
 
+class _Below:
+    """A path that lies in another attribute's directory."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self._directory, self._name = directory, name
+
+    def __get__(self, paths: object, kind: type) -> Path:
+        return getattr(paths, self._directory) / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The paths of a run. `Tree.below(root)` has the usual ones; `replace` moves single roots."""
+    """The paths of a run: `Tree.below(root)`."""
 
     root: Path
     data: Path
@@ -49,22 +59,19 @@ class Tree:
     plan: Path
     checkpoint: Path
 
+    probe = _Below("heads", PROBE_NAME)
+    judge = _Below("heads", JUDGE_NAME)
+    calibration_summary = _Below("calibration", CALIBRATION_NAME)
+    topic_model = _Below("topics", TOPIC_MODEL_NAME)
+    topic_terms = _Below("topics", TOPIC_TERMS_NAME)
+
     @classmethod
-    def below(cls, root: Path, data: Path | None = None, checkpoint: Path | None = None) -> Tree:
-        """The tree of a run whose files all lie below `root`, but for those named."""
-        return cls(
-            root=root,
-            data=data or root / "data",
-            slices=root / "slices",
-            labels=root / "labels",
-            heads=root / "heads",
-            calibration=root / "calibration",
-            quality=root / "quality",
-            topics=root / "topics",
-            curated=root / "curated",
-            plan=root / "mixture" / "loader_plan.json",
-            checkpoint=checkpoint or root / "backbone",
-        )
+    def below(cls, root: Path, **moved: Path) -> Tree:
+        """The tree of a run whose files all lie below `root`, but for those that are `moved`."""
+        names = ["data", "slices", "labels", "heads", "calibration", "quality", "topics", "curated"]
+        places = {name: root / name for name in names}
+        places |= {"plan": root / "mixture" / "loader_plan.json", "checkpoint": root / "backbone"}
+        return cls(root=root, **places | moved)
 
     def split(self, source: str, split: str = "train") -> Path:
         """`data/{source}/{split}`."""
@@ -121,31 +128,6 @@ class Tree:
         """The labels of all slices of a split."""
         return self.labels / "merged" / f"labels_{split}.jsonl"
 
-    @property
-    def probe(self) -> Path:
-        """The probe's weights and card."""
-        return self.heads / PROBE_NAME
-
-    @property
-    def judge(self) -> Path:
-        """The judge's weights and card."""
-        return self.heads / JUDGE_NAME
-
-    @property
-    def calibration_summary(self) -> Path:
-        """The thresholds and what they were fitted on."""
-        return self.calibration / CALIBRATION_NAME
-
-    @property
-    def topic_model(self) -> Path:
-        """Centroids of the topics of all sources."""
-        return self.topics / TOPIC_MODEL_NAME
-
-    @property
-    def topic_terms(self) -> Path:
-        """Words that tell the topics apart."""
-        return self.topics / TOPIC_TERMS_NAME
-
 
 @dataclass(frozen=True, slots=True)
 class ShardPaths:
@@ -155,6 +137,13 @@ class ShardPaths:
     source: str
     bucket: int
     split: str = "train"
+
+    manifest = _Below("directory", MANIFEST_NAME)
+    scores = _Below("graded", SCORES_NAME)
+    topics = _Below("with_topics", TOPICS_NAME)
+    curated_manifest = _Below("curated", MANIFEST_NAME)
+    curation = _Below("curated", CURATION_NAME)
+    lineage = _Below("curated", LINEAGE_NAME)
 
     @property
     def name(self) -> str:
@@ -167,19 +156,9 @@ class ShardPaths:
         return self.tree.split(self.source, self.split) / self.name
 
     @property
-    def manifest(self) -> Path:
-        """Its manifest in the data tree."""
-        return self.directory / MANIFEST_NAME
-
-    @property
     def graded(self) -> Path:
         """Directory of its scores and their summary."""
         return self.tree.quality / self.source / self.name
-
-    @property
-    def scores(self) -> Path:
-        """Scores and decisions of its documents."""
-        return self.graded / SCORES_NAME
 
     @property
     def with_topics(self) -> Path:
@@ -187,26 +166,6 @@ class ShardPaths:
         return self.tree.topics / self.source / self.name
 
     @property
-    def topics(self) -> Path:
-        """The topic of each of its documents."""
-        return self.with_topics / TOPICS_NAME
-
-    @property
     def curated(self) -> Path:
         """Its directory in the curated tree."""
         return self.tree.curated_split(self.source) / self.name
-
-    @property
-    def curated_manifest(self) -> Path:
-        """Its manifest in the curated tree."""
-        return self.curated / MANIFEST_NAME
-
-    @property
-    def curation(self) -> Path:
-        """What it was curated from: counts, diversity, fingerprints."""
-        return self.curated / CURATION_NAME
-
-    @property
-    def lineage(self) -> Path:
-        """Where each of its curated documents came from."""
-        return self.curated / LINEAGE_NAME

@@ -14,8 +14,8 @@ from loader.plan.mixture import Stage, quotas, resolve_stages
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
-from nmoe_core.config.counts import parse_count
 from nmoe_core.config.run import Run
+from nmoe_core.config.tables import parse_count
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec
 

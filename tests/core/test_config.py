@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.config.counts import parse_count
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
+from nmoe_core.config.tables import parse_count
 from nmoe_core.config.tree import Tree
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.spec import open_source
