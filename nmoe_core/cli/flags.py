@@ -7,7 +7,7 @@ Either way a verb gets one checked `Run` from `run_of`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,7 @@ def add_run_flags(
     roots = dict(roots or {})
     group = parser.add_argument_group("the run", "flags override what --config says")
     group.add_argument("--config", required=is_required, metavar="TOML", help="its configuration")
-    for name, key in named.items():
-        _add_key(group, name, run_keys()[key])
+    add_keys(group, {name: run_keys()[key] for name, key in named.items()})
     for name, root in roots.items():
         group.add_argument(flag_of(name), type=Path, metavar="DIR", help=_ROOTS[root])
     group.add_argument(
@@ -133,30 +132,36 @@ def number(least: int) -> Any:
     return whole_number
 
 
-def _add_key(group: Any, name: str, key: Key) -> None:
-    if key.annotation is bool:
-        flag = flag_of(f"no_{name}" if key.default else name)
-        text = f"do not {_lower(key.help)}" if key.default else _lower(key.help)
-        group.add_argument(flag, action="store_const", const=not key.default, dest=name, help=text)
-        return
+def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
+    """Add the flags of keys, by the names of the flags; one that is not given has None."""
+    for name, key in keys.items():
+        if key.annotation is bool:
+            flag, text = flag_of(f"no_{name}" if key.default else name), _lower(key.help)
+            text = f"do not {text}" if key.default else text
+            const = {"action": "store_const", "const": not key.default}
+            parser.add_argument(flag, dest=name, help=text, **const)
+            continue
+        has_default = isinstance(key.default, (str, int, float)) and "default" not in key.help
+        default = f" (default {key.default})" if has_default else ""
+        several = {"nargs": "+", "action": "extend"} if key.is_list else {}
+        parser.add_argument(
+            flag_of(name),
+            type=Path if key.is_path else _argument_of(key),
+            choices=key.choices or None,
+            metavar=None if key.choices else "PATH" if key.is_path else name.upper(),
+            help=_lower(key.help) + default,
+            **several,
+        )
 
+
+def _argument_of(key: Key) -> Callable[[str], Any]:
     def value(text: str) -> Any:
         try:
-            typed = key.typed(text)
+            return key.one(text)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-        return typed[0] if key.is_list else typed
 
-    has_default = isinstance(key.default, (str, int, float)) and "default" not in key.help
-    default = f" (default {key.default})" if has_default else ""
-    group.add_argument(
-        flag_of(name),
-        type=Path if key.is_path else value,
-        choices=key.choices or None,
-        nargs="+" if key.is_list else None,
-        metavar=None if key.choices else "PATH" if key.is_path else name.upper(),
-        help=_lower(key.help) + default,
-    )
+    return value
 
 
 def _lower(text: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.base.strict import validate
-from nmoe_core.cli.flags import add_run_flags, run_of
+from nmoe_core.cli.flags import add_keys, add_run_flags, run_of
 from nmoe_core.cli.output import duration, print_json, print_table, size
 from nmoe_core.config.run import Run
+from nmoe_core.config.schema import keys_of
 from nmoe_core.config.tables import parse_count
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.sources.spec import SourceSpec
@@ -24,13 +25,9 @@ _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
 _TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine")
 _SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens")
 _SIZES = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens")
-# Key of a source by the name of its flag.
-_OF_HUB = {
-    "dataset": "hf_dataset",
-    "subset": "hf_subset",
-    "data_files": "hf_data_files",
-    "revision": "hf_revision",
-}
+_SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "paths", "split")
+_SOURCE += ("text_field", "id_field", "on_error", "max_bad_share", "max_record_mb")
+_OF_SOURCE = {name.removeprefix("hf_"): name for name in _SOURCE}  # key by the name of its flag
 _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards", "time", "disk")
 
 
@@ -51,23 +48,8 @@ def register(verbs: Any) -> None:
 
     one = verbs.add_parser("prep", help="prepare one source")
     one.add_argument("--source", required=True, choices=_KINDS, help="kind of source")
-    one.add_argument("--dataset", help="hub id or local directory (huggingface)")
-    one.add_argument("--paths", nargs="+", action="extend", help="files, globs or URLs")
-    one.add_argument("--split", default="train", help="train, train[:1%%], train[100:200]")
-    one.add_argument("--subset", help="subset of the dataset (huggingface)")
-    one.add_argument("--data-files", nargs="+", help="files of the dataset, globs (huggingface)")
-    one.add_argument("--revision", help="commit, branch or tag of the dataset (huggingface)")
-    one.add_argument("--text-field", default="text")
-    one.add_argument("--id-field", help="field of the ids; without it, rows are numbered")
-    one.add_argument(
-        "--on-error",
-        choices=("fail", "skip", "replace"),
-        default="fail",
-        help="a record that cannot be read: leave out, and fail past --max-bad-share (fail); "
-        "leave out and count (skip); replace bytes that are not UTF-8 (replace)",
-    )
-    one.add_argument("--max-bad-share", type=float, help="of all records; default 0.001")
-    one.add_argument("--max-record-mb", type=int, metavar="N", help="of a line or text file")
+    keys = {key.name: key for key in keys_of(SourceSpec)}
+    add_keys(one, {flag: keys[name] for flag, name in _OF_SOURCE.items()})
     one.add_argument("--output", required=True, type=Path, help="directory of manifest.json")
     one.add_argument("--name", required=True, help="source name")
     _add_common(one)
@@ -154,10 +136,10 @@ def _spec(arguments: argparse.Namespace) -> SourceSpec:
     is_hub = kind == "huggingface"
     if is_hub and arguments.dataset is None:
         raise ConfigError("--dataset is missing", do="name a hub id or a local directory")
-    same = ("text_field", "id_field", "on_error", "max_bad_share", "max_record_mb", "paths")
-    table = {"id": arguments.name, "kind": kind, "hf_split" if is_hub else "split": arguments.split}
-    table |= {key: getattr(arguments, key) for key in same}
-    table |= {key: getattr(arguments, flag) for flag, key in _OF_HUB.items()}
+    table = {key: getattr(arguments, flag) for flag, key in _OF_SOURCE.items()}
+    table |= {"id": arguments.name, "kind": kind}
+    if is_hub:
+        table["hf_split"] = table.pop("split")
     return validate(SourceSpec, {k: v for k, v in table.items() if v is not None}, "nmoe prep")
 
 

@@ -15,18 +15,19 @@ from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import print_json, print_table
 from nmoe_core.shards.index import regenerate_index
 from nmoe_core.shards.inspect import (
-    InspectedFile,
     ShardInspection,
     files_of_directory,
     files_of_manifest,
     inspect_file,
     sample_tokens,
+    token_statistics,
 )
 from nmoe_core.shards.verify import verify_manifest
-from nmoe_core.text.tokenizer import load_tokenizer
 
 _DEFAULT_EOS_TOKEN_ID = 199_999
 _DEFAULT_VOCAB_SIZE = 201_088
+_HEADER = ("dataset", "version", "tokenizer", "vocab_size", "eos_token_id", "total_tokens")
+_HEADER += ("total_documents", "num_shards")
 
 
 def register(verbs: Any) -> None:
@@ -107,22 +108,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
 def run_info(arguments: argparse.Namespace) -> int:
     """Print the header of a manifest and two averages."""
     m = _manifest(arguments.manifest)
-    facts: dict[str, Any] = {
-        "dataset": m.dataset,
-        "version": m.version,
-        "tokenizer": m.tokenizer,
-        "vocab_size": m.vocab_size,
-        "eos_token_id": m.eos_token_id,
-        "total_tokens": m.total_tokens,
-        "total_documents": m.total_documents,
-        "num_shards": m.num_shards,
+    facts: dict[str, Any] = {name: getattr(m, name) for name in _HEADER} | {
         "tokens_per_document": round(m.total_tokens / max(m.total_documents, 1), 1),
         "tokens_per_shard": round(m.total_tokens / max(m.num_shards, 1), 1),
         "content_hash": m.content_digest(),
-        "created_at": m.extra.get("created_at"),
-        "source_info": m.extra.get("source_info"),
-        "fingerprints": m.extra.get("fingerprints"),
     }
+    facts |= {key: m.extra.get(key) for key in ("created_at", "source_info", "fingerprints")}
     if arguments.json:
         print_json(facts)
         return 0
@@ -131,9 +122,7 @@ def run_info(arguments: argparse.Namespace) -> int:
             for part, inner in value.items():
                 print(f"{f'{key}.{part}:':38}{inner}")
         elif value is not None:
-            print(
-                f"{key + ':':38}{value:,}" if isinstance(value, int) else f"{key + ':':38}{value}"
-            )
+            print(f"{f'{key}:':38}{f'{value:,}' if isinstance(value, int) else value}")
     return 0
 
 
@@ -151,10 +140,10 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     if arguments.manifest is not None:
         manifest = _manifest(arguments.manifest)
         files, vocab_size = files_of_manifest(manifest), manifest.vocab_size
-        eos_token_id, tokenizer_name = manifest.eos_token_id, manifest.tokenizer
+        eos_token_id, tokenizer = manifest.eos_token_id, manifest.tokenizer
     else:
         files, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
-        eos_token_id, tokenizer_name = _DEFAULT_EOS_TOKEN_ID, DEFAULT_TOKENIZER
+        eos_token_id, tokenizer = _DEFAULT_EOS_TOKEN_ID, DEFAULT_TOKENIZER
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
     if not arguments.all:
@@ -163,70 +152,24 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     counts = np.zeros(vocab_size, np.int64) if is_counted else None
     seen = [inspect_file(file, eos_token_id, vocab_size, counts) for file in files]
     issues = {str(s.path): s.issues() for s in seen if s.issues()}
-    stats = _stats(counts)
+    stats = None if counts is None else token_statistics(counts)
     if stats is not None and stats["vocab_coverage"] < (arguments.min_coverage or 0):
         issues["vocabulary"] = [
             f"coverage {stats['vocab_coverage']:.4f} is below {arguments.min_coverage}"
         ]
-    readable = [file for file, one in zip(files, seen) if one.unreadable is None]
-    samples = _samples(readable, tokenizer_name, vocab_size, arguments.sample, arguments.seed)
+    readable = [one for one in seen if one.unreadable is None]
+    samples = sample_tokens(readable, tokenizer, vocab_size, arguments.sample, arguments.seed)
     if arguments.json:
-        rows = [_row(one) for one in seen]
+        rows = [one.row() for one in seen]
         print_json({"files": rows, "issues": issues, "stats": stats, "samples": samples})
     else:
         _print_inspection(seen, stats, samples, arguments.verbose)
-        _print_verdict(len(seen), issues)
+        for where, found in issues.items():
+            for issue in found:
+                print(f"ERROR [E-INSPECT]: {where}: {issue}", file=sys.stderr)
+        if not issues:
+            print(f"OK {len(seen)} files: no issues")
     return 1 if issues else 0
-
-
-def _row(seen: ShardInspection) -> dict[str, Any]:
-    return {
-        "directory": seen.path.parent.name,
-        "file": seen.path.name,
-        "tokens": seen.num_tokens,
-        "documents": seen.num_documents,
-        "eos": seen.num_eos,
-        "double_eos": seen.num_double_eos,
-        "out_of_vocabulary": seen.num_out_of_vocabulary,
-    }
-
-
-def _stats(counts: np.ndarray | None) -> dict[str, Any] | None:
-    if counts is None:
-        return None
-    used = int((counts > 0).sum())
-    top = np.argsort(-counts, kind="stable")[:10]
-    return {
-        "tokens": int(counts.sum()),
-        "unique_tokens": used,
-        "vocab_coverage": used / len(counts),
-        "most_frequent": [[int(i), int(counts[i])] for i in top if counts[i]],
-    }
-
-
-def _samples(
-    files: list[InspectedFile], tokenizer_name: str, vocab_size: int, num: int, seed: int
-) -> dict[str, list[dict[str, Any]]]:
-    """Sampled tokens of each file, with their text and the text around them."""
-    if not num:
-        return {}
-    tokenizer = load_tokenizer(tokenizer_name)
-
-    def text(tokens: np.ndarray) -> str:
-        return tokenizer.decode(tokens[tokens < vocab_size])
-
-    return {
-        str(file.path): [
-            {
-                "position": sampled.position,
-                "token": sampled.token,
-                "text": text(np.asarray([sampled.token], np.uint32)),
-                "context": text(sampled.context),
-            }
-            for sampled in sample_tokens(file, num, seed)
-        ]
-        for file in files
-    }
 
 
 def _print_inspection(
@@ -235,7 +178,7 @@ def _print_inspection(
     samples: dict[str, list[dict[str, Any]]],
     verbose: bool,
 ) -> None:
-    print_table(list(_row(seen[0])) if seen else (), [list(_row(s).values()) for s in seen])
+    print_table(list(seen[0].row()) if seen else (), [list(s.row().values()) for s in seen])
     for shard in seen if verbose else ():
         for position in shard.double_eos:
             print(f"{shard.path}: doubled EOS at token {position}")
@@ -246,16 +189,5 @@ def _print_inspection(
         print_table(("token", "count"), stats["most_frequent"])
     for path, rows in samples.items():
         print(f"\n{path}")
-        header = ("position", "token", "text", "context")
-        cells = [
-            [row["position"], row["token"], repr(row["text"]), repr(row["context"])] for row in rows
-        ]
-        print_table(header, cells)
-
-
-def _print_verdict(num_files: int, issues: dict[str, list[str]]) -> None:
-    for where, found in issues.items():
-        for issue in found:
-            print(f"ERROR [E-INSPECT]: {where}: {issue}", file=sys.stderr)
-    if not issues:
-        print(f"OK {num_files} files: no issues")
+        cells = [[r["position"], r["token"], repr(r["text"]), repr(r["context"])] for r in rows]
+        print_table(("position", "token", "text", "context"), cells)

@@ -41,8 +41,9 @@ class Key:
 
     @property
     def is_list(self) -> bool:
-        """Whether it holds several values."""
-        return get_origin(self.annotation) is tuple
+        """Whether it may hold several values."""
+        kinds = (self.annotation, *get_args(self.annotation))
+        return any(get_origin(kind) is tuple for kind in kinds)
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -55,16 +56,18 @@ class Key:
         Raises:
             ConfigError: It stands for no value of this key.
         """
+        return tuple(map(self.one, text.split(","))) if self.is_list else self.one(text)
+
+    def one(self, text: str) -> Any:
+        """The value, or one of the values of a list, that a text stands for. Raises as `typed`."""
         if self.annotation is Any:
             with contextlib.suppress(tomllib.TOMLDecodeError):
                 return tomllib.loads(f"value = {text}")["value"]
         if self.annotation is Any or self.is_path:
             return text  # the run judges it, with an error of its own
-        of_one = TypeAdapter(get_args(self.annotation)[0] if self.is_list else self.annotation)
+        kind = get_args(self.annotation)[0] if self.is_list else self.annotation
         try:
-            if self.is_list:
-                return tuple(map(of_one.validate_strings, text.split(",")))
-            return of_one.validate_strings(text)
+            return TypeAdapter(kind).validate_strings(text)
         except ValidationError as error:
             what = f"{self.name}: {error.errors()[0]['msg']}"
         raise ConfigError(what, where="command line", found=repr(text))
@@ -73,7 +76,7 @@ class Key:
 @functools.cache
 def run_keys() -> dict[str, Key]:
     """Every key of the run configuration by its dotted name."""
-    return {key.name: key for key in (*_loader_keys(), *_keys(RunConfig, ""))}
+    return {key.name: key for key in (*_loader_keys(), *keys_of(RunConfig))}
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -108,11 +111,12 @@ def _loader_keys() -> Iterator[Key]:
         yield Key(name, annotation, defaults[name], help_text, is_path)
 
 
-def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """The keys of a table and of the tables in it."""
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
         if inner is not None:
-            yield from _keys(inner, f"{prefix}{name}.")
+            yield from keys_of(inner, f"{prefix}{name}.")
             continue
         parts = get_args(field.annotation)
         marks = [mark for part in parts for mark in getattr(part, "__metadata__", ())]

@@ -8,9 +8,10 @@ file. Chunked: memory does not grow with the shard, except for one counter per v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from loader.files.format import Manifest
 from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.verify import CHUNK_TOKENS
+from nmoe_core.text.tokenizer import load_tokenizer
 
 _CONTEXT_TOKENS = 8
 _MAX_POSITIONS = 3
@@ -61,14 +63,17 @@ class ShardInspection:
             found.append("last document has no EOS")
         return found
 
-
-class SampledToken(NamedTuple):
-    """A token, and the tokens of its neighbourhood: up to eight before and after it."""
-
-    position: int
-    token: int
-    context: np.ndarray
-    """uint32 `[<= 17]`."""
+    def row(self) -> dict[str, Any]:
+        """Its names and counts."""
+        return {
+            "directory": self.path.parent.name,
+            "file": self.path.name,
+            "tokens": self.num_tokens,
+            "documents": self.num_documents,
+            "eos": self.num_eos,
+            "double_eos": self.num_double_eos,
+            "out_of_vocabulary": self.num_out_of_vocabulary,
+        }
 
 
 def files_of_manifest(manifest: Manifest) -> list[InspectedFile]:
@@ -127,19 +132,46 @@ def inspect_file(
     return seen
 
 
-def sample_tokens(file: InspectedFile, num_tokens: int, seed: int) -> list[SampledToken]:
-    """A seeded sample of the tokens of one file, ascending; the same for the same length."""
-    tokens = open_shard(file.path)
-    rng = np.random.default_rng(seed)
-    positions = np.sort(rng.choice(len(tokens), min(num_tokens, len(tokens)), replace=False))
-    return [
-        SampledToken(at, int(tokens[at]), tokens[max(0, at - _CONTEXT_TOKENS) :][: _width(at)])
-        for at in map(int, positions)
-    ]
+def token_statistics(counts: np.ndarray) -> dict[str, Any]:
+    """How much of a vocabulary is used, and its most frequent tokens."""
+    used = int((counts > 0).sum())
+    top = np.argsort(-counts, kind="stable")[:10]
+    return {
+        "tokens": int(counts.sum()),
+        "unique_tokens": used,
+        "vocab_coverage": used / len(counts),
+        "most_frequent": [[int(i), int(counts[i])] for i in top if counts[i]],
+    }
 
 
-def _width(position: int) -> int:
-    return min(position, _CONTEXT_TOKENS) + 1 + _CONTEXT_TOKENS
+def sample_tokens(
+    files: Sequence[ShardInspection], tokenizer_name: str, vocab_size: int, count: int, seed: int
+) -> dict[str, list[dict[str, Any]]]:
+    """A seeded sample of the tokens of each file, with their text and the text around them.
+
+    Equal for files of one length; tokens outside the vocabulary have no text.
+    """
+    if not count:
+        return {}
+    tokenizer, found = load_tokenizer(tokenizer_name), {}
+
+    def text(tokens: np.ndarray) -> str:
+        return tokenizer.decode(tokens[tokens < vocab_size])
+
+    for path in (file.path for file in files):
+        tokens = open_shard(path)
+        rng = np.random.default_rng(seed)
+        chosen = rng.choice(len(tokens), min(count, len(tokens)), replace=False)
+        found[str(path)] = [
+            {
+                "position": at,
+                "token": int(tokens[at]),
+                "text": text(tokens[at : at + 1]),
+                "context": text(tokens[max(0, at - _CONTEXT_TOKENS) : at + _CONTEXT_TOKENS + 1]),
+            }
+            for at in sorted(chosen.tolist())
+        ]
+    return found
 
 
 def _note(positions: list[int], found: np.ndarray, start: int) -> int:

@@ -44,29 +44,40 @@ _NOT_OF_FILES = {
 
 
 class SourceSpec(StrictModel):
-    """One `[[mixtures.<name>.sources]]` table."""
+    """One `[[mixtures.<name>.sources]]` table; the text below a field is the help of its flag."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9_]+$")
     tokens_b: float = Field(default=0.0, ge=0)
     percent: float | None = None
     kind: SourceKind = "huggingface"
     hf_dataset: str | None = None
+    """Hub id or local directory (huggingface)."""
     hf_subset: str | None = None
+    """Subset of the dataset (huggingface)."""
     hf_split: str = "train"
     hf_valid_split: str | None = None
     hf_data_files: str | tuple[str, ...] | None = None
+    """Files of the dataset, globs (huggingface)."""
     hf_revision: str | None = None
+    """Commit, branch or tag of the dataset (huggingface)."""
     paths: tuple[str, ...] = ()
+    """Files, globs or URLs."""
     exclude: tuple[str, ...] = ()
     split: str = "train"
+    """train, train[:1%], train[100:200]."""
     valid_split: str | None = None
     sample_mb: float | None = Field(default=None, gt=0, le=1e9)
     sample_seed: int = 42
     text_field: str = Field(default="text", min_length=1)
     id_field: str | None = Field(default=None, min_length=1)
+    """Field of the ids; without it, rows are numbered."""
     on_error: OnError = "fail"
+    """A record that cannot be read: leave out, and fail past max_bad_share (fail); leave out and
+    count (skip); replace bytes that are not UTF-8 (replace)."""
     max_bad_share: float = Field(default=0.001, ge=0, le=1)
+    """Of all records."""
     max_record_mb: int = Field(default=DEFAULT_MAX_RECORD_MB, ge=2, le=10**6)
+    """Of a line or text file."""
     allow_overlap: bool = False
 
     @field_validator("split", "valid_split", "hf_split", "hf_valid_split")
