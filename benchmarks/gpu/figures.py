@@ -97,7 +97,7 @@ def decoding_step(model: Transformer, limits: Limits, sizes: Sizes, batch: int) 
     slots = [cache.open() for _ in range(batch)]
     chunks = [Chunk(slot, sizes.context, 1) for slot in slots if slot is not None]
     assert all(cache.reserve(chunk.slot, chunk.stop) for chunk in chunks)
-    step = model.step(cache, chunks)
+    step = model.runtime.step(cache, chunks, False)
     ids = torch.arange(batch, device=device)
     rotation = rotation_table(config, length, device)[step.positions]
     wanted = torch.arange(batch, device=device)

@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmoe_core.engine.block import Block
-from nmoe_core.engine.load import Parts, choose_runtime
-from nmoe_core.engine.model import Transformer
+from nmoe_core.engine.model import Transformer, choose_runtime
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, ModelConfig, YarnScaling
-from nmoe_core.engine.weights.experts import PackedExperts
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
+from nmoe_core.engine.weights.mxfp4 import PackedExperts
 
 # Layers, experts, hidden and intermediate size, query heads, key heads, vocabulary.
 SHAPES = {
@@ -107,12 +106,13 @@ def random_model(config: ModelConfig, device: torch.device) -> Transformer:
         runtime.block(config, Block(config, i, _layer(config, device)))
         for i in range(config.num_hidden_layers)
     ]
-    embedding, unembedding = (
-        _stored(name, (config.vocab_size, config.hidden_size), device)
-        for name in ("embed_tokens.weight", "lm_head.weight")
-    )
-    final_norm = torch.ones(config.hidden_size, device=device)
-    return Transformer(Parts(config, runtime, blocks, embedding, final_norm, unembedding, "random"))
+    table = (config.vocab_size, config.hidden_size)
+    tables = {
+        "embedding": _stored("embed_tokens.weight", table, device),
+        "unembedding": _stored("lm_head.weight", table, device),
+        "final_norm": torch.ones(config.hidden_size, device=device),
+    }
+    return Transformer(config, runtime, blocks, tables, "random")
 
 
 def _layer(config: ModelConfig, device: torch.device) -> LayerTensors:

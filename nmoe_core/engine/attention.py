@@ -4,9 +4,6 @@ Each head has a learned sink: a logit that joins its softmax and whose probabili
 that a head need not attend to any key. A window of w lets position i see i - w + 1 .. i. `attend`
 takes queries one block at a time; blocks lie at multiples of 64 of the position, so that a row's
 result does not depend on where a call begins. `attend_cached` takes one query per sequence.
-
-Both use torch's fused CPU attention where the tensors are there, else plain products. A backend
-for another device has to replace only these two functions.
 """
 
 from __future__ import annotations
@@ -68,16 +65,7 @@ class Attention(nn.Module):
         self.out_bias = nn.Parameter(tensors.out_bias, requires_grad=False)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
-        """Mix rows with those of their sequences.
-
-        Args:
-            x: [N, hidden], normalised.
-            context: What the rows are.
-            rotation: complex64 [N, head_dim / 2], of the rows' positions.
-
-        Returns:
-            [N, hidden].
-        """
+        """Mix rows x [N, hidden], normalised, with those of their sequences."""
         fused = linear(x, self.qkv_weight, self.qkv_bias, context.min_rows)
         q_size, _, v_size = self.qkv_sizes
         num_q, num_kv = q_size // self.head_dim, v_size // self.head_dim
@@ -115,7 +103,7 @@ class PackedDocuments:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None, start: int = 0
 ) -> Tensor:
-    """Causal attention of T positions over themselves and what came before.
+    """Causal attention of T positions over themselves and what came before; shaped as `q`.
 
     Args:
         q: [B, kv_heads, group, T, head_dim] of positions start .. start + T - 1, not yet scaled.
@@ -125,9 +113,6 @@ def attend(
         sinks: float32 [kv_heads * group].
         window: Positions seen, the query's own included; None for all before it.
         start: Position of the first query.
-
-    Returns:
-        [B, kv_heads, group, T, head_dim].
     """
     batch, num_kv, group, length, head_dim = q.shape
     lead, tail = start % QUERY_BLOCK_SIZE, -(start + length) % QUERY_BLOCK_SIZE
@@ -154,7 +139,7 @@ def attend(
 
 
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
-    """Attention of one query per sequence over keys in any order.
+    """Attention of one query per sequence over keys in any order: [B, heads, head_dim].
 
     Args:
         q: [B, heads, head_dim], not yet scaled.
@@ -162,9 +147,6 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) 
         v: As `k`.
         sinks: float32 [heads].
         mask: float32 [B, 1, 1, S]: 0 where a key is seen, else minus infinity.
-
-    Returns:
-        [B, heads, head_dim].
     """
     num_kv = k.shape[2]
     grouped = q.unflatten(1, (num_kv, -1))
@@ -182,15 +164,11 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) 
         mixed, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, False, attn_mask=mask
         )
-        return _with_sinks(mixed, log_sum, sinks)
-    scores = torch.matmul(q, k.mT).float() * q.shape[-1] ** -0.5 + mask
-    log_sum = scores.logsumexp(-1)
-    mixed = torch.matmul((scores - log_sum[..., None]).exp().to(v.dtype), v)
-    return _with_sinks(mixed, log_sum, sinks)
-
-
-def _with_sinks(mixed: Tensor, log_sum: Tensor, sinks: Tensor) -> Tensor:
-    """Let each head's sink take its share of a softmax whose sum is exp(log_sum)."""
+    else:
+        scores = torch.matmul(q, k.mT).float() * q.shape[-1] ** -0.5 + mask
+        log_sum = scores.logsumexp(-1)
+        mixed = torch.matmul((scores - log_sum[..., None]).exp().to(v.dtype), v)
+    # A head's sink takes its share of the softmax, whose sum is exp(log_sum).
     return mixed.mul_(torch.sigmoid(log_sum - sinks).unsqueeze(-1))
 
 

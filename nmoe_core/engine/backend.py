@@ -1,29 +1,35 @@
-"""What a model's blocks run on: which devices are here, and plain torch or Triton kernels.
+"""What a model runs on: the devices that are here, whether they have kernels, and their memory.
 
-The one place that decides. The CPU is plain torch, always, also where Triton's interpreter could
-run the kernels. A GPU runs them if Triton is installed and it is of the compute capability that
-they are compiled for and verified on; another one runs plain torch, and a line of the log says so.
+The one place that decides. A CPU runs plain torch, also where Triton's interpreter could run the
+kernels. A GPU of the compute capability that they are verified on runs kernels if Triton is
+installed; another one runs plain torch, and a line of the log says so.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import math
+import os
+from pathlib import Path
 
 import torch
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.engine.weights.checkpoint import Checkpoint
+from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
+from nmoe_core.engine.weights.layout import EXPERT_PARTS, part_shapes
+from nmoe_core.engine.weights.mxfp4 import ExpertForm
 
 CAPABILITY = 9
+GB = 10**9
+_MEMINFO = Path("/proc/meminfo")
+_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _log = logging.getLogger(__name__)
 
 
 def known_device(name: str | torch.device) -> torch.device:
-    """The device of that name, here or not.
-
-    Raises:
-        ConfigError: There is no such kind (E-CONFIG-DEVICE).
-    """
+    """The device of that name, here or not; refuses an unknown kind (E-CONFIG-DEVICE)."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError):
@@ -39,11 +45,7 @@ def num_devices(device: torch.device) -> int:
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        ConfigError: There is no such kind, or none of it here (E-CONFIG-DEVICE).
-    """
+    """The device of that name; refuses one that is not here (E-CONFIG-DEVICE)."""
     device = known_device(name)
     if device.type == "cpu":
         return device
@@ -69,6 +71,60 @@ def has_kernels(device: torch.device | str) -> bool:
     return major == CAPABILITY
 
 
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> int:
+    """Bytes of the weights in memory; packed experts take 17 bytes for 32 weights."""
+    shapes = part_shapes(config)
+    experts = sum(math.prod(shapes[part]) for part in EXPERT_PARTS)
+    others = sum(math.prod(shape) for shape in shapes.values()) - experts
+    tables = 2 * config.vocab_size * config.hidden_size
+    size = dtype.itemsize
+    expert_bytes = experts * size if form == "decoded" else experts // GROUP_SIZE * 17
+    return config.num_hidden_layers * (others * size + expert_bytes) + tables * size
+
+
+def room_bytes(device: torch.device) -> int | None:
+    """Memory of a GPU, or the machine's available memory; None for another device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cpu":
+        return None
+    limit = _GROUP_LIMIT.read_text().strip() if _GROUP_LIMIT.is_file() else "max"
+    rooms = [int(limit)] if limit.isdigit() else []
+    if _MEMINFO.is_file():
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        rooms.append(1024 * int(lines["MemAvailable"].split()[0]))
+    else:
+        rooms.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(rooms)
+
+
+def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> None:
+    """Refuse weights larger than the device's memory, naming settings that fit (E-CONFIG-MEMORY).
+
+    Weights alone: caches and activations come on top.
+    """
+    device = torch.device(checkpoint.device)
+    room, config = room_bytes(device), checkpoint.config
+    needed = weight_bytes(config, dtype, form)
+    if room is None or needed <= room:
+        return
+    forms: tuple[ExpertForm, ...] = ("decoded", "packed") if checkpoint.is_packed else ("decoded",)
+    fitting = [
+        f'experts = "{other}", dtype = "{_name(kind)}" ({size / GB:.3g} GB)'
+        for kind in dict.fromkeys((dtype, torch.bfloat16))
+        for other in forms
+        if (size := weight_bytes(config, kind, other)) <= room
+    ]
+    raise ConfigError(
+        f"the weights do not fit the memory of {device}",
+        where=checkpoint.directory,
+        found=f'{needed / GB:.3g} GB as experts = "{form}", dtype = "{_name(dtype)}"',
+        expected=f"at most {room / GB:.3g} GB",
+        do=f"set {' or '.join(fitting)}" if fitting else "take a larger device, or smaller weights",
+        code="E-CONFIG-MEMORY",
+    )
+
+
 def _no_device(found: str, expected: str) -> ConfigError:
     return ConfigError(
         "no such device",
@@ -77,3 +133,7 @@ def _no_device(found: str, expected: str) -> ConfigError:
         do="choose cpu, or run where the device and a torch built for it are",
         code="E-CONFIG-DEVICE",
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

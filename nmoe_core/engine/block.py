@@ -72,9 +72,9 @@ Forward = Callable[[Tensor, Any, Tensor], Tensor]
 class Runtime:
     """A way of running blocks.
 
-    block: Makes its block of a plain one. documents, step: Contexts that its blocks take, of whole
-    documents and of new tokens over a cache. record: Makes a recorder of decoding steps, of the
-    forward pass, the rotations of all positions and the cache.
+    block: Makes its block of a plain one. documents, step: Contexts of whole documents and of new
+    tokens over a cache. record: Makes a recorder of decoding steps, of the forward pass, the
+    rotations of all positions and the cache.
     """
 
     block: Callable[[ModelConfig, Block], nn.Module]

@@ -39,11 +39,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read `i/n`.
-
-        Raises:
-            ConfigError: It is not, or i is not one of 0 .. n - 1 (E-CONFIG-SHARD).
-        """
+        """Read `i/n`; refuses other text and an i not below n (E-CONFIG-SHARD)."""
         if not re.fullmatch(r"\d+/\d+", text):
             raise _bad_shard(text)
         index, count = text.split("/")
@@ -54,11 +50,7 @@ class Shard:
         return items[self.index :: self.count]
 
     def device(self, kind: str) -> torch.device:
-        """The CPU, or one of the accelerators this process sees: number `index`, counted round.
-
-        Raises:
-            ConfigError: There is no such kind (E-CONFIG-DEVICE).
-        """
+        """The CPU, or one of the accelerators this process sees: number `index`, counted round."""
         device = backend.known_device(kind)
         if device.type == "cpu" or device.index is not None:
             return device
@@ -81,9 +73,7 @@ class ModelSource:
     def load(self, shard: Shard) -> Transformer:
         """The model on the shard's device."""
         device = shard.device(self.device)
-        return Transformer.from_checkpoint(
-            self.path, device=device, dtype=self.dtype, experts=self.experts
-        )
+        return Transformer.from_checkpoint(self.path, None, device, self.dtype, self.experts)
 
 
 def map_devices(
@@ -97,15 +87,11 @@ def map_devices(
 
     Args:
         work: A module-level function of a model and one shard's items, which returns one result for
-            each; with `pool` it, the items and the results are pickled.
+            each (else E-WORKER-RESULTS); it, the items and the results are pickled.
         items: All of them.
         source: Where each process loads its model from.
         num_shards: Processes, one for each device.
-        in_processes: One process for each shard; otherwise one shard after the other, here.
-
-    Raises:
-        NmoeError: `work` returned another number of results (E-WORKER-RESULTS), or a worker was
-            lost (E-WORKER-LOST).
+        in_processes: False takes one shard after the other in this process.
     """
     # Here, since starting processes needs more than a model does.
     from nmoe_core.compute.api import map_shards

@@ -1,11 +1,8 @@
 """The gpt-oss transformer: embedding, blocks of attention and experts, logits.
 
-Results are those of the published model computed in the dtype asked for; norms, softmaxes and the
-router are float32 always. Matrix products are shaped so that the rounding of a document's rows
-does not depend on the rest of the batch: with MKL on x86 its result is the same to the last bit,
-elsewhere to float32 rounding. A call of the model computes whole documents and keeps nothing;
-`extend` runs new tokens of sequences that a cache keeps, through the same blocks. Blocks can be
-run in parts, so that documents that a first head has rejected cost nothing further.
+Results are those of the published model in the dtype asked for; norms, softmaxes and the router
+are float32 always. With MKL on x86 a document has the same bits in any batch, elsewhere the same
+numbers to rounding. Blocks can be run in parts: documents that a first head rejects stop there.
 """
 
 from __future__ import annotations
@@ -19,35 +16,48 @@ from torch import Tensor, nn
 
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.settings import ExpertChoice
+from nmoe_core.engine import backend
 from nmoe_core.engine.attention import Context
-from nmoe_core.engine.block import Recorder, RMSNorm
+from nmoe_core.engine.block import PLAIN, Block, Recorder, RMSNorm, Runtime
 from nmoe_core.engine.generation.cache import PagedCache
-from nmoe_core.engine.generation.step import Chunk, StepBatch
-from nmoe_core.engine.load import Parts, load_parts
+from nmoe_core.engine.generation.step import StepBatch
 from nmoe_core.engine.packing import MIN_ROWS, Packing, Residual, describe, is_integer, linear
 from nmoe_core.engine.rope import rotation_table
+from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
 from nmoe_core.engine.weights.config import ModelConfig
 
 
 class Transformer(nn.Module):
     """A loaded model.
 
-    Attributes:
+    Args:
         config: Its shape.
+        runtime: What its blocks run on.
+        blocks: Made by `runtime.block`.
+        tables: embedding and unembedding [vocab, hidden], final_norm float32 [hidden].
         digest: Name of its weights, as `checkpoint_digest` gives it.
+
+    Attributes:
         tokens_processed: Real tokens that went through the first block of a call, over all calls.
         use_graphs: Whether decoding steps are recorded, if the blocks run on kernels.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        runtime: Runtime,
+        blocks: Sequence[nn.Module],
+        tables: dict[str, Tensor],
+        digest: str,
+    ) -> None:
         super().__init__()
-        self.config, self.digest, self.runtime = parts.config, parts.digest, parts.runtime
+        self.config, self.runtime, self.digest = config, runtime, digest
         self.tokens_processed = 0
-        self.embedding = nn.Parameter(parts.embedding, requires_grad=False)
-        self.blocks = nn.ModuleList(parts.blocks)
-        self.norm = RMSNorm(parts.final_norm, parts.config.rms_norm_eps)
-        self.unembedding = nn.Parameter(parts.unembedding, requires_grad=False)
-        self.use_graphs = parts.embedding.is_cuda
+        self.embedding = nn.Parameter(tables["embedding"], requires_grad=False)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = RMSNorm(tables["final_norm"], config.rms_norm_eps)
+        self.unembedding = nn.Parameter(tables["unembedding"], requires_grad=False)
+        self.use_graphs = self.embedding.is_cuda
         self._recorder: Recorder | None = None
 
     @classmethod
@@ -67,7 +77,7 @@ class Transformer(nn.Module):
             config: Stands in for the checkpoint's own.
             device: Where the weights lie and the work is done.
             dtype: torch.float32 or torch.bfloat16.
-            experts: "packed" keeps MXFP4 experts as they are stored and decodes what a batch needs:
+            experts: "packed" keeps MXFP4 experts as stored and decodes those that a batch needs:
                 the same numbers in a third of the memory of bfloat16, for more time. "decoded"
                 decodes them once. "auto" keeps them packed on a GPU and decodes them on a CPU.
             use_kernels: None for wherever the device has them (`backend.has_kernels`).
@@ -79,7 +89,26 @@ class Transformer(nn.Module):
                 (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
                 not MXFP4 cannot stay packed (E-CONFIG-EXPERTS).
         """
-        return cls(load_parts(path, config, device, dtype, experts, use_kernels))
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ConfigError(
+                "the engine does not compute in this dtype",
+                found=dtype,
+                expected="torch.float32 or torch.bfloat16",
+                code="E-CONFIG-DTYPE",
+            )
+        device = backend.usable_device(device)
+        with open_checkpoint(path, config, device) as checkpoint:
+            config, form = checkpoint.config, checkpoint.expert_form(experts)
+            backend.check_fits(checkpoint, dtype, form)
+            runtime = choose_runtime(device, use_kernels)
+            # The tables first: what is read of a mapping counts, and they are the largest tensors.
+            tables = checkpoint.tables(dtype)
+            # One by one, so that the plain form of two blocks is never in memory.
+            blocks = [
+                runtime.block(config, Block(config, layer, checkpoint.layer(layer, dtype, form)))
+                for layer in range(config.num_hidden_layers)
+            ]
+        return cls(config, runtime, blocks, tables, checkpoint_digest(path))
 
     @torch.inference_mode()
     def forward(
@@ -118,7 +147,7 @@ class Transformer(nn.Module):
         x, packing = self._start(input_ids, lengths)
         context = self.runtime.documents(self.config, packing)
         rotation = rotation_table(self.config, packing.length, x.device)[packing.positions]
-        self.tokens_processed += packing.num_tokens
+        self.tokens_processed += len(packing.positions)
         states: dict[int, Tensor] = {}
         for number, block in enumerate(self.blocks[done:last], done + 1):
             x = block(x, context, rotation)
@@ -127,26 +156,17 @@ class Transformer(nn.Module):
         logits = None if no_logits else packing.unpack_ordinary(self._logits(x))
         return (logits, states) if taps or logits is None else logits
 
-    def step(
-        self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
-    ) -> StepBatch:
-        """Context of new tokens of sequences that `cache` keeps, on the model's device."""
-        return self.runtime.step(cache, chunks, batch_invariant)
-
     @torch.inference_mode()
     def extend(
         self, input_ids: Tensor, context: StepBatch, rotation: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Run new tokens of sequences that a cache keeps.
+        """Run new tokens of sequences that a cache keeps; float32 logits [M, vocab].
 
         Args:
             input_ids: int64 [N], within the vocabulary.
-            context: What the rows are, see `step`.
+            context: What the rows are, made by `runtime.step`.
             rotation: complex64 [N, head_dim / 2], of the rows' positions.
             wanted: int64 [M], rows whose logits are asked for.
-
-        Returns:
-            float32 [M, vocab].
         """
         self.tokens_processed += len(input_ids)
         recorder = self._recorder_of(context.cache)
@@ -159,7 +179,9 @@ class Transformer(nn.Module):
         if self.runtime.record is None or not self.use_graphs:
             return None
         if self._recorder is None or self._recorder.cache is not cache:
-            table = rotation_table(self.config, cache.max_length, self.embedding.device)
+            table = rotation_table(
+                self.config, cache.max_pages * cache.page_size, self.embedding.device
+            )
             self._recorder = self.runtime.record(
                 lambda *rows: self._logits(self._through(*rows)), table, cache
             )
@@ -228,12 +250,19 @@ class Transformer(nn.Module):
         return hidden
 
 
-def check_vocabulary(token: int, config: ModelConfig) -> None:
-    """Refuse an id that the model does not have.
+def choose_runtime(device: torch.device, use_kernels: bool | None = None) -> Runtime:
+    """Kernels where the device has them or where they are asked for, else plain torch."""
+    if use_kernels is None:
+        use_kernels = backend.has_kernels(device)
+    if not use_kernels:
+        return PLAIN
+    from nmoe_core.engine.kernels.block import KERNELS
 
-    Raises:
-        TokenizerError: It is outside the vocabulary (E-TOKENIZER-VOCAB).
-    """
+    return KERNELS
+
+
+def check_vocabulary(token: int, config: ModelConfig) -> None:
+    """Refuse an id that the model does not have (E-TOKENIZER-VOCAB)."""
     if not 0 <= token < config.vocab_size:
         raise TokenizerError(
             "a token id is outside the model's vocabulary",

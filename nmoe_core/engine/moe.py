@@ -1,8 +1,8 @@
 """Mixture of experts: top-k routing, clamped SwiGLU experts (gpt-oss model card, section 2).
 
-The router picks k experts by logit and softmaxes over those k alone. Rows are sorted by expert and
-each expert present runs once over its own; a token's k results are added in the order of its
-logits, so the sum does not depend on the batch. Costs k rows of hidden size per token.
+Rows are sorted by expert and each expert present runs once over its own; a token's k results are
+added in the order of its logits, so the sum does not depend on the batch. Costs k rows of hidden
+size per token.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ class MixtureOfExperts(nn.Module):
         self.down_bias = nn.Parameter(tensors.down_bias, requires_grad=False)
 
     def forward(self, x: Tensor, min_rows: int = MIN_ROWS) -> Tensor:
-        """Weighted sum of each row's experts.
-
-        Args:
-            x: [N, hidden], normalised.
-            min_rows: Of every product, see `linear`.
-        """
+        """Weighted sum of the experts of each row of x [N, hidden], normalised."""
         logits, experts = self._route(x, min_rows)
         if len(x) == min_rows == 1:
             return self._one_row(x, logits, experts[0].tolist())

@@ -1,8 +1,8 @@
 """Right-padded batches as packed rows: work and memory follow the real tokens, not the padding.
 
 Every part of the network but attention works on rows [N, ...], one for each real token of the
-batch, document after document. `Packing` goes between these and the padded [B, T, ...]. Ids at
-padded positions are never read; padded positions of a result are zero.
+batch, document after document. Ids at padded positions are never read; padded positions of a
+result are zero.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ class Packing:
     def of(
         cls, batch_size: int, length: int, lengths: Tensor | None, device: torch.device
     ) -> Packing:
-        """Packing of a batch whose document b has `lengths[b]` tokens (None: all have `length`).
-
-        Raises:
-            ConfigError: `lengths` is not int64 or int32 [B] of 0 .. T (E-CONFIG-FORWARD).
-        """
+        """Packing of a batch whose document b has `lengths[b]` tokens (None: all have `length`)."""
         positions = torch.arange(length, device=device).repeat(batch_size)
         if lengths is None:
             return cls(batch_size, length, None, positions)
@@ -59,39 +55,27 @@ class Packing:
         rows = is_real.flatten().nonzero().squeeze(1)
         return cls(batch_size, length, rows, positions[rows])
 
-    @property
-    def num_tokens(self) -> int:
-        """N, the number of real tokens."""
-        return len(self.positions)
-
     def pack(self, padded: Tensor) -> Tensor:
         """[B, T, ...] to [N, ...]."""
-        flat = padded.reshape(self.batch_size * self.length, *padded.shape[2:])
+        flat = padded.flatten(0, 1)
         return flat if self.rows is None else flat[self.rows]
 
     def unpack(self, packed: Tensor) -> Tensor:
         """[N, ...] to [B, T, ...], zero where padded."""
+        shape = (self.batch_size, self.length, *packed.shape[1:])
         if self.rows is None:
-            return packed.view(self.batch_size, self.length, *packed.shape[1:])
-        padded = packed.new_zeros(self.batch_size * self.length, *packed.shape[1:])
-        padded[self.rows] = packed
-        return padded.view(self.batch_size, self.length, *packed.shape[1:])
+            return packed.view(shape)
+        padded = packed.new_zeros(shape)
+        padded.flatten(0, 1)[self.rows] = packed
+        return padded
 
     def unpack_ordinary(self, packed: Tensor) -> Tensor:
         """As `unpack`, into a tensor that autograd accepts although inference mode is on."""
+        shape = (self.batch_size, self.length, *packed.shape[1:])
         with torch.inference_mode(False):
-            padded = torch.zeros(
-                self.batch_size * self.length,
-                *packed.shape[1:],
-                dtype=packed.dtype,
-                device=packed.device,
-            )
-            result = padded.view(self.batch_size, self.length, *packed.shape[1:])
-        if self.rows is None:
-            padded.copy_(packed)
-        else:
-            padded[self.rows] = packed
-        return result
+            padded = torch.zeros(shape, dtype=packed.dtype, device=packed.device)
+        padded.flatten(0, 1)[slice(None) if self.rows is None else self.rows] = packed
+        return padded
 
 
 def linear(
@@ -112,7 +96,8 @@ def linear(
         x = F.pad(x, (0, 0, 0, min_rows - num_rows))
         result = F.linear(x, weight, bias)[:num_rows]
         return result if out is None else out.copy_(result)
-    if _is_thin(x):
+    is_thin = 0 < num_rows <= 8 and x.numel() <= THIN_SIZE
+    if is_thin and x.dtype == torch.float32 and x.device.type == "cpu":
         return _thin_product(x, weight, bias, out)
     if out is None:
         return F.linear(x, weight, bias)
@@ -120,17 +105,11 @@ def linear(
     return torch.mm(x, columns, out=out) if bias is None else torch.addmm(bias, x, columns, out=out)
 
 
-def _is_thin(x: Tensor) -> bool:
-    """Whether `_thin_product` is faster, as measured with MKL on an AMD core, weights uncached."""
-    num_rows, width = x.shape
-    is_small = 0 < num_rows <= 8 and num_rows * width <= THIN_SIZE
-    return is_small and x.dtype == torch.float32 and x.device.type == "cpu"
-
-
 def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """As F.linear, the weight to the left: about twice as fast for two to eight short rows.
+    """As F.linear, the weight to the left: about twice as fast for one to eight short rows.
 
-    A single row is taken twice, as a matrix and a vector are slower than a matrix and two.
+    As measured with MKL on an AMD core, weights uncached. A single row is taken twice: a matrix and
+    a vector are slower than a matrix and two.
     """
     num_rows = x.shape[0]
     if num_rows == 1:

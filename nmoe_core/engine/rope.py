@@ -18,62 +18,47 @@ from nmoe_core.engine.weights.config import ModelConfig, YarnScaling
 
 def rotation_table(config: ModelConfig, length: int, device: torch.device | str = "cpu") -> Tensor:
     """complex64 [length, head_dim / 2]: the rotation of each pair at positions 0 .. length - 1."""
-    frequencies = _frequencies(config, device)
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+    wavelengths = config.rope_theta ** (exponents / config.head_dim)
+    frequencies, concentration, scaling = 1.0 / wavelengths, 1.0, config.rope_scaling
+    if scaling is not None:
+        keep = 1 - _ramp(config, scaling, device)
+        frequencies = 1.0 / (scaling.factor * wavelengths) * (1 - keep) + frequencies * keep
+        concentration = 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
     positions = torch.arange(length, dtype=torch.float32, device=device)
     angles = positions[:, None] * frequencies
-    scaling = config.rope_scaling
-    concentration = 1.0 if scaling is None else _concentration(scaling.factor)
     return torch.complex(angles.cos() * concentration, angles.sin() * concentration)
 
 
 def pair_halves(heads: Tensor) -> Tensor:
     """Reorder dimension 1, head_dim: each first-half entry followed by its second-half partner.
 
-    Applied once to the rows of the query and key projections, [heads, head_dim, ...], it makes
-    their products pairs that `rotate` turns; scores do not change, as both are reordered alike.
+    Applied once to the rows of the query and key projections, [heads, head_dim, ...]: scores do not
+    change, as both are reordered alike.
     """
     return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn the adjacent pairs of x [rows, heads, head_dim] by its rows' rotation.
+    """Turn adjacent pairs of x [rows, heads, head_dim] by complex64 [rows, head_dim / 2].
 
     One complex product: on one core nine times as fast as cosines and sines over strided halves.
-
-    Args:
-        x: Projections whose rows went through `pair_halves`.
-        rotation: complex64 [rows, head_dim / 2].
     """
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
 
 
-def _frequencies(config: ModelConfig, device: torch.device | str) -> Tensor:
-    """float32 [head_dim / 2], radians per position."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-    wavelengths = config.rope_theta ** (exponents / config.head_dim)
-    if config.rope_scaling is None:
-        return 1.0 / wavelengths
-    keep = 1 - _ramp(config, config.rope_scaling, device)
-    return 1.0 / (config.rope_scaling.factor * wavelengths) * (1 - keep) + 1.0 / wavelengths * keep
-
-
 def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str) -> Tensor:
     """float32 [head_dim / 2]: 0 where a frequency is kept, 1 where it is divided by the factor."""
-    low = _dimension_turning(scaling.beta_fast, config, scaling)
-    high = _dimension_turning(scaling.beta_slow, config, scaling)
+
+    def turning(turns: float) -> float:
+        """The (fractional) dimension pair that turns so often over the original context."""
+        wavelength = scaling.original_max_position / (turns * 2 * math.pi)
+        return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
+
+    low, high = turning(scaling.beta_fast), turning(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.head_dim - 1)
     dimensions = torch.arange(config.head_dim // 2, dtype=torch.float32, device=device)
     return ((dimensions - low) / max(high - low, 1e-3)).clamp(0, 1)
-
-
-def _dimension_turning(turns: float, config: ModelConfig, scaling: YarnScaling) -> float:
-    """The (fractional) dimension pair that turns `turns` times over the original context."""
-    wavelength = scaling.original_max_position / (turns * 2 * math.pi)
-    return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
-
-
-def _concentration(factor: float) -> float:
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0

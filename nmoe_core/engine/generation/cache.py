@@ -47,6 +47,10 @@ class PagedCache:
         num_pages: Pages of each block that sees everything, over all slots.
         page_size: Positions of a page.
         like: Has the dtype of keys and values, and lies on their device.
+
+    Attributes:
+        ring_size: Positions that a slot's ring holds.
+        free_pages, free_slots: Heaps of those that no sequence, and no prefix, has.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class PagedCache:
         self.windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
         self.window = config.sliding_window
         self.ring_pages = min(-(-self.window // page_size), self.max_pages)
+        self.ring_size = self.ring_pages * page_size
         shape = (page_size, config.num_key_value_heads, config.head_dim)
         counts = [
             num_pages if window is None else max_batch * self.ring_pages for window in self.windows
@@ -73,28 +78,8 @@ class PagedCache:
         self.tables = np.zeros((max_batch, self.max_pages), np.int32)
         self._pages: list[list[int]] = [[] for _ in range(max_batch)]
         self._references = [0] * num_pages
-        self._free_pages = list(range(num_pages))
-        self._free_slots = list(range(max_batch))
-
-    @property
-    def max_length(self) -> int:
-        """Positions that a slot's table has room for."""
-        return self.max_pages * self.page_size
-
-    @property
-    def ring_size(self) -> int:
-        """Positions that a slot's ring holds."""
-        return self.ring_pages * self.page_size
-
-    @property
-    def num_free_pages(self) -> int:
-        """Pages that no sequence and no prefix has."""
-        return len(self._free_pages)
-
-    @property
-    def num_free_slots(self) -> int:
-        """Slots without a sequence."""
-        return len(self._free_slots)
+        self.free_pages = list(range(num_pages))
+        self.free_slots = list(range(max_batch))
 
     def pages_for(self, length: int) -> int:
         """Pages that `length` positions take."""
@@ -103,9 +88,9 @@ class PagedCache:
     def open(self, prefix: Prefix | None = None) -> int | None:
         """A slot that begins with `prefix`; None when there is no slot, or no page for it."""
         has_part = prefix is not None and prefix.length % self.page_size > 0
-        if not self._free_slots or (has_part and not self._free_pages):
+        if not self.free_slots or (has_part and not self.free_pages):
             return None
-        slot = heapq.heappop(self._free_slots)
+        slot = heapq.heappop(self.free_slots)
         if prefix is None:
             return slot
         for page in prefix.pages[: prefix.length // self.page_size]:
@@ -121,7 +106,7 @@ class PagedCache:
     def reserve(self, slot: int, length: int) -> bool:
         """Give the slot pages for `length` positions; False, and nothing done, if too few are."""
         missing = self.pages_for(length) - len(self._pages[slot])
-        if missing > len(self._free_pages):
+        if missing > len(self.free_pages):
             return False
         for _ in range(missing):
             self._append(slot, self._take())
@@ -132,7 +117,7 @@ class PagedCache:
         for page in self._pages[slot]:
             self._give_back(page)
         self._pages[slot] = []
-        heapq.heappush(self._free_slots, slot)
+        heapq.heappush(self.free_slots, slot)
 
     def keep_prefix(self, slot: int, length: int) -> Prefix | None:
         """Keep what the slot's `length` tokens left; None when no page is free for the last part.
@@ -140,7 +125,7 @@ class PagedCache:
         The slot's rings must not have gone further than `length`.
         """
         whole, part = divmod(length, self.page_size)
-        if part and not self._free_pages:
+        if part and not self.free_pages:
             return None
         pages = self._pages[slot][:whole]
         for page in pages:
@@ -167,7 +152,7 @@ class PagedCache:
         self._pages[slot].append(page)
 
     def _take(self) -> int:
-        page = heapq.heappop(self._free_pages)
+        page = heapq.heappop(self.free_pages)
         self._references[page] = 1
         return page
 
@@ -182,7 +167,7 @@ class PagedCache:
     def _give_back(self, page: int) -> None:
         self._references[page] -= 1
         if self._references[page] == 0:
-            heapq.heappush(self._free_pages, page)
+            heapq.heappush(self.free_pages, page)
 
     def _ring(self, pages: Tensor, slot: int) -> Tensor:
         return pages[slot * self.ring_pages : (slot + 1) * self.ring_pages]

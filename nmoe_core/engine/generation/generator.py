@@ -2,9 +2,7 @@
 
 A sequence's tokens are a function of its prompt and its request alone: greedy tokens are the same
 in any batch in float32 (bit for bit with `batch_invariant`), and sampled ones depend on seed and
-position. Requests that cannot fit are refused when they are added. Costs, for each block that sees
-everything, `num_pages` pages; a windowed block keeps its window. The largest tensor of a pass is
-the logits of the sequences that get a token.
+position. Costs `num_pages` pages for each block that sees everything.
 
 Tokens are chosen where the logits are. On a GPU a pass takes the tokens of the one before it from
 there, and they are read on the host while it runs: a stop id is noticed one pass late, and what
@@ -15,15 +13,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import StateError
 from nmoe_core.engine.generation.cache import PagedCache
-from nmoe_core.engine.generation.passes import UNKNOWN, Launched, Passes
 from nmoe_core.engine.generation.prefixes import PrefixTree
 from nmoe_core.engine.generation.requests import (
     Completion,
@@ -34,13 +32,34 @@ from nmoe_core.engine.generation.requests import (
     refused,
 )
 from nmoe_core.engine.generation.sampling import Sampling, checked, choose
-from nmoe_core.engine.generation.scheduler import Counts, Scheduler
+from nmoe_core.engine.generation.scheduler import Planned, Scheduler, wanted_rows
 from nmoe_core.engine.generation.scheduler import Sequence as Running
 from nmoe_core.engine.model import Transformer, check_vocabulary
-from nmoe_core.engine.transfers import Arriving
+from nmoe_core.engine.rope import rotation_table
+from nmoe_core.engine.transfers import Arriving, on_device
 
+# Stands for a token that is known on the device alone.
+UNKNOWN = -1
 # Requests under way in `complete`, with their places, by the ids of their sequences.
 Taken = dict[int, tuple[int, Request]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A pass whose tokens are not yet known on the host: one per sequence, for place `places`."""
+
+    ids: Arriving
+    sequences: list[Running]
+    places: list[int]
+
+    def fill(self, ids: Tensor, wanted: list[tuple[int, Running]]) -> None:
+        """Put the tokens of sequences that end with an unknown one into their rows of `ids`."""
+        own = {sequence.seq_id: row for row, sequence in enumerate(self.sequences)}
+        pairs = [(row, own[s.seq_id]) for row, s in wanted if s.tokens[-1] == UNKNOWN]
+        if pairs:
+            rows, sources = on_device(np.array(pairs).T, ids.device)
+            # Clamped now, since it must be a token; not-finite logits are rejected on read.
+            ids[rows] = self.ids.values[sources].clamp(min=0)
 
 
 class BatchedGenerator:
@@ -55,6 +74,7 @@ class BatchedGenerator:
         options: Sizes of the cache and of a pass, and batch invariance.
 
     Attributes:
+        counts: Work done so far.
         launches_ahead: Whether a pass of `complete` is launched before the tokens of the one
             before it are read.
 
@@ -77,10 +97,8 @@ class BatchedGenerator:
         max_pages = -(-max_seq_len // options.page_size)
         num_pages = max_batch * max_pages if options.num_pages is None else options.num_pages
         check_size("num_pages", num_pages, max_pages)
-        if not isinstance(checkpoint, Transformer):
-            checkpoint = Transformer.from_checkpoint(
-                checkpoint, device=device or "cpu", dtype=dtype
-            )
+        if isinstance(checkpoint, str | Path):
+            checkpoint = Transformer.from_checkpoint(checkpoint, None, device or "cpu", dtype)
         self.model, self.max_seq_len, self.max_batch = checkpoint, max_seq_len, max_batch
         config, embedding = checkpoint.config, checkpoint.embedding
         if max_seq_len > config.max_position_embeddings:
@@ -91,14 +109,11 @@ class BatchedGenerator:
         )
         self.prefixes = PrefixTree(self.cache, options.max_prefixes)
         self._scheduler = Scheduler(self.cache, self.prefixes, options.max_step_tokens)
-        self._passes = Passes(checkpoint, self._scheduler, max_seq_len, options.batch_invariant)
+        self.counts = self._scheduler.counts
+        self._rotation = rotation_table(config, max_seq_len, embedding.device)
+        self._launched: Launched | None = None
         self.batch_invariant = options.batch_invariant
         self.launches_ahead = embedding.is_cuda
-
-    @property
-    def counts(self) -> Counts:
-        """Work done so far."""
-        return self._scheduler.counts
 
     @property
     def idle(self) -> bool:
@@ -110,11 +125,7 @@ class BatchedGenerator:
         return self.idle
 
     def add(self, tokens: Sequence[int], max_tokens: int | None = None) -> int:
-        """Queue a prompt; returns the sequence's id.
-
-        Args:
-            tokens: Ids of the prompt, at least one.
-            max_tokens: New tokens after which the sequence ends; by default all that fit.
+        """Queue a prompt for `max_tokens` new tokens, by default all that fit; a sequence's id.
 
         Raises:
             ConfigError: Prompt and new tokens do not fit, or there are none (E-CONFIG-GENERATE).
@@ -129,18 +140,12 @@ class BatchedGenerator:
         return self.add(tokens, max_tokens)
 
     def step(self) -> tuple[Tensor, list[int]] | None:
-        """Logits of the next token of every sequence that has come to one.
+        """Logits float32 [B, vocab] of the next tokens of B sequences, and their ids; None if idle.
 
         Prompts are prefilled along the way. Each sequence returned must be answered by `update`
-        before it goes on; the others go on without it.
-
-        Returns:
-            float32 [B, vocab] and B sequence ids; None when idle.
-
-        Raises:
-            StateError: Every sequence that could go on awaits its `update` (E-STATE-SEQUENCE).
+        before it goes on; the others go on without it, until all await it (E-STATE-SEQUENCE).
         """
-        made = self._passes.next()
+        made = self._next_pass()
         if made is not None:
             return made[0], [sequence.seq_id for sequence in made[1]]
         if not self.idle:
@@ -168,11 +173,7 @@ class BatchedGenerator:
             self._scheduler.end(sequence)
 
     def cancel(self, seq_id: int) -> None:
-        """End a sequence, waiting or running, and free what it has.
-
-        Raises:
-            StateError: There is no such sequence, or it has ended (E-STATE-SEQUENCE).
-        """
+        """End a sequence, waiting or running; refuses one that has ended (E-STATE-SEQUENCE)."""
         if seq_id not in self._scheduler.sequences:
             raise StateError(f"sequence {seq_id} is not there", code="E-STATE-SEQUENCE")
         self._scheduler.end(self._scheduler.sequences[seq_id])
@@ -189,12 +190,7 @@ class BatchedGenerator:
         """New tokens of every prompt, in their order; a stop id ends one and is left out.
 
         Prompt i is sampled at `temperature`, or as `sampling` says, with seed `sampling.seed + i`.
-        All prompts are checked before any is begun.
-
-        Raises:
-            ConfigError: As `add` and `Sampling`, or the generator is not idle (E-CONFIG-GENERATE).
-            TokenizerError: As `add`.
-            CheckpointError: As `complete`.
+        All prompts are checked before any is begun. Raises as `complete`.
         """
         base, stops = sampling or Sampling(temperature), frozenset(stop_ids)
         requests = [
@@ -231,18 +227,40 @@ class BatchedGenerator:
                     return
                 yield from self._advance(taken)
         finally:
-            self._passes.launched = None
+            self._launched = None
             for seq_id in taken.keys() & self._scheduler.sequences.keys():
                 self.cancel(seq_id)
 
+    def _next_pass(self) -> tuple[Tensor, list[Running]] | None:
+        """Logits of the next tokens, and whose they are; None when no sequence can go on."""
+        while planned := self._scheduler.plan():
+            wanted = wanted_rows(planned)
+            logits = self._run(planned, wanted)
+            self._scheduler.commit(planned)
+            if wanted:
+                return logits, [sequence for _, sequence in wanted]
+        return None
+
+    def _run(self, planned: list[Planned], wanted: list[tuple[int, Running]]) -> Tensor:
+        """One pass; logits of the rows wanted."""
+        chunks = [part.chunk for part in planned]
+        tokens = [part.sequence.tokens[part.chunk.start : part.chunk.stop] for part in planned]
+        device = self._rotation.device
+        context = self.model.runtime.step(self.cache, chunks, self.batch_invariant)
+        ids = on_device(np.concatenate(tokens).astype(np.int64), device)
+        if self._launched is not None:
+            self._launched.fill(ids, wanted)
+        rows = on_device(np.array([row for row, _ in wanted], np.int64), device)
+        return self.model.extend(ids, context, self._rotation[context.positions], rows)
+
     def _advance(self, taken: Taken) -> list[Completion]:
         """One pass of the requests under way; those that end leave `taken`."""
-        before, made = self._passes.launched, self._passes.next()
+        before, made = self._launched, self._next_pass()
         assert before is not None or made is not None
         launched = None if made is None else self._choose(*made, taken)
         if not self.launches_ahead:
             before, launched = launched, None
-        self._passes.launched = launched
+        self._launched = launched
         return [] if before is None else self._read(before, taken)
 
     def _choose(self, logits: Tensor, sequences: list[Running], taken: Taken) -> Launched:

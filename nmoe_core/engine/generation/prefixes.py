@@ -31,29 +31,24 @@ class Node:
     parent: Node | None
     children: dict[int, Node] = field(default_factory=dict)
     ends: int = 0
-    kept: Prefix | None = None
-    last_used: int = 0
-
-    @property
-    def is_parting(self) -> bool:
-        """Whether prompts part here, or equal ones end."""
-        return len(self.children) + self.ends > 1
 
 
 class PrefixTree:
-    """Beginnings of prompts, and the kept ones among them.
+    """Beginnings of prompts.
 
     Args:
         cache: Keeps what the beginnings left.
-        max_kept: Most beginnings kept at once; the one used longest ago goes first.
+        max_kept: Most beginnings kept at once.
+
+    Attributes:
+        kept: What is kept of beginnings, the one used longest ago first.
     """
 
     def __init__(self, cache: PagedCache, max_kept: int) -> None:
         self._cache = cache
         self._max_kept = max_kept
         self.root = Node(np.empty(0, np.int64), 0, None)
-        self.kept: list[Node] = []
-        self._clock = 0
+        self.kept: dict[Node, Prefix] = {}
 
     def add(self, prompt: Sequence[int]) -> Node:
         """Enter a prompt; returns the node that `remove` takes."""
@@ -63,7 +58,9 @@ class PrefixTree:
             if child is None:
                 child = Node(rest, node.length + len(rest), node)
                 node.children[int(rest[0])] = child
-            shared = _num_equal(child.tokens, rest)
+            size = min(len(child.tokens), len(rest))
+            differs = np.flatnonzero(child.tokens[:size] != rest[:size])
+            shared = int(differs[0]) if len(differs) else size
             if shared < len(child.tokens):
                 child = _split(child, shared)
             node, rest = child, rest[shared:]
@@ -75,82 +72,60 @@ class PrefixTree:
         node.ends -= 1
         self._prune(node)
 
-    def kept_length(self, end: Node) -> int:
-        """Tokens of the longest kept beginning of the prompt that ends at `end`."""
-        return max((node.length for node in _path(end) if node.kept is not None), default=0)
+    def longest_kept(self, end: Node) -> Node | None:
+        """The longest kept beginning of the prompt that ends at `end`."""
+        return next((node for node in _upwards(end) if node in self.kept), None)
 
-    def longest_kept(self, end: Node) -> Prefix | None:
-        """What is kept of the longest beginning of the prompt that ends at `end`."""
-        kept = [node for node in _path(end) if node.kept is not None]
-        if not kept:
-            return None
-        self._clock += 1
-        kept[-1].last_used = self._clock
-        return kept[-1].kept
+    def use(self, node: Node) -> Prefix:
+        """What is kept of a beginning, which is now the one used last."""
+        self.kept[node] = self.kept.pop(node)
+        return self.kept[node]
 
     def to_make(self, end: Node, beyond: int) -> list[Node]:
         """Beginnings of a prompt that are worth keeping, longer than `beyond`, shortest first."""
         if self._max_kept == 0:
             return []
         wanted, last = [], 0
-        for node in _path(end):
-            if node.kept is None and not (
-                node.is_parting and node.length >= last + MIN_SHARED_TOKENS
-            ):
-                continue
-            last = node.length
-            if node.kept is None and node.length > beyond:
-                wanted.append(node)
+        for node in reversed(list(_upwards(end))):
+            is_kept, is_parting = node in self.kept, len(node.children) + node.ends > 1
+            if is_kept or (is_parting and node.length >= last + MIN_SHARED_TOKENS):
+                last = node.length
+                if not is_kept and node.length > beyond:
+                    wanted.append(node)
         return wanted
 
     def keep(self, node: Node, slot: int) -> bool:
         """Keep what the sequence in `slot` has, which is the beginning that ends at `node`."""
         while len(self.kept) >= self._max_kept:
-            self.drop_oldest()
-        node.kept = self._cache.keep_prefix(slot, node.length)
-        if node.kept is None:
-            return False
-        self._clock += 1
-        node.last_used = self._clock
-        self.kept.append(node)
-        return True
+            self.drop()
+        prefix = self._cache.keep_prefix(slot, node.length)
+        if prefix is not None:
+            self.kept[node] = prefix
+        return prefix is not None
 
-    def drop_oldest(self) -> bool:
-        """Give back the beginning used longest ago; False when there is none."""
-        if not self.kept:
-            return False
-        self._drop(min(self.kept, key=lambda node: node.last_used))
-        return True
+    def drop(self, only_unused: bool = False) -> bool:
+        """Give back the beginning used longest ago, or of those that no prompt at hand has.
 
-    def drop_unused(self) -> bool:
-        """Give back one beginning that no prompt at hand has; False when there is none."""
-        unused = [node for node in self.kept if not (node.children or node.ends)]
-        if not unused:
-            return False
-        self._drop(min(unused, key=lambda node: node.last_used))
-        return True
-
-    def _drop(self, node: Node) -> None:
-        self.kept.remove(node)
-        assert node.kept is not None
-        self._cache.drop_prefix(node.kept)
-        node.kept = None
-        self._prune(node)
+        Returns False when there is none.
+        """
+        for node in self.kept:
+            if not (only_unused and (node.children or node.ends)):
+                self._cache.drop_prefix(self.kept.pop(node))
+                self._prune(node)
+                return True
+        return False
 
     def _prune(self, node: Node) -> None:
-        while node.parent is not None and not (node.children or node.ends or node.kept):
+        while node.parent is not None and not (node.children or node.ends or node in self.kept):
             del node.parent.children[int(node.tokens[0])]
             node = node.parent
 
 
-def _path(end: Node) -> Iterator[Node]:
-    """Nodes from below the root to `end`."""
-    nodes = []
-    node: Node | None = end
-    while node is not None:
-        nodes.append(node)
+def _upwards(node: Node) -> Iterator[Node]:
+    """Nodes from `node` to below the root."""
+    while node.parent is not None:
+        yield node
         node = node.parent
-    return reversed(nodes[:-1])
 
 
 def _split(node: Node, shared: int) -> Node:
@@ -161,10 +136,3 @@ def _split(node: Node, shared: int) -> Node:
     node.tokens, node.parent = node.tokens[shared:], upper
     upper.children[int(node.tokens[0])] = node
     return upper
-
-
-def _num_equal(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common beginning."""
-    size = min(len(a), len(b))
-    differs = np.flatnonzero(a[:size] != b[:size])
-    return int(differs[0]) if len(differs) else size

@@ -10,8 +10,6 @@ from typing import Literal
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.engine.generation.sampling import Sampling
 
-FinishReason = Literal["stop", "length"]
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -25,14 +23,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The result of request `index`: its new tokens, and why it ended.
-
-    `stop_id` is the stop token that came, with reason `stop`; with `length` it is None.
-    """
+    """The new tokens of request `index`; `stop_id` is the stop token that ended it, if one did."""
 
     index: int
     tokens: list[int]
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length"]
     stop_id: int | None
 
 
@@ -65,11 +60,7 @@ class GeneratorOptions:
 
 
 def check_size(name: str, value: int, least: int) -> None:
-    """Refuse a size below the least one.
-
-    Raises:
-        ConfigError: It is (E-CONFIG-GENERATE).
-    """
+    """Refuse a size below the least one (E-CONFIG-GENERATE)."""
     if value < least:
         raise refused(f"{name} is out of range", value, f"at least {least}")
 
@@ -77,9 +68,7 @@ def check_size(name: str, value: int, least: int) -> None:
 def checked_prompt(tokens: Sequence[int], max_tokens: int | None, max_seq_len: int) -> list[int]:
     """The ids of a prompt that fits, with `max_tokens` new ones or at least one.
 
-    Raises:
-        ConfigError: The prompt is empty or does not fit, or max_tokens is below 1
-            (E-CONFIG-GENERATE).
+    Refuses an empty or too long prompt, and max_tokens below 1 (E-CONFIG-GENERATE).
     """
     prompt = [operator.index(token) for token in tokens]
     new = 1 if max_tokens is None else max_tokens

@@ -49,15 +49,10 @@ class Sampling:
 
 
 def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
-    """One token id a row, on the logits' device: on a GPU nothing waits for the host.
+    """One token id for each row of float32 logits [B, vocab], on their device.
 
-    Args:
-        logits: float32 [B, vocab].
-        samplings: How to draw, for each row.
-        positions: Place of each row's token in its sequence; with the seed it fixes the draw.
-
-    Returns:
-        int64 [B]; NOT_FINITE where the largest logit is NaN or infinite, see `checked`.
+    `positions` are the places of the rows' tokens in their sequences; with the seed they fix the
+    draw. Returns int64 [B]; NOT_FINITE where the largest logit is NaN or infinite, see `checked`.
     """
     likeliest = logits.argmax(-1, keepdim=True)
     # NaN counts as the largest, so that looking at the largest is enough.
@@ -76,11 +71,7 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[in
 
 
 def checked(ids: list[int]) -> list[int]:
-    """The ids that `choose` gave, on the host.
-
-    Raises:
-        CheckpointError: The logits of one were not finite (E-CHECKPOINT-LOGITS).
-    """
+    """The ids that `choose` gave, on the host; refuses logits not finite (E-CHECKPOINT-LOGITS)."""
     if NOT_FINITE in ids:
         raise CheckpointError(
             "the model's logits are not finite",
@@ -92,11 +83,7 @@ def checked(ids: list[int]) -> list[int]:
 
 
 def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
-    """As `choose`, of one row [vocab].
-
-    Raises:
-        CheckpointError: As `checked`.
-    """
+    """As `choose`, of one row [vocab]; raises as `checked`."""
     return checked(choose(logits[None], [sampling], [position]).tolist())[0]
 
 

@@ -1,11 +1,10 @@
 """Which sequences run in a pass, and with how many tokens.
 
 Sequences are admitted in order of arrival, each when there is a slot and pages for what it must
-prefill. One that waits for a shared beginning to be computed lets later ones start. Every running
-sequence that knows its next token decodes in every pass; prompts share the remaining token budget
-of the pass in order of arrival. When pages run out, kept beginnings are dropped first; then the
-youngest sequence goes back to the queue and is computed again from its tokens. The oldest always
-ends, and so all do.
+prefill; one that waits for a shared beginning lets later ones start. Every running sequence that
+knows its next token decodes in every pass; prompts share the remaining token budget in order of
+arrival. When pages run out, kept beginnings are dropped first; then the youngest sequence goes back
+to the queue and is computed again. The oldest always ends, and so all do.
 """
 
 from __future__ import annotations
@@ -134,14 +133,15 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start what can be started, in order of arrival."""
-        if not self._waiting or not self.cache.num_free_slots:
+        if not self._waiting or not self.cache.free_slots:
             return
         being_made = {node for sequence in self._running for node in self._to_make(sequence)}
         # No further down the queue: a look at all of it would make a pass cost what waits.
         for sequence in self._waiting[: 2 * len(self.cache.tables)]:
             if not sequence.is_answered:
                 continue
-            length = self.prefixes.kept_length(sequence.end)
+            kept = self.prefixes.longest_kept(sequence.end)
+            length = 0 if kept is None else kept.length
             if being_made.intersection(self.prefixes.to_make(sequence.end, length)):
                 continue
             if not self._has_room(sequence, length) or not self._start(sequence):
@@ -155,19 +155,19 @@ class Scheduler:
         needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size
         # One page a running sequence is left for its next tokens.
         needed += len(self._running)
-        while self.cache.num_free_pages < needed and self.prefixes.drop_unused():
+        while len(self.cache.free_pages) < needed and self.prefixes.drop(only_unused=True):
             pass
-        return self.cache.num_free_pages >= needed
+        return len(self.cache.free_pages) >= needed
 
     def _start(self, sequence: Sequence) -> bool:
         """Give the sequence a slot that begins with the longest kept beginning."""
         while True:
             kept = self.prefixes.longest_kept(sequence.end)
-            slot = self.cache.open(kept)
+            slot = self.cache.open(None if kept is None else self.prefixes.use(kept))
             if slot is not None:
                 break
             # With nothing running, only kept beginnings can be what takes the pages.
-            if self._running or not self.prefixes.drop_oldest():
+            if self._running or not self.prefixes.drop():
                 return False
         self._waiting.remove(sequence)
         insort(self._running, sequence, key=lambda other: other.seq_id)
@@ -195,7 +195,7 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, length: int) -> bool:
         """Pages for `length` positions, taken from others where none are free."""
         while not self.cache.reserve(sequence.slot, length):
-            if self.prefixes.drop_oldest():
+            if self.prefixes.drop():
                 continue
             youngest = self._running[-1]
             self._preempt(youngest)

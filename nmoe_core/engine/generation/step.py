@@ -1,10 +1,9 @@
 """One forward pass over a paged cache: new tokens of several sequences, long prompts in pieces.
 
-Each chunk adds `count` tokens to its sequence's `start` cached ones. Chunks of one token, which
-are what decoding makes, are attended to all at once; longer ones one by one, with the attention
-of whole documents, after what the cache holds. Indices are worked out once per pass, not once per
-block. With `batch_invariant` every chunk takes the second way and products are filled up to the
-shape that documents have, so that a token's bits depend on its sequence alone.
+Chunks of one token, which are what decoding makes, are attended to all at once; longer ones one by
+one, with the attention of whole documents, after what the cache holds. Indices are worked out once
+per pass, not once per block. With `batch_invariant` every chunk takes the second way and products
+are filled up to the shape that documents have: a token's bits depend on its sequence alone.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from nmoe_core.engine.kernels.graphs import DecodeGraphs
 from nmoe_core.engine.kernels.mixture import FusedExperts
 from nmoe_core.engine.kernels.norm import add_rms_norm
 from nmoe_core.engine.weights.config import ModelConfig
-from nmoe_core.engine.weights.experts import Experts, PackedExperts
+from nmoe_core.engine.weights.mxfp4 import Experts, PackedExperts
 
 
 class KernelBlock(nn.Module):

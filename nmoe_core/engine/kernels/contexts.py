@@ -50,10 +50,10 @@ class KernelDocuments(PackedDocuments):
     def __init__(self, config: ModelConfig, packing: Packing) -> None:
         super().__init__(config, packing)
         self._shape = config.num_key_value_heads, config.head_dim
-        rows = torch.arange(packing.num_tokens + 1, device=self.positions.device)
+        rows = torch.arange(len(packing.positions) + 1, device=self.positions.device)
         is_first = torch.cat([self.positions == 0, self.positions.new_ones(1, dtype=torch.bool)])
         self._rows = rows[:-1]
-        self._blocks = query_blocks(rows[is_first].int(), packing.num_tokens)
+        self._blocks = query_blocks(rows[is_first].int(), len(packing.positions))
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
         """As `KernelContext.attend_rows`."""

@@ -1,9 +1,8 @@
 """Opens a gpt-oss checkpoint on disk and reads it tensor by tensor, straight to its device.
 
-A checkpoint is a directory with `config.json` and safetensors files: the given path, its
-`original/`, or `original/original/`, the first that has both. Headers are compared with the config
-before any weight is read; weights are copied out of the mapped files, experts one by one, so that
-peak memory is the model, one expert and 8 MB. Pickles (`.bin`, `.pt`) run code when opened and
+A checkpoint is a directory with `config.json` and safetensors files. Headers are compared with the
+config before any weight is read; weights are copied out of the mapped files, experts one by one, so
+that peak memory is the model, one expert and 8 MB. Pickles (`.bin`, `.pt`) run code when opened and
 are refused.
 """
 
@@ -15,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import CheckpointError, ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import ExpertChoice
-from nmoe_core.engine.weights.config import ModelConfig
-from nmoe_core.engine.weights.experts import DecodedExperts, ExpertForm, Experts, empty_experts
+from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
 from nmoe_core.engine.weights.layout import (
     EXPERT_PARTS,
     Layout,
@@ -31,7 +28,14 @@ from nmoe_core.engine.weights.layout import (
     detect_layout,
     part_shapes,
 )
-from nmoe_core.engine.weights.mxfp4 import NAN_SCALE
+from nmoe_core.engine.weights.mxfp4 import (
+    NAN_SCALE,
+    DecodedExperts,
+    ExpertForm,
+    Experts,
+    PackedExperts,
+    decode_into,
+)
 from nmoe_core.engine.weights.weight_files import (
     PICKLE_SUFFIXES,
     WeightFiles,
@@ -105,24 +109,11 @@ def checkpoint_files(path: str | Path) -> list[Path]:
 def checkpoint_digest(path: str | Path) -> str:
     """Name the weights: SHA-256 over the config's and every weight file's name and SHA-256.
 
-    Reads every byte once in a process while files are untouched; where the checkpoint lies does not
-    matter.
-
-    Raises:
-        CheckpointError: As `find_checkpoint`, or the index names a file that is not there.
+    Reads every byte once in a process while files are untouched. Raises as `find_checkpoint`, or
+    where the index names a file that is not there.
     """
     files = checkpoint_files(path)
     return sha256_json({file.name: local_digest(file) for file in files})
-
-
-def load_embedding_table(path: str | Path) -> np.ndarray:
-    """float32 [vocab, hidden]: the token embedding alone; the other weights are not read.
-
-    Raises:
-        CheckpointError: As `open_checkpoint`.
-    """
-    with open_checkpoint(path) as checkpoint:
-        return checkpoint.embedding(torch.float32).numpy()
 
 
 @contextmanager
@@ -161,24 +152,16 @@ class Checkpoint:
     files: WeightFiles
     device: torch.device | str
 
-    def embedding(self, dtype: torch.dtype) -> Tensor:
-        """[vocab, hidden]."""
-        return self._copy(self.layout.embedding, dtype)
-
-    def final_norm(self) -> Tensor:
-        """float32 [hidden]."""
-        return self._copy(self.layout.final_norm, torch.float32)
-
-    def unembedding(self, dtype: torch.dtype) -> Tensor:
-        """[vocab, hidden]."""
-        return self._copy(self.layout.unembedding, dtype)
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """embedding and unembedding [vocab, hidden], final_norm float32 [hidden]."""
+        return {
+            "embedding": self._copy(self.layout.embedding, dtype),
+            "unembedding": self._copy(self.layout.unembedding, dtype),
+            "final_norm": self._copy(self.layout.final_norm, torch.float32),
+        }
 
     def expert_form(self, choice: ExpertChoice) -> ExpertForm:
-        """What "auto" means here: packed on a GPU where all experts are MXFP4, else decoded.
-
-        Raises:
-            ConfigError: There is no such choice (E-CONFIG-EXPERTS).
-        """
+        """What "auto" means here: packed on a GPU where all experts are MXFP4, else decoded."""
         if choice not in get_args(ExpertChoice):
             raise ConfigError(
                 "unknown form of experts",
@@ -205,10 +188,8 @@ class Checkpoint:
     ) -> LayerTensors:
         """Weights of block `layer` (0-based).
 
-        Raises:
-            CheckpointError: A scale byte stands for NaN (E-CHECKPOINT-TENSOR).
-            ConfigError: Packed experts are asked for and the files hold others
-                (E-CONFIG-EXPERTS).
+        Refuses a scale byte of NaN (E-CHECKPOINT-TENSOR), and packed experts where the files hold
+        others (E-CONFIG-EXPERTS).
         """
         parts = {part: self._part(layer, part, dtype) for part in self.layout.parts}
         gate_up_bias = parts.pop("gate_up_bias")
@@ -239,19 +220,23 @@ class Checkpoint:
                 do="load with experts='decoded'",
                 code="E-CONFIG-EXPERTS",
             )
-        stack = empty_experts(form, shape, dtype, self.device)
+        if form == "packed":
+            groups = (*shape[:-1], shape[-1] // GROUP_SIZE)
+            scales = torch.empty(groups, dtype=torch.uint8, device=self.device)
+            blocks = scales.new_empty(*groups, GROUP_SIZE // 2)
+            for expert in range(shape[0]):
+                blocks[expert], scales[expert] = self._packed_rows(layer, part, expert)
+            return PackedExperts(blocks, scales, dtype)
+        weight = torch.empty(shape, dtype=dtype, device=self.device)
         for expert in range(shape[0]):
             if is_stored_packed:
-                stack.put_packed(expert, *self._packed_rows(layer, part, expert))
+                packed = self._packed_rows(layer, part, expert)
+                decode_into(weight[expert], *(rows.to(self.device) for rows in packed))
             else:
-                assert isinstance(stack, DecodedExperts)
-                stack.weight[expert] = self._plain_rows(layer, part, expert)
-        return stack
-
-    def _plain_rows(self, layer: int, part: str, expert: int) -> Tensor:
-        """[outputs, inputs] of an unquantised expert."""
-        rows = self.files.read(self.layout.block_name(layer, self.layout.experts[part]), expert)
-        return _gates_first(part, rows.mT if self.layout.is_input_major else rows)
+                rows = self.files.read(stem, expert)
+                rows = rows.mT if self.layout.is_input_major else rows
+                weight[expert] = _gates_first(part, rows)
+        return DecodedExperts(weight)
 
     def _packed_rows(self, layer: int, part: str, expert: int) -> tuple[Tensor, Tensor]:
         """Blocks and scales of an MXFP4 expert."""

@@ -1,7 +1,6 @@
-"""The numbers that define a gpt-oss model.
+"""The numbers that define a gpt-oss model, and what `config.json` may say.
 
-`ModelConfig.from_dict` reads both published forms of `config.json`; values that no model can have
-are refused by name. No torch here: a command can read a backbone's shape without loading it.
+No torch here: a command can read a backbone's shape without loading it.
 """
 
 from __future__ import annotations
@@ -17,17 +16,13 @@ from nmoe_core.engine.weights.config_json import (
     SLIDING,
     YarnScaling,
     bad_field,
-    hf_fields,
-    original_fields,
+    config_fields,
 )
 
 __all__ = ["FULL", "GROUP_SIZE", "MXFP4", "SLIDING", "ModelConfig", "YarnScaling", "tap_layers"]
 
 # Weights of an MXFP4 group, which share a scale.
 GROUP_SIZE = 32
-_UNCONVERTED = (
-    *("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"),
-)
 # Further fields that the Hugging Face form has under the names of `ModelConfig`.
 _SAME_IN_HF = (
     *("experts_per_token", "max_position_embeddings", "rms_norm_eps", "swiglu_alpha"),
@@ -99,8 +94,7 @@ class ModelConfig:
             CheckpointError: Another architecture or a variant of this one (E-CHECKPOINT-ARCH); a
                 field is missing or out of range (E-CHECKPOINT-CONFIG).
         """
-        is_hf = "model_type" in raw or "architectures" in raw
-        return cls(**(hf_fields(raw) if is_hf else original_fields(raw)))
+        return cls(**config_fields(raw))
 
     def to_hf(self) -> dict[str, Any]:
         """The published Hugging Face `config.json` of this model, keys in alphabetical order."""
@@ -118,55 +112,52 @@ class ModelConfig:
         }
         if self.quant_method is not None:
             raw["quantization_config"] = {
-                "modules_to_not_convert": list(_UNCONVERTED),
+                "modules_to_not_convert": [
+                    *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
+                    *("model.embed_tokens", "lm_head"),
+                ],
                 "quant_method": self.quant_method,
             }
-        return dict(sorted((raw | self._hf_rope_fields()).items()))
-
-    def _hf_rope_fields(self) -> dict[str, Any]:
         scaling = self.rope_scaling
         if scaling is None:
-            return {"rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"}}
-        return {
-            "initial_context_length": scaling.original_max_position,
-            "rope_scaling": {
+            raw["rope_parameters"] = {"rope_theta": self.rope_theta, "rope_type": "default"}
+        else:
+            raw["initial_context_length"] = scaling.original_max_position
+            raw["rope_theta"] = self.rope_theta
+            raw["rope_scaling"] = {
                 "beta_fast": scaling.beta_fast,
                 "beta_slow": scaling.beta_slow,
                 "factor": scaling.factor,
                 "original_max_position_embeddings": scaling.original_max_position,
                 "rope_type": "yarn",
                 "truncate": scaling.truncate,
-            },
-            "rope_theta": self.rope_theta,
-        }
+            }
+        return dict(sorted(raw.items()))
 
     def _conditions(self) -> list[tuple[str, bool, str]]:
         counts = ("num_experts", "experts_per_token", "max_position_embeddings")
         factors = ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
         names = (*SAME_INTEGERS, *counts, *factors)
+        grouped = ("hidden_size", "intermediate_size") if self.quant_method == MXFP4 else ()
+        heads, kinds = self.num_attention_heads, self.layer_types
+        experts, layers = self.num_experts, self.num_hidden_layers
         return [
             *[(name, getattr(self, name) > 0, "above 0") for name in names],
             ("rope_theta", self.rope_theta > 1, "above 1"),
-            (
-                "experts_per_token",
-                self.experts_per_token <= self.num_experts,
-                f"at most the {self.num_experts} experts",
-            ),
+            ("experts_per_token", self.experts_per_token <= experts, f"at most {experts} experts"),
             ("head_dim", self.head_dim % 2 == 0, "an even number"),
             (
                 "num_key_value_heads",
-                self.num_attention_heads % max(1, self.num_key_value_heads) == 0,
-                f"a divisor of the {self.num_attention_heads} attention heads",
+                heads % max(1, self.num_key_value_heads) == 0,
+                f"a divisor of the {heads} attention heads",
             ),
             *[
                 (name, getattr(self, name) % GROUP_SIZE == 0, f"a multiple of {GROUP_SIZE} (MXFP4)")
-                for name in ("hidden_size", "intermediate_size")
-                if self.quant_method == MXFP4
+                for name in grouped
             ],
             (
                 "layer_types",
-                len(self.layer_types) == self.num_hidden_layers
-                and all(kind in (SLIDING, FULL) for kind in self.layer_types),
-                f"{self.num_hidden_layers} entries of {SLIDING} or {FULL}",
+                len(kinds) == layers and all(kind in (SLIDING, FULL) for kind in kinds),
+                f"{layers} entries of {SLIDING} or {FULL}",
             ),
         ]

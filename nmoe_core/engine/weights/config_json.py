@@ -1,7 +1,7 @@
 """Reads the two published forms of a gpt-oss `config.json` into the fields of `ModelConfig`.
 
-A field that changes the mathematics and is missing, of the wrong type, or set to a variant the
-engine does not compute is refused by name: a default that differs from what the weights were
+A field that changes the mathematics and is missing, of the wrong type, or set to a variant that
+the engine does not compute is refused by name: a default that differs from what the weights were
 trained with would give plausible wrong numbers.
 """
 
@@ -52,49 +52,55 @@ class YarnScaling:
                 raise bad_field(f"rope_scaling.{name}", getattr(self, name), "above 0")
 
 
-def hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `ModelConfig` from the Hugging Face form; raises as `from_dict`.
-
-    Of any transformers version: with `rope_scaling` or `rope_parameters`.
-    """
-    _require_gpt_oss(raw)
-    shared, listed = _shared_fields(raw), raw.get("layer_types")
-    rope_theta, scaling = _hf_rope(raw)
-    return {
+def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `ModelConfig` from either form; raises as `ModelConfig.from_dict`."""
+    is_hf = "model_type" in raw or "architectures" in raw
+    if is_hf:
+        _require_gpt_oss(raw)
+    fields: dict[str, Any] = {name: _take(raw, int, name) for name in SAME_INTEGERS}
+    num_layers = fields["num_hidden_layers"]
+    # So few that each block's tensors can be named before any file is read.
+    if not 0 < num_layers <= MAX_LAYERS:
+        raise bad_field("num_hidden_layers", num_layers, f"1 to {MAX_LAYERS}")
+    fields |= {
         "num_experts": _take(raw, int, "num_local_experts", "num_experts"),
         "experts_per_token": _take(raw, int, "num_experts_per_tok", "experts_per_token"),
-        **shared,
-        "layer_types": (
-            _alternating(shared["num_hidden_layers"])
-            if listed is None
-            else tuple(_take(raw, list, "layer_types"))
-        ),
-        "rope_theta": rope_theta,
-        "rope_scaling": scaling,
+        "swiglu_limit": _take(raw, float, "swiglu_limit"),
+        "layer_types": tuple(FULL if i % 2 else SLIDING for i in range(num_layers)),
+    }
+    return fields | (_hf_fields(raw) if is_hf else _original_fields(raw))
+
+
+def _hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Hugging Face form has alone, of any transformers version."""
+    fields: dict[str, Any] = {
         "max_position_embeddings": _take(raw, int, "max_position_embeddings"),
         "rms_norm_eps": _take(raw, float, "rms_norm_eps"),
-        "swiglu_alpha": _take(raw, float, "swiglu_alpha") if "swiglu_alpha" in raw else 1.702,
-        "eos_token_id": _first_id(raw, "eos_token_id"),
-        "pad_token_id": _first_id(raw, "pad_token_id"),
-        "quant_method": _hf_quant_method(raw),
+        **{name: _first_id(raw, name) for name in ("eos_token_id", "pad_token_id")},
     }
+    fields["rope_theta"], fields["rope_scaling"] = _hf_rope(raw)
+    if raw.get("layer_types") is not None:
+        fields["layer_types"] = tuple(_take(raw, list, "layer_types"))
+    if "swiglu_alpha" in raw:
+        fields["swiglu_alpha"] = _take(raw, float, "swiglu_alpha")
+    if raw.get("quantization_config") is not None:
+        method = _take(_take(raw, dict, "quantization_config"), str, "quant_method")
+        if method != MXFP4:
+            raise _variant("quantization_config.quant_method", method, repr(MXFP4))
+        fields["quant_method"] = method
+    return fields
 
 
-def original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `ModelConfig` from the form of `original/`; raises as `from_dict`."""
-    shared = _shared_fields(raw)
+def _original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What `original/` has alone, and the facts that its file leaves out."""
     scaling = YarnScaling(
         factor=_take(raw, float, "rope_scaling_factor"),
         original_max_position=_take(raw, int, "initial_context_length"),
         beta_fast=_take(raw, float, "rope_ntk_beta"),
         beta_slow=_take(raw, float, "rope_ntk_alpha"),
     )
-    is_published = shared["vocab_size"] == PUBLISHED_VOCAB_SIZE
+    is_published = raw["vocab_size"] == PUBLISHED_VOCAB_SIZE
     return {
-        "num_experts": _take(raw, int, "num_experts"),
-        "experts_per_token": _take(raw, int, "experts_per_token"),
-        **shared,
-        "layer_types": _alternating(shared["num_hidden_layers"]),
         "rope_theta": _take(raw, float, "rope_theta"),
         "rope_scaling": scaling if scaling.factor > 1 else None,
         "max_position_embeddings": int(scaling.original_max_position * max(scaling.factor, 1.0)),
@@ -122,15 +128,6 @@ def _require_gpt_oss(raw: Mapping[str, Any]) -> None:
             raise _variant(field, raw[field], repr(value))
 
 
-def _shared_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that carry one name in both forms."""
-    fields: dict[str, Any] = {name: _take(raw, int, name) for name in SAME_INTEGERS}
-    # So few that each block's tensors can be named before any file is read.
-    if not 0 < fields["num_hidden_layers"] <= MAX_LAYERS:
-        raise bad_field("num_hidden_layers", fields["num_hidden_layers"], f"1 to {MAX_LAYERS}")
-    return fields | {"swiglu_limit": _take(raw, float, "swiglu_limit")}
-
-
 def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, YarnScaling | None]:
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = _take(raw, dict, field)
@@ -149,19 +146,6 @@ def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, YarnScaling | None]:
         beta_slow=_take(rope, float, "beta_slow"),
         truncate=_take(rope, bool, "truncate"),
     )
-
-
-def _alternating(num_layers: int) -> tuple[str, ...]:
-    return tuple(SLIDING if i % 2 == 0 else FULL for i in range(num_layers))
-
-
-def _hf_quant_method(raw: Mapping[str, Any]) -> str | None:
-    if raw.get("quantization_config") is None:
-        return None
-    method = _take(_take(raw, dict, "quantization_config"), str, "quant_method")
-    if method != MXFP4:
-        raise _variant("quantization_config.quant_method", method, repr(MXFP4))
-    return method
 
 
 def _first_id(raw: Mapping[str, Any], name: str) -> int | None:

@@ -3,8 +3,7 @@
 The Hugging Face layout keeps query, key and value apart and stores unquantised experts
 input-major; `original/` fuses the three and stores experts output-major. In both, the rows of
 gate and up interleave (gate even, up odd), and MXFP4 experts are a tensor of blocks and one of
-scales. `check_tensors` compares what the files hold with what a config asks for, from the headers
-alone, and reports everything that is missing, left over or misshapen in one error.
+scales.
 """
 
 from __future__ import annotations
@@ -65,47 +64,36 @@ class Layout:
         return any(name in names for name in self.packed_names(layer, part))
 
 
+# Part of a block, its tensors in the Hugging Face layout, its tensor in `original/`.
+_PARTS = (
+    ("attn_norm", ("input_layernorm.weight",), "attn.norm.scale"),
+    ("qkv_weight", tuple(f"self_attn.{part}_proj.weight" for part in "qkv"), "attn.qkv.weight"),
+    ("qkv_bias", tuple(f"self_attn.{part}_proj.bias" for part in "qkv"), "attn.qkv.bias"),
+    ("sinks", ("self_attn.sinks",), "attn.sinks"),
+    ("out_weight", ("self_attn.o_proj.weight",), "attn.out.weight"),
+    ("out_bias", ("self_attn.o_proj.bias",), "attn.out.bias"),
+    ("mlp_norm", ("post_attention_layernorm.weight",), "mlp.norm.scale"),
+    ("router_weight", ("mlp.router.weight",), "mlp.gate.weight"),
+    ("router_bias", ("mlp.router.bias",), "mlp.gate.bias"),
+    ("gate_up_bias", ("mlp.experts.gate_up_proj_bias",), "mlp.mlp1_bias"),
+    ("down_bias", ("mlp.experts.down_proj_bias",), "mlp.mlp2_bias"),
+)
 HUGGING_FACE = Layout(
     embedding="model.embed_tokens.weight",
     final_norm="model.norm.weight",
     unembedding="lm_head.weight",
     block_prefix="model.layers.{}.",
-    parts={
-        "attn_norm": ("input_layernorm.weight",),
-        "qkv_weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
-        "qkv_bias": tuple(f"self_attn.{part}_proj.bias" for part in "qkv"),
-        "sinks": ("self_attn.sinks",),
-        "out_weight": ("self_attn.o_proj.weight",),
-        "out_bias": ("self_attn.o_proj.bias",),
-        "mlp_norm": ("post_attention_layernorm.weight",),
-        "router_weight": ("mlp.router.weight",),
-        "router_bias": ("mlp.router.bias",),
-        "gate_up_bias": ("mlp.experts.gate_up_proj_bias",),
-        "down_bias": ("mlp.experts.down_proj_bias",),
-    },
+    parts={part: names for part, names, _ in _PARTS},
     experts={"gate_up_weight": "mlp.experts.gate_up_proj", "down_weight": "mlp.experts.down_proj"},
     packed_suffixes=("_blocks", "_scales"),
     is_input_major=True,
 )
-
 ORIGINAL = Layout(
     embedding="embedding.weight",
     final_norm="norm.scale",
     unembedding="unembedding.weight",
     block_prefix="block.{}.",
-    parts={
-        "attn_norm": ("attn.norm.scale",),
-        "qkv_weight": ("attn.qkv.weight",),
-        "qkv_bias": ("attn.qkv.bias",),
-        "sinks": ("attn.sinks",),
-        "out_weight": ("attn.out.weight",),
-        "out_bias": ("attn.out.bias",),
-        "mlp_norm": ("mlp.norm.scale",),
-        "router_weight": ("mlp.gate.weight",),
-        "router_bias": ("mlp.gate.bias",),
-        "gate_up_bias": ("mlp.mlp1_bias",),
-        "down_bias": ("mlp.mlp2_bias",),
-    },
+    parts={part: (name,) for part, _, name in _PARTS},
     experts={"gate_up_weight": "mlp.mlp1_weight", "down_weight": "mlp.mlp2_weight"},
     packed_suffixes=(".blocks", ".scales"),
     is_input_major=False,
@@ -152,41 +140,30 @@ def stored_tensors(
     An expert stack is taken as MXFP4 if `names` has its blocks or scales, or, when it has neither
     these nor the plain stack, if the config says so.
     """
+    shapes = part_shapes(config)
     table = TensorSpec((config.vocab_size, config.hidden_size))
     specs = {layout.embedding: table, layout.unembedding: table}
     specs[layout.final_norm] = TensorSpec((config.hidden_size,))
     for layer in range(config.num_hidden_layers):
-        specs |= {
-            name: TensorSpec(shape) for name, _, shape in block_tensors(config, layout, layer)
-        }
+        for name, _, shape in block_tensors(config, layout, layer):
+            specs[name] = TensorSpec(shape)
         for part in EXPERT_PARTS:
-            specs |= _expert_specs(config, layout, layer, part, names)
+            experts, outputs, inputs = shapes[part]
+            plain = layout.block_name(layer, layout.experts[part])
+            says_packed = plain not in names and config.quant_method == MXFP4
+            if layout.is_packed(layer, part, names) or says_packed:
+                blocks, scales = layout.packed_names(layer, part)
+                rows = (experts, outputs, inputs // GROUP_SIZE)
+                specs[blocks] = TensorSpec((*rows, GROUP_SIZE // 2), PACKED_DTYPES)
+                specs[scales] = TensorSpec(rows, PACKED_DTYPES)
+            else:
+                sides = (inputs, outputs) if layout.is_input_major else (outputs, inputs)
+                specs[plain] = TensorSpec((experts, *sides))
     return specs
 
 
-def _expert_specs(
-    config: ModelConfig, layout: Layout, layer: int, part: str, names: Collection[str]
-) -> dict[str, TensorSpec]:
-    experts, outputs, inputs = part_shapes(config)[part]
-    plain = layout.block_name(layer, layout.experts[part])
-    says_packed = plain not in names and config.quant_method == MXFP4
-    if not (layout.is_packed(layer, part, names) or says_packed):
-        shape = (experts, inputs, outputs) if layout.is_input_major else (experts, outputs, inputs)
-        return {plain: TensorSpec(shape)}
-    blocks, scales = layout.packed_names(layer, part)
-    rows = (experts, outputs, inputs // GROUP_SIZE)
-    return {
-        blocks: TensorSpec((*rows, GROUP_SIZE // 2), PACKED_DTYPES),
-        scales: TensorSpec(rows, PACKED_DTYPES),
-    }
-
-
 def detect_layout(names: Collection[str], where: Path) -> Layout:
-    """The layout whose embedding table is among `names`.
-
-    Raises:
-        CheckpointError: Neither is (E-CHECKPOINT-TENSOR).
-    """
+    """The layout whose embedding table is among `names`; refuses others (E-CHECKPOINT-TENSOR)."""
     for layout in (HUGGING_FACE, ORIGINAL):
         if layout.embedding in names:
             return layout
@@ -202,17 +179,19 @@ def detect_layout(names: Collection[str], where: Path) -> Layout:
 def check_tensors(
     config: ModelConfig, layout: Layout, found: Mapping[str, TensorSpec], where: Path
 ) -> None:
-    """Refuse files whose tensors are not exactly those of the config.
+    """Refuse tensors that are missing, left over or misshapen (E-CHECKPOINT-TENSOR).
 
-    Args:
-        found: Every stored tensor, with its one dtype.
-        where: The checkpoint's directory, for the message.
-
-    Raises:
-        CheckpointError: Tensors are missing, left over, or of another shape or type
-            (E-CHECKPOINT-TENSOR).
+    `found` has every stored tensor with its one dtype; `where` is for the message.
     """
-    problems = list(_problems(stored_tensors(config, layout, found), found))
+    expected = stored_tensors(config, layout, found)
+    problems = []
+    for name, spec in expected.items():
+        if name not in found:
+            problems.append(f"{name} is missing")
+        elif found[name].shape != spec.shape or found[name].dtypes[0] not in spec.dtypes:
+            problems.append(f"{name} is {found[name]}, expected {spec}")
+    extra = sorted(set(found) - set(expected))
+    problems += [f"{name} belongs to no part of this model" for name in extra]
     if not problems:
         return
     shown = "; ".join(problems[:_MAX_PROBLEMS_SHOWN])
@@ -223,13 +202,3 @@ def check_tensors(
         do="the files and config.json must be of one checkpoint: fetch it again, whole",
         code="E-CHECKPOINT-TENSOR",
     )
-
-
-def _problems(expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec]) -> Iterator[str]:
-    for name, spec in expected.items():
-        if name not in found:
-            yield f"{name} is missing"
-        elif found[name].shape != spec.shape or found[name].dtypes[0] not in spec.dtypes:
-            yield f"{name} is {found[name]}, expected {spec}"
-    for name in sorted(set(found) - set(expected)):
-        yield f"{name} belongs to no part of this model"

@@ -109,24 +109,6 @@ def make_tiny_checkpoint(
 
 def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Tensor]]) -> None:
     """Commit shards and index, then config.json: a checkpoint is there when its config is."""
-    _refuse_strangers(directory)
-    with atomic.output_lock(directory):
-        if _is_current(directory, raw):
-            return
-        (directory / CONFIG_NAME).unlink(missing_ok=True)
-        atomic.fsync_dir(directory)
-        shards = _shards(tensors)
-        for name, shard in shards.items():
-            atomic.write_bytes(directory / name, save(shard, metadata={"format": "pt"}))
-        size_bytes = sum(t.nbytes for shard in shards.values() for t in shard.values())
-        places = {tensor: name for name, shard in shards.items() for tensor in shard}
-        index = {"metadata": {"total_size": size_bytes}, "weight_map": dict(sorted(places.items()))}
-        atomic.write_json(directory / INDEX_NAME, index)
-        atomic.write_json(directory / CONFIG_NAME, raw)
-
-
-def _refuse_strangers(directory: Path) -> None:
-    """Raise over a checkpoint of another origin, before anything is written."""
     path = directory / CONFIG_NAME
     is_ours = not path.is_file() or RECIPE_KEY in read_checkpoint_json(path)
     strangers = {file.name for file in directory.glob("*.safetensors")} - set(SHARD_NAMES)
@@ -137,14 +119,20 @@ def _refuse_strangers(directory: Path) -> None:
             do="name another directory",
             code="E-CHECKPOINT-FOREIGN",
         )
-
-
-def _is_current(directory: Path, raw: dict[str, Any]) -> bool:
-    """Whether these very files are there already."""
-    path = directory / CONFIG_NAME
-    if not path.is_file() or read_checkpoint_json(path) != raw:
-        return False
-    return all((directory / name).is_file() for name in (*SHARD_NAMES, INDEX_NAME))
+    with atomic.output_lock(directory):
+        whole = all((directory / name).is_file() for name in (*SHARD_NAMES, INDEX_NAME))
+        if whole and path.is_file() and read_checkpoint_json(path) == raw:
+            return
+        path.unlink(missing_ok=True)
+        atomic.fsync_dir(directory)
+        shards = _shards(tensors)
+        for name, shard in shards.items():
+            atomic.write_bytes(directory / name, save(shard, metadata={"format": "pt"}))
+        size_bytes = sum(t.nbytes for shard in shards.values() for t in shard.values())
+        places = {tensor: name for name, shard in shards.items() for tensor in shard}
+        index = {"metadata": {"total_size": size_bytes}, "weight_map": dict(sorted(places.items()))}
+        atomic.write_json(directory / INDEX_NAME, index)
+        atomic.write_json(path, raw)
 
 
 def _shards(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
@@ -160,18 +148,17 @@ def _shards(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor
 
 def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Every stored tensor, by its Hugging Face name."""
-    layout = HUGGING_FACE
-    table = (config.vocab_size, config.hidden_size)
+    layout, shapes = HUGGING_FACE, part_shapes(config)
+    table, hidden = (config.vocab_size, config.hidden_size), (config.hidden_size,)
     yield layout.embedding, _draw(seed, layout.embedding, table, "embedding").bfloat16()
     for layer in range(config.num_hidden_layers):
         for name, part, shape in block_tensors(config, layout, layer):
             yield name, _draw(seed, name, shape, part).bfloat16()
         for part in EXPERT_PARTS:
             name = layout.block_name(layer, layout.experts[part])
-            packed = mxfp4.encode(_draw(seed, name, part_shapes(config)[part], part))
+            packed = mxfp4.encode(_draw(seed, name, shapes[part], part))
             yield from zip(layout.packed_names(layer, part), packed, strict=True)
-    norm_shape = (config.hidden_size,)
-    yield layout.final_norm, _draw(seed, layout.final_norm, norm_shape, "final_norm").bfloat16()
+    yield layout.final_norm, _draw(seed, layout.final_norm, hidden, "final_norm").bfloat16()
     yield layout.unembedding, _draw(seed, layout.unembedding, table, "unembedding").bfloat16()
 
 

@@ -75,9 +75,8 @@ class WeightFiles:
 def weight_files(place: Path) -> list[Path]:
     """The safetensors files that the index names, or all of the directory, sorted by name.
 
-    Raises:
-        CheckpointError: The index is not one (E-CHECKPOINT-FILE), names pickles
-            (E-CHECKPOINT-PICKLE) or a file that is not there (E-CHECKPOINT-MISSING).
+    Refuses an index of another form (E-CHECKPOINT-FILE), one that names pickles
+    (E-CHECKPOINT-PICKLE) or a file that is not there (E-CHECKPOINT-MISSING).
     """
     indexes = sorted(place.glob(f"*{INDEX_SUFFIX}"))
     if not indexes:
@@ -102,11 +101,7 @@ def weight_files(place: Path) -> list[Path]:
 
 
 def read_checkpoint_json(path: Path) -> dict[str, Any]:
-    """One JSON object of a checkpoint.
-
-    Raises:
-        CheckpointError: It is not JSON, or not one object (E-CHECKPOINT-FILE).
-    """
+    """One JSON object of a checkpoint; refuses other content (E-CHECKPOINT-FILE)."""
     try:
         return read_json_object(path)
     except FormatError as error:

@@ -77,10 +77,10 @@ def greedy(model: Transformer, prompt: Sequence[int], num_new: int) -> list[int]
 def all_free(generator: BatchedGenerator, num_prefixes: int = 0) -> bool:
     """Whether a generator holds only kept beginnings, and at least `num_prefixes` of them."""
     cache, kept = generator.cache, generator.prefixes.kept
-    held = {page for node in kept if node.kept for page in node.kept.pages}
+    held = {page for prefix in kept.values() for page in prefix.pages}
     return (
         generator.idle
-        and cache.num_free_slots == len(cache.tables)
-        and cache.num_free_pages == cache.num_pages - len(held)
+        and len(cache.free_slots) == len(cache.tables)
+        and len(cache.free_pages) == cache.num_pages - len(held)
         and len(kept) >= num_prefixes
     )

@@ -9,7 +9,7 @@ import torch
 
 from nmoe_core.engine import ModelConfig
 from nmoe_core.engine.generation.cache import PagedCache, Prefix
-from nmoe_core.engine.generation.prefixes import MIN_SHARED_TOKENS, PrefixTree
+from nmoe_core.engine.generation.prefixes import MIN_SHARED_TOKENS, Node, PrefixTree
 from nmoe_core.engine.generation.step import Chunk, StepBatch
 
 PAGE = 4
@@ -91,8 +91,8 @@ def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_f
         assert _positions(cache, slot, 1, length + 5) == list(map(float, range(length + 5)))
         cache.close(slot)
     cache.drop_prefix(prefix)
-    assert cache.num_free_pages == 12
-    assert cache.num_free_slots == 3
+    assert len(cache.free_pages) == 12
+    assert len(cache.free_slots) == 3
 
 
 def test_a_shared_page_is_stored_once_and_a_part_page_is_copied(small_config: ModelConfig):
@@ -102,7 +102,7 @@ def test_a_shared_page_is_stored_once_and_a_part_page_is_copied(small_config: Mo
     prefix = cache.keep_prefix(maker, 10)
     slot = _open(cache, prefix)
     # Three pages of the maker; the prefix and the slot each copy the third, half full.
-    assert cache.num_free_pages == 12 - 5
+    assert len(cache.free_pages) == 12 - 5
     assert cache.tables[maker, :2].tolist() == cache.tables[slot, :2].tolist()
     assert cache.tables[maker, 2] != cache.tables[slot, 2]
 
@@ -114,15 +114,21 @@ def test_too_few_pages_is_a_refusal_that_changes_nothing(small_config: ModelConf
     other = _open(cache)
     assert not cache.reserve(other, 1)
     assert cache.keep_prefix(slot, 10) is None
-    assert cache.num_free_pages == 0
+    assert len(cache.free_pages) == 0
     cache.close(slot)
-    assert cache.num_free_pages == 5
+    assert len(cache.free_pages) == 5
     assert cache.reserve(other, 1)
 
 
 def _tree(config: ModelConfig, max_kept: int = 8) -> tuple[PrefixTree, PagedCache]:
     cache = _cache(config, num_pages=30)
     return PrefixTree(cache, max_kept), cache
+
+
+def _kept(tree: PrefixTree, ends: list[list[Node]]) -> list[int]:
+    """Length of what is kept of the first prompt of each pair."""
+    nodes = [tree.longest_kept(pair[0]) for pair in ends]
+    return [0 if node is None else node.length for node in nodes]
 
 
 def test_prompts_share_up_to_where_they_part_but_never_all(small_config: ModelConfig):
@@ -160,15 +166,17 @@ def test_the_tree_forgets_prompts_that_are_gone_and_drops_the_beginning_used_lon
         assert tree.keep(node, slot)
         cache.close(slot)
         ends.append(pair)
-    assert [tree.kept_length(pair[0]) for pair in ends] == [0, 20, 20]
-    assert tree.longest_kept(ends[1][0]) is not None
-    assert tree.drop_oldest()
-    assert [tree.kept_length(pair[0]) for pair in ends] == [0, 20, 0]
-    assert not tree.drop_unused()
+    assert _kept(tree, ends) == [0, 20, 20]
+    used = tree.longest_kept(ends[1][0])
+    assert used is not None
+    tree.use(used)
+    assert tree.drop()
+    assert _kept(tree, ends) == [0, 20, 0]
+    assert not tree.drop(only_unused=True)
     for pair in ends:
         for end in pair:
             tree.remove(end)
-    assert tree.drop_unused()
-    assert not tree.drop_oldest()
+    assert tree.drop(only_unused=True)
+    assert not tree.drop()
     assert tree.root.children == {}
-    assert cache.num_free_pages == 30
+    assert len(cache.free_pages) == 30

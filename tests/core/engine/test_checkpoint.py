@@ -6,13 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from nmoe_core.base.errors import CheckpointError
-from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table
+from nmoe_core.engine import Transformer, checkpoint_digest
 from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.checkpoint import find_checkpoint
 
@@ -121,13 +120,6 @@ def test_weights_do_not_change_with_the_file_they_came_from(one_file: Path):
     assert torch.equal(model(IDS), before)
 
 
-def test_the_embedding_table_is_read_alone_as_float32(tiny_dir: Path, tiny_model: Transformer):
-    table = load_embedding_table(tiny_dir)
-    assert table.dtype == np.float32
-    assert table.flags.writeable
-    assert np.array_equal(table, tiny_model.embedding.numpy())
-
-
 def test_the_digest_names_config_and_weights_wherever_they_lie(one_file: Path, tmp_path: Path):
     digest = checkpoint_digest(one_file)
     assert Transformer.from_checkpoint(one_file).digest == digest
@@ -204,10 +196,9 @@ def test_a_file_that_is_not_safetensors_is_refused(one_file: Path, damage: str):
     whole = file.read_bytes()
     damaged = {"empty": b"", "other": b"not safetensors, far too long a header", "cut": whole[:-1]}
     file.write_bytes(damaged[damage])
-    for read in (Transformer.from_checkpoint, load_embedding_table):
-        with pytest.raises(CheckpointError, match=r"model\.safetensors.*cannot be used") as caught:
-            read(one_file)
-        assert caught.value.code == "E-CHECKPOINT-FILE"
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*cannot be used") as caught:
+        Transformer.from_checkpoint(one_file)
+    assert caught.value.code == "E-CHECKPOINT-FILE"
 
 
 def test_pickles_are_refused(one_file: Path):

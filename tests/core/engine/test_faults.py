@@ -30,12 +30,8 @@ FAULTS: dict[str, list[Edit]] = {
     "kinds of layers swapped": [
         ("weights/config", "self.layer_types[layer] == SLIDING", "self.layer_types[layer] == FULL")
     ],
-    "no yarn": [
-        ("rope", "if config.rope_scaling is None:\n        return", "if True:\n        return")
-    ],
-    "no yarn concentration": [
-        ("rope", "return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0", "return 1.0")
-    ],
+    "no yarn": [("rope", "    if scaling is not None:", "    if False:")],
+    "no yarn concentration": [("rope", "0.1 * math.log(max(scaling.factor, 1.0)) + 1.0", "1.0")],
     "yarn truncated": [("rope", "if scaling.truncate:", "if not scaling.truncate:")],
     "interleaved rope": [
         ("rope", "return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)", "return heads")

@@ -11,7 +11,7 @@ from nmoe_core.engine import ModelConfig, Transformer
 from nmoe_core.engine.moe import RUN_ROWS, MixtureOfExperts
 from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
-from nmoe_core.engine.weights.experts import PackedExperts
+from nmoe_core.engine.weights.mxfp4 import PackedExperts
 
 
 @pytest.fixture

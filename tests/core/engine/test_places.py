@@ -10,10 +10,10 @@ import torch
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import main
 from nmoe_core.config.quality import BackboneTable, EngineOracleTable
-from nmoe_core.engine import ModelConfig, Transformer, backend, memory
+from nmoe_core.engine import ModelConfig, Transformer, backend
 from nmoe_core.engine.devices import Shard
 from nmoe_core.engine.weights.checkpoint import Checkpoint, open_checkpoint
-from nmoe_core.engine.weights.experts import PackedExperts
+from nmoe_core.engine.weights.mxfp4 import PackedExperts
 
 GB = 10**9
 
@@ -74,27 +74,27 @@ def test_a_number_of_threads_below_one_is_one_line(
 def test_weights_are_estimated_as_they_will_lie_in_memory(tiny_dir: Path) -> None:
     large, small = _published(36, 128), _published(24, 32)
     found = [
-        memory.weight_bytes(large, torch.bfloat16, "decoded") / GB,
-        memory.weight_bytes(large, torch.bfloat16, "packed") / GB,
-        memory.weight_bytes(small, torch.float32, "decoded") / GB,
+        backend.weight_bytes(large, torch.bfloat16, "decoded") / GB,
+        backend.weight_bytes(large, torch.bfloat16, "packed") / GB,
+        backend.weight_bytes(small, torch.float32, "decoded") / GB,
     ]
     assert found == pytest.approx([233.7, 65.2, 83.7], rel=0.01)
     for dtype in (torch.float32, torch.bfloat16):
         for form in ("decoded", "packed"):
             model = Transformer.from_checkpoint(tiny_dir, dtype=dtype, experts=form)
             real = sum(p.nbytes for p in model.parameters())
-            assert memory.weight_bytes(model.config, dtype, form) == pytest.approx(real, rel=0.02)
+            assert backend.weight_bytes(model.config, dtype, form) == pytest.approx(real, rel=0.02)
 
 
 def test_a_model_that_cannot_fit_is_refused_before_a_weight_is_read_and_what_fits_is_named(
     tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_checkpoint(tiny_dir) as checkpoint:
-        packed = memory.weight_bytes(checkpoint.config, torch.bfloat16, "packed")
+        packed = backend.weight_bytes(checkpoint.config, torch.bfloat16, "packed")
     room = packed + 1000
-    monkeypatch.setattr(memory, "room_bytes", lambda device: room)
+    monkeypatch.setattr(backend, "room_bytes", lambda device: room)
     assert Transformer.from_checkpoint(tiny_dir, dtype=torch.bfloat16, experts="packed")
-    monkeypatch.setattr(Checkpoint, "embedding", None)
+    monkeypatch.setattr(Checkpoint, "tables", None)
     with pytest.raises(ConfigError, match="do not fit") as caught:
         Transformer.from_checkpoint(tiny_dir)
     assert caught.value.code == "E-CONFIG-MEMORY"

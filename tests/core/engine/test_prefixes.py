@@ -71,5 +71,5 @@ def test_kept_beginnings_give_way_to_sequences(tiny_model: Transformer):
     assert all_free(generator, num_prefixes=1)
     prompt = prompt_of(100, 3)
     assert generator.generate_batch([prompt], 20) == [greedy(tiny_model, prompt, 20)]
-    assert generator.prefixes.kept == []
+    assert generator.prefixes.kept == {}
     assert all_free(generator)

@@ -139,9 +139,9 @@ def _soak(model: Transformer, num_requests: int, seed: int, compare_every: int) 
     assert generator.counts.preemptions > 0
     assert generator.counts.reused > 0
     assert all_free(generator)
-    while generator.prefixes.drop_oldest():
+    while generator.prefixes.drop():
         pass
-    assert generator.cache.num_free_pages == 9
+    assert len(generator.cache.free_pages) == 9
     assert generator.idle
     assert _num_prompts(generator.prefixes.root) <= 6
 

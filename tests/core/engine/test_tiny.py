@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import CheckpointError, LockedError
-from nmoe_core.engine import Transformer, checkpoint_digest, load_embedding_table
+from nmoe_core.engine import Transformer, checkpoint_digest
 from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
 SIZES = {"vocab_size": 300, "num_layers": 4, "sliding_window": 16}
@@ -121,7 +121,7 @@ def test_late_layers_still_tell_tokens_apart_and_carry_context(tmp_path: Path):
     ids = torch.randint(0, 300, (8, 64), generator=generator)
     changed = ids.clone()
     changed[:, 20] = (ids[:, 20] + 1) % 300
-    embedded = torch.from_numpy(load_embedding_table(directory))[ids]
+    embedded = model.embedding[ids]
     _, hidden = model(ids, return_hidden_states=(6, 8), no_logits=True)
     _, moved = model(changed, return_hidden_states=(6, 8), no_logits=True)
     for tap in (6, 8):

@@ -25,8 +25,8 @@ from nmoe_core.engine.rope import rotation_table
 from nmoe_core.engine.transfers import Arriving
 from nmoe_core.engine.weights.checkpoint import FLOAT32_PARTS, LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
-from nmoe_core.engine.weights.experts import DecodedExperts
 from nmoe_core.engine.weights.layout import part_shapes
+from nmoe_core.engine.weights.mxfp4 import DecodedExperts
 
 DEVICE = torch.device("cuda:3")
 
