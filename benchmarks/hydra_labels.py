@@ -31,7 +31,7 @@ from nmoe_core.cli.output import print_table
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.tree import shard_dir_name
-from nmoe_core.labels.document_texts import Documents, shard_documents
+from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.oracles.dialects import ChatDialect

@@ -111,7 +111,7 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
 
 def show_status(arguments: argparse.Namespace) -> int:
     """Where each label shard stands."""
-    from nmoe_core.labels.status import label_status
+    from nmoe_core.labels.files import label_status
 
     tree = run_of(arguments, "labels", "slices").tree
     rows = [asdict(row) for row in label_status(tree)]

@@ -18,7 +18,7 @@ import numpy as np
 from loader.files.format import Manifest
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.heads.features import as_seen
-from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.documents import JsonlTexts
 from nmoe_core.labels.slices import data_digest, source_manifest
 from nmoe_core.shards.documents import DocumentReader, document_ids
 from nmoe_core.shards.manifest import documents_digest
@@ -120,7 +120,7 @@ class TextEncoder(Protocol):
 
 
 class TextInput:
-    """The documents of a JSON lines file (`jsonl_texts`), tokenised as prep does it.
+    """The documents of a JSON lines file , tokenised as prep does it.
 
     Args:
         path: The file.

@@ -46,29 +46,10 @@ def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarr
     total = weight = 0.0
     for name in np.unique(names):
         member = names == name
-        value = spearman(a[member], b[member])
-        if value is not None:
+        if (value := spearman(a[member], b[member])) is not None:
             total += value * member.sum()
             weight += member.sum()
     return float(total / weight) if weight else None
-
-
-def group_means(
-    train_groups: Sequence[Any], train_values: np.ndarray, groups: Sequence[Any]
-) -> np.ndarray:
-    """Predict each item of `groups` by its group's mean in training, or by the overall mean."""
-    sums: dict[Any, list[float]] = {}
-    for group, value in zip(train_groups, train_values.tolist()):
-        sums.setdefault(group, []).append(value)
-    means = {group: float(np.mean(values)) for group, values in sums.items()}
-    overall = float(train_values.mean())
-    return np.array([means.get(group, overall) for group in groups])
-
-
-def length_groups(train_lengths: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int]]:
-    """Group numbers of both sets by the deciles of the training lengths."""
-    edges = np.quantile(train_lengths, np.arange(1, NUM_LENGTH_GROUPS) / NUM_LENGTH_GROUPS)
-    return np.digitize(train_lengths, edges).tolist(), np.digitize(lengths, edges).tolist()
 
 
 def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -> float | None:
@@ -153,15 +134,15 @@ def agreement(
     return {
         "n": len(oracle),
         "mae": {name: _round(np.abs(e).mean()) for name, e, _, _ in columns},
-        "r2": {name: _round(explained(x, y)) for name, _, x, y in columns},
+        "r2": {name: _round(_explained(x, y)) for name, _, x, y in columns},
         "qwk": {
             name: _round(quadratic_kappa(np.rint(x), np.rint(y), MAX_GRADE + 1))
             for name, _, x, y in columns
         },
-        "dimensions": {name: correlations(x, y, sources) for name, _, x, y in columns},
-        **correlations(a, b, sources),
+        "dimensions": {name: _correlations(x, y, sources) for name, _, x, y in columns},
+        **_correlations(a, b, sources),
         "mae_aggregate": _round(np.abs(a - b).mean()),
-        "r2_aggregate": _round(explained(a, b)),
+        "r2_aggregate": _round(_explained(a, b)),
         "per_source": {
             name: {
                 "n": int(member.sum()),
@@ -174,13 +155,13 @@ def agreement(
     }
 
 
-def explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
+def _explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
     """R2: share of the truth's variance that the prediction explains; None without variance."""
     spread = float(truth.var())
     return 1 - float(((predicted - truth) ** 2).mean()) / spread if spread > 0 else None
 
 
-def correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
+def _correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
     """`spearman` and `spearman_within_source`, each with a 95 % bootstrap interval."""
     names = np.asarray(sources)
     return {
@@ -211,9 +192,9 @@ def baselines(
         `mae_mean_only` of each dimension.
     """
     fitted, truth = aggregate(train[0], weights), aggregate(val[0], weights)
-    by_source = group_means(train[1], fitted, val[1])
-    train_groups, val_groups = length_groups(train[2], val[2])
-    by_length = group_means(train_groups, fitted, val_groups)
+    by_source = _group_means(train[1], fitted, val[1])
+    edges = np.quantile(train[2], np.arange(1, NUM_LENGTH_GROUPS) / NUM_LENGTH_GROUPS)
+    by_length = _group_means(np.digitize(train[2], edges), fitted, np.digitize(val[2], edges))
     constant = np.abs(val[0] - train[0].mean(0)).mean(0)
     return {
         "spearman_source_only": _round(spearman(by_source, truth)),
@@ -221,6 +202,14 @@ def baselines(
         "spearman_length_only_within_source": _round(within_groups(by_length, truth, val[1])),
         "mae_mean_only": {name: _round(value) for name, value in zip(DIMENSIONS, constant)},
     }
+
+
+def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np.ndarray:
+    """Predict each item of `groups` by its group's mean in training, or by the overall mean."""
+    names, inverse = np.unique(np.asarray(train_groups), return_inverse=True)
+    means = [train_values[inverse == i].mean() for i in range(len(names))]
+    by_name, overall = dict(zip(names.tolist(), means)), train_values.mean()
+    return np.array([by_name.get(group, overall) for group in np.asarray(groups).tolist()])
 
 
 def _round(value: float | None) -> float | None:

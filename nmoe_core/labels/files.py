@@ -1,4 +1,4 @@
-"""Label files: their digests, merging the shards of a split, and the arrays heads train on.
+"""Label files: where labelling stands, digests, the merged file of a split, and what heads read.
 
 A merged file holds each document once, shards in the order of their numbers, records in the order
 they were written; of several records of a document the last parsed one counts, else the last.
@@ -8,23 +8,24 @@ is a file that is not the one its summary was written for, and a summary that wa
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import output_lock, write_json, write_jsonl
+from nmoe_core.base.atomic import LOCK_NAME, output_lock, write_json, write_jsonl
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.oracle import Scorer
-from nmoe_core.labels.records import Record, coverage, is_salvaged, latest, one_scorer, read_records
+from nmoe_core.labels.records import coverage, is_salvaged, latest, one_scorer, read_records
 from nmoe_core.labels.scores import DIMENSIONS, as_vector, parse_scores
-from nmoe_core.labels.slices import NUM_LABEL_SHARDS
+from nmoe_core.labels.slices import LABEL_SHARDS, NUM_LABEL_SHARDS, data_digest, former_data_digest
 
 MERGE_CODE = "merge-labels/2"
 SCORES_NAME = "scores.jsonl"
@@ -45,16 +46,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 
     Raises:
         LabelError: It was changed after it was written (E-LABEL-CORRUPT).
-        FormatError: It is not JSON.
     """
     return read_sealed_summary(path, LabelError, "E-LABEL-CORRUPT", sealed_since="format")
-
-
-def _summary_of(path: Path) -> tuple[Path, str]:
-    """Where the summary of a label file lies, and its key of the file's digest."""
-    if path.name == SCORES_NAME:
-        return path.with_name(SUMMARY_NAME), "scores_sha256"
-    return path.with_name(f"{path.stem}.summary.json"), "labels_sha256"
 
 
 def checked_digest(path: Path) -> str:
@@ -66,7 +59,9 @@ def checked_digest(path: Path) -> str:
         LabelError: The file or its summary was changed after it was finished (E-LABEL-CORRUPT), or
             its labelling is not finished (E-LABEL-COVERAGE).
     """
-    digest, (summary, key) = sha256_file(path), _summary_of(path)
+    is_shard, digest = path.name == SCORES_NAME, sha256_file(path)
+    summary = path.with_name(SUMMARY_NAME if is_shard else f"{path.stem}.summary.json")
+    key = "scores_sha256" if is_shard else "labels_sha256"
     if summary.is_file():
         value = read_summary(summary)
         recorded = value.get(key, None if "format" in value else digest)
@@ -79,7 +74,7 @@ def checked_digest(path: Path) -> str:
                 do="restore the file; or delete it, and label or merge again",
                 code="E-LABEL-CORRUPT",
             )
-    elif path.name == SCORES_NAME and path.with_name(STARTED_NAME).is_file():
+    elif is_shard and path.with_name(STARTED_NAME).is_file():
         raise _not_finished(path.parent)
     return digest
 
@@ -96,10 +91,13 @@ def merge_labels(tree: Tree, split: str) -> Result:
             (E-LABEL-MIXED).
     """
     shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
-    digests = {shard.name: _finished_digest(shard) for shard in shards}
+    for shard in shards:
+        if not (shard / SUMMARY_NAME).is_file() or not (shard / SCORES_NAME).is_file():
+            raise _not_finished(shard)
+    digests = {shard.name: checked_digest(shard / SCORES_NAME) for shard in shards}
     fingerprints = {"code": MERGE_CODE, **digests}
     path = tree.merged_labels(split)
-    summary, _ = _summary_of(path)
+    summary = path.with_name(f"{path.stem}.summary.json")
     if is_current(summary, fingerprints) and path.is_file():
         return _merged(checked_digest(path), read_summary(summary), changed=False)
     records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
@@ -125,12 +123,6 @@ def _merged(digest: str, summary: dict[str, Any], changed: bool) -> Result:
     return Result(digest, {**counts, "changed": changed})
 
 
-def _finished_digest(shard: Path) -> str:
-    if not (shard / SUMMARY_NAME).is_file() or not (shard / SCORES_NAME).is_file():
-        raise _not_finished(shard)
-    return checked_digest(shard / SCORES_NAME)
-
-
 def _not_finished(shard: Path) -> LabelError:
     return LabelError(
         "label shard is not finished",
@@ -147,8 +139,7 @@ class Labels:
 
     `scores` is float32 `[N, 5]`; `targets` float64 `[N]` in 0..1 where every row carries an
     independent `target`, else None; `num_failed` counts rows without scores, `num_salvaged` those
-    that were left out because their scores stood among other words. `digest` is the file's, or of
-    the file and what was left out of it.
+    left out because their scores stood among other words, which makes another `digest`.
     """
 
     path: Path
@@ -192,34 +183,112 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
             one scorer or rubric (E-LABEL-MIXED).
     """
     if not path.is_file():
-        raise LabelError(
-            "labels are missing",
-            where=path,
-            do="run nmoe hydra merge-labels",
-            code="E-LABEL-MISSING",
-        )
+        do = "run nmoe hydra merge-labels"
+        raise LabelError("labels are missing", where=path, do=do, code="E-LABEL-MISSING")
     digest = checked_digest(path)
     records = list(latest(read_records(path)).values())
     parsed = [r for r in records if r["ok"] and (use_salvaged or not is_salvaged(r))]
     num_failed = sum(not record["ok"] for record in records)
     num_salvaged = len(records) - num_failed - len(parsed)
     rows = [as_vector(parse_scores(record.get("scores") or {})) for record in parsed]
+    targets = [record.get("target") for record in parsed]
+    has_targets = bool(targets) and all(
+        isinstance(target, int | float) and 0 <= target <= 1 for target in targets
+    )
     return Labels(
         path=path,
         digest=sha256_json([digest, "not salvaged"]) if num_salvaged else digest,
         doc_ids=[record["doc_id"] for record in parsed],
         sources=[record["source"] for record in parsed],
         scores=np.asarray(rows, np.float32).reshape(-1, len(DIMENSIONS)),
-        targets=_targets(parsed),
+        targets=np.asarray(targets, np.float64) if has_targets else None,
         num_failed=num_failed,
         num_salvaged=num_salvaged,
         scorer=one_scorer(records, path),
     )
 
 
-def _targets(records: list[Record]) -> np.ndarray | None:
-    values = [record.get("target") for record in records]
-    numbers = [float(v) for v in values if isinstance(v, int | float) and 0 <= v <= 1]
-    if not numbers or len(numbers) != len(values):
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One label shard; counts are None where they are not known yet.
+
+    DONE: the summary is there. RUNNING: a process holds the shard's lock now. PENDING: the rest,
+    also one that was killed; `labelled` says how far it came.
+    """
+
+    split: str
+    shard: int
+    state: Literal["PENDING", "RUNNING", "DONE"]
+    documents: int | None
+    labelled: int
+    parsed: int | None = None
+    salvaged: int | None = None
+    scorer: str | None = None
+
+
+def label_status(tree: Tree) -> list[ShardStatus]:
+    """All label shards, in their order. Raises as `read_summary`."""
+    return [_status(tree, split, i) for split, i in LABEL_SHARDS]
+
+
+def _status(tree: Tree, split: str, i: int) -> ShardStatus:
+    shard = tree.label_shard(split, i)
+    documents, labelled = _num_lines(tree.slice(split, i)), _num_lines(shard / SCORES_NAME) or 0
+    if not (shard / SUMMARY_NAME).is_file():
+        state = "RUNNING" if _is_locked(shard / LOCK_NAME) else "PENDING"
+        return ShardStatus(split, i, state, documents, labelled)
+    value = read_summary(shard / SUMMARY_NAME)
+    scorer = f"{value.get('scorer_model')}/{value.get('scorer_version')}"
+    counts = value.get("parsed"), value.get("salvaged")
+    return ShardStatus(split, i, "DONE", documents, labelled, *counts, scorer)
+
+
+def _num_lines(path: Path) -> int | None:
+    if not path.is_file():
         return None
-    return np.asarray(numbers, np.float64)
+    with open(path, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process writes there; the lock is let go at once, so no writer is kept out."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def require_current_labels(tree: Tree, split: str) -> None:
+    """Refuse labels of a split that were made of other documents than those that are there now.
+
+    An edited record moves the token spans, and so the ids, of documents behind it: a head would
+    train on other texts than the oracle was shown. Labels of JSON lines are taken as they are.
+
+    Raises:
+        LabelError: E-LABEL-STALE, for the first such shard of labels; its summary was changed
+            after it was written (E-LABEL-CORRUPT).
+        FormatError: One of the sources is not there any more.
+    """
+    digests: dict[tuple[str, ...], str] = {}  # the shards of a split are mostly of the same sources
+    for summary in sorted((tree.labels / split).glob(f"shard_*/{SUMMARY_NAME}")):
+        value = read_summary(summary)
+        made_from = (value.get("fingerprints") or {}).get("data")
+        sources = tuple(sorted(value.get("per_source") or {}))
+        if made_from is None or not sources:
+            continue
+        if sources not in digests:
+            digests[sources] = data_digest(tree.data, sources)
+        found = digests[sources]
+        if made_from != found and made_from != former_data_digest(tree.data, sources):
+            raise LabelError(
+                "labels are of documents that have changed since",
+                where=summary.parent,
+                found=f"data {found}",
+                expected=f"{made_from}, which was labelled",
+                do="label again: job label, or nmoe hydra slices and oracle-label; then train",
+                code="E-LABEL-STALE",
+            )

@@ -14,14 +14,14 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file
 from nmoe_core.base.result import Result
-from nmoe_core.labels.document_texts import Documents
+from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.files import (
     PARTIAL_NAME,
     SCORES_NAME,
@@ -31,9 +31,15 @@ from nmoe_core.labels.files import (
     read_summary,
     write_summary,
 )
-from nmoe_core.labels.marks import Marks
 from nmoe_core.labels.oracle import Oracle, Question, Scorer
-from nmoe_core.labels.records import coverage, label_record
+from nmoe_core.labels.records import (
+    Record,
+    coverage,
+    is_salvaged,
+    label_record,
+    parse_record,
+    scorer_of,
+)
 
 LABEL_CODE = "labels/2"
 SNIPPET_CHARS = 256
@@ -41,6 +47,16 @@ PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
 # Made once: `json.dumps` with an option makes an encoder each time.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class _Mark(NamedTuple):
+    """Where the record of a document lies in the file, and what came of it."""
+
+    offset: int
+    size: int
+    is_ok: bool
+    is_salvaged: bool
+    attempts: int
 
 
 def label_shard(
@@ -72,21 +88,24 @@ def label_shard(
             (E-LABEL-ORACLE), or as the oracle.
         FormatError: A document cannot be read.
     """
-    run = _LabelRun(documents, out_dir, oracle, progress)
+    run = _Labelling(documents, out_dir, oracle, progress)
     if retry_failed == 0 and (result := run.finished()) is not None:
         return result
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
         resumed_from, num_new = len(run.marks), 0
-        while pending := run.marks.pending(documents.rows, retry_failed):
+        while pending := run.pending(retry_failed):
             num_new += run.append(log, pending)
         if num_new == 0 and (result := run.finished()) is not None:
             return result
         return run.finish(resumed_from, num_new)
 
 
-class _LabelRun:
-    """The files of one shard's labels, what they are made from, and which records there are."""
+class _Labelling:
+    """The files of one shard's labels, what they are made from, and the records that count.
+
+    `marks` holds one mark per labelled document.
+    """
 
     def __init__(
         self, documents: Documents, out_dir: Path, oracle: Oracle, progress: Progress | None
@@ -94,24 +113,30 @@ class _LabelRun:
         self.documents, self.oracle, self.progress = documents, oracle, progress
         self.scores, self.started = out_dir / SCORES_NAME, out_dir / STARTED_NAME
         self.summary, self.partial = out_dir / SUMMARY_NAME, out_dir / PARTIAL_NAME
-        self.marks = Marks()
+        self.marks: dict[str, _Mark] = {}
+        self.num_parsed = 0
         asked = {"oracle": oracle.fingerprint, "rubric": oracle.scorer.rubric_hash}
         self.fingerprints = {"code": LABEL_CODE, **documents.fingerprints, **asked}
-        former = {"code": LABEL_CODE, **documents.former_fingerprints, **asked}
-        if recorded(self.started) == former:
-            self.fingerprints = former
+        if documents.former_data is not None:
+            former = self.fingerprints | {"data": documents.former_data}
+            if recorded(self.started) == former:
+                self.fingerprints = former
 
     def finished(self) -> Result | None:
         """The labels that are there, if they are finished and current."""
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
-        digest = checked_digest(self.scores)
-        return _result(digest, read_summary(self.summary), num_new=0)
+        summary = read_summary(self.summary)
+        return _result(checked_digest(self.scores), summary, 0, summary.get("total", 0))
 
     def open_existing(self, log: AppendLog, replace: bool) -> None:
         """Mark the records that count, and cut a torn tail; start over when none can."""
-        began = recorded(self.started)
-        foreign = self.marks.read(log, self.oracle.scorer)
+        began, foreign = recorded(self.started), None
+        for line in log.lines():
+            record = parse_record(line, log.path)
+            self._mark(record, line.offset, len(line.payload))
+            if foreign is None and scorer_of(record) != self.oracle.scorer:
+                foreign = scorer_of(record)
         if began == self.fingerprints and foreign is None:
             log.cut()
             return
@@ -119,11 +144,19 @@ class _LabelRun:
             self._refuse_to_drop(began, foreign)
         self.summary.unlink(missing_ok=True)
         self.partial.unlink(missing_ok=True)
-        self.marks = Marks()
+        self.marks, self.num_parsed = {}, 0
         log.clear()
         log.sync()
-        # The mark of the new run comes last: records are never taken for those of another run.
+        # It comes last: records are never taken for those of another run.
         write_json(self.started, {"fingerprints": self.fingerprints})
+
+    def _mark(self, record: Record, offset: int, size: int) -> None:
+        """A record that comes after a parsed one of its document does not count."""
+        known = self.marks.get(record["doc_id"])
+        if known is None or not known.is_ok:
+            self.num_parsed += record["ok"]
+            outcome = record["ok"], is_salvaged(record), record.get("attempts", 1)
+            self.marks[record["doc_id"]] = _Mark(offset, size, *outcome)
 
     def _refuse_to_drop(self, began: Fingerprints | None, foreign: Scorer | None) -> None:
         """Labels of another scorer, or of lines read by another rule, are not dropped unasked."""
@@ -147,6 +180,19 @@ class _LabelRun:
             code="E-LABEL-MIXED",
         )
 
+    def _attempts(self, doc_id: str) -> int:
+        """How often a document was asked about."""
+        return self.marks[doc_id].attempts if doc_id in self.marks else 0
+
+    def pending(self, retry_failed: int) -> list[tuple[str, str]]:
+        """Documents to ask about: those never asked, then those refused and allowed once more."""
+        rows = self.documents.rows
+        return [row for row in rows if row[0] not in self.marks] or [
+            (doc_id, source)
+            for doc_id, source in rows
+            if not self.marks[doc_id].is_ok and self.marks[doc_id].attempts <= retry_failed
+        ]
+
     def append(self, log: AppendLog, pending: list[tuple[str, str]]) -> int:
         """Ask the oracle and append one flushed record per document; return their number."""
         self.summary.unlink(missing_ok=True)
@@ -155,12 +201,15 @@ class _LabelRun:
         for i, result in self.oracle.label(self._questions(pending, shown)):
             if i not in shown:
                 raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
-            attempts = self.marks.attempts(pending[i][0]) + 1
+            attempts = self._attempts(pending[i][0]) + 1
             record = label_record(pending[i], shown.pop(i), result, self.oracle.scorer, attempts)
             line = _encode(record).encode("utf-8", "replace") + b"\n"
-            self.marks.add(record, log.append(line), len(line))
+            self._mark(record, log.append(line), len(line))
             num_done += 1
-            self._report(num_done, len(pending))
+            if num_done % PARTIAL_EVERY == 0:
+                self._show_partial()
+            if self.progress is not None:
+                self.progress(num_done, len(pending))
         log.sync()
         if num_done != len(pending):
             raise self._wrong_count(f"{num_done} results", len(pending))
@@ -172,18 +221,15 @@ class _LabelRun:
         for i, (doc_id, _) in enumerate(pending):
             text, is_truncated = self.documents.text(doc_id)
             shown[i] = text[:SNIPPET_CHARS].replace("\n", " "), is_truncated
-            yield Question(text, self.marks.attempts(doc_id))
+            yield Question(text, self._attempts(doc_id))
 
-    def _report(self, num_done: int, num_pending: int) -> None:
-        if num_done % PARTIAL_EVERY == 0:
-            seen, parsed = len(self.marks), self.marks.num_parsed
-            counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
-            # For people who watch: whole, but not made durable, since that takes milliseconds.
-            tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
-            tmp.write_text(json.dumps(counts) + "\n")
-            os.replace(tmp, self.partial)
-        if self.progress is not None:
-            self.progress(num_done, num_pending)
+    def _show_partial(self) -> None:
+        """For people who watch: whole, but not made durable, since that takes milliseconds."""
+        seen, parsed = len(self.marks), self.num_parsed
+        counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
+        tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
+        tmp.write_text(json.dumps(counts) + "\n")
+        os.replace(tmp, self.partial)
 
     def _wrong_count(self, found: str, expected: int) -> LabelError:
         return LabelError(
@@ -196,15 +242,15 @@ class _LabelRun:
 
     def finish(self, resumed_from: int, num_new: int) -> Result:
         """Put the records in the documents' order and commit the summary over them."""
-        rows = self.documents.rows
+        marks = [(source, self.marks[doc_id]) for doc_id, source in self.documents.rows]
         with open(self.scores, "rb") as written, atomic_file(self.scores) as file:
-            for doc_id, _ in rows:
-                mark = self.marks.by_id[doc_id]
+            for _, mark in marks:
                 written.seek(mark.offset)
                 file.write(written.read(mark.size))
         digest = sha256_file(self.scores)
+        outcomes = ({"source": s, "ok": m.is_ok, "salvaged": m.is_salvaged} for s, m in marks)
         summary: dict[str, Any] = {
-            **coverage(self.marks.outcomes(rows)),
+            **coverage(outcomes),
             **self.oracle.scorer._asdict(),
             # A documented key: how often a run was resumed is no fact about its labels.
             "resumed_from": None,
@@ -217,9 +263,6 @@ class _LabelRun:
         return _result(digest, summary, num_new, resumed_from)
 
 
-def _result(
-    digest: str, summary: dict[str, Any], num_new: int, resumed_from: int | None = None
-) -> Result:
+def _result(digest: str, summary: dict[str, Any], num_new: int, resumed_from: int) -> Result:
     counts = {key: summary.get(key, 0) for key in ("total", "parsed", "salvaged")}
-    resumed_from = counts["total"] if resumed_from is None else resumed_from
     return Result(digest, {**counts, "num_new": num_new, "resumed_from": resumed_from})

@@ -16,7 +16,7 @@ import numpy as np
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import spearman
-from nmoe_core.labels.document_texts import Documents, sample_of
+from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle
@@ -32,17 +32,10 @@ def label_again(
 ) -> Result:
     """Label `count` of the documents, at most all, once more into `out_dir/relabelled`.
 
-    Args:
-        documents: What was labelled.
-        count: Size of the sample.
-        out_dir: Directory of the first labels.
-        oracle: One that was made with the first rubric turned round (`Rubric.turned`).
-        options: As `label_shard`.
-
-    Raises:
-        LabelError: As `label_shard`.
+    `oracle` was made with the first rubric turned round (`Rubric.turned`); the rest is as for
+    `label_shard`.
     """
-    return label_shard(sample_of(documents, count), out_dir / RELABELLED_NAME, oracle, **options)
+    return label_shard(documents.sample(count), out_dir / RELABELLED_NAME, oracle, **options)
 
 
 def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
@@ -65,8 +58,8 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
     if not pairs:
         path.unlink(missing_ok=True)
         return None
-    noise = agreement([pair for pair in pairs if pair[0]["ok"] and pair[1]["ok"]])
-    noise = {"asked": len(pairs), **noise}
+    parsed = [pair for pair in pairs if pair[0]["ok"] and pair[1]["ok"]]
+    noise = {"asked": len(pairs), **agreement(parsed)}
     write_summary(path, noise)
     return noise
 
@@ -89,14 +82,15 @@ def agreement(pairs: list[tuple[Record, Record]]) -> dict[str, Any]:
     """How two labellings of the same documents agree."""
     first, second = (np.array([pair[i]["aggregated"] for pair in pairs]) for i in (0, 1))
     reliability = spearman(first, second)
-    is_same = {
-        name: np.array([a["scores"][name] == b["scores"][name] for a, b in pairs])
-        for name in DIMENSIONS
-    }
+
+    def same(name: str) -> float | None:
+        grades = [a["scores"][name] == b["scores"][name] for a, b in pairs]
+        return sum(grades) / len(grades) if grades else None
+
     return {
         "count": len(pairs),
         "reliability": reliability,
         "ceiling": None if reliability is None else math.sqrt(max(0.0, reliability)),
         "mae": float(np.abs(first - second).mean()) if pairs else None,
-        "same_grade": {name: float(v.mean()) if pairs else None for name, v in is_same.items()},
+        "same_grade": {name: same(name) for name in DIMENSIONS},
     }

@@ -15,7 +15,6 @@ from nmoe_core.base.fingerprint import sha256_json
 
 # Asked again, a model that answers greedily would say the same: later attempts are drawn.
 RETRY_TEMPERATURE = 1.0
-_VERSION_DIGITS = 16
 
 
 class Scorer(NamedTuple):
@@ -31,8 +30,7 @@ class Scorer(NamedTuple):
         return f"{self.scorer_model}/{self.scorer_version}"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """A text to score; `attempt` counts the times it was asked before."""
 
     text: str
@@ -60,8 +58,7 @@ class Oracle(Protocol):
 
     Attributes:
         scorer: Goes into every record.
-        fingerprint: Changes whenever the same text could get another answer: weights, prompt,
-            decoding settings, code.
+        fingerprint: Changes whenever the same text could get another answer.
         facts: What the answers depend on, for people (JSON values).
     """
 
@@ -88,4 +85,4 @@ class MeasuredOracle:
     def __init__(self, model: str, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.fingerprint = sha256_json([model, facts])
-        self.scorer = Scorer(model, self.fingerprint[:_VERSION_DIGITS], facts["rubric"])
+        self.scorer = Scorer(model, self.fingerprint[:16], facts["rubric"])

@@ -35,18 +35,17 @@ def label_record(
         scorer: Who gave it.
         attempts: How often it was asked, this time included.
     """
-    record: Record = {
+    if result.scores is None:
+        answer: Record = {"raw": result.raw}
+    else:
+        scores = parse_scores(result.scores)
+        answer = {"scores": scores, "aggregated": _aggregated(tuple(as_vector(scores)))}
+    return {
         "doc_id": row[0],
         "source": row[1],
         "ok": result.scores is not None,
         "snippet": shown[0],
-    }
-    if result.scores is None:
-        record["raw"] = result.raw
-    else:
-        record["scores"] = scores = parse_scores(result.scores)
-        record["aggregated"] = _aggregated(tuple(as_vector(scores)))
-    return record | {
+        **answer,
         **scorer._asdict(),
         "finish_reason": result.finish_reason,
         "attempts": attempts,
@@ -72,20 +71,15 @@ def is_salvaged(record: Record) -> bool:
     return bool(record["ok"] and record.get("salvaged"))
 
 
-def indexed_records(path: Path) -> Iterator[tuple[int, int, Record]]:
-    """(offset, size in bytes, record) of each whole line of a label file; a torn one is left out.
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a label file, in its order; a torn last line is left out.
 
     Raises:
         LabelError: A whole line is not a record (E-LABEL-CORRUPT).
     """
     with open(path, "rb") as file:
         for line in whole_lines(file):
-            yield line.offset, len(line.payload), parse_record(line, path)
-
-
-def read_records(path: Path) -> list[Record]:
-    """The records of a label file, in its order. Raises as `indexed_records`."""
-    return [record for _, _, record in indexed_records(path)]
+            yield parse_record(line, path)
 
 
 def parse_record(line: Line, path: Path) -> Record:
@@ -117,10 +111,7 @@ def latest(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def coverage(records: Iterable[Record]) -> dict[str, Any]:
-    """`total`, `parsed`, `salvaged`, `parse_rate` (1.0 of none) and the same of each source.
-
-    Salvaged labels are among the parsed ones.
-    """
+    """`total`, `parsed`, `salvaged` among those, `parse_rate` (1.0 of none); and `per_source`."""
     counts: dict[str, Counter[str]] = {}
     for record in records:
         count = counts.setdefault(record["source"], Counter())
@@ -128,14 +119,8 @@ def coverage(records: Iterable[Record]) -> dict[str, Any]:
         count["parsed"] += record["ok"]
         count["salvaged"] += is_salvaged(record)
     totals = sum(counts.values(), Counter())
-    return {
-        "total": totals["count"],
-        **_rates(totals),
-        "per_source": {
-            source: {"count": count["count"], **_rates(count)}
-            for source, count in sorted(counts.items())
-        },
-    }
+    rows = {name: {"count": n["count"], **_rates(n)} for name, n in sorted(counts.items())}
+    return {"total": totals["count"], **_rates(totals), "per_source": rows}
 
 
 def _rates(count: Counter[str]) -> dict[str, Any]:

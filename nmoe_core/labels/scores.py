@@ -33,29 +33,23 @@ def parse_scores(value: str | Mapping[str, Any]) -> dict[str, int]:
     Raises:
         LabelError: The answer is anything else; a key given twice included (E-LABEL-SCORES).
     """
-    if not isinstance(value, str | Mapping):
-        raise _bad_scores(type(value).__name__, "one JSON object")
-    scores = _parse_object(value) if isinstance(value, str) else dict(value)
+    scores = value
+    if isinstance(value, str):
+        try:
+            scores = json.loads(value, object_pairs_hook=_unique_keys)
+        except (ValueError, RecursionError) as error:
+            raise _bad_scores(f"{error}", "one JSON object") from None
+    if not isinstance(scores, Mapping):
+        raise _bad_scores(type(scores).__name__, "one JSON object")
     if set(scores) != set(DIMENSIONS):
         raise _bad_scores(f"keys {sorted(map(str, scores))}", f"exactly {', '.join(DIMENSIONS)}")
     return {name: _grade(name, scores[name]) for name in DIMENSIONS}
 
 
-def _parse_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text, object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise _bad_scores(f"{error}", "one JSON object") from None
-    if not isinstance(value, dict):
-        raise _bad_scores(type(value).__name__, "one JSON object")
-    return value
-
-
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
+    if len(dict(pairs)) != len(pairs):
         raise ValueError("a key appears twice")
-    return value
+    return dict(pairs)
 
 
 def _grade(name: str, value: object) -> int:

@@ -12,16 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import LOCKS_NAME, TMP_MARK, atomic_file, output_lock, write_json
-from nmoe_core.base.docid import DocId, parse_doc_id, split_of
+from nmoe_core.base.docid import parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -43,14 +42,8 @@ MAX_WAIT_S = 600.0
 SPLITS = ("train", "val", "test")
 NUM_LABEL_SHARDS = 8
 LABEL_SHARDS = [(split, i) for split in SPLITS for i in range(NUM_LABEL_SHARDS)]
-
-
-def _docids(split: str) -> str:
-    return f"docids_{split}.jsonl"
-
-
-_LISTS = [_docids(split) for split in SPLITS]
-_COMBINED = [*_LISTS, *(f"{split}_shard_{i:02d}" for split, i in LABEL_SHARDS)]
+_LISTS = {split: f"docids_{split}.jsonl" for split in SPLITS}
+_COMBINED = [*_LISTS.values(), *(f"{split}_shard_{i:02d}" for split, i in LABEL_SHARDS)]
 
 
 def source_manifest(data_root: Path, source: str) -> Manifest:
@@ -78,43 +71,23 @@ def write_source_slices(tree: Tree, source: str) -> Result:
         FormatError: The source has no committed manifest, or an index does not match it.
     """
     manifest, out_dir = source_manifest(tree.data, source), tree.source_slices(source)
-    summary = out_dir / SUMMARY_NAME
+    summary, names = out_dir / SUMMARY_NAME, list(_LISTS.values())
     fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
-    if _is_whole(summary, fingerprints, _LISTS):
+    if _is_whole(summary, fingerprints, names):
         return _result(summary, changed=False)
+    counts: dict[str, int] = dict.fromkeys(SPLITS, 0)
     with output_lock(out_dir):
-        counts = _write_splits(out_dir, document_ids(tree.data, manifest))
+        with ExitStack() as stack:
+            files = {s: stack.enter_context(atomic_file(out_dir / _LISTS[s])) for s in SPLITS}
+            for document in document_ids(tree.data, manifest):
+                split = split_of(str(document))
+                row = {"doc_id": str(document), "source": document.source}
+                files[split].write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                counts[split] += 1
+            # Gone before its files are replaced: a summary never speaks of another run's rows.
+            summary.unlink(missing_ok=True)
         facts = {"source": source, "counts": counts}
-        return _commit(summary, facts, _LISTS, fingerprints)
-
-
-def _commit(
-    summary: Path, facts: dict[str, Any], names: Sequence[str], fingerprints: Fingerprints
-) -> Result:
-    files = {name: sha256_file(summary.parent / name) for name in names}
-    value = {"format": FORMAT, **facts, "files": files, "fingerprints": fingerprints}
-    write_json(summary, sealed(value))
-    return _result(summary, changed=True)
-
-
-def _result(summary: Path, changed: bool) -> Result:
-    counts = _read_summary(summary)["counts"]
-    return Result(sha256_file(summary), {**counts, "changed": changed})
-
-
-def _write_splits(out_dir: Path, documents: Iterator[DocId]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    with ExitStack() as stack:
-        files = {s: stack.enter_context(atomic_file(out_dir / _docids(s))) for s in SPLITS}
-        for document in documents:
-            doc_id = str(document)
-            split = split_of(doc_id)
-            row = {"doc_id": doc_id, "source": document.source}
-            files[split].write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            counts[split] += 1
-        # Gone before its files are replaced: a summary never speaks of another run's rows.
-        (out_dir / SUMMARY_NAME).unlink(missing_ok=True)
-    return {split: counts[split] for split in SPLITS}
+        return _commit(summary, facts, names, fingerprints)
 
 
 def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:
@@ -141,12 +114,26 @@ def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:
     with _combining(tree.slices):
         if _is_whole(summary, fingerprints, _COMBINED):
             return _result(summary, changed=False)
-        for path in (tree.source_slices(s) / name for s in names for name in _LISTS):
+        for path in (tree.source_slices(s) / name for s in names for name in _LISTS.values()):
             _check_digest(path, sha256_file(path))
         summary.unlink(missing_ok=True)
         counts = {split: _combine_split(tree, names, split) for split in SPLITS}
         facts = {"counts": counts, "sources": names}
         return _commit(summary, facts, _COMBINED, fingerprints)
+
+
+def _combine_split(tree: Tree, sources: Sequence[str], split: str) -> int:
+    num_rows, shards = 0, [tree.slice(split, i) for i in range(NUM_LABEL_SHARDS)]
+    with ExitStack() as stack:
+        paths = tree.slices / _LISTS[split], *shards
+        whole, *dealt = (stack.enter_context(atomic_file(path)) for path in paths)
+        for source in sources:
+            with open(tree.source_slices(source) / _LISTS[split], "rb") as rows:
+                for row in rows:
+                    whole.write(row)
+                    dealt[num_rows % NUM_LABEL_SHARDS].write(row)
+                    num_rows += 1
+    return num_rows
 
 
 @contextmanager
@@ -169,6 +156,26 @@ def _combining(slices_dir: Path) -> Iterator[None]:
             for left in slices_dir.glob(f"{name}{TMP_MARK}*"):
                 left.unlink()
         yield
+
+
+def _is_whole(summary: Path, fingerprints: Fingerprints, names: Sequence[str]) -> bool:
+    """Whether the output is current and none of its files was deleted."""
+    is_there = all((summary.parent / name).is_file() for name in names)
+    return is_there and is_current(summary, fingerprints)
+
+
+def _commit(
+    summary: Path, facts: dict[str, Any], names: Sequence[str], fingerprints: Fingerprints
+) -> Result:
+    files = {name: sha256_file(summary.parent / name) for name in names}
+    value = {"format": FORMAT, **facts, "files": files, "fingerprints": fingerprints}
+    write_json(summary, sealed(value))
+    return _result(summary, changed=True)
+
+
+def _result(summary: Path, changed: bool) -> Result:
+    counts = _read_summary(summary)["counts"]
+    return Result(sha256_file(summary), {**counts, "changed": changed})
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
@@ -194,33 +201,6 @@ def _check_digest(path: Path, found: str) -> None:
             )
 
 
-def _combine_split(tree: Tree, sources: Sequence[str], split: str) -> int:
-    num_rows = 0
-    with ExitStack() as stack:
-        whole = stack.enter_context(atomic_file(tree.slices / _docids(split)))
-        shards: list[IO[bytes]] = [
-            stack.enter_context(atomic_file(tree.slice(split, i))) for i in range(NUM_LABEL_SHARDS)
-        ]
-        for source in sources:
-            with open(tree.source_slices(source) / _docids(split), "rb") as rows:
-                for row in rows:
-                    whole.write(row)
-                    shards[num_rows % NUM_LABEL_SHARDS].write(row)
-                    num_rows += 1
-    return num_rows
-
-
-def _is_whole(summary: Path, fingerprints: Fingerprints, names: Sequence[str]) -> bool:
-    """Whether the output is current, names all its files, and none was deleted since.
-
-    Versions before this one dealt out no shards of test.
-    """
-    if not is_current(summary, fingerprints):
-        return False
-    known = _read_summary(summary)["files"]
-    return all(name in known and (summary.parent / name).is_file() for name in names)
-
-
 def read_slice(path: Path) -> list[tuple[str, str]]:
     """The (document id, source) pairs of a slice file.
 
@@ -238,10 +218,10 @@ def read_slice(path: Path) -> list[tuple[str, str]]:
             code="E-MANIFEST-MISSING",
         ) from None
     _check_digest(path, hashlib.sha256(payload).hexdigest())
-    return [_slice_row(path, i, line) for i, line in enumerate(payload.splitlines())]
+    return [_slice_row(f"{path}:{i}", line) for i, line in enumerate(payload.splitlines(), 1)]
 
 
-def _slice_row(path: Path, i: int, line: bytes) -> tuple[str, str]:
+def _slice_row(where: str, line: bytes) -> tuple[str, str]:
     try:
         row = json.loads(line)
         pair = (row["doc_id"], row["source"])
@@ -249,7 +229,7 @@ def _slice_row(path: Path, i: int, line: bytes) -> tuple[str, str]:
     except (ValueError, KeyError, TypeError, RecursionError, FormatError):
         raise FormatError(
             "not a row of a slice",
-            where=f"{path}:{i + 1}",
+            where=where,
             found=repr(line[:80]),
             expected='{"doc_id": "{source}//{path}#s={start}:e={end}", "source": "{source}"}',
             code="E-DOCID",
@@ -257,7 +237,7 @@ def _slice_row(path: Path, i: int, line: bytes) -> tuple[str, str]:
     if source != pair[1]:
         raise FormatError(
             "row names another source than its document id",
-            where=f"{path}:{i + 1}",
+            where=where,
             found=pair[1],
             code="E-DOCID",
         )

@@ -13,7 +13,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.labels.files import checked_digest
-from nmoe_core.labels.records import indexed_records
+from nmoe_core.labels.records import read_records
 from nmoe_core.labels.slices import SPLITS
 from nmoe_core.shards.documents import ShardFile, shard_files
 
@@ -88,7 +88,7 @@ def find_labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
         if not path.is_file():
             continue
         checked_digest(path)
-        for _, _, record in indexed_records(path):
+        for record in read_records(path):
             if record["doc_id"] in doc_ids:
                 found[record["doc_id"]] = record
     return found

@@ -115,8 +115,8 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     Raises:
         LabelError: As `label_shard`.
     """
-    from nmoe_core.labels.document_texts import jsonl_documents, shard_documents
-    from nmoe_core.labels.jsonl_texts import JsonlTexts
+    from nmoe_core.labels.documents import jsonl_documents, shard_documents
+    from nmoe_core.labels.documents import JsonlTexts
 
     table = run.config.oracle
     tokenizer, most = load_tokenizer(run.tokenizer), table.max_doc_tokens

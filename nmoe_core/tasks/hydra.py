@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nmoe_core.grading.grade import Grader
     from nmoe_core.heads.features import Corpus
     from nmoe_core.heads.scoring import HeadScorer
-    from nmoe_core.labels.document_texts import Documents
+    from nmoe_core.labels.documents import Documents
     from nmoe_core.labels.label import Progress
     from nmoe_core.labels.oracle import Oracle
 
@@ -42,7 +42,7 @@ def label_slices(
         ConfigError: There is no such slice.
         LabelError: As `label_shard`.
     """
-    from nmoe_core.labels.document_texts import shard_documents
+    from nmoe_core.labels.documents import shard_documents
     from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 
     known = [f"{split}-{i:02d}" for split, i in LABEL_SHARDS]
@@ -239,7 +239,7 @@ def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:
 
 def _merged(run: Run, split: str) -> Path:
     from nmoe_core.labels.files import merge_labels
-    from nmoe_core.labels.status import require_current_labels
+    from nmoe_core.labels.files import require_current_labels
 
     require_current_labels(run.tree, split)
     merge_labels(run.tree, split)

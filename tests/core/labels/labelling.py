@@ -8,7 +8,7 @@ from typing import Any
 
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
-from nmoe_core.labels.document_texts import Documents, shard_documents
+from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.records import Record, read_records
@@ -51,7 +51,7 @@ class Labelling:
         return {path.name: path.read_bytes() for path in paths if path.name != ".lock"}
 
     def records(self) -> list[Record]:
-        return read_records(self.shard() / "scores.jsonl")
+        return list(read_records(self.shard() / "scores.jsonl"))
 
     def summary(self) -> dict[str, Any]:
         return json.loads((self.shard() / "summary.json").read_text())

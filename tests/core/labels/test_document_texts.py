@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from nmoe_core.base.errors import NmoeError, SourceError
-from nmoe_core.labels.document_texts import jsonl_documents
-from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.records import read_records
 from nmoe_core.sources.jsonl import JsonlSource
@@ -33,7 +32,7 @@ def test_json_lines_are_labelled_without_shards(tmp_path: Path) -> None:
     documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 16)
     assert documents.rows == [("a", "s"), ("7", "web"), ("web/web.jsonl:2", "web")]
     label_shard(documents, tmp_path / "out", FakeOracle(fails_on=bool))
-    records = read_records(tmp_path / "out" / "scores.jsonl")
+    records = list(read_records(tmp_path / "out" / "scores.jsonl"))
     assert [record["truncated"] for record in records] == [False, True, False]
     assert "w3" in records[1]["snippet"]
     assert records[2]["snippet"] == "w5\ufffd"

@@ -12,12 +12,11 @@ import pytest
 
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.files import merge_labels, read_labels
+from nmoe_core.labels.files import label_status, merge_labels, read_labels
 from nmoe_core.labels.noise import agreement, label_again, merge_noise
 from nmoe_core.labels.records import read_records
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import read_slice
-from nmoe_core.labels.status import label_status
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, write_source
 from tests.refusals import refused

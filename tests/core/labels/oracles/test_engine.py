@@ -14,8 +14,7 @@ from nmoe_core.base.errors import CheckpointError
 from nmoe_core.config.quality import EngineOracleTable, OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.engine import make_tiny_checkpoint
-from nmoe_core.labels.document_texts import jsonl_documents
-from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles import engine, make_oracle

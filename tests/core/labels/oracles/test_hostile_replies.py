@@ -47,7 +47,7 @@ def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_f
 
     server.behave = behave
     assert label(server.url, tmp_path, 60) == 0
-    rows = read_records(tmp_path / "out" / "scores.jsonl")
+    rows = list(read_records(tmp_path / "out" / "scores.jsonl"))
     assert [row["ok"] for row in rows] == [False] * 50 + [True] * 10
     assert {row["finish_reason"] for row in rows[:50]} == {f"http_{status}"}
     assert all("maximum context length" in row["raw"] for row in rows[:50])
@@ -64,7 +64,7 @@ def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no
     server.always(Reply(b"no", status))
     assert label(server.url, tmp_path, 40) == 1
     assert "ERROR [E-LABEL-ORACLE]" in capsys.readouterr().err
-    assert read_records(tmp_path / "out" / "scores.jsonl") == []
+    assert (tmp_path / "out" / "scores.jsonl").read_bytes() == b""
     assert server.asked.total() <= 4
 
 

@@ -18,8 +18,7 @@ from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.document_texts import jsonl_documents
-from nmoe_core.labels.jsonl_texts import JsonlTexts
+from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle, Question
 from nmoe_core.labels.oracles import make_oracle
