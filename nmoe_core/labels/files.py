@@ -183,8 +183,12 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
             one scorer or rubric (E-LABEL-MIXED).
     """
     if not path.is_file():
-        do = "run nmoe hydra merge-labels"
-        raise LabelError("labels are missing", where=path, do=do, code="E-LABEL-MISSING")
+        raise LabelError(
+            "labels are missing",
+            where=path,
+            do="run nmoe hydra merge-labels",
+            code="E-LABEL-MISSING",
+        )
     digest = checked_digest(path)
     records = list(latest(read_records(path)).values())
     parsed = [r for r in records if r["ok"] and (use_salvaged or not is_salvaged(r))]
