@@ -115,8 +115,7 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     Raises:
         LabelError: As `label_shard`.
     """
-    from nmoe_core.labels.documents import jsonl_documents, shard_documents
-    from nmoe_core.labels.documents import JsonlTexts
+    from nmoe_core.labels.documents import JsonlTexts, jsonl_documents, shard_documents
 
     table = run.config.oracle
     tokenizer, most = load_tokenizer(run.tokenizer), table.max_doc_tokens

@@ -238,8 +238,7 @@ def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:
 
 
 def _merged(run: Run, split: str) -> Path:
-    from nmoe_core.labels.files import merge_labels
-    from nmoe_core.labels.files import require_current_labels
+    from nmoe_core.labels.files import merge_labels, require_current_labels
 
     require_current_labels(run.tree, split)
     merge_labels(run.tree, split)
