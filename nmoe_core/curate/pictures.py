@@ -14,13 +14,7 @@ from nmoe_core.curate.diversity.measure import diversity_ceiling, window_topics
 from nmoe_core.curate.order import arrange
 from nmoe_core.curate.topics.clusters import flat_projection
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
-from nmoe_core.plots import (
-    OrderedClusters,
-    compared_plot,
-    head_tail_plot,
-    ordering_plot,
-    share_plot,
-)
+from nmoe_core.plots import compared_plot, head_tail_plot, ordering_plot, share_plot
 from nmoe_core.plots.animation import OrderFilm, write_films
 
 
@@ -41,15 +35,11 @@ def order_picture(
         what: What clusters are called, in the plural.
     """
     ceiling = diversity_ceiling(doc_clusters, doc_tokens, seq_len)
-    shown = {
-        name: OrderedClusters(
-            doc_clusters[order],
-            window_topics(doc_clusters[order], doc_tokens[order], seq_len),
-            ceiling,
-        )
+    counts = {
+        name: window_topics(doc_clusters[order], doc_tokens[order], seq_len)
         for name, order in orders.items()
     }
-    return ordering_plot(shown, seq_len, what)
+    return ordering_plot(doc_clusters, orders, counts, ceiling, seq_len, what)
 
 
 def order_pictures(
@@ -87,36 +77,30 @@ class FilmFiles:
 
     Labels and order are read from beside the embeddings (`*_labels.npy`, `*_order.npy`) where they
     are not named; without them the rows are clustered and ordered for the film.
-
-    Attributes:
-        embeddings: float `[N, D]`.
-        token_counts: int `[N]`, without EOS.
-        points: float `[N, 2]`; default: two principal components.
-        labels: int `[N]`.
-        order: int `[N]`.
     """
 
-    embeddings: Path
-    token_counts: Path
-    points: Path | None = None
-    labels: Path | None = None
-    order: Path | None = None
+    embeddings: Path  # float [N, D]
+    token_counts: Path  # int [N], without EOS
+    points: Path | None = None  # float [N, 2]; default: two principal components
+    labels: Path | None = None  # int [N]
+    order: Path | None = None  # int [N]
 
-    def beside(self, ending: str) -> Path | None:
-        """A file of the same run, if it is there."""
+    def numbers(self, name: str, num_records: int) -> np.ndarray | None:
+        """`labels` or `order`, int64 `[N]`, if they are named or there."""
         stem = self.embeddings.name.removesuffix("_embeddings.npy")
-        path = self.embeddings.with_name(stem + ending)
-        return path if path.is_file() else None
+        path = self.embeddings.with_name(f"{stem}_{name}.npy")
+        path = getattr(self, name) or (path if path.is_file() else None)
+        return path and _integers(path, num_records)
 
 
 def animate(
     files: FilmFiles,
     output: Path,
     *,
-    num_clusters: int = 30,
-    seq_len: int = 131_072,
-    num_frames: int | None = None,
-    seed: int = 42,
+    num_clusters: int,
+    seq_len: int,
+    num_frames: int | None,
+    seed: int,
 ) -> list[Path]:
     """Write the two films of `plots.animation`; return their paths.
 
@@ -135,28 +119,22 @@ def animate(
     rows = open_embeddings(files.embeddings)
     lengths = _integers(files.token_counts, len(rows)) + 1
     unit = np.nan_to_num(np.asarray(rows, np.float32))
-    if path := files.labels or files.beside("_labels.npy"):
-        labels = _integers(path, len(rows))
-    else:
+    labels = files.numbers("labels", len(rows))
+    if labels is None:
         labels = nearest_topics(unit, fit_centroids(unit, num_clusters, seed)).astype(np.int64)
-    if path := files.order or files.beside("_order.npy"):
-        order = _integers(path, len(rows))
-    else:
+    order = files.numbers("order", len(rows))
+    if order is None:
         order = arrange("golden", labels, lengths, seed=seed)
     if files.points is None:
         points = flat_projection(unit, seed, "pca")[0]
     else:
-        points = open_embeddings(files.points)
+        points = np.asarray(open_embeddings(files.points))
         if points.shape != (len(rows), 2):
             raise _refuse(files.points, f"shape {points.shape}", f"[{len(rows)}, 2]")
-    film = OrderFilm(
-        labels=labels,
-        points=np.asarray(points),
-        order=order,
-        window=(np.cumsum(lengths[order]) - 1) // seq_len,
-        counts=window_topics(labels[order], lengths[order], seq_len),
-        original_mean=float(window_topics(labels, lengths, seq_len).mean()),
-    )
+    window = (np.cumsum(lengths[order]) - 1) // seq_len
+    counts = window_topics(labels[order], lengths[order], seq_len)
+    before = float(window_topics(labels, lengths, seq_len).mean())
+    film = OrderFilm(labels, points, order, window, counts, before)
     return write_films(film, output, num_frames)
 
 

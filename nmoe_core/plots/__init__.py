@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.heads import calibration_plot, loss_plot
-from nmoe_core.plots.ordering import OrderedClusters, ordering_plot
+from nmoe_core.plots.ordering import ordering_plot
 from nmoe_core.plots.png import png_markdown
 from nmoe_core.plots.shards import manifest_plot
 
 __all__ = [
-    "OrderedClusters",
     "calibration_plot",
     "cloud_plot",
     "compared_plot",

@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmoe_core.plots.legend import Terms, cluster_colors, cluster_name, largest_clusters
-from nmoe_core.plots.png import BLUE, GREY, ORANGE, RED, render, short_count
+from nmoe_core.plots.png import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    Terms,
+    cluster_colors,
+    cluster_name,
+    largest_clusters,
+    render,
+    short_count,
+    show_pixels_only,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,19 +56,14 @@ def share_plot(
         for axes, name in zip(panels, (names[0], names[-1])):
             order = orders[name]
             ratio = _shares_by_position(doc_clusters[order], doc_tokens[order])[shown]
-            axes.imshow(
-                ratio,
-                aspect="auto",
-                interpolation="nearest",
-                cmap="RdBu_r",
-                norm=TwoSlopeNorm(1, 0, 3),
-            )
+            style = {"cmap": "RdBu_r", "norm": TwoSlopeNorm(1, 0, 3)}
+            axes.imshow(ratio, aspect="auto", interpolation="nearest", **style)
             axes.grid(visible=False)
             edges = np.linspace(-0.5, ratio.shape[1] - 0.5, 3)
             axes.set_xticks(edges, ["start", "half of the tokens", "end"], fontsize=8.5)
             axes.set_title(f"Cluster shares, {name}")
         size = 8 if len(shown) <= 25 else 6.5
-        labels = [cluster_name(k, terms, 24) for k in shown]
+        labels = [cluster_name(k, terms) for k in shown]
         panels[0].set_yticks(range(len(shown)), labels, fontsize=size)
         bar = figure.colorbar(
             panels[-1].images[0], ax=panels, extend="max", ticks=[0, 0.5, 1, 2, 3], pad=0.01
@@ -108,17 +114,16 @@ def head_tail_plot(
             order = orders[name]
             ends = _ends(doc_clusters[order], doc_tokens[order], num_tokens)
             distance = np.abs(ends[0] - ends[1]).sum() / 2
-            _bars(axes, [100 * end[shown] for end in ends])
+            for at, end, color in zip((0.2, -0.2), ends, (BLUE, ORANGE)):
+                axes.barh(np.arange(len(shown)) + at, 100 * end[shown], height=0.38, color=color)
+            axes.grid(visible=False, axis="y")
+            axes.set_ylim(-0.6, len(shown) - 0.4)
             axes.set_title(f"{name}: ends differ by {distance:.2f}")
-        labels = [cluster_name(k, terms, 24) for k in shown]
+        labels = [cluster_name(k, terms) for k in shown]
         panels[0].set_yticks(range(len(shown)), labels, fontsize=8)
         label = f"{short_count(num_tokens)} tokens"
-        panels[1].legend(
-            [f"first {label}", f"last {label}"],
-            loc="upper right",
-            bbox_to_anchor=(1, -0.1),
-            ncols=2,
-        )
+        place = {"loc": "upper right", "bbox_to_anchor": (1, -0.1), "ncols": 2}
+        panels[1].legend([f"first {label}", f"last {label}"], **place)
         panels[0].set_xlabel("share of tokens (%)", loc="left")
 
     return render(draw, 400)
@@ -133,14 +138,6 @@ def _ends(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> list[np.
         counts = np.bincount(labels, weights=inside, minlength=int(clusters.max()) + 1)
         shares.append(counts / counts.sum())
     return shares
-
-
-def _bars(axes: Axes, shares: list[np.ndarray]) -> None:
-    rows = np.arange(len(shares[0]))
-    for at, share, color in zip((0.2, -0.2), shares, (BLUE, ORANGE)):
-        axes.barh(rows + at, share, height=0.38, color=color)
-    axes.grid(visible=False, axis="y")
-    axes.set_ylim(-0.6, len(rows) - 0.4)
 
 
 def cloud_plot(
@@ -158,8 +155,7 @@ def cloud_plot(
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         colors = cluster_colors(labels)
-        size = float(np.clip(60_000 / max(min(len(points), MAX_POINTS), 1), 1.5, 24))
-        shown = _scatter(axes, points, colors[labels], s=size, alpha=0.85)
+        shown = _scatter(axes, points, colors[labels], 60_000, 0.85)
         num = len(np.unique(labels))
         axes.set_title(
             f"{len(points):,} records in {num} clusters ({_METHODS.get(method, method)})"
@@ -187,21 +183,22 @@ def compared_plot(
     def draw(figure: Figure) -> None:
         colors = cluster_colors(labels)[labels]
         for axes, (name, (points, method)) in zip(figure.subplots(1, 2), spaces.items()):
-            size = float(np.clip(30_000 / max(min(len(points), MAX_POINTS), 1), 1.5, 20))
-            _scatter(axes, points, colors, s=size, alpha=0.65)
+            _scatter(axes, points, colors, 30_000, 0.65)
             axes.set_title(f"{name} ({_METHODS[method]})")
         figure.suptitle(title, fontsize=10.5)
 
     return render(draw, 440)
 
 
-def _scatter(axes: Axes, points: np.ndarray, colors: np.ndarray, **style: float) -> np.ndarray:
+def _scatter(
+    axes: Axes, points: np.ndarray, colors: np.ndarray, area: int, alpha: float
+) -> np.ndarray:
     """Draw at most `MAX_POINTS` of the points on axes without ticks; return those drawn."""
-    chosen = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).astype(int)
-    axes.scatter(*points[chosen].T, c=colors[chosen], linewidths=0, **style)
-    axes.set(xticks=[], yticks=[])
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
+    num_drawn = min(len(points), MAX_POINTS)
+    chosen = np.linspace(0, len(points) - 1, num_drawn).astype(int)
+    size = float(np.clip(area / max(num_drawn, 1), 1.5, 24))
+    axes.scatter(*points[chosen].T, s=size, c=colors[chosen], alpha=alpha, linewidths=0)
+    show_pixels_only(axes)
     return points[chosen]
 
 

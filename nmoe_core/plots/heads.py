@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmoe_core.plots.png import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    SERIES,
-    count_axis,
-    render,
-    say_empty,
-)
+from nmoe_core.plots.png import BLUE, GREEN, GREY, ORANGE, RED, count_axis, render, say_empty
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,9 +29,9 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
         if not any(len(curve) for curve in points.values()):
             say_empty(axes, "no step was taken")
             return
-        for k, (name, curve) in enumerate(points.items()):
+        colors = itertools.cycle((BLUE, ORANGE, GREEN, RED, GREY))
+        for color, (name, curve) in zip(colors, points.items()):
             marker = "o" if len(curve) == 1 else ""
-            color = SERIES[k % len(SERIES)]
             label = f"{name}: {curve[-1, 1]:.4g} at the end" if len(curve) else name
             axes.plot(curve[:, 0], curve[:, 1], color=color, marker=marker, label=label)
         losses = np.concatenate([curve[:, 1] for curve in points.values()])

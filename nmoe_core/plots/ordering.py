@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nmoe_core.plots.legend import cluster_colors
-from nmoe_core.plots.png import BLUE, GREEN, GREY, ORANGE, RED, count_axis, render, say_empty
+from nmoe_core.plots.png import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    cluster_colors,
+    count_axis,
+    render,
+    say_empty,
+    show_pixels_only,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_COLUMNS = 2000
-_MAX_POINTS = 250
+_MAX_COLUMNS, _MAX_POINTS = 2000, 250
 _LINES = {"original": GREY, "before": GREY, "shuffle": ORANGE}
-_OTHERS = (BLUE, GREEN)
 _STRIP_PX, _LINES_PX = 34, 360
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedClusters:
-    """Documents in the order they are trained on.
-
-    Attributes:
-        clusters: Cluster of each document: int `[N]`.
-        counts: Distinct clusters of each window: int `[W]`.
-        ceiling: The highest mean of `counts` that an order of these documents can have.
-    """
-
-    clusters: np.ndarray
-    counts: np.ndarray
-    ceiling: float
-
-
-def ordering_plot(orders: Mapping[str, OrderedClusters], seq_len: int, what: str) -> bytes:
+def ordering_plot(
+    doc_clusters: np.ndarray,
+    orders: Mapping[str, np.ndarray],
+    counts: Mapping[str, np.ndarray],
+    ceiling: float,
+    seq_len: int,
+    what: str,
+) -> bytes:
     """A strip of clusters and a line of window diversity for each order.
 
     Args:
-        orders: The same documents in each named order.
+        doc_clusters: int `[N]`.
+        orders: Named permutations of the documents.
+        counts: Distinct clusters of each window in each order: int `[W]`.
+        ceiling: The highest mean of `counts` that an order of these documents can have.
         seq_len: Tokens of a window.
         what: What clusters are called, in the plural.
     """
@@ -50,49 +52,43 @@ def ordering_plot(orders: Mapping[str, OrderedClusters], seq_len: int, what: str
         *strips, lines = figure.subplots(
             len(orders) + 1, 1, height_ratios=[1] * len(orders) + [_LINES_PX / _STRIP_PX]
         )
-        clusters = next(iter(orders.values())).clusters
-        if not len(clusters):
+        if not len(doc_clusters):
             for axes in strips:
                 axes.set_axis_off()
             say_empty(lines, "no documents were kept")
             return
-        colors = cluster_colors(clusters)
-        present = len(np.unique(clusters))
-        strips[0].set_title(
-            f"{len(clusters):,} documents in order, a colour for each of {present} {what}"
-        )
+        pixels = cluster_colors(doc_clusters)[doc_clusters]
+        columns = np.linspace(0, len(pixels) - 1, min(len(pixels), _MAX_COLUMNS)).round()
         for axes, (name, order) in zip(strips, orders.items()):
-            _strip(axes, colors[order.clusters], name)
-        _diversity(lines, orders, seq_len, what)
+            row = pixels[order[columns.astype(int)]][None]
+            axes.imshow(row, aspect="auto", interpolation="nearest")
+            show_pixels_only(axes)
+            axes.set_ylabel(name, rotation=0, ha="right", va="center")
+        present = len(np.unique(doc_clusters))
+        strips[0].set_title(
+            f"{len(pixels):,} documents in order, a colour for each of {present} {what}"
+        )
+        _diversity(lines, counts, ceiling)
+        lines.set(
+            title=f"Distinct {what} in each window of {seq_len:,} tokens",
+            xlabel="window, in training order",
+            ylabel=f"distinct {what}",
+        )
 
     return render(draw, 74 + _STRIP_PX * len(orders) + _LINES_PX)
 
 
-def _strip(axes: Axes, pixels: np.ndarray, label: str) -> None:
-    columns = np.linspace(0, len(pixels) - 1, min(len(pixels), MAX_COLUMNS)).round().astype(int)
-    axes.imshow(pixels[columns][None], aspect="auto", interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
-    axes.set_ylabel(label, rotation=0, ha="right", va="center")
-    axes.spines[:].set_visible(False)
-
-
-def _diversity(axes: Axes, orders: Mapping[str, OrderedClusters], seq_len: int, what: str) -> None:
-    others = iter(_OTHERS)
-    ceiling = max(order.ceiling for order in orders.values())
+def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> None:
+    others = iter((BLUE, GREEN))
     highest = ceiling
-    for name, order in orders.items():
-        mean = float(order.counts.mean())
-        text = f"{name}: mean {mean:.2f}, {100 * mean / order.ceiling:.1f} % of ceiling"
-        _line(axes, order.counts, _LINES.get(name) or next(others), text)
-        highest = max(highest, float(order.counts.max()))  # one window may pass the mean's bound
+    for name, found in counts.items():
+        mean = float(found.mean())
+        text = f"{name}: mean {mean:.2f}, {100 * mean / ceiling:.1f} % of ceiling"
+        _line(axes, found, _LINES.get(name) or next(others), text)
+        highest = max(highest, float(found.max()))  # one window may pass the mean's bound
     label = f"ceiling of the mean {ceiling:.2f}"
     axes.axhline(ceiling, color=RED, linestyle="--", label=label, linewidth=1)
-    axes.set(
-        title=f"Distinct {what} in each window of {seq_len:,} tokens",
-        xlabel="window, in training order",
-        ylabel=f"distinct {what}",
-        ylim=(0, highest * 1.08),
-    )
+    axes.set_ylim(0, highest * 1.08)
     axes.margins(x=0.01)
     count_axis(axes.xaxis)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)

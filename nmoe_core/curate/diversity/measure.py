@@ -8,7 +8,6 @@ Costs a few sorts per order: about a second for a million documents.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.curate.diversity.windows import (
-    METRICS,
-    Metric,
+    LOADERS,
+    Loader,
     Windows,
     checked_documents,
     cut_windows,
@@ -32,66 +31,30 @@ _PARTS = 20  # of the epoch, for the drift of length
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What the windows of an order are composed of.
+    """What the windows of an order are composed of: "topics" counts distinct topics of a window."""
 
-    Attributes:
-        num_windows: Windows, the last and perhaps partial one included.
-        mean: Mean distinct topics of a window, over all windows.
-        min_full: Least distinct topics of a window that was filled or closed.
-        last: Distinct topics of the last window.
-        std: Deviation of distinct topics, that of the population.
-        ceiling: The highest mean that an order of these documents can have.
-        percent_of_ceiling: `mean` over `ceiling`.
-        p1: First percentile of distinct topics over full windows.
-        kl_mean: Mean over windows of KL(tokens of each topic in the window || in all), nats.
-        kl_p99: Its 99th percentile.
-        discrepancy_max: Most that a prefix of the epoch is ahead or behind in tokens of a topic
-            against the topic's share, in windows.
-        wrap_tv_1: Total variation between topics of the first and of the last window: the step
-            that training sees at the boundary of an epoch. Whole documents; 0 to 1.
-        wrap_tv_8: The same over eight windows.
-        length_drift: Documents in the densest over those in the sparsest twentieth of the tokens.
-        adjacent_same: Share of documents that follow one of their own topic.
-        padding: Share of window tokens that no document fills, the last window's included.
-        cut_documents: Documents of at most a window that lie in more than one.
-        min_over_alignments: Least `min_full` when windows begin at each eighth of a window.
-    """
-
-    num_windows: int
-    mean: float
-    min_full: int
-    last: int
-    std: float
-    ceiling: float
+    num_windows: int  # the last and perhaps partial one included
+    mean: float  # topics, over all windows
+    min_full: int  # least topics of a window that was filled or closed
+    last: int  # topics of the last window
+    std: float  # deviation of topics, that of the population
+    ceiling: float  # the highest mean that an order of these documents can have
     percent_of_ceiling: float
-    p1: float
-    kl_mean: float
+    p1: float  # first percentile of topics over full windows
+    kl_mean: float  # over windows: KL(tokens of each topic in the window || in all), nats
     kl_p99: float
+    # Most that a prefix of the epoch is ahead or behind in tokens of a topic against the topic's
+    # share, in windows.
     discrepancy_max: float
+    # Total variation between topics of the first and of the last window, or eight windows: the
+    # step that training sees at the boundary of an epoch. Whole documents; 0 to 1.
     wrap_tv_1: float
     wrap_tv_8: float
-    length_drift: float
-    adjacent_same: float
-    padding: float
-    cut_documents: int
-    min_over_alignments: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What no order of these documents can exceed, in `num_windows` = ceil(tokens / seq_len).
-
-    `flush` and `concat` bound the mean; `min_*` the least window; `best_std_*` is the least
-    standard deviation of counts whose mean is the ceiling.
-    """
-
-    num_windows: int
-    flush: float
-    concat: float
-    min_flush: int
-    min_concat: int
-    best_std_flush: float
-    best_std_concat: float
+    length_drift: float  # documents in the densest over the sparsest twentieth of the tokens
+    adjacent_same: float  # share of documents that follow one of their own topic
+    padding: float  # share of window tokens that no document fills, the last window's included
+    cut_documents: int  # documents of at most a window that lie in more than one
+    min_over_alignments: int  # least `min_full` when windows begin at each eighth of a window
 
 
 def measure(
@@ -99,7 +62,7 @@ def measure(
     doc_clusters: np.ndarray,
     doc_tokens: np.ndarray,
     seq_len: int,
-    loader: Metric = "concat",
+    loader: Loader = "concat",
 ) -> Metrics | None:
     """All metrics of an order; None where there is no token.
 
@@ -155,7 +118,7 @@ def compare(
             named[name] = arrange(name, doc_clusters, doc_tokens)
     found: dict[str, dict[str, dict[str, Any] | None]] = {}
     for name, order in named.items():
-        by_loader = {m: measure(order, doc_clusters, doc_tokens, seq_len, m) for m in METRICS}
+        by_loader = {m: measure(order, doc_clusters, doc_tokens, seq_len, m) for m in LOADERS}
         found[name] = {m: asdict(one) if one else None for m, one in by_loader.items()}
     return found
 
@@ -166,7 +129,7 @@ def compare_orders(
     """Metrics before and after an order and of a shuffle, by both loaders, ready for JSON."""
     found = compare({"after": order}, doc_clusters, doc_tokens, seq_len)
     names = {"before": "original", "after": "after", "shuffle": "shuffle"}
-    windows = {m: {when: found[name][m] for when, name in names.items()} for m in METRICS}
+    windows = {m: {when: found[name][m] for when, name in names.items()} for m in LOADERS}
     return {"seq_len": seq_len, **windows}
 
 
@@ -177,14 +140,14 @@ def scales(order: np.ndarray, doc_clusters: np.ndarray, doc_tokens: np.ndarray) 
 
 
 def window_topics(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, metric: Metric = "concat"
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, loader: Loader = "concat"
 ) -> np.ndarray:
     """Number of distinct topics in each window, the last partial one included: int64 `[W]`."""
-    return cut_windows(doc_clusters, doc_tokens, seq_len, metric).num_topics()
+    return cut_windows(doc_clusters, doc_tokens, seq_len, loader).num_topics()
 
 
 def diversity_ceiling(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, metric: Metric = "concat"
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, loader: Loader = "concat"
 ) -> float:
     """The highest mean of topics per window that an order can reach in W = ceil(T / seq_len).
 
@@ -198,35 +161,12 @@ def diversity_ceiling(
     if not len(tokens):
         return 0.0
     num_windows = -(-int(tokens.sum()) // seq_len)
-    if metric == "concat":
+    if loader == "concat":
         touched = np.bincount(clusters, weights=1 + (tokens - 1) / seq_len)
         return float(np.minimum(num_windows, touched).sum() / num_windows)
     alone = int((tokens // seq_len).sum())
     touched = np.bincount(clusters[tokens % seq_len > 0])
     return float((alone + np.minimum(num_windows - alone, touched).sum()) / num_windows)
-
-
-def ceilings(doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int) -> Ceilings:
-    """Bounds of mean, minimum and deviation by both loaders.
-
-    A document of at least a window forces a window of one topic under flush; under concat one of
-    at least 2 seq_len - 1 does at every alignment. Else the least window can hold the topics that
-    are everywhere, and its whole share of the others.
-    """
-    clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
-    longest = int(tokens.max(initial=0))
-    means = {m: diversity_ceiling(clusters, tokens, seq_len, m) for m in METRICS}
-    least = {m: math.floor(mean + 1e-9) for m, mean in means.items()}
-    fraction = {m: mean % 1.0 for m, mean in means.items()}
-    return Ceilings(
-        num_windows=-(-int(tokens.sum()) // seq_len),
-        flush=means["flush"],
-        concat=means["concat"],
-        min_flush=1 if longest >= seq_len else least["flush"],
-        min_concat=1 if longest >= 2 * seq_len - 1 else least["concat"],
-        best_std_flush=math.sqrt(fraction["flush"] * (1 - fraction["flush"])),
-        best_std_concat=math.sqrt(fraction["concat"] * (1 - fraction["concat"])),
-    )
 
 
 def _divergence(windows: Windows) -> np.ndarray:
@@ -273,12 +213,12 @@ def _length_drift(tokens: np.ndarray) -> float:
 
 
 def _min_over_alignments(
-    clusters: np.ndarray, tokens: np.ndarray, seq_len: int, metric: Metric
+    clusters: np.ndarray, tokens: np.ndarray, seq_len: int, loader: Loader
 ) -> int:
     """Least distinct topics of a full window, windows beginning at each eighth of one."""
     least: list[int] = []
     for offset in sorted({seq_len * i // _ALIGNMENTS for i in range(_ALIGNMENTS)}):
-        windows = cut_windows(clusters, tokens, seq_len, metric, offset)
+        windows = cut_windows(clusters, tokens, seq_len, loader, offset)
         counts = windows.num_topics()
         full = counts[int(offset > 0) : windows.num_full()]
         least += full.tolist() or counts[:1].tolist()

@@ -15,31 +15,21 @@ import numpy as np
 
 from nmoe_core.base.errors import CurationError
 
-Metric = Literal["flush", "concat"]
-METRICS: tuple[Metric, ...] = ("concat", "flush")
+Loader = Literal["concat", "flush"]
+LOADERS: tuple[Loader, ...] = ("concat", "flush")
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """A stream of documents cut into windows, and the pairs of window and topic that occur.
+    """A stream of documents cut into windows, and the pairs of window and topic that occur."""
 
-    Attributes:
-        seq_len: Tokens of a window.
-        first: int64 `[N]`: first window of each document.
-        last: int64 `[N]`: last window of each document.
-        last_fill: Tokens in the last window, those of the offset included.
-        window: int64 `[P]`, ascending.
-        topic: int64 `[P]`, ascending in each window.
-        tokens: int64 `[P]`: tokens of the topic in the window, all positive.
-    """
-
-    seq_len: int
-    first: np.ndarray
-    last: np.ndarray
-    last_fill: int
-    window: np.ndarray
-    topic: np.ndarray
-    tokens: np.ndarray
+    seq_len: int  # tokens of a window
+    first: np.ndarray  # first window of each document: int64 [N]
+    last: np.ndarray  # last window of each document: int64 [N]
+    last_fill: int  # tokens in the last window, those of the offset included
+    window: np.ndarray  # int64 [P], ascending
+    topic: np.ndarray  # int64 [P], ascending in each window
+    tokens: np.ndarray  # tokens of the topic in the window, all positive: int64 [P]
 
     def num_topics(self) -> np.ndarray:
         """Distinct topics of each window, the last partial one included: int64 `[W]`."""
@@ -54,7 +44,7 @@ def cut_windows(
     clusters: np.ndarray,
     tokens: np.ndarray,
     seq_len: int,
-    metric: Metric = "concat",
+    loader: Loader = "concat",
     offset: int = 0,
 ) -> Windows:
     """Cut a stream of documents.
@@ -63,7 +53,7 @@ def cut_windows(
         clusters: Topic of each document, in training order: int `[N]`.
         tokens: Length of each document, EOS included: int `[N]`.
         seq_len: Tokens of a window.
-        metric: How windows are filled.
+        loader: How windows are filled.
         offset: Tokens that stand before the first document in its window.
 
     Raises:
@@ -72,12 +62,12 @@ def cut_windows(
     clusters, tokens = checked_documents(clusters, tokens, seq_len)
     if not len(tokens):
         return Windows(seq_len, tokens, tokens, 0, tokens, tokens, tokens)
-    fill = _concat if metric == "concat" else _flush
+    fill = _concat if loader == "concat" else _flush
     first, last, last_fill = fill(tokens, seq_len, offset)
     spans = last - first + 1
     piece = np.arange(int(spans.sum())) - np.repeat(np.cumsum(spans) - spans, spans)
     window = np.repeat(first, spans) + piece
-    if metric == "concat":
+    if loader == "concat":
         ends = np.cumsum(tokens) + offset
         stop = np.minimum(np.repeat(ends, spans), (window + 1) * seq_len)
         size = stop - np.maximum(np.repeat(ends - tokens, spans), window * seq_len)

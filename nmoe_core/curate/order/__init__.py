@@ -17,31 +17,15 @@ import numpy as np
 from nmoe_core.curate.order.baselines import bin_packing, original, round_robin, shuffle, stratified
 from nmoe_core.curate.order.chain import related
 from nmoe_core.curate.order.filling import window_fill
-from nmoe_core.curate.order.input import check_rows, refusal
-from nmoe_core.curate.order.spacing import balance_tokens, count_stride, deal, golden, insert_only
-
-__all__ = [
-    "NEEDS",
-    "ORDERS",
-    "Order",
-    "arrange",
-    "balance_tokens",
-    "bin_packing",
-    "count_stride",
-    "deal",
-    "golden",
-    "insert_only",
-    "original",
-    "related",
-    "round_robin",
-    "shuffle",
-    "stratified",
-    "window_fill",
-]
+from nmoe_core.curate.order.spacing import (
+    balance_tokens,
+    count_stride,
+    golden,
+    insert_only,
+    refusal,
+)
 
 Order = Callable[..., np.ndarray]
-_MAX_SEED = 2**32  # above it the fraction of seed times a constant loses digits
-
 ORDERS: dict[str, Order] = {
     "golden": golden,
     "window_fill": window_fill,
@@ -55,13 +39,10 @@ ORDERS: dict[str, Order] = {
     "shuffle": shuffle,
     "original": original,
 }
-
-# Options that an order requires.
-NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(ORDERS, ()) | {
-    "window_fill": ("seq_len",),
-    "bin_packing": ("seq_len",),
-    "related": ("embeddings",),
-}
+# The option that an order cannot do without.
+NEEDS = {"window_fill": "seq_len", "bin_packing": "seq_len", "related": "embeddings"}
+_MAX_SEED = 2**32  # above it the fraction of seed times a constant loses digits
+_MAX_TOPICS = 2**20  # orders hold a few numbers for every topic up to the highest
 
 
 def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **options) -> np.ndarray:
@@ -71,7 +52,7 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
         name: A key of `ORDERS`.
         doc_clusters: Topic of each document, in source order: non-negative integers `[N]`.
         doc_tokens: Length of each document in tokens, EOS included: non-negative integers `[N]`.
-        options: Of the order; every order takes `seed` and `epoch`, and needs those of `NEEDS`.
+        options: Of the order; every order takes `seed` and `epoch`, and needs that of `NEEDS`.
 
     Returns:
         int64 `[N]`: the document at each position, a permutation.
@@ -82,11 +63,19 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
     """
     if name not in ORDERS:
         raise refusal("no such order", name, f"one of {', '.join(ORDERS)}")
-    for needed in NEEDS[name]:
-        if options.get(needed) is None:
-            raise refusal(f"{name} needs {needed}", "none", f"{needed}=...")
-    clusters, tokens = check_rows(doc_clusters, doc_tokens)
+    needed = NEEDS.get(name)
+    if needed and options.get(needed) is None:
+        raise refusal(f"{name} needs {needed}", "none", f"{needed}=...")
     for what in ("seed", "epoch"):
         if not 0 <= options.get(what, 0) < _MAX_SEED:
             raise refusal(f"{what} is out of range", options[what], f"0 to {_MAX_SEED - 1}")
-    return ORDERS[name](clusters, tokens, **options)
+    clusters, tokens = np.asarray(doc_clusters), np.asarray(doc_tokens)
+    if clusters.ndim != 1 or clusters.shape != tokens.shape:
+        raise refusal("arrays differ", (clusters.shape, tokens.shape), "two of shape [N]")
+    for what, values in (("topics", clusters), ("lengths", tokens)):
+        if values.dtype.kind not in "iu" or (len(values) and values.min() < 0):
+            raise refusal(f"{what} are not counts", values.dtype, "integers from 0")
+    if len(clusters) and clusters.max() >= _MAX_TOPICS:
+        raise refusal("topics are not numbered from 0", clusters.max(), f"below {_MAX_TOPICS:,}")
+    rows = clusters.astype(np.int64, copy=False), tokens.astype(np.int64, copy=False)
+    return ORDERS[name](*rows, **options)

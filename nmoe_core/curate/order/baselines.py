@@ -6,8 +6,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from nmoe_core.curate.order.input import refusal
-from nmoe_core.curate.order.spacing import by_cluster, members_by_topic, rank_in_group
+from nmoe_core.curate.order.spacing import by_cluster, members_by_topic, rank_in_group, refusal
 
 _NEVER = np.iinfo(np.int64).max
 

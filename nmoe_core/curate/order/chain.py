@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nmoe_core.curate.order.input import refusal
-from nmoe_core.curate.order.spacing import by_cluster
+from nmoe_core.curate.order.spacing import members_by_topic, refusal
 
 _POWER_STEPS = 8  # of the power iteration that finds a topic's main direction
 
@@ -45,10 +44,7 @@ def related(
         raise refusal("embeddings are not finite", "NaN or infinity", "finite numbers")
     if not len(rows):
         return np.empty(0, np.int64)
-    sizes = np.bincount(doc_clusters)
-    ends, grouped = np.cumsum(sizes), by_cluster(doc_clusters)
-    present = np.flatnonzero(sizes)
-    topics = [grouped[ends[c] - sizes[c] : ends[c]] for c in present.tolist()]
+    topics = [members for _, members in members_by_topic(doc_clusters)]
     centres = np.stack([rows[members].mean(axis=0, dtype=np.float32) for members in topics])
     order: list[np.ndarray] = []
     for topic in _chain(centres, (seed + epoch) % len(topics)):

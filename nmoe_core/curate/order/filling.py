@@ -15,9 +15,9 @@ from typing import Unpack
 
 import numpy as np
 
-from nmoe_core.curate.order.input import refusal
-from nmoe_core.curate.order.sequencing import FilledWindows, Loader, run_lengths
-from nmoe_core.curate.order.spacing import Turn, by_cluster, rank_in_group, turn_of
+from nmoe_core.curate.diversity.windows import Loader
+from nmoe_core.curate.order.sequencing import FilledWindows, run_lengths
+from nmoe_core.curate.order.spacing import Turn, members_by_topic, rank_in_group, refusal, turn_of
 
 # Share of a window left free so that no window overflows; the first that works is taken.
 _MARGINS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
@@ -57,7 +57,7 @@ def window_fill(
     for margin in margins:
         windows = _Windows(doc_clusters, doc_tokens, seq_len, loader, offset, margin)
         windows.fill_all()
-        if loader == "concat" or margin == margins[-1] or windows.is_within_length():
+        if margin == margins[-1] or (windows.fill[:-1] <= seq_len).all():
             return windows.order(turn_of(**turn))
     raise AssertionError
 
@@ -160,10 +160,6 @@ class _Windows(FilledWindows):
             self.window[group.documents] = group.windows
         self.groups = []
 
-    def is_within_length(self) -> bool:
-        """Whether no full window holds more than fits."""
-        return bool((self.fill[:-1] <= self.seq_len).all())
-
     def _put(self, documents: np.ndarray, windows: np.ndarray) -> None:
         self.window[documents] = windows
         self.fill += np.bincount(
@@ -188,10 +184,8 @@ class _Windows(FilledWindows):
     def _pools(self, documents: np.ndarray) -> dict[int, np.ndarray]:
         """Documents of each topic, longest first."""
         documents = self._longest_first(documents)
-        clusters = self.clusters[documents]
-        grouped, sizes = documents[by_cluster(clusters)], np.bincount(clusters)
-        parts = np.split(grouped, np.cumsum(sizes)[:-1]) if len(sizes) else []
-        return {cluster: part for cluster, part in enumerate(parts) if len(part)}
+        members = members_by_topic(self.clusters[documents])
+        return {cluster: documents[rows] for cluster, rows in members}
 
     def _windows_for(self, cluster: int, batch: np.ndarray, reserve: _Reserve) -> np.ndarray:
         """Different windows for the front of a batch, emptiest first.
@@ -199,7 +193,7 @@ class _Windows(FilledWindows):
         Windows poor in this topic come first, then those poor in topics; where too few have room,
         the room kept for other topics is given up, then the evenness of this one.
         """
-        count, fill = reserve.counts(cluster), self.fill
+        count, fill = reserve.counts[cluster], self.fill
         is_poor = count <= int(count.min()) + 1
         room = self.seq_len - fill - self.load[batch[-1]]
         for allowed in (is_poor & (room >= reserve.needed), is_poor & (room >= 0), room >= 0):
@@ -222,7 +216,7 @@ class _Windows(FilledWindows):
         tight = tight[np.argsort(self.fill[tight], kind="stable")]
         for cluster in sorted(pools, key=lambda cluster: (self.load[pools[cluster][-1]], cluster)):
             pool = pools[cluster]
-            windows = tight[reserve.counts(cluster)[tight] == 0][-(len(pool) // 2) :]
+            windows = tight[reserve.counts[cluster][tight] == 0][-(len(pool) // 2) :]
             batch = pool[len(pool) - len(windows) :]
             fits = self.fill[windows] + self.load[batch] <= self.seq_len
             if len(pool) > 1 and fits.any():
@@ -243,33 +237,25 @@ class _Reserve:
     """Topics of each window, and the room to keep for topics that it still lacks."""
 
     def __init__(self, windows: _Windows, pools: dict[int, np.ndarray]) -> None:
-        placed = windows.window >= 0
-        self._windows = windows
-        self._counts: dict[int, np.ndarray] = {}
+        self.counts: dict[int, np.ndarray] = {}  # documents of a topic in each window: int32 [W]
         self._short: dict[int, int] = {}
         self.num_topics = np.zeros(windows.count, np.int64)
         self.needed = np.zeros(windows.count, np.int64)
         sizes = np.bincount(windows.clusters)
-        rows = np.flatnonzero(placed)
-        grouped = rows[by_cluster(windows.clusters[rows])]
-        ends = np.cumsum(np.bincount(windows.clusters[rows], minlength=len(sizes)))
+        rows = np.flatnonzero(windows.window >= 0)
+        placed = dict(members_by_topic(windows.clusters[rows]))
         for cluster, pool in pools.items():
-            start = int(ends[cluster - 1]) if cluster else 0
-            held = windows.window[grouped[start : ends[cluster]]]
+            held = windows.window[rows[placed.get(cluster, [])]]
             count = np.bincount(held, minlength=windows.count)
-            self._counts[cluster] = count.astype(np.int32)
+            self.counts[cluster] = count.astype(np.int32)
             self.num_topics += count > 0
             if sizes[cluster] >= windows.count:
                 self._short[cluster] = int(windows.load[pool[-1 - len(pool) // 20]])
                 self.needed += np.where(count > 0, 0, self._short[cluster])
 
-    def counts(self, cluster: int) -> np.ndarray:
-        """Documents of a topic in each window: int32 `[W]`."""
-        return self._counts[cluster]
-
     def note(self, cluster: int, windows: np.ndarray) -> None:
         """A document of the topic went to each of these windows."""
-        fresh = windows[self._counts[cluster][windows] == 0]
-        self._counts[cluster][windows] += 1
+        fresh = windows[self.counts[cluster][windows] == 0]
+        self.counts[cluster][windows] += 1
         self.num_topics[fresh] += 1
         self.needed[fresh] -= self._short.get(cluster, 0)

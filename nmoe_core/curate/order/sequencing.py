@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
 
 import numpy as np
 
+from nmoe_core.curate.diversity.windows import Loader
 from nmoe_core.curate.order.spacing import GOLDEN, PLASTIC, rank_in_group
 
-Loader = Literal["concat", "flush"]
 _MOST_SURPLUS = 2**25  # numbers of the table of topics by window, 128 MiB; above it, no levelling
 _LOOKAHEAD = 32  # windows among which the next one is chosen
 
@@ -18,29 +17,18 @@ class FilledWindows:
     """Which window each document is in, and how many tokens each window holds.
 
     A document of at least a window (a giant) fills windows alone; the rest of it counts as load.
-
-    Attributes:
-        clusters: int64 `[N]`.
-        load: Tokens of each document in its window: int64 `[N]`.
-        is_giant: bool `[N]`.
-        window: int64 `[N]`.
-        fill: Tokens of each window: int64 `[count]`.
-        num_clusters: Highest topic plus one.
-        seq_len: Tokens of a window.
-        loader: How the trainer fills windows.
-        offset: Tokens that stand before the first document in its window.
     """
 
-    clusters: np.ndarray
-    load: np.ndarray
-    is_giant: np.ndarray
-    window: np.ndarray
-    fill: np.ndarray
+    clusters: np.ndarray  # int64 [N]
+    load: np.ndarray  # tokens of each document in its window: int64 [N]
+    is_giant: np.ndarray  # bool [N]
+    window: np.ndarray  # int64 [N]
+    fill: np.ndarray  # tokens of each window: int64 [count]
     count: int
-    num_clusters: int
+    num_clusters: int  # highest topic plus one
     seq_len: int
-    loader: Loader
-    offset: int
+    loader: Loader  # how the trainer fills windows
+    offset: int  # tokens that stand before the first document in its window
 
     def order(self, turn: float) -> np.ndarray:
         """Documents by window, and inside a window by topic at a phase of its own."""
@@ -159,12 +147,9 @@ def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarr
     either, used = deque(range(len(windows))), bytearray(len(windows))
     order = np.empty(len(windows), np.int64)
     for position in range(len(windows)):
-        i = _next(rows.get(-balance), used) if balance else None
-        if i is None and balance:
-            i = _next(signs[balance < 0], used)
-        if i is None:
-            i = _next(either, used)
-        assert i is not None
+        wanted = (rows.get(-balance), signs[balance < 0]) if balance else ()
+        free = (_next(queue, used) for queue in (*wanted, either))
+        i = next(row for row in free if row is not None)
         used[i] = 1
         order[position] = windows[i]
         balance += int(error[i])

@@ -12,11 +12,10 @@ from typing import TypedDict
 
 import numpy as np
 
-from nmoe_core.curate.order.input import check_column, refusal
+from nmoe_core.base.errors import CurationError
 
 GOLDEN = 0.6180339887498949  # 1/phi: multiples of it, modulo 1, are spread as evenly as can be
 PLASTIC = 0.7548776662466927  # 1/rho, and its square: the same in two dimensions
-_STEP = 7  # topics start at different shards, or shard 0 would get the odd document of each
 _RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
 
 
@@ -41,12 +40,11 @@ def golden(
         groups: int `[N]`: group of near-duplicates, -1 for none. Members of a group in one topic
             become neighbours in the ranking, so they are spread over the whole epoch.
     """
-    num_documents, num_clusters = len(doc_clusters), int(doc_clusters.max(initial=-1)) + 1
-    turn = turn_of(seed, epoch)
-    column = doc_tokens if by is None else check_column("by", by, num_documents)
+    column = doc_tokens if by is None else _column("by", by, len(doc_clusters))
     if groups is not None:
-        groups = check_column("groups", groups, num_documents)
-    key = np.empty(num_documents)
+        groups = _column("groups", groups, len(doc_clusters))
+    num_clusters = int(doc_clusters.max(initial=-1)) + 1
+    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
     for cluster, members in members_by_topic(doc_clusters):
         ranked = _ranked(members, column, groups)
         rank = np.arange(len(members))
@@ -72,9 +70,8 @@ def count_stride(
             source order.
         descending: Let it fall instead.
     """
-    column = None if by is None else check_column("by", by, len(doc_clusters))
-    turn = turn_of(seed, epoch)
-    key = np.empty(len(doc_clusters))
+    column = None if by is None else _column("by", by, len(doc_clusters))
+    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
     for cluster, members in members_by_topic(doc_clusters):
         phase = (cluster * GOLDEN + turn) % 1.0
         key[_sorted(members, column, descending)] = (np.arange(len(members)) + phase) / len(members)
@@ -90,8 +87,7 @@ def balance_tokens(
     window than with `golden`. Lengths are dealt out as there; a document stands at the middle of
     its tokens. This is what a greedy on the deficit of tokens arrives at.
     """
-    key = np.empty(len(doc_clusters))
-    turn = turn_of(seed, epoch)
+    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
     for cluster, members in members_by_topic(doc_clusters):
         place = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
         dealt = _ranked(members, doc_tokens, None)[np.argsort(place, kind="stable")]
@@ -109,44 +105,10 @@ def insert_only(
     not alter; the key of a document is its place in the epoch. Less even than `golden`. Keep
     seed and epoch, and the topics of old documents, while documents are appended.
     """
-    key = np.empty(len(doc_clusters))
-    turn = turn_of(seed, epoch)
+    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
     for cluster, members in members_by_topic(doc_clusters):
         key[members] = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
     return np.argsort(key, kind="stable")
-
-
-def deal(
-    doc_clusters: np.ndarray, num_shards: int, ranks_before: np.ndarray | None = None
-) -> np.ndarray:
-    """Output shard of each document: document r of topic c goes to (r + 7c) mod `num_shards`.
-
-    Each shard, ordered alone, then holds every topic in proportion, and no global sort is needed
-    at any scale: one pass counts topics per input shard, an exclusive prefix sum of the counts
-    gives each shard its first rank in each topic, and a second pass deals.
-
-    Args:
-        doc_clusters: int `[N]`, of one input shard or of all.
-        num_shards: Output shards.
-        ranks_before: int `[num_clusters]`: documents of each topic in the input shards before this
-            one; None for the first, or for all at once.
-
-    Returns:
-        int64 `[N]`. Dealing shard by shard gives what dealing all at once does.
-
-    Raises:
-        CurationError: No shard, or a topic without its count (E-CURATION-ORDER).
-    """
-    sizes = np.bincount(doc_clusters)
-    before = np.zeros(len(sizes), np.int64) if ranks_before is None else np.asarray(ranks_before)
-    if num_shards < 1 or len(before) < len(sizes):
-        found = f"{num_shards} shards, counts of {len(before)} topics"
-        raise refusal("documents cannot be dealt", found, f"shards, counts of {len(sizes)} topics")
-    documents = by_cluster(doc_clusters)
-    cluster = np.repeat(np.arange(len(sizes)), sizes)
-    shard = np.empty(len(documents), np.int64)
-    shard[documents] = (before[cluster] + rank_in_group(sizes) + _STEP * cluster) % num_shards
-    return shard
 
 
 def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -182,6 +144,24 @@ def by_cluster(doc_clusters: np.ndarray) -> np.ndarray:
     if int(doc_clusters.max(initial=0)) < _RADIX_SORTED:
         keys = doc_clusters.astype(np.uint16)
     return np.argsort(keys, kind="stable")
+
+
+def _column(name: str, values: np.ndarray, num_documents: int) -> np.ndarray:
+    """`values` as an array `[N]` of numbers that can be sorted."""
+    column = np.asarray(values)
+    if column.shape != (num_documents,) or column.dtype.kind not in "iuf":
+        expected = f"a number for each of {num_documents} documents"
+        raise refusal(f"{name} is not a column", (column.dtype, column.shape), expected)
+    if column.dtype.kind == "f" and np.isnan(column).any():
+        raise refusal(f"{name} has no order", "NaN", "numbers")
+    return column
+
+
+def refusal(what: str, found: object, expected: str) -> CurationError:
+    """An E-CURATION-ORDER error."""
+    return CurationError(
+        what, where="order", found=found, expected=expected, code="E-CURATION-ORDER"
+    )
 
 
 def _ranked(members: np.ndarray, column: np.ndarray, groups: np.ndarray | None) -> np.ndarray:

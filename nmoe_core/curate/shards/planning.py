@@ -18,7 +18,7 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.calibration.thresholds import DECISIONS
-from nmoe_core.curate.diversity.windows import Metric, cut_windows
+from nmoe_core.curate.diversity.windows import Loader, cut_windows
 from nmoe_core.curate.order import ORDERS, arrange
 
 CURATE_CODE = "curate/2"
@@ -57,7 +57,7 @@ class CurateSettings:
     seed: int = 0
     epoch: int = 0
     seq_len: int = 4096
-    loader: Metric = "concat"
+    loader: Loader = "concat"
     by: By = "source"
     descending: bool = False
     resume_from_token: int | None = None

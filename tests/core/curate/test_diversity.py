@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.ordering.bounds import ceilings
 from nmoe_core.curate.diversity.measure import (
-    ceilings,
     compare,
     compare_orders,
     diversity_ceiling,

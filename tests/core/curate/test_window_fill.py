@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.curate.diversity.measure import ceilings, measure
-from nmoe_core.curate.order import deal, golden, shuffle, stratified, window_fill
+from benchmarks.ordering.bounds import ceilings, deal
+from nmoe_core.curate.diversity.measure import measure
+from nmoe_core.curate.order import golden, shuffle, stratified, window_fill
 from nmoe_core.curate.order.sequencing import cancel, level
 
 SEQ_LEN = 131_072

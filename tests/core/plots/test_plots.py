@@ -28,8 +28,7 @@ from nmoe_core.plots import (
     share_plot,
 )
 from nmoe_core.plots.animation import OrderFilm, draw_bar, draw_plane, write_films
-from nmoe_core.plots.legend import cluster_colors, cluster_name, palette
-from nmoe_core.plots.png import MAX_PNG_BYTES, short_count
+from nmoe_core.plots.png import MAX_PNG_BYTES, cluster_colors, cluster_name, palette, short_count
 
 SUMMARY = {
     "keep_curve": [[k / 100, 1 - k / 100] for k in range(1, 100)],
@@ -230,9 +229,13 @@ def film(num_records: int) -> OrderFilm:
 
 
 def pixels(figure: Figure) -> set[tuple[int, ...]]:
-    """Colours of the picture on a figure's first axes."""
-    array = np.asarray(figure.axes[0].images[0].get_array())
-    return {tuple(pixel) for pixel in array.reshape(-1, 3).tolist()}
+    """Colours inside a figure's first axes."""
+    file = io.BytesIO()
+    figure.savefig(file, format="rgba")
+    width, height = figure.canvas.get_width_height()
+    array = np.frombuffer(file.getvalue(), np.uint8).reshape(height, width, 4)[::-1, :, :3]
+    left, bottom, right, top = figure.axes[0].bbox.extents.round().astype(int)
+    return {tuple(pixel) for pixel in array[bottom:top, left:right].reshape(-1, 3).tolist()}
 
 
 @pytest.mark.parametrize("num_records", [1, 7, 700, 5003])
