@@ -66,10 +66,10 @@ def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.plots import png_markdown
 
-    documents = arranged_documents(run.tree.shards(source, num_shards))
-    terms = _terms(run, source) if len(documents.topics) else []
-    rows = documents.topics, documents.tokens, documents.orders()
-    pngs = pictures.order_pictures(*rows, seq_len, terms, "topics")
+    topics, tokens, order = arranged_documents(run.tree.shards(source, num_shards))
+    terms = _terms(run, source) if len(topics) else []
+    orders = {"before": np.arange(len(order)), "after": order}
+    pngs = pictures.order_pictures(topics, tokens, orders, seq_len, terms, "topics")
     return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pngs.items())
 
 
@@ -79,9 +79,10 @@ def order_picture(shard: ShardPaths, seq_len: int) -> str:
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.plots import png_markdown
 
-    documents = arranged_documents([shard])
-    rows = documents.topics, documents.tokens, documents.orders()
-    return png_markdown(draw_orders(*rows, seq_len, "topics"), f"{shard.source}: order")
+    topics, tokens, order = arranged_documents([shard])
+    orders = {"before": np.arange(len(order)), "after": order}
+    png = draw_orders(topics, tokens, orders, seq_len, "topics")
+    return png_markdown(png, f"{shard.source}: order")
 
 
 def _are_there(path: Path) -> bool:

@@ -43,23 +43,21 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
     source_info["parent"] = documents_digest(parent)
     split, path = tree.curated_split(source), tree.curated_manifest(source)
     manifest = combine_shards(split, shard_format(parent), num_shards, source_info)
-    documents = arranged_documents(shards)
-    before = documents.topics[documents.source_order], documents.tokens[documents.source_order]
-    diversity = compare_orders(*before, documents.source_order.argsort(), settings.seq_len)
+    diversity = compare_orders(*arranged_documents(shards), settings.seq_len)
     plans = _plans(shards)
-    with replacing(path), replacing(tree.curation(source)):
-        recorded = seal_summary(
-            {
-                "source": source,
-                "num_documents": parent.total_documents,
-                "num_tokens": parent.total_tokens,
-                "num_kept": manifest["total_documents"],
-                "num_kept_tokens": manifest["total_tokens"],
-                "diversity": diversity,
-                **plans,
-            }
-        )
-        curation = tree.curation(source)
+    curation = tree.curation(source)
+    recorded = seal_summary(
+        {
+            "source": source,
+            "num_documents": parent.total_documents,
+            "num_tokens": parent.total_tokens,
+            "num_kept": manifest["total_documents"],
+            "num_kept_tokens": manifest["total_tokens"],
+            "diversity": diversity,
+            **plans,
+        }
+    )
+    with replacing(path), replacing(curation):
         if not curation.exists() or read_json_object(curation) != recorded:
             write_json(curation, recorded)
         _, changed = commit_manifest(path, manifest)

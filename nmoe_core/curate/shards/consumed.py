@@ -31,21 +31,13 @@ Stamps = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ConsumedPrefix:
-    """Documents at the front of a curated shard that training has consumed.
+    """Documents at the front of a curated shard that training has consumed."""
 
-    Attributes:
-        start: Tokens of the source's stream before the shard.
-        lengths: Their tokens: int64 `[count]`.
-        is_whole: Whether the whole shard is consumed, so that nothing can be added to it.
-        manifest: Of the curated shard that training reads; None where none of it is consumed.
-        files: Of that shard.
-    """
-
-    start: int = 0
-    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    is_whole: bool = False
-    manifest: Manifest | None = None
-    files: tuple[ShardFile, ...] = ()
+    start: int = 0  # tokens of the source's stream before the shard
+    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # their tokens
+    is_whole: bool = False  # the whole shard is consumed, so that nothing can be added to it
+    manifest: Manifest | None = None  # of the curated shard that training reads, if any
+    files: tuple[ShardFile, ...] = ()  # of that shard
 
     @property
     def count(self) -> int:

@@ -3,8 +3,8 @@
 Shards are immutable, so curation writes new ones: documents whose decision is asked for, token by
 token what they were, with their ingest ids and text hashes, and a line of lineage each. The shard,
 its lineage and `curation.json` (counts, diversity before and after, fingerprints) appear together.
-A shard of which no document is kept succeeds and has no file. Unchanged inputs mean no work.
-Documents that training has consumed stay where they are when a run resumes.
+A shard of which no document is kept succeeds and has no file. Unchanged inputs mean no work: the
+task and its preview ask `current_inputs`, so the preview names the shards that are then written.
 """
 
 from __future__ import annotations
@@ -12,23 +12,90 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import replacing
-from nmoe_core.base.fingerprint import Fingerprints, seal_summary
+from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import CURATION_NAME, LINEAGE_NAME, ShardPaths
 from nmoe_core.curate.diversity.measure import compare_orders
-from nmoe_core.curate.shards.current import CurrentInputs, current_inputs
-from nmoe_core.curate.shards.inputs import Selection, document_lengths, select_documents
+from nmoe_core.curate.shards.consumed import ConsumedPrefix, consumed_prefix, kept_tokens_before
+from nmoe_core.curate.shards.inputs import (
+    ShardQuality,
+    ShardTopics,
+    document_lengths,
+    load_quality,
+    load_topics,
+    select_documents,
+)
 from nmoe_core.curate.shards.lineage import lineage_line
 from nmoe_core.curate.shards.planning import CurateSettings, plan_order
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.shards.manifest import ShardFormat, documents_digest
+from nmoe_core.shards.manifest import ShardFormat, documents_digest, is_shard_current
 from nmoe_core.shards.writer import ShardWriter
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentInputs:
+    """All that a curated shard is made from now."""
+
+    shard: ShardPaths
+    settings: CurateSettings
+    manifest: Manifest
+    topics: ShardTopics
+    quality: ShardQuality
+    prefix: ConsumedPrefix
+    shared: Fingerprints  # the same for all shards of a source
+    fingerprints: Fingerprints
+
+    def stale(self) -> list[str]:
+        """Why the shard would be curated again; empty when it is current."""
+        summary = self.shard.curation
+        before, wanted = recorded(summary), self.fingerprints
+        if before is None:
+            return ["not curated yet"]
+        if before != wanted:
+            return [key for key in {**wanted, **before} if before.get(key) != wanted.get(key)]
+        if is_current(summary, wanted) and is_shard_current(self.shard.curated, self.shared):
+            return []
+        return ["its files are damaged"]
+
+
+def current_inputs(
+    shard: ShardPaths, settings: CurateSettings, planned: Mapping[int, int] | None = None
+) -> CurrentInputs:
+    """What a shard would be curated from now.
+
+    Args:
+        shard: The shard.
+        settings: Selection and order.
+        planned: Tokens that shards before this one will have when they are curated again first.
+
+    Raises:
+        CurationError, FormatError: As `curate_shard`.
+    """
+    manifest = load_manifest(shard.manifest)
+    topics = load_topics(shard, manifest)
+    quality = load_quality(shard, manifest)
+    prefix = ConsumedPrefix()
+    if settings.resume_from_token:
+        prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
+    elif settings.fills_windows():
+        prefix = ConsumedPrefix(kept_tokens_before(shard, settings.decisions()))
+    shared = settings.fingerprints() | {"topic_model": topics.topic_model, "grader": quality.grader}
+    fingerprints = shared | {
+        "parent": documents_digest(manifest),
+        "quality": quality.checksum,
+        "topics": topics.checksum,
+        "seq_len": str(settings.seq_len),
+    }
+    if settings.fills_windows():
+        fingerprints["offset"] = str(prefix.start % settings.seq_len)
+    return CurrentInputs(shard, settings, manifest, topics, quality, prefix, shared, fingerprints)
 
 
 def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
@@ -47,7 +114,7 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
         inputs = current_inputs(shard, settings)
         changed = bool(inputs.stale())
         if changed:
-            _ShardCuration(inputs, settings).write()
+            _ShardCuration(inputs).write()
         found = read_json_object(shard.curation)
         digest = load_manifest(shard.curated_manifest).content_digest()
     facts = {
@@ -78,9 +145,9 @@ def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
     return facts | {name: windows["after"][name] for name in names if windows["after"]}
 
 
-def planned_tokens(inputs: CurrentInputs, settings: CurateSettings) -> int:
+def planned_tokens(inputs: CurrentInputs) -> int:
     """Tokens that a shard has once it is curated; costs its curation without the writing."""
-    return int(_ShardCuration(inputs, settings).tokens.sum())
+    return int(_ShardCuration(inputs).tokens.sum())
 
 
 def shard_format(manifest: Manifest) -> ShardFormat:
@@ -98,12 +165,11 @@ def shard_format(manifest: Manifest) -> ShardFormat:
 class _ShardCuration:
     """Selects, orders and writes the documents of one shard."""
 
-    def __init__(self, inputs: CurrentInputs, settings: CurateSettings) -> None:
-        self.inputs, self.settings = inputs, settings
-        self.shard, self.manifest, self.prefix = inputs.shard, inputs.manifest, inputs.prefix
-        self.files = shard_files(self.shard.tree.data, self.manifest)
+    def __init__(self, inputs: CurrentInputs) -> None:
+        self.inputs, self.settings, self.prefix = inputs, inputs.settings, inputs.prefix
+        self.files = shard_files(inputs.shard.tree.data, inputs.manifest)
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
-        self.chosen: Selection = select_documents(inputs.quality.path, doc_ids, settings.include)
+        self.chosen = select_documents(inputs.quality.path, doc_ids, self.settings.include)
         self.ids = [pair for file in self.files for pair in file.ids()]
         fresh = self._not_consumed()
         self.num_deferred = len(fresh) if self.prefix.is_whole else 0
@@ -113,9 +179,9 @@ class _ShardCuration:
         new_tokens = document_lengths(self.files)[kept]
         rows = [self.chosen.rows[k] for k in self.fresh.tolist()]
         begin = self.prefix.start + int(self.prefix.lengths.sum())
-        self.order_name, self.new_order = plan_order(
-            settings, new_topics, new_tokens, rows, begin % settings.seq_len
-        )
+        offset = begin % self.settings.seq_len
+        found = plan_order(self.settings, new_topics, new_tokens, rows, offset)
+        self.order_name, self.new_order = found
         self.topics = np.concatenate([self.prefix.topics(), new_topics])
         self.tokens = np.concatenate([self.prefix.lengths, new_tokens])
         count = self.prefix.count
@@ -133,14 +199,27 @@ class _ShardCuration:
         return np.asarray(fresh, np.int64)
 
     def write(self) -> None:
-        size = self.settings.tokens_per_shard
-        writer = ShardWriter(self.shard.curated, shard_format(self.manifest), size)
+        shard, manifest, settings = self.inputs.shard, self.inputs.manifest, self.settings
+        writer = ShardWriter(shard.curated, shard_format(manifest), settings.tokens_per_shard)
         try:
             for tokens, ingest_id, text_sha256 in self._documents():
                 writer.add_document(tokens, ingest_id, text_sha256)
             checksum = writer.add_file(LINEAGE_NAME, self._lineage())
-            writer.add_file(CURATION_NAME, [self._facts(self.inputs.fingerprints)])
-            writer.finish(self.inputs.shared, self._source_info(checksum))
+            facts = json.dumps(self._facts(), ensure_ascii=False, indent=2, allow_nan=False)
+            writer.add_file(CURATION_NAME, [facts.encode() + b"\n"])
+            source_info = {
+                "source": shard.source,
+                "assignment": "sequential",
+                "parent": documents_digest(manifest),
+                "order": settings.order,
+                "include": settings.decisions(),
+                "seed": settings.seed,
+                "frozen_documents": self.prefix.count,
+                "deferred_documents": self.num_deferred,
+                "lineage_path": LINEAGE_NAME,
+                "lineage_checksum": checksum,
+            }
+            writer.finish(self.inputs.shared, source_info)
         finally:
             writer.discard()
 
@@ -156,45 +235,28 @@ class _ShardCuration:
 
     def _lineage(self) -> Iterator[bytes]:
         yield from self.prefix.lineage()
-        topics = self.topics[self.prefix.count :]
+        topics = self.topics[self.prefix.count :].tolist()
         for i in self.new_order.tolist():
-            kept = int(self.fresh[i])
-            number = int(self.chosen.indices[kept])
-            yield lineage_line(self.chosen.rows[kept], number, int(topics[i]))
+            kept = self.fresh[i]
+            yield lineage_line(self.chosen.rows[kept], int(self.chosen.indices[kept]), topics[i])
 
-    def _facts(self, fingerprints: Fingerprints) -> bytes:
-        facts = {
-            "source": self.shard.source,
-            "shard": self.shard.name,
-            "num_documents": self.manifest.total_documents,
-            "num_tokens": self.manifest.total_tokens,
-            "num_kept": len(self.order),
-            "num_kept_tokens": int(self.tokens.sum()),
-            "num_frozen": self.prefix.count,
-            "num_deferred": self.num_deferred,
-            "decisions": self.chosen.decisions,
-            "order": self.order_name,
-            "offset": (
-                self.prefix.start % self.settings.seq_len if self.settings.fills_windows() else None
-            ),
-            "diversity": compare_orders(
-                self.topics, self.tokens, self.order, self.settings.seq_len
-            ),
-            "fingerprints": fingerprints,
-        }
-        facts = seal_summary(facts)
-        return json.dumps(facts, ensure_ascii=False, indent=2, allow_nan=False).encode() + b"\n"
-
-    def _source_info(self, lineage_checksum: str) -> dict[str, Any]:
-        return {
-            "source": self.shard.source,
-            "assignment": "sequential",
-            "parent": documents_digest(self.manifest),
-            "order": self.settings.order,
-            "include": self.settings.decisions(),
-            "seed": self.settings.seed,
-            "frozen_documents": self.prefix.count,
-            "deferred_documents": self.num_deferred,
-            "lineage_path": LINEAGE_NAME,
-            "lineage_checksum": lineage_checksum,
-        }
+    def _facts(self) -> dict[str, Any]:
+        shard, manifest, seq_len = self.inputs.shard, self.inputs.manifest, self.settings.seq_len
+        fills = self.settings.fills_windows()
+        return seal_summary(
+            {
+                "source": shard.source,
+                "shard": shard.name,
+                "num_documents": manifest.total_documents,
+                "num_tokens": manifest.total_tokens,
+                "num_kept": len(self.order),
+                "num_kept_tokens": int(self.tokens.sum()),
+                "num_frozen": self.prefix.count,
+                "num_deferred": self.num_deferred,
+                "decisions": self.chosen.decisions,
+                "order": self.order_name,
+                "offset": self.prefix.start % seq_len if fills else None,
+                "diversity": compare_orders(self.topics, self.tokens, self.order, seq_len),
+                "fingerprints": self.inputs.fingerprints,
+            }
+        )

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -28,41 +27,29 @@ from nmoe_core.shards.manifest import documents_digest
 
 @dataclass(frozen=True, slots=True)
 class ShardTopics:
-    """Committed labels of a shard: uint16 `[N]`, the digests of their file and their model."""
+    """Committed labels of a shard."""
 
-    topics: np.ndarray
-    checksum: str
-    topic_model: str
+    topics: np.ndarray  # uint16 [N]
+    checksum: str  # SHA-256 of their file
+    topic_model: str  # digest of the model
 
 
 @dataclass(frozen=True, slots=True)
 class ShardQuality:
-    """Where the committed scores of a shard lie.
+    """Where the committed scores of a shard lie."""
 
-    Attributes:
-        path: `quality_scores.jsonl`.
-        checksum: SHA-256 of that file.
-        grader: Digest of what graded it (backbone, heads, calibration), the same for all shards.
-    """
-
-    path: Path
-    checksum: str
-    grader: str
+    path: Path  # quality_scores.jsonl
+    checksum: str  # SHA-256 of that file
+    grader: str  # digest of backbone, heads and calibration, the same for all shards
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Documents whose decision was asked for.
+    """Documents whose decision was asked for."""
 
-    Attributes:
-        indices: int64 `[num_kept]`, ascending document numbers.
-        rows: Their quality rows, as the JSON lines they were read from.
-        decisions: Number of documents of each decision, over the whole shard.
-    """
-
-    indices: np.ndarray
-    rows: list[bytes]
-    decisions: dict[str, int]
+    indices: np.ndarray  # ascending document numbers, int64 [num_kept]
+    rows: list[bytes]  # their quality rows, as the JSON lines they were read from
+    decisions: dict[str, int]  # documents of each decision, over the whole shard
 
 
 def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
@@ -72,14 +59,13 @@ def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
         CurationError: There are none (E-CURATION-MISSING), or they are of other documents or
             damaged (E-CURATION-MISMATCH).
     """
-    directory = shard.with_topics
-    _summary(shard.topics, "assign topics to this shard first")
-    summary = read_summary(directory / SUMMARY_NAME, CurationError, "E-CURATION-MISMATCH")
+    path = _summary_beside(shard.topics, "assign topics to this shard first")
+    summary = read_summary(path, CurationError, "E-CURATION-MISMATCH")
     made_from, checksum = summary["fingerprints"], sha256_file(shard.topics)
-    _check(directory, "shard", made_from.get("shard"), documents_digest(manifest))
-    _check(directory, "checksum", checksum, summary["topics_checksum"])
+    _check(path.parent, "shard", made_from.get("shard"), documents_digest(manifest))
+    _check(path.parent, "checksum", checksum, summary["topics_checksum"])
     topics = np.load(shard.topics, allow_pickle=False)
-    _check(directory, "number of documents", len(topics), manifest.total_documents)
+    _check(path.parent, "number of documents", len(topics), manifest.total_documents)
     return ShardTopics(topics, checksum, made_from["topic_model"])
 
 
@@ -91,7 +77,8 @@ def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
             of the shard (E-CURATION-MISMATCH).
         FormatError: They were edited or damaged (E-GRADE-CHANGED).
     """
-    made_from = _summary(shard.scores, "grade this shard first")["fingerprints"]
+    made_from = read_json_object(_summary_beside(shard.scores, "grade this shard first"))
+    made_from = made_from["fingerprints"]
     _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
     graded = read_graded(shard.graded)
     grader = sha256_json({key: value for key, value in made_from.items() if key != "shard"})
@@ -155,9 +142,10 @@ def _bad_row(path: Path, number: int, found: str) -> CurationError:
     )
 
 
-def _summary(path: Path, do: str) -> dict[str, Any]:
-    """The summary beside an input, which must be there too."""
-    for required in (path.with_name(SUMMARY_NAME), path):
+def _summary_beside(path: Path, do: str) -> Path:
+    """Where the summary of an input lies; both must be there."""
+    summary = path.with_name(SUMMARY_NAME)
+    for required in (summary, path):
         if not required.is_file():
             raise CurationError(
                 "curation lacks one of its inputs",
@@ -166,7 +154,7 @@ def _summary(path: Path, do: str) -> dict[str, Any]:
                 do=do,
                 code="E-CURATION-MISSING",
             )
-    return read_json_object(path.with_name(SUMMARY_NAME))
+    return summary
 
 
 def _check(directory: Path, what: str, found: object, expected: object) -> None:

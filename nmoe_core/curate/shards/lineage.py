@@ -2,14 +2,13 @@
 
 Row i belongs to document i of the shard's manifest. It holds the parent's document id and number,
 the topic, and every number of the quality row: score, decision, probe. The file is swapped in with
-the shard and its checksum is in the manifest's `source_info`.
+the shard and its checksum is in the manifest's `source_info`. Verification follows it back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,27 +18,8 @@ from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.config.tree import LINEAGE_NAME, ShardPaths
+from nmoe_core.curate.shards.inputs import document_lengths, load_quality, select_documents
 from nmoe_core.shards.documents import shard_files
-
-
-@dataclass(frozen=True, slots=True)
-class ArrangedDocuments:
-    """Curated documents in training order.
-
-    Attributes:
-        topics: int64 `[N]`.
-        tokens: int64 `[N]`, EOS included.
-        source_order: int64 `[N]`: positions in the order the parents have; `topics[source_order]`
-            is the sequence before curation.
-    """
-
-    topics: np.ndarray
-    tokens: np.ndarray
-    source_order: np.ndarray
-
-    def orders(self) -> dict[str, np.ndarray]:
-        """Permutations of these documents: the order before curation, and this one."""
-        return {"before": self.source_order, "after": np.arange(len(self.topics))}
 
 
 def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
@@ -78,22 +58,87 @@ def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
         yield from file
 
 
-def arranged_documents(shards: Iterable[ShardPaths]) -> ArrangedDocuments:
-    """Topics and lengths of curated shards one after another, and the order they had before.
+def arranged_documents(shards: Iterable[ShardPaths]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Documents of curated shards one after another, in the order that their parents have.
+
+    Returns:
+        int64 `[N]` each: topic and tokens (EOS included) of each, and the curated order of them.
 
     Raises:
         FormatError: A shard is missing or broken.
         CurationError: As `read_lineage`.
     """
     empty = np.empty(0, np.int64)
-    topics, tokens, source_order = [empty], [empty], [empty]
+    topics, tokens, order = [empty], [empty], [empty]
     num_documents = 0
     for shard in shards:
         manifest = load_manifest(shard.curated_manifest)
         rows = [(row["topic"], row["parent_index"]) for row in read_lineage(manifest)]
-        columns = np.asarray(rows, np.int64).reshape(-1, 2)
-        topics.append(columns[:, 0])
-        source_order.append(num_documents + np.argsort(columns[:, 1]))
-        tokens += [file.lengths() for file in shard_files(shard.tree.curated, manifest)]
+        topic, number = np.asarray(rows, np.int64).reshape(-1, 2).T
+        lengths = document_lengths(shard_files(shard.tree.curated, manifest))
+        before = np.argsort(number)
+        topics.append(topic[before])
+        tokens.append(lengths[before])
+        order.append(num_documents + np.argsort(before))
         num_documents += len(rows)
-    return ArrangedDocuments(*map(np.concatenate, (topics, tokens, source_order)))
+    return np.concatenate(topics), np.concatenate(tokens), np.concatenate(order)
+
+
+def verify_curated_shard(shard: ShardPaths) -> int:
+    """Check that a curated shard holds exactly the kept documents of its parent.
+
+    Tokens, ingest id and text hash of each document are compared with those of the parent document
+    that its lineage names; documents that training had consumed, with the parent document of the
+    same id and text, if it is still kept. Both shards are read whole.
+
+    Returns:
+        Number of documents compared.
+
+    Raises:
+        CurationError: Names the first document that was not kept, is there twice, differs, or is
+            missing (E-CURATION-VERIFY); or scores or lineage are missing or foreign.
+        FormatError: A shard is missing or broken.
+    """
+    parent, curated = load_manifest(shard.manifest), load_manifest(shard.curated_manifest)
+    quality = load_quality(shard, parent)
+    originals = {
+        doc_id: (tokens, ids)
+        for file in shard_files(shard.tree.data, parent)
+        for doc_id, tokens, ids in file.documents()
+    }
+    info = curated.extra["source_info"]
+    include, num_frozen = info["include"], info["frozen_documents"]
+    names = list(originals)
+    chosen = select_documents(quality.path, names, include).indices
+    missing = dict.fromkeys(names[k] for k in chosen)
+    places = {originals[name][1]: name for name in missing}
+    copies = (row for file in shard_files(shard.tree.curated, curated) for row in file.documents())
+    with closing(read_lineage(curated)) as lineage:
+        rows = zip(copies, lineage, strict=True)
+        for number, ((doc_id, tokens, ids), row) in enumerate(rows):
+            parent_doc_id = row["parent_doc_id"]
+            if number < num_frozen:
+                # Consumed before the parent was what it is now: not kept perhaps, or elsewhere.
+                parent_doc_id = places.get(ids)
+                if parent_doc_id is None:
+                    continue
+            if parent_doc_id not in missing:
+                raise _refuse(doc_id, f"{parent_doc_id}: not kept, or written twice")
+            del missing[parent_doc_id]
+            if not np.array_equal(tokens, originals[parent_doc_id][0]):
+                raise _refuse(doc_id, f"other tokens than {parent_doc_id}")
+            if ids != originals[parent_doc_id][1]:
+                raise _refuse(doc_id, f"other id or text hash than {parent_doc_id}: {ids}")
+    if len(missing) != info["deferred_documents"]:
+        raise _refuse(curated.path, f"{len(missing)} kept documents missing: {next(iter(missing))}")
+    return len(chosen)
+
+
+def _refuse(where: object, found: str) -> CurationError:
+    return CurationError(
+        "curated shard is not the kept part of its parent",
+        where=where,
+        found=found,
+        do="curate this shard again",
+        code="E-CURATION-VERIFY",
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -33,35 +33,23 @@ _OF_ONE_LENGTH = (AUTO, "window_fill", "bin_packing")
 class CurateSettings:
     """What decides the documents and their order.
 
-    Attributes:
-        include: Decisions whose documents are kept.
-        order: One of `SHARD_ORDERS`.
-        seed: Of the order.
-        epoch: Of the order: each is another one as good.
-        seq_len: Tokens of a window: what `auto`, `window_fill` and `bin_packing` fill. The other
-            orders do not depend on it; diversity is measured on it in any case.
-        loader: How the trainer fills windows.
-        by: What `count_stride` sorts the documents of a topic by.
-        descending: Whether it falls along the epoch instead of rising.
-        resume_from_token: Tokens of this source that training has consumed: the documents that
-            hold them stay where they are. None to order everything.
-        tokens_per_shard: Most tokens of one file.
-
     Raises:
         CurationError: An unknown decision or order, no decision, or a number out of range
             (E-CURATION-SETTINGS).
     """
 
-    include: tuple[str, ...] = ("keep",)
-    order: str = "golden"
+    include: tuple[str, ...] = ("keep",)  # decisions whose documents are kept
+    order: str = "golden"  # of SHARD_ORDERS
     seed: int = 0
-    epoch: int = 0
-    seq_len: int = 4096
-    loader: Loader = "concat"
-    by: By = "source"
+    epoch: int = 0  # each is another order as good
+    seq_len: int = 4096  # tokens of a window that is filled and measured
+    loader: Loader = "concat"  # how the trainer fills windows
+    by: By = "source"  # what `count_stride` sorts the documents of a topic by
     descending: bool = False
+    # Tokens of this source that training has consumed: the documents that hold them stay where
+    # they are. None to order everything.
     resume_from_token: int | None = None
-    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
+    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD  # most of one file
 
     def __post_init__(self) -> None:
         for what, found, known in (
@@ -119,39 +107,24 @@ def plan_order(
     Raises:
         CurationError: `by` is quality, and a row has no score (E-CURATION-QUALITY).
     """
-    name = settings.order
-    if name == AUTO:
-        return _better(settings, topics, tokens, offset)
-    options = {"seed": settings.seed, "epoch": settings.epoch}
-    if name == "window_fill":
-        options |= {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
-    elif name == "bin_packing":
-        options |= {"seq_len": settings.seq_len}
-    elif name == "count_stride":
-        options |= {"descending": settings.descending}
-        if settings.by != "source":
-            is_length = settings.by == "length"
-            options |= {"by": tokens if is_length else _scores(quality_rows)}
-    return name, arrange(name, topics, tokens, **options)
-
-
-def _better(
-    settings: CurateSettings, topics: np.ndarray, tokens: np.ndarray, offset: int
-) -> tuple[str, np.ndarray]:
-    options = {"seed": settings.seed, "epoch": settings.epoch}
-    windows = {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
-    orders = {
-        "window_fill": arrange("window_fill", topics, tokens, **options, **windows),
-        "golden": arrange("golden", topics, tokens, **options),
+    windows: Any = {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
+    options: dict[str, dict[str, Any]] = {
+        "window_fill": windows,
+        "bin_packing": {"seq_len": settings.seq_len},
+        "count_stride": {"descending": settings.descending},
     }
-    if not len(topics):
-        return "window_fill", orders["window_fill"]
-    cut = settings.seq_len, settings.loader, offset
-    means = {
-        name: cut_windows(topics[order], tokens[order], *cut).num_topics().mean()
-        for name, order in orders.items()
-    }
-    name = max(means, key=lambda name: means[name])
+    if settings.order == "count_stride" and settings.by != "source":
+        column = tokens if settings.by == "length" else _scores(quality_rows)
+        options["count_stride"] |= {"by": column}
+    turn = {"seed": settings.seed, "epoch": settings.epoch}
+    names = ("window_fill", "golden") if settings.order == AUTO else (settings.order,)
+    orders = {k: arrange(k, topics, tokens, **turn, **options.get(k, {})) for k in names}
+
+    def mean_topics(name: str) -> float:
+        rows = topics[orders[name]], tokens[orders[name]]
+        return cut_windows(*rows, **windows).num_topics().mean()
+
+    name = max(names, key=mean_topics) if len(names) > 1 and len(topics) else names[0]
     return name, orders[name]
 
 

@@ -87,7 +87,7 @@ def check_curated(run: Run, source: str) -> Verdicts:
 
 
 def _permutation(run: Run, source: str) -> Verdict:
-    from nmoe_core.curate.shards.verify import verify_curated_shard
+    from nmoe_core.curate.shards.lineage import verify_curated_shard
 
     try:
         shards = run.tree.shards(source, run.config.prep.num_shards)

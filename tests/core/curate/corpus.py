@@ -20,7 +20,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths, Tree, shard_dir_name
 from nmoe_core.curate.shards.combine import combine_curated
 from nmoe_core.curate.shards.curated import CurateSettings, curate_shard
-from nmoe_core.curate.shards.verify import verify_curated_shard
+from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.curate.topics.assign import TopicSettings, assign_topics, fit_topic_model
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.curate.topics.model import load_topic_model
