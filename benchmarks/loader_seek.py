@@ -16,7 +16,7 @@ import time
 from loader.order.policies import POLICIES, weight_unit
 from loader.plan.mixture import quotas, weights_fixed_point
 from loader.plan.records import LoaderPlan, PlanSource, PlanStage
-from loader.plan.schedule import build_schedule
+from loader.plan.schedule import PlanSchedule
 
 SEQ_LEN, BATCH_SIZE, FAR, READ = 2048, 32, 10**9, 65_536
 WEIGHTS = {2: [0.7, 0.3], 500: [1.0 + i % 7 for i in range(500)]}
@@ -50,14 +50,14 @@ def plan_of(policy: str, num_sources: int, num_sequences: int) -> LoaderPlan:
 
 def measure(policy: str, num_sources: int, num_tokens: int) -> dict[str, float]:
     """Figures of one policy, in a process of its own."""
-    build_schedule(plan_of("swrr", 2, 10**4), "train", [10**6] * 2).locate(0, 32)  # imports
+    PlanSchedule(plan_of("swrr", 2, 10**4), "train", [10**6] * 2).locate(0, 32)  # imports
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # 10^9 sequences lie in any run of 10^12 tokens scaled up; shorter runs seek to their middle.
     num_sequences = max(num_tokens // SEQ_LEN, 1)
     plan = plan_of(policy, num_sources, num_sequences)
     far = min(FAR, num_sequences // 2)
     started = time.process_time()
-    schedule = build_schedule(plan, "train", [10**6] * num_sources)
+    schedule = PlanSchedule(plan, "train", [10**6] * num_sources)
     schedule.locate(far, far + BATCH_SIZE)
     opened = time.process_time()
     for at in range(far, far + READ, 4096):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from loader.batches import Batch
-from loader.config import build_loader, resolve_plan
+from loader.config import build_loader, read_config, resolve_plan
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
 from loader.files.format import Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
 from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
-from loader.keys import read_config
 from loader.loader import DeterministicLoader
 from loader.metrics import SourceLosses, count_metrics, source_losses
 from loader.plan.build import build_plan

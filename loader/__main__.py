@@ -19,8 +19,8 @@ from pathlib import Path
 
 from loader.config import resolve_plan
 from loader.errors import ConfigError, NmoeError
+from loader.files.addresses import PathParser
 from loader.files.format import verify_shard
-from loader.files.local_path import PathParser
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan

@@ -1,4 +1,4 @@
-"""Batches of one rank: their rows, their memory, and the last, short batch.
+"""Batches of one rank: what is asked for, rows, memory, and the last, short batch.
 
 Where the last valid batch has fewer rows than there are ranks, ranks share rows: each gets one
 whole row as inputs and a part of its targets, the others being -100. So every target is on one
@@ -7,17 +7,106 @@ rank, no rank is without a target, and where batches begin does not depend on th
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from loader.arguments import ReadOptions, wrapper
 from loader.errors import ConfigError
 from loader.files.spans import IGNORE_INDEX
 from loader.plan.records import LoaderPlan
-from loader.rows.buffers import HeldBuffers, pinned_tensor
-from loader.rows.stream import RankRows, Stream
+from loader.plan.tables import unknown_name
+from loader.rows.buffers import HeldBuffers, check_pinning, pinned_tensor
+from loader.rows.stream import RankRows, Split, Stream
+
+_CHOICES = {
+    "split": ("train", "valid"),
+    "backend": ("auto", "numpy", "torch"),
+    "dtype": ("int64", "int32", "uint32"),
+}
+
+
+class MemoryOptions(TypedDict, total=False):
+    """What a batch's arrays are, and how far ahead they are read.
+
+    dtype: type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets hold -100, so
+    they cannot be `uint32`. prefetch: batches that a thread reads ahead; 0 reads in `next`.
+    pin_memory: page-locked tensors, from torch's own pool. contiguous: inputs and targets in memory
+    of their own, so that `targets.view(-1)` works; False gives two overlapping views of rows of
+    `seq_len + 1`, for less work per batch.
+    """
+
+    dtype: str
+    prefetch: int
+    pin_memory: bool
+    contiguous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a loader takes beside its plan. Refuses what no plan could serve, before one is made.
+
+    Raises:
+        ConfigError: A value is not known or out of range, or memory cannot be pinned.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    split: Split = "train"
+    backend: str = "auto"
+    dtype: str = "int64"
+    prefetch: int = 0
+    pin_memory: bool = False
+    contiguous: bool = True
+
+    def __post_init__(self) -> None:
+        for key, known in _CHOICES.items():
+            if getattr(self, key) not in known:
+                raise unknown_name(key, str(getattr(self, key)), known, "loader")
+        for key, low, high in (
+            ("world_size", 1, math.inf),
+            ("rank", 0, self.world_size - 1 if _is_count(self.world_size) else 0),
+            ("prefetch", 0, math.inf),
+        ):
+            value = getattr(self, key)
+            if not _is_count(value) or not low <= value <= high:
+                expected = f"at least {low}" if high == math.inf else f"{low} to {high}"
+                raise ConfigError(
+                    "value is out of range", where=key, found=repr(value), expected=expected
+                )
+        if self.pin_memory and self.backend == "numpy":
+            do = 'set backend = "torch"'
+            raise ConfigError("pin_memory needs torch", found='backend = "numpy"', do=do)
+        if self.pin_memory:
+            check_pinning()
+
+    def check_plan(self, plan: LoaderPlan) -> None:
+        """Refuse more ranks than rows, and integers that cannot hold the plan's tokens.
+
+        Raises:
+            ConfigError: They are refused.
+        """
+        found, expected = self.world_size, f"1 to batch_size = {plan.batch_size}"
+        if found > plan.batch_size:
+            raise ConfigError(
+                "a rank would get no row", where="world_size", found=found, expected=expected
+            )
+        dtype, largest = self.dtype, plan.vocab_size - 1
+        if dtype == "uint32" and plan.packing == "best_fit":
+            what = "packed targets hold -100"
+            raise ConfigError(what, where="dtype", found=dtype, expected="int64")
+        if largest > np.iinfo(dtype).max:
+            what, expected = "too small for the vocabulary", f"a type that holds {largest}"
+            raise ConfigError(what, where="dtype", found=dtype, expected=expected)
+
+    def rows(self, num_rows: int) -> RankRows:
+        """The rank's rows of a global batch; earlier ranks take the remainder."""
+        share, rest = divmod(num_rows, self.world_size)
+        first = self.rank * share + min(self.rank, rest)
+        return RankRows(num_rows, first, first + share + (self.rank < rest))
 
 
 class Batch(NamedTuple):
@@ -53,14 +142,6 @@ class Rows(NamedTuple):
     windows: np.ndarray
 
 
-class _Share(NamedTuple):
-    """A rank's part of the targets of a row: part number `part` of `parts` equal ones."""
-
-    row: int
-    part: int
-    parts: int
-
-
 class BatchReader:
     """Reads one rank's rows of any batch of a stream.
 
@@ -77,12 +158,11 @@ class BatchReader:
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
         self._stream, self._end, self._options = stream, end, options
         self._batch_size, self._seq_len = plan.batch_size, plan.seq_len
-        self._wrap, self._dtype = wrapper(options.backend), np.dtype(options.dtype)
-        self._own = RankRows(plan.batch_size, *options.rows(plan.batch_size))
-        shape = stream.shape(self._own.last - self._own.first, options.contiguous)
-        self._buffers = HeldBuffers(partial(np.empty, shape, self._dtype))
+        self._wrap, self._dtype = _wrapper(options.backend), np.dtype(options.dtype)
+        self._own = options.rows(plan.batch_size)
+        self._buffers = HeldBuffers(partial(np.empty, self._shape(self._own), self._dtype))
         size = end % plan.batch_size
-        self._last = self._last_share(end - size, size) if 0 < size < options.world_size else None
+        self._share = self._last_share(end - size, size) if 0 < size < options.world_size else None
 
     def read(self, step: int) -> Rows:
         """Rows of batch number `step`; a batch past the end raises StopIteration."""
@@ -90,46 +170,41 @@ class BatchReader:
         size = min(self._batch_size, self._end - n)
         if size <= 0:
             raise StopIteration
-        if size < self._batch_size and self._last is not None:
-            return self._shared(n, size, self._last)
-        rows = self._own if size == self._batch_size else RankRows(size, *self._options.rows(size))
-        array, memory = self._memory(rows)
-        return Rows(*self._parts(memory), rows.first, *self._stream.read(n, rows, array))
-
-    def _memory(self, rows: RankRows) -> tuple[np.ndarray, Any]:
-        """Memory to fill, and the same as the caller's kind of array."""
-        if not self._options.pin_memory and rows is self._own:
+        rows = self._own if size == self._batch_size else self._options.rows(size)
+        if rows is not self._own and self._share is not None:
+            return self._read_shared(n, size, *self._share)
+        if rows is self._own and not self._options.pin_memory:
             array = self._buffers.take()
-            return array, self._wrap(array)
-        shape = self._stream.shape(rows.last - rows.first, self._options.contiguous)
-        return self._fresh(shape)
+            memory = self._wrap(array)
+        else:
+            array, memory = self._fresh(self._shape(rows))
+        return _rows(memory, rows.first, *self._stream.read(n, rows, array))
+
+    def _read_shared(self, n: int, size: int, row: int, part: int, num_parts: int) -> Rows:
+        array, memory = self._fresh((2, 1, self._seq_len))
+        sources, windows = self._stream.read(n, RankRows(size, row, row + 1), array)
+        targets = array[1, 0]
+        counted = np.flatnonzero(targets != IGNORE_INDEX)
+        begin, end = (len(counted) * i // num_parts for i in (part, part + 1))
+        targets[counted[:begin]] = targets[counted[end:]] = IGNORE_INDEX
+        return _rows(memory, row, sources, windows)
+
+    def _shape(self, rows: RankRows) -> tuple[int, ...]:
+        return self._stream.shape(rows.last - rows.first, self._options.contiguous)
 
     def _fresh(self, shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+        """Memory to fill, and the same as the caller's kind of array."""
         if self._options.pin_memory:
             pinned = pinned_tensor(shape, self._dtype)
             return pinned.numpy(), pinned
         array = np.empty(shape, self._dtype)
         return array, self._wrap(array)
 
-    def _shared(self, n: int, size: int, share: _Share) -> Rows:
-        array, memory = self._fresh((2, 1, self._seq_len))
-        rows = RankRows(size, share.row, share.row + 1)
-        sources, windows = self._stream.read(n, rows, array)
-        targets = array[1, 0]
-        counted = np.flatnonzero(targets != IGNORE_INDEX)
-        begin, end = (len(counted) * i // share.parts for i in (share.part, share.part + 1))
-        targets[counted[:begin]] = targets[counted[end:]] = IGNORE_INDEX
-        return Rows(*self._parts(memory), share.row, sources, windows)
-
-    def _parts(self, memory: Any) -> tuple[Any, Any]:
-        if memory.ndim == 3:
-            return memory[0], memory[1]
-        return memory[:, :-1], memory[:, 1:]
-
-    def _last_share(self, n: int, size: int) -> _Share:
-        """This rank's part of the batch of `size` rows at sequence `n`, fewer than ranks. Ranks go
-        one by one to the row that has the most targets for each of its ranks."""
-        world_size = self._options.world_size
+    def _last_share(self, n: int, size: int) -> tuple[int, int, int]:
+        """This rank's row of the batch of `size` rows at sequence `n`, fewer than ranks, and which
+        part of how many it has of that row's targets. Ranks go one by one to the row that has the
+        most targets for each of its ranks."""
+        world_size, rank = self._options.world_size, self._options.rank
         if self._options.dtype == "uint32":
             raise ConfigError(
                 f"{world_size} ranks share the {size} rows of the last batch, so targets hold"
@@ -138,7 +213,12 @@ class BatchReader:
                 found="uint32",
                 expected="int64 or int32",
             )
-        counts = self._targets_of(n, size)
+        counts = [self._seq_len] * size
+        if self._stream.is_packed:  # only these rows have fewer targets
+            row = np.empty((2, 1, self._seq_len), np.int64)
+            for i in range(size):
+                self._stream.read(n, RankRows(size, i, i + 1), row)
+                counts[i] = int((row[1] != IGNORE_INDEX).sum())
         if world_size > sum(counts):
             raise ConfigError(
                 "a rank would get no target of the last batch",
@@ -150,15 +230,29 @@ class BatchReader:
         ranks = [min(1, count) for count in counts]
         for _ in range(world_size - sum(ranks)):
             ranks[max(range(size), key=lambda i: counts[i] / max(1, ranks[i]))] += 1
-        row = next(i for i in range(size) if self._options.rank < sum(ranks[: i + 1]))
-        return _Share(row, self._options.rank - sum(ranks[:row]), ranks[row])
+        own = next(i for i in range(size) if rank < sum(ranks[: i + 1]))
+        return own, rank - sum(ranks[:own]), ranks[own]
 
-    def _targets_of(self, n: int, size: int) -> list[int]:
-        """Targets of each row of a batch; only packed rows have fewer than `seq_len`."""
-        if not self._stream.is_packed:
-            return [self._seq_len] * size
-        found, row = [], np.empty((2, 1, self._seq_len), np.int64)
-        for i in range(size):
-            self._stream.read(n, RankRows(size, i, i + 1), row)
-            found.append(int((row[1] != IGNORE_INDEX).sum()))
-        return found
+
+def _rows(memory: Any, first: int, sources: np.ndarray, windows: np.ndarray) -> Rows:
+    parts = memory if memory.ndim == 3 else (memory[:, :-1], memory[:, 1:])
+    return Rows(parts[0], parts[1], first, sources, windows)
+
+
+def _wrapper(backend: str) -> Callable[[np.ndarray], Any]:
+    """What turns an array into the caller's kind, without a copy. Raises ConfigError."""
+    if backend == "numpy":
+        return np.asarray
+    try:
+        import torch
+    except ImportError:
+        if backend == "auto":
+            return np.asarray
+        raise ConfigError(
+            "torch is not installed", where="backend", do='install torch, or set backend = "numpy"'
+        ) from None
+    return torch.from_numpy
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

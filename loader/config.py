@@ -4,31 +4,33 @@ A mixture run names `mixture_toml`, `flow_profiles_toml`, `flow_mode` and `data_
 whose `data` directory it then is) and reads `{data_root}/{source}/{split}`. A run may list its
 sources itself, in `datasets` or in `configs` and `weights`; they come before `data_path`, which
 alone reads one directory in order. Keys may stand in a `data` table. Which keys there are:
-`loader.plan.settings`; what is refused: `loader.keys`.
+`loader.plan.settings.RunSettings`.
+
+Of a mapping or a file each key must be one of the loader's, or a table, which is another task's or
+the trainer's own; `data` is the loader's. An object has attributes for many purposes: only those
+with the loader's names are read, and others are not looked at. None and "" count as not set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from loader import keys
-from loader.arguments import MemoryOptions, ReadOptions
+from loader.batches import MemoryOptions, ReadOptions
 from loader.errors import ConfigError
-from loader.files.addresses import address, is_url
+from loader.files.addresses import address, is_url, local_path
 from loader.files.format import MANIFEST_NAME
-from loader.files.local_path import local_path
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
+from loader.plan import tables
 from loader.plan.build import build_plan, sources_read
 from loader.plan.datasets import (
     datasets_plan,
     locate,
     read_mappings,
     read_tables,
-    single_name,
     split_dirs,
     valid_manifests,
 )
@@ -36,8 +38,15 @@ from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_plan, local_data
-from loader.plan.settings import LOCAL_CACHE, RunSettings, checked
+from loader.plan.settings import KEYS, LOCAL_CACHE, RunSettings, checked
 from loader.rows.stream import Split
+
+# A trainer's flat settings of its loss and its evaluation, which the loader does not read.
+_TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
+# Other loaders' names of keys.
+_ALIASES = {"pack_sequences": "packing"}
+# A table is a slip of one of ours above the likeness of one slip in a short name.
+_SLIP = 0.85
 
 
 class LoaderOptions(MemoryOptions, total=False):
@@ -64,16 +73,16 @@ def build_loader(
         rank, world_size, split, backend: See `DeterministicLoader`.
         print_fn: Called on rank 0 with one line that says what was opened.
         options: `cache_dir`, where files of a URL are kept, and those of
-            `loader.arguments.MemoryOptions`.
+            `loader.batches.MemoryOptions`.
 
     Raises:
         ConfigError, PlanError, FormatError: Before anything is read from a shard; for arguments,
             before a plan is made.
     """
     memory: dict[str, Any] = {key: value for key, value in options.items() if key != "cache_dir"}
-    chosen = ReadOptions(rank, world_size, split, backend, **memory)
+    ReadOptions(rank, world_size, split, backend, **memory)
     plan = resolve_plan(cfg, options.get("cache_dir"))
-    loader = DeterministicLoader(plan, **asdict(chosen))
+    loader = DeterministicLoader(plan, rank, world_size, split, backend, **memory)
     if print_fn is not None and rank == 0:
         print_fn(
             f"loader {split}: plan {plan.plan_id} {plan.plan_hash[:12]}, "
@@ -87,8 +96,7 @@ def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan
     """The plan that `cfg` asks for.
 
     Args:
-        cfg: A `LoaderPlan`, a path to a plan (`.json`) or to a TOML file, the URL of a plan, a
-            mapping, or any object with these attributes. None and "" count as not set.
+        cfg: As for `build_loader`.
         cache_dir: Where copies of a URL's files are kept; stands in for the setting.
 
     Raises:
@@ -105,15 +113,115 @@ def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan
             return load_plan(fetch_plan(address(cfg), cache_dir))
         if Path(cfg).suffix == ".json":
             return load_plan(cfg)
-        given, where = keys.read_config(cfg), str(Path(cfg))
+        given, where = read_config(cfg), str(Path(cfg))
     elif isinstance(cfg, Mapping):
-        given, where = keys.of_mapping(cfg, "cfg"), "cfg"
+        given, where = _of_mapping(cfg, "cfg"), "cfg"
     else:
         where = type(cfg).__name__
-        given = keys.of_object(cfg, where)
+        given = _of_object(cfg, where)
     if cache_dir is not None:
         given["cache_dir"] = cache_dir
     return _plan(checked(given, where), where)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The loader's own keys of a run's TOML or YAML file; paths are made absolute.
+
+    Relative paths start from the nearest directory above that holds `workspace.yaml`,
+    `pyproject.toml` or `.git`, else from the directory of the file.
+
+    Raises:
+        ConfigError: The file is missing or not valid, or a key is unknown.
+    """
+    path = Path(path)
+    is_yaml = path.suffix in (".yaml", ".yml")
+    table = tables.read_yaml(path) if is_yaml else tables.read_toml(path)
+    return _from_base(table, path, tables.project_dir(path))
+
+
+def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunSettings:
+    """Settings from the flat keys and the `data` table of a file that is read already.
+
+    Args:
+        table: What the file says, without tables of others.
+        where: The file.
+        base: Directory that relative paths start from.
+
+    Raises:
+        ConfigError: A key is unknown; a value is missing, of another type or out of range.
+    """
+    return checked(_from_base(table, where, base), str(where))
+
+
+def is_trainers(key: object) -> bool:
+    """Whether a flat key is a trainer's own, which no loader reads."""
+    return key in _TRAINER_KEYS or str(key).startswith(_TRAINER_PREFIX)
+
+
+def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, Any]:
+    """The loader's keys of a file that lies in a project: relative paths start at `base`."""
+    given = _of_mapping(table, where) | {"base": base}
+    for key in [key for key, rules in KEYS.items() if key in given and Path in rules.types]:
+        path = tables.text(given[key], f"{where}: {key}")
+        given[key] = path if is_url(path) else base / path
+    if "tokenizer_path" in given:
+        path = base / tables.text(given["tokenizer_path"], f"{where}: tokenizer_path")
+        if path.exists():  # else the name of one
+            given["tokenizer_path"] = str(path)
+    return given
+
+
+def _of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The loader's keys of a mapping and of its `data` table, whose keys come first; and `base`,
+    which `read_config` sets."""
+    inner = table.get("data")
+    if not isinstance(inner, Mapping | None):
+        raise ConfigError("not a table", where=f"{where}: data", found=type(inner).__name__)
+    for key, value in table.items():
+        if key in KEYS or key in ("data", "base") or is_trainers(key):
+            continue
+        if not _is_table(value) or _is_slip(key, table):
+            raise _unknown(key, where, "; put keys of the trainer into a table of their own")
+    return _chosen(table, ("base", *KEYS)) | _of_data(inner or {}, where)
+
+
+def _of_object(cfg: object, where: object) -> dict[str, Any]:
+    """The same of an object's attributes; a `data` that is a mapping is read as a table is."""
+    inner = getattr(cfg, "data", None)
+    own = _of_data(inner, where) if isinstance(inner, Mapping) else _attributes(inner)
+    return _attributes(cfg) | own
+
+
+def _of_data(table: Mapping[str, Any], where: object) -> dict[str, Any]:
+    for key in table:
+        if key not in KEYS:
+            raise _unknown(key, f"{where}: data", "")
+    return _chosen(table)
+
+
+def _attributes(cfg: object) -> dict[str, Any]:
+    return _chosen({key: getattr(cfg, key, None) for key in KEYS})
+
+
+def _chosen(table: Mapping[str, Any], keys: Iterable[str] = KEYS) -> dict[str, Any]:
+    return {key: table[key] for key in keys if table.get(key) is not None and table[key] != ""}
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a value is a table or a list of tables, as TOML has them."""
+    rows = value if isinstance(value, list | tuple) else [value]
+    return bool(rows) and all(isinstance(row, Mapping) for row in rows)
+
+
+def _is_slip(key: object, table: Mapping[str, Any]) -> bool:
+    missing = [known for known in (*KEYS, "data") if known not in table]
+    return bool(difflib.get_close_matches(str(key), missing, 1, _SLIP))
+
+
+def _unknown(key: object, where: object, do: str) -> ConfigError:
+    hint = _ALIASES.get(str(key)) or tables.nearest(str(key), (*KEYS, "data"))
+    do = f"did you mean {hint!r}?{do}"
+    return ConfigError("unknown key", where=where, found=repr(key), do=do)
 
 
 def _plan(run: RunSettings, where: str) -> LoaderPlan:
@@ -124,8 +232,7 @@ def _plan(run: RunSettings, where: str) -> LoaderPlan:
     if run.flow_mode is not None:
         return _mixture_plan(run, where)
     if run.hf_dataset_name is not None:
-        listed = read_tables([{"hf_name": run.hf_dataset_name}], where)
-        return datasets_plan(listed, run, where)
+        return datasets_plan(read_tables([{"hf_name": run.hf_dataset_name}], where), run, where)
     if (named := run.data_path or run.dataset_path) is not None:
         return _single_plan(local_data(named, run.cache_dir), run)
     raise ConfigError(
@@ -140,10 +247,8 @@ def _mixture_plan(run: RunSettings, where: str) -> LoaderPlan:
     mixture = run.required("mixture_toml", where)
     flows = run.required("flow_profiles_toml", where)
     stages = resolve_stages(mixture, flows, str(run.flow_mode), run.active_params_b)
-    if run.data_root is None and run.root is not None:
-        data_root = run.root / "data"
-    else:
-        data_root = run.required("data_root", where)
+    below_root = run.root and run.root / "data"
+    data_root = run.data_root or below_root or run.required("data_root", where)
     names = sources_read(stages, run.phases)
     plan = build_plan(
         stages,
@@ -162,7 +267,7 @@ def _single_plan(directory: Path, run: RunSettings) -> LoaderPlan:
         directory = directory.parent
     train, valid = split_dirs(directory)
     path = locate(train, run.allow_unmanifested)
-    name = single_name(directory, path, run.vocabulary)
+    name = preflight.read_data(path, run.vocabulary).dataset or directory.name
     num_tokens = run.steps * run.batch_size * run.seq_len
     return build_plan(
         [Stage("all", name, num_tokens, (StageSource(name, 1.0),))],

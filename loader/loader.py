@@ -5,7 +5,6 @@ owns a contiguous run of them, so any world size reads the same stream and the p
 number: that of the last batch returned, also where a thread reads ahead. Train stops before a batch
 that would not be whole, and an iteration goes on from the position. Valid gives its last rows as a
 short batch, since each is to be seen once, and each iteration is a pass from its first batch on.
-A batch's memory is used again only when the caller has let go of the batch and all views of it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from loader.arguments import MemoryOptions, ReadOptions, check_plan_allows
-from loader.batches import Batch, BatchReader, Rows
+from loader.batches import Batch, BatchReader, MemoryOptions, ReadOptions, Rows
 from loader.errors import ConfigError, PlanError, StateError
 from loader.plan.records import LoaderPlan
 from loader.rows.prefetch import Prefetcher, weak_method
@@ -28,13 +26,15 @@ from loader.state import make_state, resume
 class DeterministicLoader:
     """Reads this rank's part of a plan's stream. Has the state shape of torchdata's `Stateful`.
 
+    A batch's memory is used again only when the caller has let go of the batch and its views.
+
     Args:
         plan: A checked plan.
         rank: Number of this rank.
         world_size: Number of ranks that share each batch; at most `batch_size`.
         split: `train` or `valid`.
         backend: `torch` or `numpy` arrays; `auto` is torch where it is installed.
-        memory: See `loader.arguments.MemoryOptions`.
+        memory: See `loader.batches.MemoryOptions`.
 
     Raises:
         ConfigError: An argument is out of range; on valid, as `loader.batches.BatchReader`.
@@ -50,12 +50,12 @@ class DeterministicLoader:
         backend: str = "auto",
         **memory: Unpack[MemoryOptions],
     ) -> None:
-        self._options = options = ReadOptions(rank, world_size, split, backend, **memory)
-        check_plan_allows(plan, world_size, options.dtype)
+        self._options = ReadOptions(rank, world_size, split, backend, **memory)
+        self._options.check_plan(plan)
         self.rank, self.world_size = rank, world_size
         self.split: Split = split
         self._read_from(plan, Stream(plan, split))
-        ahead = options.prefetch
+        ahead = self._options.prefetch
         self._prefetch = Prefetcher(weak_method(self._fill), ahead) if ahead else None
 
     def __len__(self) -> int:
@@ -89,6 +89,7 @@ class DeterministicLoader:
             StopIteration: The plan has come to its end.
         """
         rows = self._read()
+        self.skip()
         return rows.inputs, rows.targets
 
     def next_with_meta(self) -> Batch:
@@ -98,23 +99,19 @@ class DeterministicLoader:
             FormatError: An index is missing or not of its file (E-INDEX-...); the loader stays
                 where it was.
         """
-        first, is_set = self._next, self._is_set
-        rows = self._read()
-        try:
-            spans = self._open_stream().spans(rows.sources, rows.windows)
-        except BaseException:
-            self._next, self._is_set = first, is_set
-            raise
-        return Batch(
+        rows, stream, first = self._read(), self._open_stream(), self._next
+        batch = Batch(
             inputs=rows.inputs,
             targets=rows.targets,
             source_index=rows.sources.copy(),
             source_names=self.source_names,
-            document_spans=spans,
-            lr_scale=self._open_stream().schedule.lr_scale(first),
+            document_spans=stream.spans(rows.sources, rows.windows),
+            lr_scale=stream.schedule.lr_scale(first),
             sequence_index=first + rows.first + np.arange(len(rows.sources)),
             global_sequence_index=first,
         )
+        self.skip()
+        return batch
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """Train: batches from the current position to the end. Valid: one pass from its first
@@ -137,25 +134,15 @@ class DeterministicLoader:
         Raises:
             StateError: It is neither, or lies outside the stream (E-SEEK).
         """
-        found = repr(n)
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 <= n <= self._end:
-            raise StateError(
-                "no such position", found=found, expected=f"0 to {self._end}", code="E-SEEK"
-            )
-        if n % self.plan.batch_size and n != self._end:
-            raise StateError(
-                "position is inside a batch",
-                found=found,
-                expected=f"a multiple of batch_size = {self.plan.batch_size}",
-                code="E-SEEK",
-            )
+        self._check_place(n, self._end, self.plan.batch_size)
         self._next, self._is_set = int(n), True
 
     def skip(self) -> None:
         """Pass over the next batch without reading it. Raises StopIteration at the end."""
         if self._next >= self._end:
             raise StopIteration
-        self._move_on()
+        self._next = min(self._next + self.plan.batch_size, self._end)
+        self._is_set = False
 
     def seek_step(self, step: int) -> None:
         """`seek(step * batch_size)`."""
@@ -176,21 +163,15 @@ class DeterministicLoader:
                 exist; the loader stays where it was.
             PlanError: A source has too few tokens for the rest of the plan (E-PLAN-SHORT).
         """
-        before, stream = self.plan, self._open_stream()
-        place, is_set = self._next, self._is_set
-        plan, n = resume(state, before, self.split, stream)
-        if plan is before:
+        stream = self._open_stream()
+        plan, n = resume(state, self.plan, self.split, stream)
+        if plan is self.plan:
             self.seek(n)
             return
         if self._prefetch is not None:
             self._prefetch.close()
-        self._read_from(plan, Stream(plan, self.split))
-        try:
-            self.seek(n)
-        except StateError:
-            self._read_from(before, stream)
-            self._next, self._is_set = place, is_set
-            raise
+        self._read_from(plan, Stream(plan, self.split), n)
+        self._is_set = True
         stream.close()
 
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -237,23 +218,35 @@ class DeterministicLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_from(self, plan: LoaderPlan, stream: Stream) -> None:
-        """Take a plan's stream, from its start; nothing changes where it has no whole step."""
-        whole = stream.num_sequences // plan.batch_size
-        end = whole * plan.batch_size if self.split == "train" else stream.num_sequences
+    def _read_from(self, plan: LoaderPlan, stream: Stream, n: int = 0) -> None:
+        """Take a plan's stream at sequence `n`; nothing changes where that is refused."""
+        batch_size, end = plan.batch_size, stream.num_sequences
+        if self.split == "train":
+            end -= end % batch_size
         if not end:
             raise PlanError(
                 "the plan ends within its first step",
                 where=plan.plan_id,
                 found=f"{stream.num_sequences} sequences",
-                expected=f"at least batch_size = {plan.batch_size}",
+                expected=f"at least batch_size = {batch_size}",
                 code="E-PLAN-SHORT",
             )
+        self._check_place(n, end, batch_size)
         self._reader = BatchReader(plan, stream, end, self._options)
         self.plan, self.source_names = plan, stream.source_names
         self._stream: Stream | None = stream
-        self._end, self._next = end, 0
+        self._end, self._next = end, n
         self._is_set = False  # whether the position was set, and nothing read since
+
+    @staticmethod
+    def _check_place(n: int, end: int, batch_size: int) -> None:
+        is_whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
+        what, expected = "no such position", f"0 to {end}"
+        if is_whole and 0 <= n <= end:
+            if n % batch_size == 0 or n == end:
+                return
+            what, expected = "position is inside a batch", f"a multiple of {batch_size=}"
+        raise StateError(what, found=repr(n), expected=expected, code="E-SEEK")
 
     def _open_stream(self) -> Stream:
         if self._stream is None:
@@ -261,18 +254,12 @@ class DeterministicLoader:
         return self._stream
 
     def _read(self) -> Rows:
-        """This rank's rows of the next batch; the position moves on once they are read."""
+        """This rank's rows of the next batch."""
         self._open_stream()
         if self._next >= self._end:
             raise StopIteration
         step = self._next // self.plan.batch_size
-        rows = self._fill(step) if self._prefetch is None else self._prefetch.get(step)
-        self._move_on()
-        return rows
-
-    def _move_on(self) -> None:
-        self._next = min(self._next + self.plan.batch_size, self._end)
-        self._is_set = False
+        return self._fill(step) if self._prefetch is None else self._prefetch.get(step)
 
     def _fill(self, step: int) -> Rows:
         """Read a step's rows. With prefetch on, called from its thread alone."""

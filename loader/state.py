@@ -2,8 +2,8 @@
 
 The position is one number, the global sequence index. A state also holds the plan's identity, so
 that a refusal can name what differs, and counts per source. It loads at another batch size, whose
-sequences are the same. Counts per source alone are a state too (`loader.plan.continuation`), and
-states of versions 1 and 2 load where they agree with the plan (`loader.old_states`).
+sequences are the same. Counts per source alone are a state too (`loader.plan.continuation`).
+States of versions 1 and 2 carry no seal: what they hold beside their index must agree with it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,13 @@ from typing import Any
 
 from loader.errors import StateError
 from loader.files.sealed import check_seal, sealed
-from loader.old_states import malformed, refuse_other_counts, refuse_other_stream
-from loader.plan.continuation import (
-    continuation,
-    offset_rows,
-    plan_counts,
-    read_offsets,
-    refuse_other_reading,
-    windows_read,
-    without_consumed,
-)
+from loader.plan.continuation import malformed, offset_rows, resume_counts, without_consumed
 from loader.plan.records import Consumed, LoaderPlan
 from loader.rows.stream import Stream
 
 STATE_VERSION = 3
 _GO_ON = 'or go on from its counts under this plan: load {"datasets": state["datasets"]}'
+_AS_SAVED = "load the state as it was saved"
 
 
 def make_state(
@@ -62,58 +54,48 @@ def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple
     if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
         if split != "train":
             raise StateError("counts of train", expected=repr(split), code="E-STATE-SPLIT")
-        return _resume_counts(state["datasets"], plan, stream)
+        return resume_counts(plan, state["datasets"], stream.schedule, stream.capacities)
     state, n = _position(state)
-    if isinstance(state.get("plan"), Mapping):
-        plan = _with_consumed(plan, state, stream.capacities)
-    if state["version"] != 1:
-        _refuse_other_plan(state, plan, split)
-        if state["version"] == 2:
-            refuse_other_counts(state, n, plan, split, stream)
-    elif split == "train":
-        refuse_other_stream(state, n, plan, stream)
+    if state["version"] == 1:
+        if split == "train":
+            _refuse_other_stream(state, n, plan, stream)
+        return plan, n
+    if state["version"] == STATE_VERSION and isinstance(state.get("plan"), Mapping):
+        plan = _with_consumed(plan, state["plan"].get("consumed"), stream.capacities)
+    _refuse_other_plan(state, plan, split)
+    if state["version"] == 2:
+        _refuse_other_counts(state, n, stream)
     return plan, n
 
 
-def _resume_counts(value: object, plan: LoaderPlan, stream: Stream) -> tuple[LoaderPlan, int]:
-    if plan.consumed:
-        raise StateError(
-            "the plan goes on from another run's counts already",
-            where=plan.plan_id,
-            do="load the counts into the plan that it was made of",
-            code="E-STATE-PLAN",
-        )
-    offsets = read_offsets(value)
-    own = plan_counts(plan, offsets)
-    refuse_other_reading(plan, own)
-    counts = [windows_read(plan, own[s.name]) if s.name in own else 0 for s in plan.sources]
-    n = sum(counts)
-    is_place = (
-        len(own) == len(offsets) == len(plan.sources)
-        and n <= stream.num_sequences
-        and n % plan.batch_size == 0
-        and stream.schedule.counts_before(n).tolist() == counts
-    )
-    if is_place:  # a place in this very stream needs no other plan
-        return plan, n
-    return continuation(plan, offsets, stream.capacities), 0
+def _position(state: object) -> tuple[Mapping[str, Any], int]:
+    """A state of a known version, as it was saved, and its global sequence index."""
+    if not isinstance(state, Mapping):
+        raise malformed(type(state).__name__, "a mapping")
+    version, n = state.get("version"), state.get("global_sequence_index")
+    if type(version) is not int or not 1 <= version <= STATE_VERSION:
+        raise malformed(f"version {version!r}", f"1 to {STATE_VERSION}")
+    if version == STATE_VERSION:
+        _check_seal(state)
+    if type(n) is not int or n < 0:
+        raise malformed(f"global_sequence_index = {n!r}", "an int of at least 0")
+    return state, n
 
 
-def _with_consumed(
-    plan: LoaderPlan, state: Mapping[str, Any], capacities: Sequence[int]
-) -> LoaderPlan:
+def _check_seal(state: Mapping[str, Any]) -> None:
+    code, error = "E-STATE-FORMAT", StateError
+    try:
+        check_seal(state, "state", required=True, code=code, error=error, do=_AS_SAVED)
+    except StateError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise malformed(str(error), "JSON values") from None
+
+
+def _with_consumed(plan: LoaderPlan, value: Any, capacities: Sequence[int]) -> LoaderPlan:
     """The plan that goes on from a state's own `consumed`, where `plan` starts from nothing."""
-    value = state["plan"].get("consumed")
     if not value or plan.consumed:
         return plan
-    if state.get("version") == 2:
-        raise StateError(
-            "state of a run that went on from counts under an earlier version",
-            found="shares of the whole run",
-            expected="shares of what was left",
-            do='go on from its counts: load {"datasets": state["datasets"]}',
-            code="E-STATE-PLAN",
-        )
     try:
         consumed = tuple(Consumed(**row) for row in value)
         if all(type(c.sequences) is int for c in consumed):
@@ -121,29 +103,6 @@ def _with_consumed(
     except TypeError:
         pass
     raise malformed("plan.consumed", "the sources that were read before the plan")
-
-
-def _position(state: object) -> tuple[Mapping[str, Any], int]:
-    """A state that is one, and is as it was saved, and its global sequence index."""
-    if not isinstance(state, Mapping):
-        raise malformed(type(state).__name__, "a mapping")
-    version = state.get("version")
-    if type(version) is not int or not 1 <= version <= STATE_VERSION:
-        raise malformed(f"version {version!r}", f"1 to {STATE_VERSION}")
-    if version == STATE_VERSION:
-        try:
-            do = "load the state as it was saved"
-            check_seal(
-                state, "state", required=True, code="E-STATE-FORMAT", error=StateError, do=do
-            )
-        except (TypeError, ValueError) as error:
-            if isinstance(error, StateError):
-                raise
-            raise malformed(str(error), "JSON values") from None
-    n = state.get("global_sequence_index")
-    if type(n) is not int or n < 0:
-        raise malformed(f"global_sequence_index = {n!r}", "an int of at least 0")
-    return state, n
 
 
 def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> None:
@@ -166,13 +125,14 @@ def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -
     is_share = where.startswith("plan.stages") and not where.endswith((".content_hash", "_tokens"))
     if split == "train" and is_share:
         do = f"{do}, {_GO_ON}"
-    raise StateError(
-        f"state of another plan: {where} differs",
-        found=None if found is expected else f"{found!r}"[:120],
-        expected=None if found is expected else f"{expected!r}"[:120],
-        do=do,
-        code="E-STATE-PLAN",
-    )
+    if found is expected:
+        raise _other_plan(where, None, None, do)
+    raise _other_plan(where, f"{found!r}"[:120], f"{expected!r}"[:120], do)
+
+
+def _other_plan(where: str, found: object, expected: object, do: str) -> StateError:
+    what = f"state of another plan: {where} differs"
+    return StateError(what, found=found, expected=expected, do=do, code="E-STATE-PLAN")
 
 
 def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
@@ -198,25 +158,78 @@ def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, 
         keys = list(dict.fromkeys([*expected, *found]))
         pairs = [(f"{where}.{key}", found.get(key), expected.get(key)) for key in keys]
     elif isinstance(found, list) and isinstance(expected, list):
-        names = [[str(_name(row, i)) for i, row in enumerate(rows)] for rows in (found, expected)]
-        if set(names[0]) != set(names[1]):
-            return f"{where} ({_changes(*names)})", None, None
+        old, new = _names(found), _names(expected)
+        if set(old) != set(new):
+            parts = {
+                "added": [name for name in new if name not in old],
+                "removed": [name for name in old if name not in new],
+            }
+            said = [f"{what}: {', '.join(names[:8])}" for what, names in parts.items() if names]
+            return f"{where} ({'; '.join(said)})", None, None
         if len(found) != len(expected):
             return where, f"{len(found)} rows", f"{len(expected)} rows"
-        pairs = [(f"{where}[{_name(e, i)}]", f, e) for i, (f, e) in enumerate(zip(found, expected))]
+        pairs = [(f"{where}[{name}]", f, e) for name, f, e in zip(new, found, expected)]
     else:
         return None if found == expected else (where, found, expected)
     differences = (_first_difference(*pair) for pair in pairs)
     return next((difference for difference in differences if difference), None)
 
 
-def _changes(found: Sequence[str], expected: Sequence[str]) -> str:
-    """What a plan's list of names has and a state's has not, and the other way round."""
-    new = [name for name in expected if name not in found]
-    gone = [name for name in found if name not in expected]
-    parts = [("added", new), ("removed", gone)]
-    return "; ".join(f"{what}: {', '.join(names[:8])}" for what, names in parts if names)
+def _names(rows: list[Any]) -> list[str]:
+    """Name of each row, or its number."""
+    return [str(r.get("name", i) if isinstance(r, Mapping) else i) for i, r in enumerate(rows)]
 
 
-def _name(row: Any, i: int) -> object:
-    return row.get("name", i) if isinstance(row, Mapping) else i
+def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> None:
+    """Refuse a state of version 2 whose counts per source are not those of its index."""
+    if n > stream.num_sequences:
+        return  # a position that `seek` refuses
+    rows = state.get("sources")
+    for name, count in zip(stream.source_names, stream.schedule.counts_before(n).tolist()):
+        row = rows.get(name) if isinstance(rows, Mapping) else None
+        found = row.get("sequences") if isinstance(row, Mapping) else None
+        if found != count:
+            raise StateError(
+                "the state's counts are not those of its position",
+                where=f"sources[{name}].sequences",
+                found=found,
+                expected=f"{count} at global_sequence_index = {n}",
+                do=_AS_SAVED,
+                code="E-STATE-FORMAT",
+            )
+
+
+def _refuse_other_stream(
+    state: Mapping[str, Any], n: int, plan: LoaderPlan, stream: Stream
+) -> None:
+    """Refuse a state of version 1 whose parts say that its stream was another than the plan's.
+
+    Its loaders, others of this layout, drew by smooth round-robin, took windows every seq_len + 1
+    tokens and counted the sequences of each source in the current stage.
+    """
+    for part, key, own in (
+        ("accumulators", "policy", "swrr"),
+        ("cursors", "window_stride", "seq_len+1"),
+    ):
+        planned = getattr(plan, key)
+        if any(_values(state.get(part))) and planned != own:
+            raise _other_plan(key, repr(own), repr(planned), f"set {key} = {own!r}")
+    emitted, stage = state.get("emitted_sequences") or {}, state.get("stage_index", 0)
+    if not isinstance(emitted, Mapping) or type(stage) is not int or stage < 0:
+        raise malformed(f"stage_index {stage!r}, emitted_sequences {emitted!r}"[:120], "counts")
+    first = sum(earlier.num_sequences for earlier in plan.stages[:stage])
+    if not emitted or not first <= n <= stream.num_sequences:
+        return  # no counts, or a position that `seek` refuses
+    counts = stream.schedule.counts_before(n) - stream.schedule.counts_before(first)
+    own_counts = dict(zip(stream.source_names, counts.tolist()))
+    for name, count in emitted.items():
+        if count != own_counts.get(name, 0):
+            where = f"emitted_sequences[{name}]"
+            do = "make the plan of the mixture and budgets that the state was saved under"
+            raise _other_plan(where, count, own_counts.get(name, 0), do)
+
+
+def _values(part: Any) -> list[Any]:
+    """The numbers in a part of a state, however it nests them."""
+    rows = part.values() if isinstance(part, Mapping) else part
+    return [x for row in rows for x in _values(row)] if isinstance(part, Mapping | list) else [part]

@@ -5,9 +5,14 @@ Whatever names a plan, data or a cache goes through here: `pathlib` writes `s3:/
 
 from __future__ import annotations
 
+import argparse
 import os
 import posixpath
 import re
+from pathlib import Path
+from typing import Any
+
+from loader.errors import ConfigError
 
 # A scheme has two letters at least, or it is a drive; `simplecache::s3` is two of them.
 _MANGLED = re.compile(r"((?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]+):/(?!/)")
@@ -24,7 +29,7 @@ def address(value: str | os.PathLike[str]) -> str:
 
 
 def is_url(value: str | os.PathLike[str]) -> bool:
-    """Whether an address is a URL: not of this machine, as far as anyone can tell."""
+    """Whether an address is a URL."""
     return "://" in address(value)
 
 
@@ -47,3 +52,45 @@ def _split(url: str) -> tuple[str, str]:
     if scheme in ("http", "https"):
         path = re.split("[?#]", path, maxsplit=1)[0]
     return f"{scheme}://{host}", f"/{path}"
+
+
+def local_path(
+    path: str | os.PathLike[str],
+    where: object = None,
+    do: str = "use a local or mounted directory, and copy between it and the store",
+) -> Path:
+    """The path, which must be on this machine.
+
+    Args:
+        path: What the user gave.
+        where: Key or file that the error names.
+        do: What the user should do instead.
+
+    Raises:
+        ConfigError: It is a URL (E-PATH-URL).
+    """
+    if is_url(path):
+        raise ConfigError(
+            "object stores are not supported for this path yet",
+            where=where,
+            found=repr(address(path)),
+            expected="a path on this machine",
+            do=do,
+            code="E-PATH-URL",
+        )
+    return Path(path)
+
+
+class PathParser(argparse.ArgumentParser):
+    """A parser, as are its subparsers, that refuses URLs for every argument of type Path."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("type", Path, _path_argument)
+
+
+def _path_argument(text: str) -> Path:
+    try:
+        return local_path(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"[{error.code}] {error}") from None

@@ -7,7 +7,6 @@ against its file when it is first reached and mapped, not held, from then on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +25,9 @@ class DocumentIndex:
     Args:
         manifests: One per source, as the `TokenFiles` beside it was made from.
         files: Their tokens' axis.
+
+    Attributes:
+        is_known: Whether every file has an index.
     """
 
     def __init__(self, manifests: Sequence[Manifest], files: TokenFiles) -> None:
@@ -33,10 +35,8 @@ class DocumentIndex:
         self.file_starts = files.file_starts
         self._ends: dict[int, np.ndarray] = {}
         self._max_mapped = max_mapped()
-
-    def is_known(self) -> bool:
-        """Whether every file has an index; a directory without a manifest names none."""
-        return all(entry.index_path for _, entry in self._entries)
+        # A directory without a manifest names no index.
+        self.is_known = all(entry.index_path for _, entry in self._entries)
 
     def ends(self, file: int) -> np.ndarray:
         """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`.
@@ -130,8 +130,5 @@ def _map_ends(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
     check_index(IndexReader(path), entry)
     if not entry.num_documents:
         return np.empty(0, "<u8")
-    return _mapped_body(path, entry.num_documents)[:, 1]
-
-
-def _mapped_body(path: Path, num_documents: int) -> np.ndarray:
-    return np.asarray(np.memmap(path, "<u8", "r", INDEX_HEADER.size, (num_documents, 2)))
+    body = np.memmap(path, "<u8", "r", INDEX_HEADER.size, (entry.num_documents, 2))
+    return np.asarray(body)[:, 1]

@@ -142,7 +142,7 @@ class PackedRows:
     """
 
     def __init__(self, manifests: Sequence[Manifest], index: DocumentIndex, seq_len: int) -> None:
-        if not index.is_known():
+        if not index.is_known:
             raise FormatError(
                 "packing by documents needs an index of each file",
                 where=next(m.path for m in manifests if any(not e.index_path for e in m.shards)),

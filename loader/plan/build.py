@@ -21,7 +21,7 @@ from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage
 from loader.plan.records import LoaderPlan, PlanSource, PlanStage, SourceData
-from loader.plan.settings import PlanSettings, Vocabulary
+from loader.plan.settings import PlanSettings
 from loader.plan.tables import nearest
 
 
@@ -51,14 +51,17 @@ def build_plan(
             another tokenizer (E-PLAN-TOKENIZER); a setting is out of range (E-PLAN-FORMAT).
         FormatError: A manifest is not valid.
     """
-    given = settings.vocabulary
+    given, valid = settings.vocabulary, valid or {}
     listed = dict.fromkeys(source.name for stage in stages for source in stage.sources)
     check_names(settings.phases, listed, plan_id)
     names = sources_read(stages, settings.phases)
     if not names:
         raise PlanError("no source with a weight", where=plan_id, code="E-PLAN-SOURCE")
-    train = {name: _opened(name, manifests, given) for name in names}
-    held_out = {name: preflight.read_data(path, given) for name, path in (valid or {}).items()}
+    for name in names:
+        if name not in manifests:
+            raise _no_manifest(name, manifests)
+    train = {name: preflight.read_data(manifests[name], given) for name in names}
+    held_out = {name: preflight.read_data(path, given) for name, path in valid.items()}
     vocabulary = preflight.agreed_vocabulary([*train.items(), *held_out.items()], given)
     data = {name: _source_data(name, root, manifests[name], train[name]) for name in names}
     plan = LoaderPlan(
@@ -66,9 +69,7 @@ def build_plan(
         **vocabulary._asdict(),
         **settings.of_stream(),
         stages=_plan_stages(stages, data, train, settings),
-        valid=tuple(
-            _source_data(name, root, path, held_out[name]) for name, path in (valid or {}).items()
-        ),
+        valid=tuple(_source_data(n, root, path, held_out[n]) for n, path in valid.items()),
         base=Path(os.path.abspath(root)),
     )
     preflight.check_plan(plan)
@@ -82,17 +83,15 @@ def sources_read(stages: Sequence[Stage], phases: Sequence[Phase]) -> list[str]:
     return list(dict.fromkeys(s.name for s in listed if s.weight or s.name in weighed))
 
 
-def _opened(name: str, manifests: Mapping[str, Path], vocabulary: Vocabulary) -> Manifest:
-    if name not in manifests:
-        hint = nearest(name, manifests)
-        raise PlanError(
-            "source has no manifest",
-            where=f"source {name!r}",
-            expected=f"one of {', '.join(manifests) or '(there are none)'}",
-            do=None if hint is None else f"did you mean {hint!r}?",
-            code="E-PLAN-SOURCE",
-        )
-    return preflight.read_data(manifests[name], vocabulary)
+def _no_manifest(name: str, manifests: Mapping[str, Path]) -> PlanError:
+    hint = nearest(name, manifests)
+    return PlanError(
+        "source has no manifest",
+        where=f"source {name!r}",
+        expected=f"one of {', '.join(manifests) or '(there are none)'}",
+        do=None if hint is None else f"did you mean {hint!r}?",
+        code="E-PLAN-SOURCE",
+    )
 
 
 def _source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:
@@ -115,9 +114,12 @@ def _plan_stages(
     settings: PlanSettings,
 ) -> tuple[PlanStage, ...]:
     planned: list[PlanStage] = []
-    first = 0
+    first, passes = 0, settings.max_epochs or 1
     for stage in stages:
-        whole = {} if stage.num_tokens else _whole_sources(stage, manifests, settings)
+        whole: dict[str, int] = {}  # what is left of each source that is read to its end
+        if not stage.num_tokens:
+            read = [source.name for source in stage.sources if source.name in manifests]
+            whole = {name: passes * num_windows(manifests[name], settings) for name in read}
         num_sequences = sum(whole.values()) or stage.num_tokens // max(1, settings.seq_len)
         if num_sequences < 1:
             raise PlanError(
@@ -137,18 +139,15 @@ def _plan_stages(
                 shares = _shares(segment, sources)
             for source, share in zip(sources, shares):
                 whole[source.name] = whole.get(source.name, 0) - share
-            planned.append(_plan_stage(segment, sources, shares, data, settings.policy))
+            weights = weights_fixed_point([s.weight for s in sources], weight_unit(settings.policy))
+            of_plan = tuple(
+                PlanSource(**asdict(data[source.name]), weight=weight, quota_sequences=quota)
+                for source, weight, quota in zip(sources, weights, shares)
+            )
+            name, mixture = segment.stage.name, segment.stage.mixture
+            planned.append(PlanStage(name, mixture, of_plan, segment.start_step, segment.lr_scale))
         first += num_sequences
     return tuple(planned)
-
-
-def _whole_sources(
-    stage: Stage, manifests: Mapping[str, Manifest], settings: PlanSettings
-) -> dict[str, int]:
-    """Sequences of each source of a stage that reads all of them to their ends."""
-    names = [source.name for source in stage.sources if source.name in manifests]
-    passes = settings.max_epochs or 1
-    return {name: passes * num_windows(manifests[name], settings) for name in names}
 
 
 def num_windows(manifest: Manifest, settings: PlanSettings) -> int:
@@ -188,23 +187,3 @@ def _shares(segment: Segment, sources: Sequence[StageSource]) -> list[int]:
             code="E-PLAN-ZERO",
         )
     return shares
-
-
-def _plan_stage(
-    segment: Segment,
-    sources: Sequence[StageSource],
-    shares: Sequence[int],
-    data: Mapping[str, SourceData],
-    policy: str,
-) -> PlanStage:
-    weights = weights_fixed_point([source.weight for source in sources], weight_unit(policy))
-    return PlanStage(
-        segment.stage.name,
-        segment.stage.mixture,
-        tuple(
-            PlanSource(**asdict(data[s.name]), weight=weight, quota_sequences=quota)
-            for s, weight, quota in zip(sources, weights, shares)
-        ),
-        start_step=segment.start_step,
-        lr_scale=segment.lr_scale,
-    )

@@ -8,7 +8,8 @@ would run dry. Directories without a manifest are read only where a plan names t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,11 +20,10 @@ from loader.order.policies import weight_unit
 from loader.plan.records import LoaderPlan, PlanStage, SourceData
 from loader.plan.settings import KEYS, PlanSettings, Vocabulary
 
+DEFAULT_VOCABULARY = Vocabulary("o200k_harmony", 201_088, 199_999)
 _FINGERPRINT = "tokenizer_fingerprint"
 _MAX_STAGE_SOURCES = 4096
-
-
-DEFAULT_VOCABULARY = Vocabulary("o200k_harmony", 201_088, 199_999)
+_Range = tuple[str, str, bool]  # what was found, what is expected, whether it is so
 
 
 def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
@@ -98,8 +98,8 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
         PlanError: A value is out of range (E-PLAN-FORMAT), or a source has fewer tokens than the
             stages take of it though it may not wrap or end the run (E-PLAN-SHORT).
     """
-    for found, expected, good in _plan_ranges(plan):
-        if not good:
+    for found, expected, is_good in _ranges(plan):
+        if not is_good:
             raise PlanError(
                 "plan is out of range",
                 where=where,
@@ -107,8 +107,6 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
                 expected=expected,
                 code="E-PLAN-FORMAT",
             )
-    _check_stages(plan, where)
-    _check_phases(plan, where)
     _check_need(plan)
 
 
@@ -130,45 +128,67 @@ def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
     )
 
 
-def _check_stages(plan: LoaderPlan, where: object) -> None:
-    known: dict[str, tuple[str, str, int]] = {}
+def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
+    for name in (f.name for f in fields(PlanSettings)):
+        value, key = getattr(plan, name, None), KEYS[name]
+        if key.choices:
+            yield f"{name} = {value!r}", f"one of {', '.join(key.choices)}", value in key.choices
+        elif type(value) is int:
+            low = int(key.positive)
+            high = plan.vocab_size - 1 if key.high is None else key.high
+            yield f"{name} = {value}", f"{low} to {high}", low <= value <= high
+    yield (
+        "policy = 'least_consumed' with packing = 'best_fit'",
+        "packing = 'concat' or another policy: rows of best_fit hold different numbers of tokens",
+        (plan.policy, plan.packing) != ("least_consumed", "best_fit"),
+    )
+    yield "no stage", "at least one", len(plan.stages) > 0
+    yield "a stage name twice", "each once", _are_unique(plan.stages)
+    yield "a valid source twice", "each once", _are_unique(plan.valid)
+    total = plan.num_sequences
+    step = f"at least one step of batch_size = {plan.batch_size}"
+    yield f"{total} sequences", step, total >= plan.batch_size
+    found = f"{total} sequences of {plan.seq_len} tokens"
+    yield found, "at most 2^62 tokens", total * plan.stride < 2**62
+    before, known = 0, {}
     for stage in plan.stages:
-        for found, expected, good in _stage_ranges(stage, plan.policy):
-            if not good:
-                raise PlanError(
-                    f"stage {stage.name!r} is out of range",
-                    where=where,
-                    found=found,
-                    expected=expected,
-                    code="E-PLAN-FORMAT",
-                )
+        for found, expected, is_good in _stage_ranges(stage, plan.policy):
+            yield f"stage {stage.name!r}: {found}", expected, is_good
         for source in stage.sources:
             data = (source.manifest, source.content_hash, source.num_tokens)
-            if known.setdefault(source.name, data) != data:
-                raise PlanError(
-                    f"source {source.name!r} has other data in stage {stage.name!r}",
-                    where=where,
-                    found=data,
-                    expected=known[source.name],
-                    code="E-PLAN-FORMAT",
-                )
-
-
-def _check_phases(plan: LoaderPlan, where: object) -> None:
-    """A phase begins exactly at its step: what comes before fills whole steps."""
-    if plan.consumed:
-        return  # quotas are what another run left, and steps are counted from there
-    before = 0
-    for stage in plan.stages:
-        if stage.start_step and stage.start_step * plan.batch_size != before:
-            raise PlanError(
-                f"stage {stage.name!r} does not begin at its phase's step",
-                where=where,
-                found=f"start_step = {stage.start_step}",
-                expected=f"{before} sequences of {plan.batch_size} before it",
-                code="E-PLAN-FORMAT",
-            )
+            first = known.setdefault(source.name, data)
+            found = f"stage {stage.name!r}: other data of source {source.name!r}, {data}"
+            yield found, str(first), data == first
+        # A phase begins exactly at its step. Not so behind another run's counts: quotas are what
+        # that run left, and steps are counted from there.
+        begins = not stage.start_step or stage.start_step * plan.batch_size == before
+        found = f"stage {stage.name!r} does not begin at its phase's step {stage.start_step}"
+        expected = f"{before} sequences of {plan.batch_size} before it"
+        yield found, expected, begins or bool(plan.consumed)
         before += stage.num_sequences
+
+
+def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
+    yield "a source name twice", "each once", _are_unique(stage.sources)
+    num_sources, limit = len(stage.sources), _MAX_STAGE_SOURCES
+    yield f"{num_sources} sources", f"at most {limit}", num_sources <= limit
+    total = sum(source.weight for source in stage.sources)
+    # A table of swrr holds one entry per part; rounding up tiny weights may add a little.
+    most = 2 * weight_unit(policy)
+    yield f"weights that sum to {total}", f"at most {most}", total <= most
+    scale = stage.lr_scale
+    yield f"lr_scale = {scale}", "a finite number above 0", 0 < scale < math.inf
+    yield f"start_step = {stage.start_step}", "at least 0", stage.start_step >= 0
+    for source in stage.sources:
+        weight, quota, found = source.weight, source.quota_sequences, f"source {source.name!r}"
+        yield f"{found} with weight {weight}", "a weight of at least 1", weight >= 1
+        yield f"{found} with quota {quota}", "a quota of at least 0", quota >= 0
+    yield "no sequence", "at least one", stage.num_sequences > 0
+
+
+def _are_unique(rows: Iterable[PlanStage | SourceData]) -> bool:
+    names = [row.name for row in rows]
+    return len(names) == len(set(names))
 
 
 def _check_need(plan: LoaderPlan) -> None:
@@ -178,10 +198,10 @@ def _check_need(plan: LoaderPlan) -> None:
             if source.num_tokens < 1:
                 raise _short(source.name, plan.stages[0].name, 0, 1, limit)
         return
-    taken = {c.source: c.sequences for c in plan.consumed}
+    taken = Counter({c.source: c.sequences for c in plan.consumed})
     for stage in plan.stages:
         for source in stage.sources:
-            taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
+            taken[source.name] += source.quota_sequences
             if plan.on_exhaust == "first_exhausted":
                 taken[source.name] = min(1, taken[source.name])  # the run ends with its data
             need = _need(plan, taken[source.name], source.num_tokens)
@@ -211,76 +231,16 @@ def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanErr
     )
 
 
-def _plan_ranges(plan: LoaderPlan) -> Iterable[tuple[str, str, bool]]:
-    """Values of the plan as a whole: found, expected, whether it is so."""
-    for name in (f.name for f in fields(PlanSettings)):
-        value, key = getattr(plan, name, None), KEYS[name]
-        if key.choices:
-            yield f"{name} = {value!r}", f"one of {', '.join(key.choices)}", value in key.choices
-        elif type(value) is int:
-            low = int(key.positive)
-            high = plan.vocab_size - 1 if key.high is None else key.high
-            yield f"{name} = {value}", f"{low} to {high}", low <= value <= high
-    yield (
-        "policy = 'least_consumed' with packing = 'best_fit'",
-        "packing = 'concat' or another policy: rows of best_fit hold different numbers of tokens",
-        (plan.policy, plan.packing) != ("least_consumed", "best_fit"),
-    )
-    yield "no stage", "at least one", len(plan.stages) > 0
-    yield "a stage name twice", "each once", _are_unique(s.name for s in plan.stages)
-    yield "a valid source twice", "each once", _are_unique(s.name for s in plan.valid)
-    yield (
-        f"{plan.num_sequences} sequences",
-        f"at least one step of batch_size = {plan.batch_size}",
-        plan.num_sequences >= plan.batch_size,
-    )
-    yield (
-        f"{plan.num_sequences} sequences of {plan.seq_len} tokens",
-        "at most 2^62 tokens",
-        plan.num_sequences * plan.stride < 2**62,
-    )
-
-
-def _stage_ranges(stage: PlanStage, policy: str) -> Iterable[tuple[str, str, bool]]:
-    """Values of one stage: found, expected, whether it is so."""
-    yield "a source name twice", "each once", _are_unique(s.name for s in stage.sources)
-    found = f"{len(stage.sources)} sources"
-    yield found, f"at most {_MAX_STAGE_SOURCES}", len(stage.sources) <= _MAX_STAGE_SOURCES
-    total = sum(source.weight for source in stage.sources)
-    # A table of swrr holds one entry per part; rounding up tiny weights may add a little.
-    most = 2 * weight_unit(policy)
-    yield f"weights that sum to {total}", f"at most {most}", total <= most
-    scale = stage.lr_scale
-    yield f"lr_scale = {scale}", "a finite number above 0", 0 < scale < math.inf
-    yield f"start_step = {stage.start_step}", "at least 0", stage.start_step >= 0
-    for source in stage.sources:
-        found = f"source {source.name!r} with weight {source.weight}"
-        yield found, "a weight of at least 1", source.weight >= 1
-        found = f"source {source.name!r} with quota {source.quota_sequences}"
-        yield found, "a quota of at least 0", source.quota_sequences >= 0
-    yield "no sequence", "at least one", stage.num_sequences > 0
-
-
-def _are_unique(names: Iterable[str]) -> bool:
-    listed = list(names)
-    return len(listed) == len(set(listed))
-
-
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
-    paths = sorted(
-        path
-        for path in directory.rglob("*.npy")
-        # What is hidden may be half made.
-        if path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(directory).parts)
-    )
-    if not paths:
-        raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
     entries = []
-    for path in paths:
-        relative = path.relative_to(directory).as_posix()
-        num_tokens, _ = read_npy_header(resolve_inside(directory, relative))
-        entries.append(ShardEntry(relative, "", num_tokens, 0, ""))
+    for path in sorted(directory.rglob("*.npy")):
+        relative = path.relative_to(directory)
+        # What is hidden may be half made.
+        if path.is_file() and not any(part.startswith(".") for part in relative.parts):
+            num_tokens, _ = read_npy_header(resolve_inside(directory, relative.as_posix()))
+            entries.append(ShardEntry(relative.as_posix(), "", num_tokens, 0, ""))
+    if not entries:
+        raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
     known = [own if own is not None else d for own, d in zip(vocabulary, DEFAULT_VOCABULARY)]
     tokenizer, vocab_size, eos_token_id = known
     return Manifest(

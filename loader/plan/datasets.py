@@ -2,8 +2,7 @@
 
 Two layouts are read: `datasets`, a list of tables with `weight` and `path` or `hf_name` (the mixing
 document's), and `configs` with `weights`, two mappings by name (levanter's). `path` is a directory
-of shards; a hub name, a list of files to tokenise, is turned into one in `cache_dir`. Refuses names
-that are not known or appear twice and sources that name no data.
+of shards; a hub name, a list of files to tokenise, is turned into one in `cache_dir`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from typing import Any, NamedTuple
 from loader.errors import ConfigError, PlanError
 from loader.files.addresses import address, is_url
 from loader.files.format import MANIFEST_NAME
-from loader.plan import check as preflight
 from loader.plan import tables
 from loader.plan.build import build_plan
 from loader.plan.mixture import Stage, StageSource, temper
 from loader.plan.phases import check_names
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import local_data
-from loader.plan.settings import RunSettings, Vocabulary
+from loader.plan.settings import RunSettings
 from loader.plan.text_sources import TextSource, tokenised
+
+_Data = Path | str | TextSource  # a directory of tokens or its URL, or text
 
 
 class _Layout(NamedTuple):
@@ -55,17 +55,11 @@ _CONFIGS = _Layout(
 
 @dataclass(frozen=True, slots=True)
 class ListedSource:
-    """A source of a run: its weight, and where its tokens (a directory or its URL) or its text
-    are."""
+    """A source of a run."""
 
     name: str
     weight: float
-    data: Path | str | TextSource
-
-    @property
-    def spec(self) -> str:
-        """Where the data came from; blank where that is a directory of shards."""
-        return self.data.spec if isinstance(self.data, TextSource) else ""
+    data: _Data
 
 
 def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSource, ...]:
@@ -77,21 +71,21 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
     """
     if not isinstance(rows, list | tuple) or not rows:
         raise ConfigError("no datasets", where=where, expected="a list of tables")
-    sources = []
+    sources: dict[str, ListedSource] = {}
     for i, row in enumerate(rows):
         place = f"{where}[{i}]"
         given, data = _read_source(row, _TABLES, place, base)
         weight = tables.number(given.get("weight", 1.0), f"{place}: weight")
         origin = str(given.get("path") or given.get("hf_name"))
-        name = tables.text(given.get("name", _name_of(origin)), f"{place}: name")
-        sources.append(ListedSource(name, float(weight), data))
-    names = [source.name for source in sources]
-    if twice := [name for name in names if names.count(name) > 1]:
-        do = "set name on one of them"
-        raise ConfigError("a name appears twice", where=where, found=repr(twice[0]), do=do)
-    if not any(source.weight for source in sources):
+        own_name = Path(origin.removesuffix(f"/{MANIFEST_NAME}")).name or origin
+        name = tables.text(given.get("name", own_name), f"{place}: name")
+        if name in sources:
+            do = "set name on one of them"
+            raise ConfigError("a name appears twice", where=where, found=repr(name), do=do)
+        sources[name] = ListedSource(name, float(weight), data)
+    if not any(source.weight for source in sources.values()):
         raise ConfigError("all weights are zero", where=where, expected="one above 0")
-    return tuple(sources)
+    return tuple(sources.values())
 
 
 def read_mappings(
@@ -117,15 +111,14 @@ def read_mappings(
         weight = tables.number(weights[name], f"{where}: weights.{name}")
         sources.append(ListedSource(name, float(weight), data))
     if not any(source.weight for source in sources):
-        raise ConfigError(
-            "all weights are zero", where=f"{where}: weights", found=dict(weights) or "no source"
-        )
+        found = dict(weights) or "no source"
+        raise ConfigError("all weights are zero", where=f"{where}: weights", found=found)
     return tuple(sources)
 
 
 def _read_source(
     value: Any, layout: _Layout, where: str, base: Path
-) -> tuple[dict[str, Any], Path | str | TextSource]:
+) -> tuple[dict[str, Any], _Data]:
     """The keys that are set, and where the data are."""
     table = tables.table(value, where)
     tables.refuse_unknown(table, layout.keys, where)
@@ -135,7 +128,9 @@ def _read_source(
         found = " and ".join(kinds) or f"keys {', '.join(sorted(given)) or '(none)'}"
         raise ConfigError(layout.needs, where=where, found=found)
     if kinds == ["path"]:
-        return given, _place(given["path"], base, f"{where}: path")
+        path = given["path"]
+        path = tables.text(address(path) if isinstance(path, Path) else path, f"{where}: path")
+        return given, address(path) if is_url(path) else base / path
 
     def text(key: str, default: str) -> str:
         return tables.text(given[key], f"{where}: {key}") if key in given else default
@@ -146,6 +141,13 @@ def _read_source(
         return given, TextSource(urls=urls[0], valid_urls=urls[1], text_key=text_key)
     repo, config, revision = (text(key, "") for key in layout.hub)
     return given, TextSource(repo, config, text("split", "train"), text_key, revision)
+
+
+def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError("not a list", where=where, found=repr(value))
+    urls = [tables.text(url, where) for url in value]
+    return tuple(url if is_url(url) else str(base / url) for url in urls)
 
 
 def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str) -> LoaderPlan:
@@ -159,15 +161,15 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
     check_names(run.phases, [source.name for source in sources], where)
     plan_id = f"{Path(where).stem}:datasets"
     _refuse_unused(sources, run, plan_id)
-    directories = {
-        source.name: tokenised(source.data, source.name, run)
-        if isinstance(source.data, TextSource)
-        else local_data(source.data, run.cache_dir)
-        for source in sources
-    }
-    splits = {name: split_dirs(directory) for name, directory in directories.items()}
-    manifests = {name: locate(train, run.allow_unmanifested) for name, (train, _) in splits.items()}
-    valid = valid_manifests({name: valid for name, (_, valid) in splits.items() if valid})
+    manifests, valid = {}, {}
+    for name, data in ((source.name, source.data) for source in sources):
+        if isinstance(data, TextSource):
+            directory = tokenised(data, name, run)
+        else:
+            directory = local_data(data, run.cache_dir)
+        train, held_out = split_dirs(directory)
+        manifests[name] = locate(train, run.allow_unmanifested)
+        valid |= valid_manifests({name: held_out} if held_out else {})
     places = [os.path.abspath(path.parent) for path in (*manifests.values(), *valid.values())]
     tempered = temper([source.weight for source in sources], run.mix_temperature)
     stage = Stage(
@@ -179,7 +181,9 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
     )
     root = Path(os.path.commonpath(places))
     plan = build_plan([stage], manifests, run, root=root, plan_id=plan_id, valid=valid)
-    return plan.with_specs({source.name: source.spec for source in sources})
+    # Blank where the data are a directory of shards.
+    specs = {s.name: s.data.spec if isinstance(s.data, TextSource) else "" for s in sources}
+    return plan.with_specs(specs)
 
 
 def _refuse_unused(sources: Sequence[ListedSource], run: RunSettings, where: str) -> None:
@@ -241,25 +245,3 @@ def locate(directory: Path, allow_unmanifested: bool) -> Path:
         do="finish prep, or set allow_unmanifested = true to read its files in sorted order",
         code="E-PLAN-UNMANIFESTED",
     )
-
-
-def single_name(directory: Path, train: Path, vocabulary: Vocabulary) -> str:
-    """What a single source is called: its manifest's dataset, else its directory."""
-    return preflight.read_data(train, vocabulary).dataset or directory.name
-
-
-def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError("not a list", where=where, found=repr(value))
-    urls = [tables.text(url, where) for url in value]
-    return tuple(url if is_url(url) else str(base / url) for url in urls)
-
-
-def _place(value: Any, base: Path, where: str) -> Path | str:
-    """A directory of shards: a path, or a URL as it is."""
-    text = tables.text(address(value) if isinstance(value, Path) else value, where)
-    return address(text) if is_url(text) else base / text
-
-
-def _name_of(origin: str) -> str:
-    return Path(origin.removesuffix(f"/{MANIFEST_NAME}")).name or origin

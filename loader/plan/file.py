@@ -26,8 +26,7 @@ from loader.plan.records import (
 )
 from loader.plan.tables import nearest
 
-MAX_PLAN_BYTES = 64 * 2**20
-_SIMPLE = (str, int, bool, float)
+_MAX_BYTES = 64 * 2**20
 _READ_APART = ("format", "plan_hash", "stages", "valid", "consumed")
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ def load_plan(path: str | Path) -> LoaderPlan:
     """
     path = Path(path)
     try:
-        value = read_json_object(path, MAX_PLAN_BYTES)
+        value = read_json_object(path, _MAX_BYTES)
     except FormatError as error:
         raise PlanError("not a loader plan", found=str(error), code="E-PLAN-FORMAT") from None
     plan = parse_plan(value, path, path.parent)
@@ -80,21 +79,18 @@ def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPla
     root = PurePosixPath(scalars["root"])
     if root.is_absolute() or is_url(scalars["root"]):
         raise malformed(where, f"root {scalars['root']!r}", "a relative path")
-    stages = enumerate(_list_of(value.get("stages"), where, "stages"))
+    stages = []
+    for i, row in enumerate(_list_of(value.get("stages"), where, "stages")):
+        place, rest = f"stages[{i}]", dict(row) if isinstance(row, dict) else {}
+        sources = _records(PlanSource, rest.pop("sources", None), where, f"{place}.sources")
+        stages.append(PlanStage(**_typed(rest, PlanStage, where, place), sources=sources))
     return LoaderPlan(
         **scalars,
-        stages=tuple(_parse_stage(row, where, i) for i, row in stages),
+        stages=tuple(stages),
         valid=_records(SourceData, value.get("valid"), where, "valid"),
         consumed=_records(Consumed, value.get("consumed", []), where, "consumed"),
         base=Path(os.path.abspath(directory / root)),
     )
-
-
-def _parse_stage(value: Any, at: object, i: int) -> PlanStage:
-    where = f"stages[{i}]"
-    rest = dict(value) if isinstance(value, dict) else {}
-    sources = _records(PlanSource, rest.pop("sources", None), at, f"{where}.sources")
-    return PlanStage(**_typed(rest, PlanStage, at, where), sources=sources)
 
 
 def _records(kind: type[T], value: Any, at: object, where: str) -> tuple[T, ...]:
@@ -128,18 +124,17 @@ def _typed(value: Any, record: type, at: object, where: str) -> dict[str, Any]:
 def _kinds(record: type) -> dict[str, type]:
     """Types of a record's simple fields."""
     hints = get_type_hints(record)
-    return {f.name: hints[f.name] for f in fields(record) if hints[f.name] in _SIMPLE}
+    simple = (str, int, bool, float)
+    return {f.name: hints[f.name] for f in fields(record) if hints[f.name] in simple}
 
 
 def _is_clean(value: str | float) -> bool:
     """Whether a text can be part of a path: JSON may hold NUL and halves of surrogate pairs."""
-    if not isinstance(value, str):
-        return True
-    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+    text = str(value)
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def malformed(where: object, found: str, expected: str | None = None) -> PlanError:
     """The error for a file that is not a plan."""
-    return PlanError(
-        "not a loader plan", where=where, found=found, expected=expected, code="E-PLAN-FORMAT"
-    )
+    code = "E-PLAN-FORMAT"
+    return PlanError("not a loader plan", where=where, found=found, expected=expected, code=code)

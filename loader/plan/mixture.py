@@ -10,7 +10,7 @@ to prep. Formats: docs/formats.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,40 +19,13 @@ from typing import Any
 from loader.errors import ConfigError
 from loader.plan import tables
 
-STAGE_ORDER = ("pretrain", "mid", "long")
-FIXED_POINT_ONE = 1_000_000
+_STAGES = ("pretrain", "mid", "long")
+_BUDGETS = ("tokens_b", "tokens_b_ratio", "scale")
 _MIXTURE_KEYS = ("total_tokens_b", "sample_temperature", "sources", "description")
 _FLOW_KEYS = (
-    "mode",
-    "stages",
-    "tokens_b",
-    "tokens_b_ratio",
-    "scale",
-    "tokens_b_override",
-    "sample_temperature",
-    "mixture",
-    "description",
+    *("mode", "stages", "tokens_b_override", "sample_temperature", "mixture", "description"),
+    *_BUDGETS,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """One `[mixtures.<name>]` table. weights: size in 10^9 tokens of each source."""
-
-    name: str
-    total_tokens_b: float
-    sample_temperature: float
-    weights: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    """One `[flow.<name>]` table. mixture: of each stage. numbers: the one budget that is set, and
-    the temperature. override: 10^9 tokens of a stage."""
-
-    mixture: dict[str, str]
-    numbers: dict[str, float]
-    override: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +55,24 @@ class Stage:
     temperature: float = 1.0
 
 
-def read_mixtures(path: str | Path) -> dict[str, Mixture]:
-    """All mixtures of a mixture TOML by name.
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """One `[mixtures.<name>]` table. weights: size in 10^9 tokens of each source."""
 
-    Raises:
-        ConfigError: The file, a key or a value is wrong; an id appears twice in one mixture.
-    """
-    found = _named(path, "mixtures")
-    return {name: _read_mixture(name, table, path) for name, table in found.items()}
+    name: str
+    total_tokens_b: float
+    sample_temperature: float
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """One `[flow.<name>]` table. mixture: of each stage. numbers: the one budget that is set, and
+    the temperature. override: 10^9 tokens of a stage."""
+
+    mixture: dict[str, str]
+    numbers: dict[str, float]
+    override: dict[str, float]
 
 
 def resolve_stages(
@@ -105,27 +88,26 @@ def resolve_stages(
     all stages together have that many tokens. Budgets are rounded down to whole tokens.
 
     Raises:
-        ConfigError: A name is not known, a value is wrong, or `active_params_b` is needed.
+        ConfigError: A file, a key or a value is wrong, a name is not known, an id appears twice in
+            a mixture, or `active_params_b` is needed.
     """
-    flows, mixtures = _named(flow_profiles_toml, "flow"), read_mixtures(mixture_toml)
-    flows = {name: _read_flow(name, table, flow_profiles_toml) for name, table in flows.items()}
+    flow_tables = _named(flow_profiles_toml, "flow")
+    mixture_tables = _named(mixture_toml, "mixtures")
+    mixtures = {name: _read_mixture(name, *row) for name, row in mixture_tables.items()}
+    flows = {name: _read_flow(*row) for name, row in flow_tables.items()}
     if flow_mode not in flows:
         raise tables.unknown_name("flow", str(flow_mode), flows, flow_profiles_toml)
     flow, where = flows[flow_mode], f"{flow_profiles_toml}: flow.{flow_mode}"
     for mixture in flow.mixture.values():
         if mixture not in mixtures:
             raise tables.unknown_name("mixture", mixture, mixtures, mixture_toml)
-    parts = {stage: mixtures[name] for stage, name in flow.mixture.items()}
-    scale = _scale(flow, parts, active_params_b, where)
-    return tuple(
-        _stage(flow, name, parts[name], scale, where) for name in STAGE_ORDER if name in parts
-    )
+    parts = {name: mixtures[flow.mixture[name]] for name in _STAGES if name in flow.mixture}
+    scale = _scale(flow, parts.values(), active_params_b, where)
+    return tuple(_stage(flow, name, mixture, scale, where) for name, mixture in parts.items())
 
 
 def temper(weights: Sequence[float], temperature: float) -> list[float]:
     """Weights to the power 1/T, scaled so that the largest is 1; zero stays zero, T = 1 as given.
-
-    Source: p ~ w^(1/T), so T > 1 flattens and T < 1 sharpens.
 
     Raises:
         ConfigError: A positive weight would become zero.
@@ -144,7 +126,7 @@ def temper(weights: Sequence[float], temperature: float) -> list[float]:
     return tempered
 
 
-def weights_fixed_point(weights: Sequence[float], one: int = FIXED_POINT_ONE) -> list[int]:
+def weights_fixed_point(weights: Sequence[float], one: int = 1_000_000) -> list[int]:
     """Each weight in `one`ths of their sum, at least 1 for a positive weight, 0 for zero."""
     exact = [_exact(w) for w in weights]
     total = sum(exact)
@@ -172,7 +154,7 @@ def _exact(value: float) -> Fraction:
 
 
 def _scale(
-    flow: _Flow, parts: Mapping[str, Mixture], active_params_b: float | None, where: str
+    flow: _Flow, mixtures: Iterable[_Mixture], active_params_b: float | None, where: str
 ) -> Fraction:
     budget = flow.numbers
     if "tokens_b_ratio" in budget:
@@ -189,10 +171,10 @@ def _scale(
         total_b = _exact(budget["tokens_b"])
     else:
         return _exact(budget.get("scale", 1))
-    return total_b / sum(_exact(mixture.total_tokens_b) for mixture in parts.values())
+    return total_b / sum(_exact(mixture.total_tokens_b) for mixture in mixtures)
 
 
-def _stage(flow: _Flow, name: str, mixture: Mixture, scale: Fraction, where: str) -> Stage:
+def _stage(flow: _Flow, name: str, mixture: _Mixture, scale: Fraction, where: str) -> Stage:
     override = flow.override.get(name)
     tokens_b = _exact(mixture.total_tokens_b) * scale if override is None else _exact(override)
     num_tokens = math.floor(tokens_b * 10**9)
@@ -207,13 +189,14 @@ def _stage(flow: _Flow, name: str, mixture: Mixture, scale: Fraction, where: str
     return Stage(name, mixture.name, num_tokens, sources, temperature)
 
 
-def _named(path: str | Path, key: str) -> dict[str, Any]:
-    return tables.table(tables.read_toml(path).get(key, {}), f"{path}: {key}")
+def _named(path: str | Path, key: str) -> dict[str, tuple[dict[str, Any], str]]:
+    """The tables below `key` by name, each with its place."""
+    found = tables.table(tables.read_toml(path).get(key, {}), f"{path}: {key}")
+    placed = ((name, value, f"{path}: {key}.{name}") for name, value in found.items())
+    return {name: (tables.table(value, place), place) for name, value, place in placed}
 
 
-def _read_mixture(name: str, value: Any, path: str | Path) -> Mixture:
-    where = f"{path}: mixtures.{name}"
-    table = tables.table(value, where)
+def _read_mixture(name: str, table: dict[str, Any], where: str) -> _Mixture:
     tables.refuse_unknown(table, _MIXTURE_KEYS, where)
     rows = table.get("sources")
     if not isinstance(rows, list) or not rows:
@@ -227,11 +210,9 @@ def _read_mixture(name: str, value: Any, path: str | Path) -> Mixture:
     total_b = sum(weights.values())
     if not total_b:
         raise ConfigError("all weights are zero", where=where, expected="a tokens_b above 0")
-    numbers = {"total_tokens_b": total_b, "sample_temperature": 1.0}
-    for key in numbers:
-        value = table.get(key, numbers[key])
-        numbers[key] = tables.number(value, f"{where}.{key}", positive=True)
-    return Mixture(name, **numbers, weights=weights)
+    given = {"total_tokens_b": total_b, "sample_temperature": 1.0} | table
+    numbers = _numbers(given, ("total_tokens_b", "sample_temperature"), where)
+    return _Mixture(name, **numbers, weights=weights)
 
 
 def _read_source(value: Any, where: str) -> tuple[str, float]:
@@ -256,14 +237,12 @@ def _read_source(value: Any, where: str) -> tuple[str, float]:
     return source_id, tables.number(table["tokens_b"], f"{where}.tokens_b")
 
 
-def _read_flow(name: str, value: Any, path: str | Path) -> _Flow:
-    where = f"{path}: flow.{name}"
-    table = tables.table(value, where)
+def _read_flow(table: dict[str, Any], where: str) -> _Flow:
     tables.refuse_unknown(table, _FLOW_KEYS, where)
     stages = tables.table(table.get("mixture"), f"{where}.mixture")
     if not stages:
         raise ConfigError("a flow needs at least one stage", where=f"{where}.mixture")
-    tables.refuse_unknown(stages, STAGE_ORDER, f"{where}.mixture")
+    tables.refuse_unknown(stages, _STAGES, f"{where}.mixture")
     listed = table.get("stages", list(stages))
     if not isinstance(listed, list) or sorted(map(str, listed)) != sorted(stages):
         raise ConfigError(
@@ -272,18 +251,20 @@ def _read_flow(name: str, value: Any, path: str | Path) -> _Flow:
             found=f"stages = {listed!r}",
             expected=f"the keys of its mixture table: {sorted(stages)}",
         )
-    override = tables.table(table.get("tokens_b_override", {}), f"{where}.tokens_b_override")
-    tables.refuse_unknown(override, tuple(stages), f"{where}.tokens_b_override")
-    given = [key for key in ("tokens_b", "tokens_b_ratio", "scale") if key in table]
+    place = f"{where}.tokens_b_override"
+    override = tables.table(table.get("tokens_b_override", {}), place)
+    tables.refuse_unknown(override, tuple(stages), place)
+    given = [key for key in _BUDGETS if key in table]
     if len(given) > 1:
         raise ConfigError("more than one budget", where=where, found=" and ".join(given))
-
-    def numbers(values: Mapping[str, Any], place: str) -> dict[str, float]:
-        return {k: tables.number(v, f"{place}.{k}", positive=True) for k, v in values.items()}
-
-    chosen = {key: table[key] for key in (*given, "sample_temperature") if key in table}
     return _Flow(
         {k: tables.text(v, f"{where}.mixture.{k}") for k, v in stages.items()},
-        numbers(chosen, where),
-        numbers(override, f"{where}.tokens_b_override"),
+        _numbers(table, (*given, "sample_temperature"), where),
+        _numbers(override, override, place),
     )
+
+
+def _numbers(table: Mapping[str, Any], keys: Iterable[str], where: str) -> dict[str, float]:
+    """Those of `keys` that are set, each a number above 0."""
+    given = (key for key in keys if key in table)
+    return {key: tables.number(table[key], f"{where}.{key}", positive=True) for key in given}

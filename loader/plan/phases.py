@@ -17,9 +17,9 @@ from loader.errors import ConfigError
 from loader.plan import tables
 from loader.plan.mixture import Stage, StageSource, temper
 
-INHERIT = ("original", "zero")
+_INHERIT = ("original", "zero")
 _KEYS = ("start_step", "dataset_weights", "lr_scale", "inherit")
-SUGAR_KEYS = ("anneal_start_step", "anneal_weights")
+_SUGAR_KEYS = ("anneal_start_step", "anneal_weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +50,25 @@ def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
         ConfigError: Both forms are given, one `anneal_` key is alone, start steps do not rise, a
             learning-rate scale is not above 0, or a weight is not a number of at least 0.
     """
-    sugar = [key for key in SUGAR_KEYS if key in config]
+    sugar = {key: config[key] for key in _SUGAR_KEYS if key in config}
+    first = next((f"{key} = {value!r}" for key, value in sugar.items()), "")
     if sugar and config.get("phases"):
         raise ConfigError(
             "both phases and the short form of one",
             where=where,
-            found=f"phases and {sugar[0]} = {config[sugar[0]]!r}",
+            found=f"phases and {first}",
             do="write the annealing as the last phase",
         )
     if len(sugar) == 1:
-        missing = next(key for key in SUGAR_KEYS if key not in config)
-        found = f"{sugar[0]} = {config[sugar[0]]!r}"
-        raise ConfigError(f"{missing} is missing", where=where, found=found)
+        missing = next(key for key in _SUGAR_KEYS if key not in sugar)
+        raise ConfigError(f"{missing} is missing", where=where, found=first)
+    rows, places = config.get("phases", []), [where]
     if sugar:
-        start_step, weights = (config[key] for key in SUGAR_KEYS)
-        rows: Any = [{"start_step": start_step, "dataset_weights": weights}]
-        places = [where]
+        rows = [dict(zip(("start_step", "dataset_weights"), sugar.values()))]
+    elif not isinstance(rows, list | tuple):
+        place, found = f"{where}: phases", type(rows).__name__
+        raise ConfigError("not a list of tables", where=place, found=found)
     else:
-        rows = config.get("phases", [])
-        if not isinstance(rows, list | tuple):
-            raise ConfigError(
-                "not a list of tables", where=f"{where}: phases", found=type(rows).__name__
-            )
         places = [f"{where}: phases[{i}]" for i in range(len(rows))]
     phases = tuple(_read_phase(row, place) for row, place in zip(rows, places))
     for earlier, later, place in zip(phases, phases[1:], places[1:]):
@@ -103,22 +100,19 @@ def cut_stage(
         ConfigError: A phase leaves the stage without any weight.
     """
     stop = first + num_sequences
-    begins = [phase.start_step * batch_size for phase in phases]
-    current = [phase for phase, begin in zip(phases, begins) if begin <= first]
-    later = [(phase, begin) for phase, begin in zip(phases, begins) if first < begin < stop]
-    edges = [first, *(begin for _, begin in later), stop]
-    parts: list[Phase | None] = [current[-1] if current else None, *(phase for phase, _ in later)]
+    held: dict[int, Phase | None] = {first: None}  # the phase of each part, by its start
+    for phase in phases:
+        start = phase.start_step * batch_size
+        if start < stop:
+            held[max(start, first)] = phase
     segments = []
-    for phase, start, end in zip(parts, edges, edges[1:]):
-        starts_here = phase is not None and phase.start_step * batch_size == start and start > 0
-        segments.append(
-            Segment(
-                stage if phase is None else _weighed(stage, phase, starts_here and start > first),
-                end - start,
-                phase.start_step if phase is not None and starts_here else 0,
-                1.0 if phase is None else phase.lr_scale,
-            )
-        )
+    for (start, phase), end in zip(held.items(), [*held, stop][1:]):
+        if phase is None:
+            segments.append(Segment(stage, end - start, 0, 1.0))
+            continue
+        weighed, step = _weighed(stage, phase, start > first), phase.start_step
+        begins_here = step if step * batch_size == start else 0
+        segments.append(Segment(weighed, end - start, begins_here, phase.lr_scale))
     return segments
 
 
@@ -150,8 +144,8 @@ def _read_phase(value: Any, where: str) -> Phase:
         if key not in table:
             raise ConfigError(f"{key} is missing", where=where)
     inherit = table.get("inherit", "original")
-    if inherit not in INHERIT:
-        raise tables.unknown_name("inherit", str(inherit), INHERIT, where)
+    if inherit not in _INHERIT:
+        raise tables.unknown_name("inherit", str(inherit), _INHERIT, where)
     weights = tables.table(table["dataset_weights"], f"{where}: dataset_weights")
     lr_scale = tables.number(table.get("lr_scale", 1.0), f"{where}: lr_scale", positive=True)
     return Phase(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -139,6 +140,13 @@ class LoaderPlan(StreamSettings):
         """Sequences in all stages together; `first_exhausted` may end them sooner."""
         return sum(stage.num_sequences for stage in self.stages)
 
+    def taken(self) -> Counter[str]:
+        """Sequences of each source in all stages together."""
+        taken: Counter[str] = Counter()
+        for stage in self.stages:
+            taken.update({source.name: source.quota_sequences for source in stage.sources})
+        return taken
+
     def limits(self, capacities: Sequence[int]) -> list[int]:
         """Windows of each source until its data end, `capacities` in one pass over it."""
         return [max(1, self.max_epochs) * capacity for capacity in capacities]
@@ -190,16 +198,14 @@ class LoaderPlan(StreamSettings):
 
 def _json_value(plan: LoaderPlan) -> dict[str, Any]:
     value = asdict(plan)
-    value = _chosen({key: value[key] for key in _ORDER})
-    value["valid"] = [_chosen(source) for source in value["valid"]]
-    value["stages"] = [
-        _chosen(stage) | {"sources": [_chosen(source) for source in stage["sources"]]}
-        for stage in value["stages"]
-    ]
-    if "consumed" in value:
-        value["consumed"] = list(value["consumed"])
-    return value
+    return _chosen({key: value[key] for key in _ORDER})
 
 
-def _chosen(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in record.items() if k not in DEFAULTS or v != DEFAULTS[k]}
+def _chosen(value: Any) -> Any:
+    """A JSON value without the keys that have their default."""
+    if isinstance(value, list | tuple):
+        return [_chosen(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    given = {k: v for k, v in value.items() if k not in DEFAULTS or v != DEFAULTS[k]}
+    return {key: _chosen(item) for key, item in given.items()}

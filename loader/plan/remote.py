@@ -1,8 +1,7 @@
 """Plans and shards behind a URL: copied once to a local cache, checked, then read as any other.
 
-Before step 0 all data of the plan are there and checked: each manifest must be committed and be
-the one the plan was built from, each shard must have the size and SHA-256 of its manifest. A file
-that is missing, cut, replaced or not committed is refused by its URL. Files come in parallel, each
+Before step 0 all data of the plan are there: each manifest is committed and the one that the plan
+was built from, each shard has the size and SHA-256 of its manifest. Files come in parallel, each
 written beside its place and renamed into it, so that a killed copy is taken up again; what has been
 checked is not asked for again while its size and time stand. A store that does not answer is not
 needed where the cache holds everything; a warning says so. Needs fsspec (the extra `remote`).
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError, FormatError, PlanError
-from loader.files.addresses import address, is_url, join, parent
+from loader.files.addresses import address, is_url, join, local_path, parent
 from loader.files.format import (
     MANIFEST_NAME,
     Manifest,
@@ -32,14 +31,12 @@ from loader.files.format import (
     load_manifest,
     resolve_inside,
 )
-from loader.files.local_path import local_path
 from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan
 from loader.plan.settings import LOCAL_CACHE
 
-WORKERS = 8
+_WORKERS = 8
 _MAX_HEADER_BYTES = 4200
-SPLITS = ("train", "valid")
 
 
 def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
@@ -57,8 +54,16 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
     """
     cache, url = _cache(cache_dir), address(url)
     last = cache / f"{_digest(url)}.json"
-    content = _read_plan(url, last)
-    value = _json(content, url)
+    try:
+        content = read_bytes(url)
+    except PlanError as error:
+        content = _last(last, error)
+    if content is None:
+        raise PlanError("there is no such plan", where=url, code="E-PLAN-MISSING")
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise malformed(url, str(error)) from None
     plan = parse_plan(value, url)
     root = join(parent(url), plan.root)
     mirror = _mirror(cache, root)
@@ -97,10 +102,7 @@ def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
         try:
             names = _fetch_manifests(url, mirror)
         except PlanError as error:
-            if error.code != STORE_CODE or not last.exists():
-                raise
-            _warn(error)
-            names = json.loads(last.read_bytes())
+            names = json.loads(_last(last, error))
         for name in names:
             _fetch_shards(join(url, name), load_manifest(mirror / name / MANIFEST_NAME))
         _write(last, json.dumps(names).encode())
@@ -111,7 +113,7 @@ def _fetch_manifests(url: str, mirror: Path) -> list[str]:
     """Copy the manifest of a directory, or those of its splits; returns the directories of both."""
     if _has_manifest(url, mirror):
         return ["."]
-    names = [name for name in SPLITS if _has_manifest(join(url, name), mirror / name)]
+    names = [name for name in ("train", "valid") if _has_manifest(join(url, name), mirror / name)]
     if "train" not in names:
         raise _uncommitted(url)
     return names
@@ -127,25 +129,12 @@ def _has_manifest(url: str, mirror: Path) -> bool:
     return True
 
 
-def _read_plan(url: str, last: Path) -> bytes:
-    """The plan's text; that of the last whole copy where the store does not answer."""
-    try:
-        content = read_bytes(url)
-    except PlanError as error:
-        if error.code != STORE_CODE or not last.exists():
-            raise
-        _warn(error)
-        return last.read_bytes()
-    if content is None:
-        raise PlanError("there is no such plan", where=url, code="E-PLAN-MISSING")
-    return content
-
-
-def _json(content: bytes, url: str) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError as error:
-        raise malformed(url, str(error)) from None
+def _last(copy_of_last: Path, error: PlanError) -> bytes:
+    """What was read the last time, where the store does not answer now; else raises `error`."""
+    if error.code != STORE_CODE or not copy_of_last.exists():
+        raise error
+    warnings.warn(f"the copy in the cache is read: {error}", stacklevel=3)
+    return copy_of_last.read_bytes()
 
 
 def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None = None) -> Manifest:
@@ -175,10 +164,8 @@ def _uncommitted(url: str) -> FormatError:
 
 
 def _fetch_shards(directory: str, manifest: Manifest) -> None:
-    fetch = partial(_fetch_shard, directory, manifest)
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for _ in pool.map(fetch, manifest.shards):
-            pass
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        list(pool.map(partial(_fetch_shard, directory, manifest), manifest.shards))
 
 
 def _fetch_shard(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
@@ -230,9 +217,8 @@ def _is_checked(local: Path, checksum: str, sizes: range) -> bool:
 
 
 def _stamp(local: Path, checksum: str) -> dict[str, Any]:
-    status = local.stat()
-    size, modified_ns = status.st_size, status.st_mtime_ns
-    return {"checksum": checksum, "size_bytes": size, "modified_ns": modified_ns}
+    at = local.stat()
+    return {"checksum": checksum, "size_bytes": at.st_size, "modified_ns": at.st_mtime_ns}
 
 
 def _mark(local: Path) -> Path:
@@ -245,9 +231,7 @@ def _part(local: Path) -> Path:
 
 def _cache(cache_dir: str | Path | None) -> Path:
     if cache_dir is None:
-        raise ConfigError(
-            "a URL is read through a cache", where="cache_dir", found=None, do="set cache_dir"
-        )
+        raise ConfigError("a URL is read through a cache", where="cache_dir", do="set cache_dir")
     return Path(os.path.abspath(local_path(cache_dir, "cache_dir", LOCAL_CACHE)))
 
 
@@ -259,10 +243,6 @@ def _mirror(cache: Path, root: str) -> Path:
 
 def _digest(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()[:16]
-
-
-def _warn(error: PlanError) -> None:
-    warnings.warn(f"the copy in the cache is read: {error}", stacklevel=2)
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 A plan's stages follow each other in the stream, each with the schedule its policy makes of weights
 and quotas; a source goes on from stage to stage. Any position is found without replay and nothing
-grows with the length of the run. Refuses quotas that a source's windows cannot serve.
+grows with the length of the run.
 """
 
 from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ import numpy as np
 from loader.errors import PlanError
 from loader.order.policies import Schedule, Sequential, make_schedule
 from loader.order.shuffle import Permutation, key_of
-from loader.plan.records import LoaderPlan, SourceData
+from loader.plan.records import LoaderPlan
 
 _ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
 
@@ -45,22 +45,30 @@ class _Part:
 
 
 class PlanSchedule:
-    """All sequences of one split of a plan. Made by `build_schedule`.
+    """All sequences of a split: `train` mixes by stages, `valid` reads each source once, in order.
+
+    Args:
+        plan, split: What is read.
+        capacities: Windows that each source holds, in the order of the plan's sources.
 
     Attributes:
+        num_sequences: Sequences of the split.
         passed: int64 [num_sources], windows of each that were read before the plan began.
+
+    Raises:
+        PlanError: A source holds no window, or fewer than the plan takes of it (E-PLAN-SHORT).
     """
 
-    def __init__(
-        self,
-        plan: LoaderPlan,
-        sources: Sequence[SourceData],
-        capacities: Sequence[int],
-        parts: list[_Part],
-        *,
-        is_train: bool,
-    ) -> None:
-        self._parts = parts
+    def __init__(self, plan: LoaderPlan, split: str, capacities: Sequence[int]) -> None:
+        is_train = split == "train"
+        sources = plan.sources if is_train else plan.valid
+        passed = {c.source: c.sequences for c in plan.consumed if is_train}
+        self.passed = np.array([passed.get(source.name, 0) for source in sources], np.int64)
+        if is_train:
+            self._parts = _train_parts(plan, capacities, self.passed)
+        else:
+            self._parts = [_valid_part(plan, capacities)]
+        self.num_sequences = self._parts[-1].stop
         self._capacities = np.array(capacities, np.int64)
         self._shuffles = plan.shuffles and is_train
         self._wraps = plan.wraps and not plan.wraps_tokens and is_train
@@ -68,12 +76,7 @@ class PlanSchedule:
         tokens = np.array([source.num_tokens for source in sources], np.int64)
         self._epochs = 1 / np.maximum(1, self._capacities) if by_window else plan.stride / tokens
         # By name: an order does not change when other sources come or go.
-        self._keys = [
-            key_of(plan.seed, _EPOCH, zlib.crc32(source.name.encode())) for source in sources
-        ]
-        self.passed = _passed_of(plan, sources) if is_train else np.zeros(len(sources), np.int64)
-        self.num_sources = len(sources)
-        self.num_sequences = parts[-1].stop
+        self._keys = [key_of(plan.seed, _EPOCH, zlib.crc32(s.name.encode())) for s in sources]
 
     def locate(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and window of each sequence of `[start, stop)`: int64 `[stop - start]` each.
@@ -84,8 +87,7 @@ class PlanSchedule:
         """
         if not 0 <= start <= stop <= self.num_sequences:
             raise IndexError(f"sequences {start} to {stop} of {self.num_sequences}")
-        sources = np.empty(stop - start, np.int64)
-        windows = np.empty(stop - start, np.int64)
+        sources, windows = np.empty((2, stop - start), np.int64)
         at = start
         while at < stop:
             part = self._part_of(at)
@@ -93,7 +95,8 @@ class PlanSchedule:
             here = slice(at - start, end - start)
             sources[here] = part.columns[part.schedule.sources(at - part.start, end - part.start)]
             before = part.counts_before(at - part.start) + self.passed
-            windows[here] = _occurrences(sources[here], before)
+            for source, rows in _by_source(sources[here]):
+                windows[here][rows] = before[source] + np.arange(len(rows))
             at = end
         self._reorder(sources, windows)
         return sources, windows
@@ -128,8 +131,7 @@ class PlanSchedule:
                 windows %= self._capacities[sources]
             return
         epochs, places = np.divmod(windows, self._capacities[sources])
-        for source in np.flatnonzero(np.bincount(sources)):
-            rows = np.flatnonzero(sources == source)
+        for source, rows in _by_source(sources):
             # Rows of a source rise, so an epoch is a run.
             first, last = int(epochs[rows[0]]), int(epochs[rows[-1]])
             cuts = np.searchsorted(epochs[rows], np.arange(first, last + 2))
@@ -139,32 +141,14 @@ class PlanSchedule:
                 windows[rows[a:b]] = order(places[rows[a:b]])
 
 
-def build_schedule(plan: LoaderPlan, split: str, capacities: Sequence[int]) -> PlanSchedule:
-    """The order of a split: `train` mixes by stages, `valid` reads each source once, in order.
-
-    Args:
-        capacities: Windows that each source holds, in the order of the plan's sources.
-
-    Raises:
-        PlanError: A source holds no window, or fewer than the plan takes of it (E-PLAN-SHORT).
-    """
-    is_train = split == "train"
-    sources = plan.sources if is_train else plan.valid
-    if is_train:
-        if not plan.wraps_tokens:
-            _check_capacities(plan, capacities)
-        parts = _train_parts(plan, capacities)
-    else:
-        parts = [_valid_part(plan, capacities)]
-    return PlanSchedule(plan, sources, capacities, parts, is_train=is_train)
-
-
-def _train_parts(plan: LoaderPlan, capacities: Sequence[int]) -> list[_Part]:
+def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray) -> list[_Part]:
+    if not plan.wraps_tokens:
+        _check_capacities(plan, capacities)
     index = {source.name: i for i, source in enumerate(plan.sources)}
     # Each continuation has orders of its own: the same start again and again would favour the same
     # sources.
     read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
-    limits = np.array(plan.limits(capacities), np.int64) - _passed_of(plan, plan.sources)
+    limits = np.array(plan.limits(capacities), np.int64) - passed
     parts: list[_Part] = []
     start, base = 0, np.zeros(len(index), np.int64)
     for number, stage in enumerate(plan.stages):
@@ -191,11 +175,11 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int]) -> list[_Part]:
 
 def _until_exhausted(part: _Part, limits: np.ndarray) -> _Part:
     """A part up to the sequence that takes the last window of a source: int64 [num_sources]."""
-    lengths = range(part.stop - part.start + 1)
-    limits = limits[part.columns]
-    length = bisect_left(
-        lengths, True, key=lambda n: bool((part.counts_before(n)[part.columns] >= limits).any())
-    )
+
+    def is_exhausted(n: int) -> bool:
+        return bool((part.counts_before(n) >= limits)[part.columns].any())
+
+    length = bisect_left(range(part.stop - part.start + 1), True, key=is_exhausted)
     return replace(part, stop=part.start + length)
 
 
@@ -213,17 +197,9 @@ def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> _Part:
     return _Part(0, schedule.num_sequences, schedule, np.arange(len(capacities)), base, 1.0)
 
 
-def _passed_of(plan: LoaderPlan, sources: Sequence[SourceData]) -> np.ndarray:
-    """Windows of each source to pass over: int64 `[num_sources]`."""
-    passed = {consumed.source: consumed.sequences for consumed in plan.consumed}
-    return np.array([passed.get(source.name, 0) for source in sources], np.int64)
-
-
 def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
-    taken = {c.source: c.sequences for c in plan.consumed}
-    for stage in plan.stages:
-        for source in stage.sources:
-            taken[source.name] = taken.get(source.name, 0) + source.quota_sequences
+    taken = plan.taken()
+    taken.update({c.source: c.sequences for c in plan.consumed})
     limit = 0 if plan.on_exhaust == "first_exhausted" else plan.epoch_limit
     for source, capacity in zip(plan.sources, capacities):
         need = taken[source.name]
@@ -242,10 +218,6 @@ def _permutation(size: int, key: int) -> Permutation:
     return Permutation(size, key)
 
 
-def _occurrences(sources: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Window of each row: how often its source came before, `before` these rows included."""
-    windows = np.empty(len(sources), np.int64)
-    for source in np.flatnonzero(np.bincount(sources)):
-        rows = np.flatnonzero(sources == source)
-        windows[rows] = before[source] + np.arange(len(rows))
-    return windows
+def _by_source(sources: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each source that is there, and the rows that are of it: int64, rising."""
+    return ((int(s), np.flatnonzero(sources == s)) for s in np.flatnonzero(np.bincount(sources)))

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from loader.errors import ConfigError
-from loader.files.addresses import is_url
-from loader.files.local_path import local_path
+from loader.files.addresses import local_path
 from loader.order.policies import POLICIES
 from loader.plan import tables
 from loader.plan.phases import Phase, read_phases
 
 _BUILD_THERE = "build the plan where the files are, and give the plan's URL"
-ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
+_ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
 LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are mapped"
 
 
@@ -71,7 +70,7 @@ class StreamSettings:
     seed: Annotated[int, Key(high=2**63 - 1)] = 42
     policy: Annotated[str, Key(choices=POLICIES)] = "swrr"
     window_stride: Annotated[str, Key(choices=("seq_len", "seq_len+1"))] = "seq_len"
-    on_exhaust: Annotated[str, Key(choices=ON_EXHAUST)] = "all_exhausted"
+    on_exhaust: Annotated[str, Key(choices=_ON_EXHAUST)] = "all_exhausted"
     packing: Annotated[str, Key(choices=("concat", "best_fit"), if_chosen=True)] = "concat"
     shuffle: Annotated[bool, Key(if_chosen=True)] = False
     max_epochs: Annotated[int, Key(high=2**31, if_chosen=True)] = 0
@@ -139,11 +138,9 @@ def _keys() -> dict[str, Key]:
     annotated = get_type_hints(RunSettings, include_extras=True)
     found = {}
     for own in fields(RunSettings):
-        rules = [rule for rule in get_args(annotated[own.name]) if isinstance(rule, Key)]
+        rules = [rule for rule in get_args(annotated[own.name]) if isinstance(rule, Key)] or [Key()]
         kinds = get_args(types[own.name]) or (types[own.name],)
-        found[own.name] = replace(
-            rules[0] if rules else Key(), types=kinds, is_required=own.default is MISSING
-        )
+        found[own.name] = replace(rules[0], types=kinds, is_required=own.default is MISSING)
     del found["base"]  # where a file lies, not what it says
     return found
 
@@ -186,20 +183,3 @@ def _read(name: str, value: Any, where: str) -> Any:
 
 def _missing(key: str, where: str) -> ConfigError:
     return ConfigError(f"{key} is missing", where=where, do=f"set {key}")
-
-
-def from_base(given: Mapping[str, Any], base: Path, where: object) -> dict[str, Any]:
-    """Values of a file that lies in a project: relative paths start at its directory.
-
-    Raises:
-        ConfigError: A path is no text.
-    """
-    own: dict[str, Any] = {"base": base}
-    for key in (key for key, rules in KEYS.items() if key in given and Path in rules.types):
-        path = tables.text(given[key], f"{where}: {key}")
-        own[key] = path if is_url(path) else base / path
-    if "tokenizer_path" in given:
-        tokenizer = tables.text(given["tokenizer_path"], f"{where}: tokenizer_path")
-        if (base / tokenizer).exists():  # else the name of one
-            own["tokenizer_path"] = str(base / tokenizer)
-    return dict(given) | own

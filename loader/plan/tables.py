@@ -15,7 +15,7 @@ from typing import Any
 from loader.errors import ConfigError
 
 _LARGEST = 2**62
-MAX_TOML_BYTES = 16 * 2**20
+_MAX_BYTES = 16 * 2**20
 _PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
 
 
@@ -41,9 +41,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        raise ConfigError(
-            "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
-        ) from None
+        do = "pip install 'nmoe-loader[yaml]'"
+        raise ConfigError("PyYAML is not installed", where=path, do=do) from None
     try:
         value = yaml.safe_load(_read_text(path))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -56,20 +55,17 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def _read_text(path: str | Path) -> str:
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_TOML_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise ConfigError("no such file", where=path, code="E-CONFIG-MISSING") from None
-    if len(content) > MAX_TOML_BYTES:
+    if len(content) > _MAX_BYTES:
         raise ConfigError("file is too large", where=path, expected="at most 16 MiB")
     return content.decode()
 
 
 def project_dir(path: Path) -> Path:
-    """Directory that relative paths in a TOML file are relative to.
-
-    The nearest ancestor that holds `workspace.yaml`, `pyproject.toml` or `.git`; without one, the
-    directory of the file itself.
-    """
+    """Directory that relative paths in a TOML file are relative to: the nearest ancestor that holds
+    `workspace.yaml`, `pyproject.toml` or `.git`; without one, that of the file itself."""
     own = path.absolute().parent
     for directory in (own, *own.parents):
         if any((directory / mark).exists() for mark in _PROJECT_MARKS):
@@ -83,9 +79,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def unknown_name(
-    kind: str, name: str, known: Collection[str], where: object, code: str | None = None
-) -> ConfigError:
+def unknown_name(kind: str, name: str, known: Collection[str], where: object) -> ConfigError:
     """The error for an unknown name: names the nearest known one and lists all."""
     hint = nearest(name, known)
     return ConfigError(
@@ -94,7 +88,6 @@ def unknown_name(
         found=repr(name),
         expected=f"one of {', '.join(sorted(known)) or '(there are none)'}",
         do=None if hint is None else f"did you mean {hint!r}?",
-        code=code,
     )
 
 
@@ -108,33 +101,27 @@ def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: obje
 def number(
     value: Any, where: object, *, positive: bool = False, whole: bool = False
 ) -> int | float:
-    """Check that `value` is a number of at most 2^62, >= 0 (`positive`: > 0), an int where `whole`.
-
-    Raises:
-        ConfigError: It is not; names `where` and the value.
-    """
+    """A number of 0 to 2^62, above 0 if `positive`, an int if `whole`. Raises ConfigError."""
     kinds = (int,) if whole else (int, float)
     good = isinstance(value, kinds) and not isinstance(value, bool) and value <= _LARGEST
     if not good or not value >= 0 or (positive and value == 0):
         noun = "whole number" if whole else "finite number"
+        expected = f"a {noun} {'above' if positive else 'of at least'} 0"
         raise ConfigError(
-            "value is out of range",
-            where=where,
-            found=repr(value),
-            expected=f"a {noun} {'above' if positive else 'of at least'} 0",
+            "value is out of range", where=where, found=repr(value), expected=expected
         )
     return value
 
 
 def table(value: Any, where: object) -> dict[str, Any]:
-    """Check that `value` is a table. Raises ConfigError."""
+    """A table. Raises ConfigError."""
     if not isinstance(value, dict):
         raise ConfigError("not a table", where=where, found=type(value).__name__)
     return value
 
 
 def text(value: Any, where: object) -> str:
-    """Check that `value` is a string with something in it. Raises ConfigError."""
+    """A string with something in it. Raises ConfigError."""
     if not isinstance(value, str) or not value:
         raise ConfigError("not a name", where=where, found=repr(value), expected="a string")
     return value

@@ -32,24 +32,20 @@ class TextSource:
     @property
     def spec(self) -> str:
         """The source in one line, as the token-balance document writes it."""
-        head = f"hf:{self.repo}" if self.repo else f"txt:{','.join(self.urls)}"
-        parts = [head]
+        parts = [f"hf:{self.repo}" if self.repo else f"txt:{','.join(self.urls)}"]
         if self.config:
             parts.append(self.config)
         if self.repo and (self.config or self.split != "train" or self.text_key != "text"):
             parts.append(self.split)
-        return ":".join(parts + ([self.text_key] if self.text_key != "text" else []))
+        if self.text_key != "text":
+            parts.append(self.text_key)
+        return ":".join(parts)
 
 
 def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     """The directory of a source's shards, with `train/` and, of files for validation, `valid/`.
 
     The plug-in makes it in `run.cache_dir` where it is not there yet, with the run's tokenizer.
-
-    Args:
-        source: Where the text is.
-        name: Name of the source.
-        run: The run's settings.
 
     Raises:
         ConfigError: `cache_dir` or the tokenizer is missing, or no plug-in is installed.

@@ -1,4 +1,4 @@
-"""Rows of best-fit packed documents: inputs, targets and spans.
+"""Rows of best-fit packed documents: inputs, targets, spans, and how many tokens were read.
 
 A row holds whole documents one after another and then padding. Inputs are padded with the EOS
 token; targets are the next token of the same document, and `IGNORE_INDEX` (-100, what PyTorch's
@@ -9,8 +9,9 @@ of its document is predicted once, and none from another document.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from loader.files.format import Manifest
 from loader.files.spans import IGNORE_INDEX, DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.order.packing import PackedRows
+
+_CHUNK = 1 << 20
 
 
 class PackedReader(PackedRows):
@@ -41,18 +44,16 @@ class PackedReader(PackedRows):
         self._files, self._pad_token_id = files, pad_token_id
         self._file_starts: list[int] = files.file_starts.tolist()
 
-    def read(
-        self, sources: np.ndarray, windows: np.ndarray, inputs: np.ndarray, targets: np.ndarray
-    ) -> None:
-        """Fill rows.
+    def plan(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What `read` takes, of several batches: int64 `[num_batches, num_rows]` each."""
+        return sources, windows
 
-        Args:
-            sources, windows: int64 `[num_rows]`, what each row is.
-            inputs, targets: `[num_rows, seq_len]` of a signed integer type.
-        """
+    def read(self, plan: tuple[np.ndarray, np.ndarray], batch: int, out: np.ndarray) -> None:
+        """Fill the rows of a planned batch: `[2, num_rows, seq_len]` of a signed integer type."""
         starts_of, tokens_of = self._file_starts, self._files.tokens
-        for row, (starts, lengths, is_end) in enumerate(self.rows(sources, windows)):
-            at, row_inputs, row_targets = 0, inputs[row], targets[row]
+        rows = self.rows(plan[0][batch], plan[1][batch])
+        for (starts, lengths, is_end), row_inputs, row_targets in zip(rows, *out):
+            at = 0
             for start, length, ends in zip(starts, lengths, is_end):
                 file = bisect_right(starts_of, start) - 1
                 offset = start - starts_of[file]
@@ -67,13 +68,59 @@ class PackedReader(PackedRows):
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Documents of each row: int64 `[num_documents, 2]`; padding is in none."""
-        found = []
-        for _, lengths, _ in self.rows(sources, windows):
-            edges = [0, *accumulate(lengths)]
-            found.append(np.stack([edges[:-1], edges[1:]], axis=1))
-        return tuple(found)
+        edges = [[0, *accumulate(lengths)] for _, lengths, _ in self.rows(sources, windows)]
+        return tuple(np.stack([own[:-1], own[1:]], axis=1) for own in edges)
 
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """Position and length of each document's tokens in a row."""
         ((starts, lengths, _),) = self.rows(np.array([source]), np.array([window]))
         return list(zip(starts, lengths))
+
+
+class TokenCounts:
+    """Tokens of documents before a position, by source.
+
+    Rows are summed in the order in which the run reads them, on from the last place that was asked
+    for, so a count at every step costs one step's rows.
+
+    Args:
+        row_tokens: uint32 `[num_rows]` of each source, tokens of documents in each row.
+        order: Rows of a source at places `[start, stop)` of the order in which it is read.
+        passed: Rows of each source that were read before the run.
+    """
+
+    def __init__(
+        self,
+        row_tokens: Sequence[np.ndarray],
+        order: Callable[[int, int, int], np.ndarray],
+        passed: Sequence[int],
+    ) -> None:
+        self._row_tokens, self._order, self._passed = row_tokens, order, passed
+        self._totals = [int(tokens.sum()) for tokens in row_tokens]
+        # Of each source: an epoch, a place in it, and the tokens of the epoch before that place.
+        self._last = [(0, 0, 0)] * len(row_tokens)
+
+    def before(self, counts: Sequence[int]) -> list[int]:
+        """Tokens in the first `counts[i]` rows that the run reads of each source i."""
+        passed = self._passed_tokens
+        return [
+            self._first(source, rows + count) - before
+            for source, (rows, count, before) in enumerate(zip(self._passed, counts, passed))
+        ]
+
+    @cached_property
+    def _passed_tokens(self) -> list[int]:
+        return [self._first(source, count) for source, count in enumerate(self._passed)]
+
+    def _first(self, source: int, count: int) -> int:
+        """Tokens in the first `count` rows of a source's order."""
+        tokens = self._row_tokens[source]
+        epoch, place = divmod(count, max(1, len(tokens)))
+        known, start, found = self._last[source]
+        if known != epoch or start > place:
+            start, found = 0, 0
+        for a, b in pairwise([*range(start, place, _CHUNK), place]):
+            rows = self._order(source, epoch * len(tokens) + a, epoch * len(tokens) + b)
+            found += int(tokens[rows].sum())
+        self._last[source] = (epoch, place, found)
+        return epoch * self._totals[source] + found

@@ -9,7 +9,7 @@ manifest when the stream is opened.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,10 +18,9 @@ from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
-from loader.plan.schedule import build_schedule
-from loader.rows.packed import PackedReader
-from loader.rows.token_counts import TokenCounts
-from loader.rows.windows import CopyPlan, WindowReader
+from loader.plan.schedule import PlanSchedule
+from loader.rows.packed import PackedReader, TokenCounts
+from loader.rows.windows import WindowReader
 
 Split = Literal["train", "valid"]
 # Sequences, and batches, that are located at once.
@@ -39,13 +38,14 @@ class RankRows:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Batches located from sequence `start` on. sources, windows: int64 [num_batches, rows]."""
+    """Batches located from sequence `start` on. sources, windows: int64 [num_batches, rows].
+    copies: What their reader planned."""
 
     start: int
     rows: RankRows
     sources: np.ndarray
     windows: np.ndarray
-    copies: CopyPlan | None
+    copies: Any
 
 
 class Stream:
@@ -84,12 +84,12 @@ class Stream:
         self._seq_len = plan.seq_len
         self.reader: WindowReader | PackedReader
         if self.is_packed:
-            pad, seq_len = plan.eos_token_id, plan.seq_len
-            self.reader = PackedReader(manifests, self.index, seq_len, self.files, pad)
+            pad = plan.eos_token_id
+            self.reader = PackedReader(manifests, self.index, plan.seq_len, self.files, pad)
         else:
-            self.reader = WindowReader(self.files, plan.seq_len, plan.stride)
+            self.reader = WindowReader(self.files, self.index, plan.seq_len, plan.stride)
         self.capacities = self.reader.capacities
-        self.schedule = build_schedule(plan, split, self.capacities)
+        self.schedule = PlanSchedule(plan, split, self.capacities)
         self.num_sequences = self.schedule.num_sequences
         self._tokens = None
         if isinstance(self.reader, PackedReader):
@@ -113,27 +113,16 @@ class Stream:
         """
         ahead = self._ahead
         batch, inside = divmod(n - ahead.start, rows.size)
-        if (
-            (rows is not ahead.rows and rows != ahead.rows)
-            or inside
-            or not 0 <= batch < len(ahead.sources)
-        ):
+        is_same = rows is ahead.rows or rows == ahead.rows
+        if not is_same or inside or not 0 <= batch < len(ahead.sources):
             self._ahead = ahead = self._locate(n, rows)
             batch = 0
-        sources, windows = ahead.sources[batch], ahead.windows[batch]
-        if isinstance(self.reader, PackedReader):
-            self.reader.read(sources, windows, out[0], out[1])
-        elif ahead.copies is not None:
-            self.reader.read(ahead.copies, batch, out)
-        return sources, windows
+        self.reader.read(ahead.copies, batch, out)
+        return ahead.sources[batch], ahead.windows[batch]
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
         """Documents of each row: int64 `[num_documents, 2]`; None where a file has no index."""
-        if isinstance(self.reader, PackedReader):
-            return self.reader.spans(sources, windows)
-        if not self.index.is_known():
-            return None
-        return self.reader.spans(self.index, sources, windows)
+        return self.reader.spans(sources, windows) if self.index.is_known else None
 
     def tokens_before(self, n: int) -> list[int]:
         """Tokens of each source in the first `n` sequences; padding of packed rows is none."""
@@ -157,7 +146,4 @@ class Stream:
             sources, windows = (
                 part.reshape(batches, rows.size)[:, rows.first : rows.last] for part in located
             )
-        copies = None
-        if isinstance(self.reader, WindowReader):
-            copies = self.reader.plan(sources, windows)
-        return _Ahead(start, rows, sources, windows, copies)
+        return _Ahead(start, rows, sources, windows, self.reader.plan(sources, windows))

@@ -37,13 +37,13 @@ class WindowReader:
     """Rows of a concatenate-and-cut stream.
 
     Args:
-        files: The tokens.
+        files, index: The tokens, and their documents.
         seq_len: Tokens of a row's inputs; a row is one longer.
         stride: Tokens between the starts of consecutive windows.
     """
 
-    def __init__(self, files: TokenFiles, seq_len: int, stride: int) -> None:
-        self._files, self._width, self._stride = files, seq_len + 1, stride
+    def __init__(self, files: TokenFiles, index: DocumentIndex, seq_len: int, stride: int) -> None:
+        self._files, self._index, self._width, self._stride = files, index, seq_len + 1, stride
         sizes = np.diff(files.source_starts)
         self.capacities: list[int] = np.maximum(0, (sizes - seq_len - 1) // stride + 1).tolist()
 
@@ -55,10 +55,7 @@ class WindowReader:
         return first + offsets
 
     def plan(self, sources: np.ndarray, windows: np.ndarray) -> CopyPlan:
-        """Plan the copies of several batches.
-
-        Args:
-            sources, windows: int64 `[num_batches, num_rows]`, what each row is.
+        """Plan the copies of several batches: int64 `[num_batches, num_rows]` each.
 
         Raises:
             PlanError: A window lies past the end of its source (E-PLAN-SHORT).
@@ -89,15 +86,13 @@ class WindowReader:
             batches=np.searchsorted(first, np.arange(num_batches + 1) * num_rows).tolist(),
         )
 
-    def spans(
-        self, index: DocumentIndex, sources: np.ndarray, windows: np.ndarray
-    ) -> tuple[np.ndarray, ...]:
+    def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Documents in the inputs of each row: int64 `[num_documents, 2]`; see `DocumentIndex`."""
         found = []
         for position in self.positions(sources, windows).tolist():
             at, parts = 0, []
             for start, length in self._files.pieces(position, self._width - 1):
-                parts.append(index.spans(start, length) + at)
+                parts.append(self._index.spans(start, length) + at)
                 at += length
             found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
         return tuple(found)
@@ -124,13 +119,8 @@ class WindowReader:
         return hold
 
     def read(self, plan: CopyPlan, batch: int, out: np.ndarray) -> None:
-        """Copy the rows of a planned batch.
-
-        Args:
-            plan, batch: What is copied.
-            out: `[num_rows, seq_len + 1]`, or `[2, num_rows, seq_len]`, inputs and targets; any
-                integer type that holds the vocabulary.
-        """
+        """Copy the rows of a planned batch to `[num_rows, seq_len + 1]`, or to `[2, num_rows,
+        seq_len]`, inputs and targets, of any integer type that holds the vocabulary."""
         parts = [(out, 0)] if out.ndim == 2 else [(out[0], 0), (out[1], 1)]
         width, first, rows = out.shape[-1], plan.first, plan.rows
         for i in range(plan.batches[batch], plan.batches[batch + 1]):

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from loader.files.local_path import PathParser
+from loader.files.addresses import PathParser
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.interrupts import send_again_if_ignored
 from nmoe_core.cli import (

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from loader.keys import is_trainers, settings_of_table
+from loader.config import is_trainers, settings_of_table
 from loader.plan.settings import KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError

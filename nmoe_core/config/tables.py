@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from loader.files.local_path import local_path
+from loader.files.addresses import local_path
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.base.strict import StrictModel

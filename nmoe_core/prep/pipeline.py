@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
-from loader.files.local_path import local_path
+from loader.files.addresses import local_path
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.tables import ComputeTable

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loader.files.local_path import local_path
+from loader.files.addresses import local_path
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import TokenizerError
 

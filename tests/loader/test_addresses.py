@@ -10,7 +10,7 @@ import pytest
 from loader import ConfigError, build_loader
 from loader.__main__ import main
 from loader.files.addresses import address, is_url, join, parent
-from loader.keys import read_config
+from loader.config import read_config
 
 
 @pytest.mark.parametrize(

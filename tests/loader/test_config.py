@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loader import ConfigError, FormatError, PlanError, build_loader, resolve_plan
-from loader.keys import read_config
+from loader.config import read_config
 from tests.loader.shared import refused
 
 

@@ -11,7 +11,7 @@ from loader import DeterministicLoader, build_loader, resolve_plan, source_losse
 from loader.order.policies import POLICIES
 from loader.plan.mixture import quotas
 from loader.plan.phases import read_phases
-from loader.plan.schedule import build_schedule
+from loader.plan.schedule import PlanSchedule
 
 WEIGHTS = {"web": 1.0, "code": 0.3, "books": 0.5}
 
@@ -35,7 +35,7 @@ def cfg(tree) -> dict[str, object]:
 def shares(plan, start_step: int, stop_step: int) -> dict[str, float]:
     """Share of each source in the sequences of some steps."""
     capacities = [(s.num_tokens - 1) // plan.seq_len for s in plan.sources]
-    schedule = build_schedule(plan, "train", capacities)
+    schedule = PlanSchedule(plan, "train", capacities)
     first, last = (schedule.counts_before(step * 10) for step in (start_step, stop_step))
     total = (last - first).sum()
     return {s.name: n / total for s, n in zip(plan.sources, (last - first).tolist())}
@@ -154,5 +154,5 @@ def test_least_consumed_without_weights_keeps_token_counts_equal(cfg):
     rows = [{"path": row["path"]} for row in cfg["datasets"]]
     plan = resolve_plan(cfg | {"datasets": rows, "policy": "least_consumed", "steps": 300})
     for stop in range(1, 300):
-        counts = build_schedule(plan, "train", [56] * 3).counts_before(stop)
+        counts = PlanSchedule(plan, "train", [56] * 3).counts_before(stop)
         assert counts.max() - counts.min() <= 1

@@ -14,7 +14,7 @@ from loader import (
     build_loader,
     build_plan,
 )
-from loader.arguments import ReadOptions
+from loader.batches import ReadOptions
 from tests.loader.shared import all_rows, open_loader
 
 
@@ -84,7 +84,8 @@ def test_ranks_in_order_give_the_stream_of_one_rank(two_stages, world_size):
 
 
 def test_earlier_ranks_take_the_remainder():
-    assert [ReadOptions(r, 4).rows(10) for r in range(4)] == [(0, 3), (3, 6), (6, 8), (8, 10)]
+    rows = [ReadOptions(rank, 4).rows(10) for rank in range(4)]
+    assert [(own.first, own.last) for own in rows] == [(0, 3), (3, 6), (6, 8), (8, 10)]
 
 
 def test_resume_in_the_batch_that_straddles_the_stage_boundary(two_stages):
@@ -162,9 +163,9 @@ def test_any_plan_is_read_as_its_replay(two_stages, lib, mixtures, stride, world
     loader = DeterministicLoader(plan, rank, world_size, backend="numpy")
     step = data.draw(st.integers(0, loader.num_steps))
     loader.seek_step(step)
-    first, last = ReadOptions(rank, world_size).rows(5)
+    own = ReadOptions(rank, world_size).rows(5)
     whole = rows[step * 5 : loader.num_steps * 5].reshape(-1, 5, 17)
-    np.testing.assert_array_equal(all_rows(loader), whole[:, first:last].reshape(-1, 17))
+    np.testing.assert_array_equal(all_rows(loader), whole[:, own.first : own.last].reshape(-1, 17))
 
 
 def test_seek_goes_back_as_well_as_forward(two_stages):

@@ -10,7 +10,7 @@ from loader import PlanError, build_loader, resolve_plan
 from loader.order.policies import POLICIES, weight_unit
 from loader.plan.mixture import quotas, weights_fixed_point
 from loader.plan.records import LoaderPlan, PlanSource, PlanStage
-from loader.plan.schedule import build_schedule
+from loader.plan.schedule import PlanSchedule
 from tests.loader.shared import refused
 
 
@@ -43,9 +43,9 @@ def plan_of(weights, num_sequences, **fields) -> LoaderPlan:
 def test_any_range_is_part_of_one_stream(policy, shuffle):
     plan = plan_of([5, 3, 1], 900, policy=policy, shuffle=shuffle)
     capacities = [200, 77, 1000]
-    sources, windows = build_schedule(plan, "train", capacities).locate(0, 900)
+    sources, windows = PlanSchedule(plan, "train", capacities).locate(0, 900)
     for start, stop in ((0, 1), (449, 460), (880, 900), (17, 800), (5, 5)):
-        schedule = build_schedule(plan, "train", capacities)
+        schedule = PlanSchedule(plan, "train", capacities)
         found = schedule.locate(start, stop)
         np.testing.assert_array_equal(found, (sources[start:stop], windows[start:stop]))
         before = np.bincount(sources[:start], minlength=3)
@@ -62,7 +62,7 @@ def test_any_range_is_part_of_one_stream(policy, shuffle):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_each_epoch_is_a_permutation_and_no_two_are_equal(policy):
     plan = plan_of([1, 1], 1000, policy=policy, shuffle=True)
-    sources, windows = build_schedule(plan, "train", [100, 60]).locate(0, 1000)
+    sources, windows = PlanSchedule(plan, "train", [100, 60]).locate(0, 1000)
     for source, capacity in ((0, 100), (1, 60)):
         own = windows[sources == source]
         epochs = own[: len(own) // capacity * capacity].reshape(-1, capacity)
@@ -74,7 +74,7 @@ def test_each_epoch_is_a_permutation_and_no_two_are_equal(policy):
 
 def test_order_of_a_source_depends_on_the_seed_and_not_on_the_other_sources():
     def order(plan, source):
-        schedule = build_schedule(plan, "train", [90] * len(plan.sources))
+        schedule = PlanSchedule(plan, "train", [90] * len(plan.sources))
         sources, windows = schedule.locate(0, schedule.num_sequences)
         return windows[sources == source][:60].tolist()
 
@@ -86,7 +86,7 @@ def test_order_of_a_source_depends_on_the_seed_and_not_on_the_other_sources():
 
 
 def test_positions_outside_the_stream_are_refused():
-    schedule = build_schedule(plan_of([1, 1], 10), "train", [9, 9])
+    schedule = PlanSchedule(plan_of([1, 1], 10), "train", [9, 9])
     for start, stop in ((0, 11), (-1, 3), (5, 4), (11, 11)):
         with pytest.raises(IndexError):
             schedule.locate(start, stop)
@@ -94,9 +94,9 @@ def test_positions_outside_the_stream_are_refused():
 
 def test_epochs_count_windows_where_windows_wrap_and_tokens_where_tokens_do():
     plan = plan_of([1, 1], 1000, shuffle=True)
-    schedule = build_schedule(plan, "train", [100, 250])
+    schedule = PlanSchedule(plan, "train", [100, 250])
     np.testing.assert_allclose(schedule.epochs_before(1000), [5, 2])
-    schedule = build_schedule(replace(plan, shuffle=False), "train", [100, 250])
+    schedule = PlanSchedule(replace(plan, shuffle=False), "train", [100, 250])
     np.testing.assert_allclose(schedule.epochs_before(1000), 500 * 2048 / 1e12)
 
 
@@ -112,9 +112,9 @@ def test_epochs_count_windows_where_windows_wrap_and_tokens_where_tokens_do():
 def test_source_with_too_few_windows_is_refused_by_name(change, capacities, found):
     plan = plan_of([1, 1], 1000, packing="best_fit", **change)
     with refused(PlanError, "source 's0'", found, code="E-PLAN-SHORT"):
-        build_schedule(plan, "train", capacities)
+        PlanSchedule(plan, "train", capacities)
     enough = [max(1, capacity + 1) for capacity in capacities]
-    assert build_schedule(plan, "train", enough).num_sequences == 1000
+    assert PlanSchedule(plan, "train", enough).num_sequences == 1000
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_memory_is_flat_in_run_length_and_small(policy, num_sources):
     for num_tokens in (10**10, 10**12):
         tracemalloc.start()
         plan = plan_of(weights, num_tokens // 2048, policy=policy, shuffle=True)
-        schedule = build_schedule(plan, "train", [10**6] * num_sources)
+        schedule = PlanSchedule(plan, "train", [10**6] * num_sources)
         for position in (0.1, 0.5, 0.3):
             n = int(schedule.num_sequences * position)
             schedule.locate(n, n + 4096)
@@ -148,7 +148,7 @@ def test_opening_and_seeking_to_1e9_goes_through_no_sequence_before(lib, policy)
     plan = plan_of([0.7, 0.3], 2 * 10**9, policy=policy, shuffle=True)
 
     def once() -> None:
-        build_schedule(plan, "train", [10**6, 10**6]).locate(10**9, 10**9 + 32)
+        PlanSchedule(plan, "train", [10**6, 10**6]).locate(10**9, 10**9 + 32)
 
     once()  # a table of `swrr` is made once
     assert lib.calls_of(once) < 10_000

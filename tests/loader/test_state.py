@@ -287,7 +287,7 @@ def test_a_state_of_version_2_that_went_on_from_counts_says_how_to_go_on(balance
     loader = continued(balanced, counts_state(("web", 40, 640), ("code", 10, 160)))
     loader.seek_step(4)
     old = version_2(loader.state_dict())
-    with refused(StateError, "earlier version", 'load {"datasets": state["datasets"]}'):
+    with refused(StateError, 'load {"datasets": state["datasets"]}', code="E-STATE-PLAN"):
         open_loader(balanced).load_state_dict(old)
     again = continued(balanced, {"datasets": old["datasets"]})
     # 50 sequences were 9 steps, the last of them not whole; of 74 then no more than 13 are.

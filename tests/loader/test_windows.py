@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import FormatError, PlanError, build_loader, load_manifest
+from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader
@@ -91,7 +92,8 @@ def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
     manifests = [
         load_manifest(two_stages.tree.root / name / "train" / "manifest.json") for name in names
     ]
-    reader = WindowReader(TokenFiles(manifests, wraps), 16, stride)
+    files = TokenFiles(manifests, wraps)
+    reader = WindowReader(files, DocumentIndex(manifests, files), 16, stride)
     limit = [2 * capacity if wraps else capacity - 1 for capacity in reader.capacities]
     # Runs, repeats and jumps, backwards too.
     pick = st.integers(0, 1).flatmap(lambda s: st.tuples(st.just(s), st.integers(0, limit[s])))
