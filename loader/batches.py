@@ -96,11 +96,14 @@ class ReadOptions:
             )
         dtype, largest = self.dtype, plan.vocab_size - 1
         if dtype == "uint32" and plan.packing == "best_fit":
-            what = "packed targets hold -100"
-            raise ConfigError(what, where="dtype", found=dtype, expected="int64")
+            raise ConfigError(
+                "packed targets hold -100", where="dtype", found=dtype, expected="int64"
+            )
         if largest > np.iinfo(dtype).max:
-            what, expected = "too small for the vocabulary", f"a type that holds {largest}"
-            raise ConfigError(what, where="dtype", found=dtype, expected=expected)
+            expected = f"a type that holds {largest}"
+            raise ConfigError(
+                "too small for the vocabulary", where="dtype", found=dtype, expected=expected
+            )
 
     def rows(self, num_rows: int) -> RankRows:
         """The rank's rows of a global batch; earlier ranks take the remainder."""

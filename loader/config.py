@@ -220,8 +220,9 @@ def _is_slip(key: object, table: Mapping[str, Any]) -> bool:
 
 def _unknown(key: object, where: object, do: str) -> ConfigError:
     hint = _ALIASES.get(str(key)) or tables.nearest(str(key), (*KEYS, "data"))
-    do = f"did you mean {hint!r}?{do}"
-    return ConfigError("unknown key", where=where, found=repr(key), do=do)
+    return ConfigError(
+        "unknown key", where=where, found=repr(key), do=f"did you mean {hint!r}?{do}"
+    )
 
 
 def _plan(run: RunSettings, where: str) -> LoaderPlan:

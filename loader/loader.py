@@ -240,13 +240,14 @@ class DeterministicLoader:
 
     @staticmethod
     def _check_place(n: int, end: int, batch_size: int) -> None:
-        is_whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
-        what, expected = "no such position", f"0 to {end}"
-        if is_whole and 0 <= n <= end:
-            if n % batch_size == 0 or n == end:
-                return
-            what, expected = "position is inside a batch", f"a multiple of {batch_size=}"
-        raise StateError(what, found=repr(n), expected=expected, code="E-SEEK")
+        found, is_whole = repr(n), isinstance(n, int | np.integer) and not isinstance(n, bool)
+        if not is_whole or not 0 <= n <= end:
+            raise StateError("no such position", found=found, expected=f"0 to {end}", code="E-SEEK")
+        if n % batch_size and n != end:
+            expected = f"a multiple of batch_size = {batch_size}"
+            raise StateError(
+                "position is inside a batch", found=found, expected=expected, code="E-SEEK"
+            )
 
     def _open_stream(self) -> Stream:
         if self._stream is None:

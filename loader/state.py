@@ -20,7 +20,6 @@ from loader.rows.stream import Stream
 
 STATE_VERSION = 3
 _GO_ON = 'or go on from its counts under this plan: load {"datasets": state["datasets"]}'
-_AS_SAVED = "load the state as it was saved"
 
 
 def make_state(
@@ -83,9 +82,9 @@ def _position(state: object) -> tuple[Mapping[str, Any], int]:
 
 
 def _check_seal(state: Mapping[str, Any]) -> None:
-    code, error = "E-STATE-FORMAT", StateError
+    error, do = StateError, "load the state as it was saved"
     try:
-        check_seal(state, "state", required=True, code=code, error=error, do=_AS_SAVED)
+        check_seal(state, "state", required=True, code="E-STATE-FORMAT", error=error, do=do)
     except StateError:
         raise
     except (TypeError, ValueError) as error:
@@ -131,8 +130,13 @@ def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -
 
 
 def _other_plan(where: str, found: object, expected: object, do: str) -> StateError:
-    what = f"state of another plan: {where} differs"
-    return StateError(what, found=found, expected=expected, do=do, code="E-STATE-PLAN")
+    return StateError(
+        f"state of another plan: {where} differs",
+        found=found,
+        expected=expected,
+        do=do,
+        code="E-STATE-PLAN",
+    )
 
 
 def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
@@ -194,7 +198,7 @@ def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> No
                 where=f"sources[{name}].sequences",
                 found=found,
                 expected=f"{count} at global_sequence_index = {n}",
-                do=_AS_SAVED,
+                do="load the state as it was saved",
                 code="E-STATE-FORMAT",
             )
 

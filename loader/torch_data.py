@@ -27,7 +27,7 @@ _WORKER = "E-STATE-WORKER"
 
 
 class DataOptions(TypedDict, total=False):
-    """dtype, contiguous: see `loader.arguments.MemoryOptions`. with_meta: give `Batch` records
+    """dtype, contiguous: see `loader.batches.MemoryOptions`. with_meta: give `Batch` records
     instead of `(inputs, targets)`. cache_dir: where files of a URL are kept."""
 
     dtype: str

@@ -41,8 +41,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        do = "pip install 'nmoe-loader[yaml]'"
-        raise ConfigError("PyYAML is not installed", where=path, do=do) from None
+        raise ConfigError(
+            "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
+        ) from None
     try:
         value = yaml.safe_load(_read_text(path))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
