@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from loader.files.format import Manifest, load_manifest, read_json_object
 from loader.files.addresses import local_path
+from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import TMP_MARK, replace_dir, replacing, write_json
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import (

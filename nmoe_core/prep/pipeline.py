@@ -16,8 +16,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Protocol
 
-from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.addresses import local_path
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.tables import ComputeTable

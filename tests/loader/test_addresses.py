@@ -9,8 +9,8 @@ import pytest
 
 from loader import ConfigError, build_loader
 from loader.__main__ import main
-from loader.files.addresses import address, is_url, join, parent
 from loader.config import read_config
+from loader.files.addresses import address, is_url, join, parent
 
 
 @pytest.mark.parametrize(
