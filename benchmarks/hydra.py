@@ -28,9 +28,8 @@ from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import Grader
 from nmoe_core.grading.inputs import GradeDocument
 from nmoe_core.heads.features import DocumentTokens, batches
-from nmoe_core.heads.files import Heads
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.heads.scoring import HeadScorer
+from nmoe_core.heads.scoring import Heads, HeadScorer
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS
 
 NUM_DOCUMENTS, MAX_BATCH = 32, 8

@@ -1,33 +1,27 @@
-"""Calibration: thresholds on the deployed heads' scores of val documents.
+"""Calibration: thresholds on the deployed heads' scores of val documents (docs/calibration.md).
 
 Val is halved by the hash of each document's content: thresholds come from one half, every reported
-figure from the other. Writes `calibration_summary.json`. Refuses too few documents, labels that
-mostly failed, constant scores, and heads trained on another backbone; costs one pass of the
-backbone over val, or none when predictions are given (docs/calibration.md).
+figure from the other. It costs one pass of the backbone over val, or none with predictions.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.atomic import output_lock
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import output_lock, write_json
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.calibration import CALIBRATE_CODE
-from nmoe_core.calibration.files import COMPAT_RULE, read_calibration, write_calibration
-from nmoe_core.calibration.rows import (
-    CalibrationRows,
-    require_enough,
-    rows_from_heads,
-    rows_from_predictions,
-)
+from nmoe_core.calibration.files import CALIBRATION_FORMAT, COMPAT_RULE, read_calibration
+from nmoe_core.calibration.rows import CalibrationRows, rows_from_heads, rows_from_predictions
 from nmoe_core.calibration.summary import summarise
 from nmoe_core.calibration.thresholds import Targets
 from nmoe_core.config.tree import CALIBRATION_NAME
@@ -60,27 +54,24 @@ def calibrate(
 ) -> Result:
     """Fit weights and thresholds on the heads' own scores of the val labels' documents.
 
-    Args:
-        labels_val: Merged labels of the val split; no head was fitted on them.
-        scorer: The backbone and its heads.
-        corpus: The labelled documents.
-        out_dir: Where `calibration_summary.json` goes; `read_calibration` reads it.
-        targets: What the thresholds are to achieve.
-        labels_test: Merged labels of the test split, only reported on.
+    Writes `calibration_summary.json` to `out_dir`. Labels of the test split are only reported on.
 
     Returns:
         The digest of the summary, its main figures and the `backbone_tokens` of this call.
 
     Raises:
-        CalibrationError: A target is out of range (E-CALIBRATION-TARGET), fewer than 20 labels
-            (E-CALIBRATION-FEW), most labels failed (E-CALIBRATION-COVERAGE), scores without
-            spread (E-CALIBRATION-CONSTANT), or `target_drop` breaks `max_false_drop`
-            (E-CALIBRATION-BOUND).
+        CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), most labels failed
+            (E-CALIBRATION-COVERAGE), scores without spread (E-CALIBRATION-CONSTANT), or
+            `target_drop` breaks `max_false_drop` (E-CALIBRATION-BOUND).
         HeadError: States are not finite (E-HEAD-NONFINITE).
         LabelError: As `read_labels`.
     """
-    labels, heads, model = _checked_labels(labels_val, targets), scorer.heads, scorer.model
-    test = _test_labels(labels_test, labels)
+    labels, heads, model = _val_labels(labels_val), scorer.heads, scorer.model
+    test = read_labels(labels_test) if labels_test is not None else None
+    if test is not None and not test.doc_ids:
+        test = None
+    if test is not None:
+        require_same_scorer(test, labels.scorer)
     sources = sorted({*labels.sources, *(test.sources if test is not None else ())})
     fingerprints = {
         "code": CALIBRATE_CODE,
@@ -90,19 +81,18 @@ def calibrate(
         "backbone": model.digest,
         "probe": heads.probe_digest,
         "judge": heads.judge_digest,
-        "settings": sha256_json([corpus.max_ctx, *targets.as_list()]),
+        "settings": sha256_json([corpus.max_ctx, *astuple(targets)]),
     }
 
-    def rows() -> Rows:
+    def score() -> Rows:
         with one_thread():
             of_val = rows_from_heads(scorer, corpus, labels)
             if test is None:
                 return of_val, None
-            return of_val, rows_from_heads(scorer, corpus, test, of_val.keys)
+            return of_val, rows_from_heads(scorer, corpus, test, of_val.keys.tolist())
 
     tokens_before = model.tokens_processed
-    fit = _Fit(labels, targets, fingerprints, {"max_ctx": corpus.max_ctx})
-    done = fit.commit(out_dir, rows)
+    done = _fit(out_dir, labels, targets, fingerprints, score, {"max_ctx": corpus.max_ctx})
     done.facts["backbone_tokens"] = model.tokens_processed - tokens_before
     return done
 
@@ -117,15 +107,15 @@ def calibrate_predictions(
             (E-CALIBRATION-PREDICTIONS).
         LabelError: As `read_labels`.
     """
-    labels = _checked_labels(labels_val, targets)
+    labels = _val_labels(labels_val)
     rows = rows_from_predictions(predictions, labels)
     fingerprints = {
         "code": CALIBRATE_CODE,
         "labels": labels.digest,
         "predictions": sha256_file(predictions),
-        "settings": sha256_json(targets.as_list()),
+        "settings": sha256_json(astuple(targets)),
     }
-    return _Fit(labels, targets, fingerprints).commit(out_dir, lambda: (rows, None))
+    return _fit(out_dir, labels, targets, fingerprints, lambda: (rows, None), {})
 
 
 def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) -> Result:
@@ -140,9 +130,9 @@ def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) 
             (E-CALIBRATION-FEW).
         LabelError: As `read_labels`.
     """
-    Targets(target_keep).check()
+    Targets(target_keep)
     labels = read_labels(labels_val)
-    require_enough(labels.doc_ids, 1, labels.path)
+    _require_enough(len(labels.doc_ids), 1, labels.path)
     x = labels.scores.astype(np.float64) / MAX_GRADE
     y = x.mean(axis=1) if labels.targets is None else labels.targets
     raw = np.clip(np.linalg.lstsq(x, y, rcond=None)[0], 0, 1)
@@ -157,72 +147,77 @@ def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) 
         "target_keep": target_keep,
         "labels_digest": labels.digest,
     }
+    return _committed(out_dir, facts)
+
+
+def _fit(
+    out_dir: Path,
+    labels: Labels,
+    targets: Targets,
+    fingerprints: Fingerprints,
+    score: Callable[[], Rows],
+    more: dict[str, Any],
+) -> Result:
+    """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
+    if is_current(path, fingerprints):
+        # One that was edited since is no calibration: it is made again.
+        with contextlib.suppress(CalibrationError):
+            return _result(path, read_calibration(path))
+    rows, test = score()
+    _require_enough(len(rows.held_out()), MIN_DOCUMENTS, labels.path)
+    fit, report = rows.halves()
+    for half in (fit, report):
+        _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
+    facts = {
+        **summarise(fit, report, targets, test),
+        "num_failed_labels": labels.num_failed,
+        "left_out": rows.left_out,
+        **more,
+        "scorer_model": labels.scorer.scorer_model,
+        "scorer_version": labels.scorer.scorer_version,
+        "labels_digest": labels.digest,
+        "heads_digest": rows.heads_digest,
+        "fingerprints": fingerprints,
+    }
+    return _committed(out_dir, facts)
+
+
+def _committed(out_dir: Path, facts: dict[str, Any]) -> Result:
+    path, summary = out_dir / CALIBRATION_NAME, sealed({"format": CALIBRATION_FORMAT, **facts})
     with output_lock(out_dir):
-        return _result(path, write_calibration(path, facts))
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """Labels, targets and fingerprints of one calibration, and facts that its summary names."""
-
-    labels: Labels
-    targets: Targets
-    fingerprints: Fingerprints
-    more: dict[str, Any] = field(default_factory=dict)
-
-    def commit(self, out_dir: Path, rows_of: Callable[[], Rows]) -> Result:
-        """Fit, measure and write, unless the file was made from the same inputs."""
-        path, labels = out_dir / CALIBRATION_NAME, self.labels
-        if is_current(path, self.fingerprints):
-            # One that was edited since is no calibration: it is made again.
-            with contextlib.suppress(CalibrationError):
-                return _result(path, read_calibration(path))
-        rows, test = rows_of()
-        require_enough(rows.held_out().keys, MIN_DOCUMENTS, labels.path)
-        fit, report = rows.halves()
-        for half in (fit, report):
-            require_enough(half.held_out().keys, MIN_DOCUMENTS // 4, labels.path)
-        facts = {
-            **summarise(fit, report, self.targets, test),
-            "num_failed_labels": labels.num_failed,
-            "left_out": rows.left_out,
-            **self.more,
-            "scorer_model": labels.scorer[0],
-            "scorer_version": labels.scorer[1],
-            "labels_digest": labels.digest,
-            "heads_digest": rows.heads_digest,
-            "fingerprints": self.fingerprints,
-        }
-        with output_lock(out_dir):
-            return _result(path, write_calibration(path, facts))
+        write_json(path, summary)
+        return _result(path, summary)
 
 
 def _result(path: Path, summary: dict[str, Any]) -> Result:
     return Result(sha256_file(path), {key: summary[key] for key in FACTS if key in summary})
 
 
-def _test_labels(path: Path | None, val: Labels) -> Labels | None:
-    """Labels of the test split; None where there are none."""
-    test = read_labels(path) if path is not None else None
-    if test is None or not test.doc_ids:
-        return None
-    require_same_scorer(test, val.scorer)
-    return test
-
-
-def _checked_labels(labels_val: Path, targets: Targets) -> Labels:
-    targets.check()
-    labels = read_labels(labels_val)
+def _val_labels(path: Path) -> Labels:
+    """The labels, if they are enough and most of them parsed."""
+    labels = read_labels(path)
     total = len(labels.doc_ids) + labels.num_failed + labels.num_salvaged
     if total and len(labels.doc_ids) < MIN_PARSE_RATE * total:
         raise CalibrationError(
             "most val labels failed, so the others may not represent the documents",
-            where=labels.path,
+            where=path,
             found=f"{len(labels.doc_ids)} of {total} parsed",
             expected=f"at least {MIN_PARSE_RATE:.0%}",
             do="check the oracle, and label again",
             code="E-CALIBRATION-COVERAGE",
         )
-    require_enough(labels.doc_ids, MIN_DOCUMENTS, labels.path)
+    _require_enough(len(labels.doc_ids), MIN_DOCUMENTS, path)
     return labels
+
+
+def _require_enough(count: int, least: int, where: Path) -> None:
+    if count < least:
+        raise CalibrationError(
+            "too few val documents with labels and scores to fit thresholds",
+            where=where,
+            found=count,
+            expected=f"at least {least}",
+            do="label more documents",
+            code="E-CALIBRATION-FEW",
+        )

@@ -1,22 +1,19 @@
 """`calibration_summary.json`: the weights and thresholds that grading decides by.
 
-The file carries the hash of its content. Files of other tools that hold only weights, `tau_drop`
-and `tau_keep` are read by the published rule: the probe's threshold is then `tau_drop`. Such files
-name no heads, so grading takes them only where the user accepts them.
+Files of other tools that hold only weights, `tau_drop` and `tau_keep` are read by the published
+rule: the probe's threshold is then `tau_drop`. Such files name no heads, so grading takes them only
+where the user accepts them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loader.files.sealed import sealed
-from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import CalibrationError, FormatError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.calibration.thresholds import Thresholds
@@ -61,17 +58,9 @@ class Calibration:
         Raises:
             CalibrationError: The digests differ (E-CALIBRATION-HEADS).
         """
-        if not self.heads_digest and not compat:
-            raise CalibrationError(
-                "calibration was not made from the scores of these heads",
-                where=self.path,
-                found=self.rule,
-                expected=f"heads {heads_digest}",
-                do="run nmoe hydra calibrate with --heads-dir; or decide by this one nevertheless: "
-                "nmoe hydra grade --compat, or [grading] compat = true",
-                code="E-CALIBRATION-HEADS",
-            )
-        if self.heads_digest and heads_digest != self.heads_digest:
+        if heads_digest == self.heads_digest or (compat and not self.heads_digest):
+            return
+        if self.heads_digest:
             raise CalibrationError(
                 "calibration was fitted for other heads",
                 where=self.path,
@@ -80,13 +69,15 @@ class Calibration:
                 do="run nmoe hydra calibrate with these heads",
                 code="E-CALIBRATION-HEADS",
             )
-
-
-def write_calibration(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Commit `calibration_summary.json` with the hash of its content; return what was written."""
-    value = sealed({"format": CALIBRATION_FORMAT, **facts})
-    write_json(path, value)
-    return value
+        raise CalibrationError(
+            "calibration was not made from the scores of these heads",
+            where=self.path,
+            found=self.rule,
+            expected=f"heads {heads_digest}",
+            do="run nmoe hydra calibrate with --heads-dir; or decide by this one nevertheless: "
+            "nmoe hydra grade --compat, or [grading] compat = true",
+            code="E-CALIBRATION-HEADS",
+        )
 
 
 def read_calibration(path: Path) -> dict[str, Any]:
@@ -97,10 +88,8 @@ def read_calibration(path: Path) -> dict[str, Any]:
             older versions carry no hash.
         FormatError: Not a JSON object.
     """
-    do = "run nmoe hydra calibrate"
-    return read_summary(
-        path, CalibrationError, "E-CALIBRATION-CHANGED", sealed_since="format", do=do
-    )
+    code, do = "E-CALIBRATION-CHANGED", "run nmoe hydra calibrate"
+    return read_summary(path, CalibrationError, code, sealed_since="format", do=do)
 
 
 def load_calibration(calibration_dir: Path) -> Calibration:
@@ -122,23 +111,25 @@ def load_calibration(calibration_dir: Path) -> Calibration:
     try:
         value = read_calibration(path)
     except FormatError as error:
-        raise _bad_calibration(path, " ".join(str(error).split())[:160]) from None
-    usual = {"tau_probe": value.get("tau_drop")}
-    taus = [value.get(key, usual.get(key)) for key in ("tau_probe", "tau_drop", "tau_keep")]
-    numbers = [_number(tau) for tau in taus]
-    if not (0 <= numbers[0] <= numbers[2] <= 1 and 0 <= numbers[1] <= numbers[2]):
-        raise _bad_calibration(path, f"tau_probe, tau_drop, tau_keep = {taus}")
-    weights = value.get("weights")
-    if not isinstance(weights, dict) or not _are_weights(weights):
-        raise _bad_calibration(path, f"weights = {weights}"[:160])
+        raise _bad_calibration(path, str(error)) from None
+    found = [value.get("tau_probe", value.get("tau_drop"))]
+    found += [value.get("tau_drop"), value.get("tau_keep")]
+    probe, drop, keep = map(_number, found)
+    if not (0 <= probe <= keep <= 1 and 0 <= drop <= keep):
+        raise _bad_calibration(path, f"tau_probe, tau_drop, tau_keep = {found}")
+    named = value.get("weights")
+    weights = {k: _number(v) for k, v in named.items()} if isinstance(named, dict) else {}
+    is_valid = all(weight >= 0 for weight in weights.values()) and sum(weights.values()) > 0
+    if set(weights) != set(DIMENSIONS) or not is_valid:
+        raise _bad_calibration(path, f"weights = {named}")
     digest, rule = value.get("heads_digest", ""), value.get("rule")
     if not isinstance(digest, str):
-        raise _bad_calibration(path, f"heads_digest = {digest!r}"[:160])
+        raise _bad_calibration(path, f"heads_digest = {digest!r}")
     return Calibration(
         path=path,
         digest=local_digest(path),
-        weights={name: float(weights[name]) for name in DIMENSIONS},
-        thresholds=Thresholds(*numbers),
+        weights={name: weights[name] for name in DIMENSIONS},
+        thresholds=Thresholds(probe, drop, keep),
         heads_digest=digest,
         rule=rule if isinstance(rule, str) else "scores of heads" if digest else "names no heads",
     )
@@ -151,16 +142,11 @@ def _number(value: object) -> float:
     return float(value) if abs(value) <= 1e6 else math.nan
 
 
-def _are_weights(value: dict[str, Any]) -> bool:
-    weights = [_number(weight) for weight in value.values()]
-    return set(value) == set(DIMENSIONS) and all(w >= 0 for w in weights) and sum(weights) > 0
-
-
 def _bad_calibration(path: Path, found: str) -> CalibrationError:
     return CalibrationError(
         "not a calibration",
         where=path,
-        found=found,
+        found=" ".join(found.split())[:160],
         expected="three thresholds in 0..1, none above tau_keep, and five finite weights",
         do="run nmoe hydra calibrate",
         code="E-CALIBRATION-FORMAT",

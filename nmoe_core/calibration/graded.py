@@ -1,10 +1,4 @@
-"""The files of a grading: rows that grow while it runs, and the counts of its summary.
-
-A partial file holds rows as they are computed, beside a note of what they are made from, how many
-bytes they are and their SHA-256. After a kill, the noted bytes are kept (whole buffers of documents
-that were batched together) and the rest is cut off. The file becomes `quality_scores.jsonl` by a
-rename, after which the summary is written, which names the rows' SHA-256 and seals itself.
-"""
+"""The files of a grading: rows that grow while it runs, and the counts of its summary."""
 
 from __future__ import annotations
 
@@ -16,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loader.files.format import read_json_object
 from loader.files.sealed import sealed
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import failpoint, fsync_dir, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints, is_current, read_summary, sha256_file
+from nmoe_core.base.fingerprint import Fingerprints, read_sealed, read_summary, sha256_file
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.calibration.thresholds import DECISIONS
 from nmoe_core.config.tree import SCORES_NAME
@@ -46,10 +39,8 @@ class Graded:
 
     def rows(self) -> Iterator[Row]:
         """The rows, in order."""
-        return (row for _, row in read_objects(self.path, self._bad_row))
-
-    def _bad_row(self, number: int, reason: str) -> FormatError:
-        return _changed(self.path, f"line {number}: {reason}", "a row")
+        found = read_objects(self.path, lambda n, why: _changed(self.path, f"line {n}: {why}"))
+        return (row for _, row in found)
 
 
 def read_grading_summary(directory: Path) -> dict[str, Any]:
@@ -79,7 +70,7 @@ def read_graded(directory: Path) -> Graded:
     return Graded(path, found, summary)
 
 
-def _changed(path: Path, found: str, expected: str) -> FormatError:
+def _changed(path: Path, found: str, expected: str = "a row") -> FormatError:
     return FormatError(
         "quality scores are not those that were graded",
         where=path,
@@ -90,18 +81,12 @@ def _changed(path: Path, found: str, expected: str) -> FormatError:
     )
 
 
-def write_summary(directory: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Commit the summary with the hash of its content; return what was written."""
-    value = sealed({"format": SUMMARY_FORMAT, **facts})
-    write_json(directory / SUMMARY_NAME, value)
-    return value
-
-
 class PartialRows:
     """Rows of an unfinished grading; a context manager that holds their file open.
 
-    The note beside them says how many bytes were appended and their SHA-256: bytes behind them are
-    a torn append and are cut off, and rows that were damaged meanwhile are graded again.
+    The note beside them says what they are made from, how many bytes were appended (whole buffers
+    of documents that ran together) and their SHA-256. After a kill, bytes behind those are cut off;
+    rows that were damaged meanwhile are graded again.
 
     Args:
         out_dir: Directory of the output; the caller holds its lock.
@@ -124,25 +109,15 @@ class PartialRows:
         Returns:
             How many rows there are.
         """
-        note, num_rows = self._read_note(), 0
-        if note and self._log.starts_with(note["bytes"], note["sha256"]):
+        note, num_rows = read_sealed(self._note) or {}, 0
+        is_of_these = note.get("fingerprints") == self._fingerprints
+        if is_of_these and self._log.starts_with(note["bytes"], note["sha256"]):
             for line in self._log.lines(end=note["bytes"]):
                 tally.add([json.loads(line.payload)])
                 num_rows += 1
         self._log.cut()
         self._write_note()
         return num_rows
-
-    def _read_note(self) -> dict[str, Any]:
-        """The note, empty where it is damaged or not of this grading."""
-        if not is_current(self._note, self._fingerprints):
-            return {}
-        try:
-            note = read_json_object(self._note)
-        except FormatError:
-            return {}
-        is_whole = type(note.get("bytes")) is int and isinstance(note.get("sha256"), str)
-        return note if is_whole and note["bytes"] >= 0 else {}
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add the rows of a buffer and make them durable."""
@@ -152,26 +127,28 @@ class PartialRows:
 
     def _write_note(self) -> None:
         made = {"bytes": self._log.size, "sha256": self._log.sha256}
-        write_json(self._note, {"fingerprints": self._fingerprints, **made})
+        write_json(self._note, sealed({"fingerprints": self._fingerprints, **made}))
 
-    def commit(self) -> str:
-        """Put the rows in the place of `quality_scores.jsonl`; return their SHA-256."""
-        # The summary goes first, so that it never describes another run's rows.
-        (self._out_dir / SUMMARY_NAME).unlink(missing_ok=True)
+    def commit(self, facts: Mapping[str, Any]) -> Graded:
+        """Put the rows in the place of `quality_scores.jsonl`, then a summary of these facts."""
+        path, summary = self._out_dir / SCORES_NAME, self._out_dir / SUMMARY_NAME
+        # The old summary goes first, so that it never describes another run's rows.
+        summary.unlink(missing_ok=True)
         failpoint("rename")
-        os.replace(self._log.path, self._out_dir / SCORES_NAME)
+        os.replace(self._log.path, path)
         fsync_dir(self._out_dir)
         self._note.unlink(missing_ok=True)
-        return self._log.sha256
+        digest = self._log.sha256
+        value = sealed({"format": SUMMARY_FORMAT, **facts, "scores_sha256": digest})
+        write_json(summary, value)
+        return Graded(path, digest, value)
 
 
 class Tally:
     """Counts over the rows of a grading.
 
-    Args:
-        tau_probe: The probe's threshold.
-        tau_keep: Given where no document leaves early. The tally then counts those that would have
-            left although the judge keeps them.
+    Where no document leaves early, `tau_keep` is given: the tally then counts the documents that
+    would leave below `tau_probe` although the judge keeps them.
     """
 
     def __init__(self, tau_probe: float, tau_keep: float | None) -> None:

@@ -1,6 +1,6 @@
-"""What calibration measures of fitted thresholds and of the heads, on documents held out.
+"""What calibration measures of fitted thresholds and of the heads.
 
-Every function takes rows that no head was trained on, each content once; rates come with 95 %
+Every function takes documents that no head was trained on, each content once; rates come with 95 %
 intervals or upper bounds.
 """
 
@@ -53,23 +53,17 @@ class Aggregates(NamedTuple):
         """The judge's score, -1 for those that left before it."""
         return np.where(self.exits(taus), -1.0, self.judge)
 
-
-def decisions(scores: Aggregates, taus: Thresholds) -> np.ndarray:
-    """Places in `DECISIONS`: 0 drop, 1 band, 2 keep: int64 `[N]`."""
-    deployed = scores.deployed(taus)
-    # A threshold of 0 keeps every document that is judged; one that left is dropped always.
-    stays = deployed >= 0
-    is_keep = stays & (deployed >= taus.tau_keep)
-    is_drop = ~stays | (deployed < taus.tau_drop)
-    return np.where(is_keep, 2, np.where(is_drop, 0, 1))
+    def decisions(self, taus: Thresholds) -> np.ndarray:
+        """Places in `DECISIONS`: 0 drop, 1 band, 2 keep: int64 `[N]`."""
+        # A threshold of 0 keeps every document that is judged; one that left is always dropped.
+        decided = np.where(self.judge >= taus.tau_keep, 2, self.judge >= taus.tau_drop)
+        return np.where(self.exits(taus), 0, decided)
 
 
-def errors(
-    scores: Aggregates, taus: Thresholds, decided: np.ndarray, oracle_keeps: np.ndarray
-) -> dict[str, Any]:
+def errors(scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray) -> dict[str, Any]:
     """False drops with their upper bounds, and the precision and recall of keeping."""
-    exits, keeps, drops = scores.exits(taus), decided == 2, decided == 0
-    judge_keeps = scores.judge >= taus.tau_keep
+    decided, exits = scores.decisions(taus), scores.exits(taus)
+    keeps, drops, judge_keeps = decided == 2, decided == 0, scores.judge >= taus.tau_keep
     return {
         "num_dropped": int(drops.sum()),
         "num_false_drops": int((drops & oracle_keeps).sum()),
@@ -92,18 +86,14 @@ def _rate(name: str, errors: np.ndarray, among: np.ndarray) -> dict[str, Any]:
 
 
 def decision_agreement(
-    scores: Aggregates,
-    decided: np.ndarray,
-    oracle_keeps: np.ndarray,
-    fit_oracle: np.ndarray,
-    taus: Thresholds,
+    scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
 ) -> dict[str, Any]:
     """Decisions against those that the oracle's own scores give at the same shares."""
+    decided, deployed = scores.decisions(taus), scores.deployed(taus)
     drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))
     by_oracle = np.where(oracle_keeps, 2, np.where(scores.oracle < drop_below, 0, 1))
     matrix = np.zeros((3, 3), int)
     np.add.at(matrix, (by_oracle, decided), 1)
-    deployed = scores.deployed(taus)
     return {
         "auc_keep": rounded(auc(deployed, oracle_keeps)),
         "auc_keep_ci95": bootstrap(lambda i: auc(deployed[i], oracle_keeps[i]), len(decided)),
@@ -123,32 +113,11 @@ def score_reliability(
     return {
         "ece_keep": rounded(calibration_error(chance, oracle_keeps.astype(float))),
         "reliability_line": line and [rounded(value) for value in line],
-        "reliability": reliability(report.judge, report.oracle, oracle_keeps),
+        "reliability": _reliability(report.judge, report.oracle, oracle_keeps),
     }
 
 
-def head_agreement(
-    fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float]
-) -> dict[str, Any]:
-    """Agreement of each head with the oracle on the second rows, and of heads with each other."""
-    sources = report.sources
-    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, weights)}
-    if report.probe is not None:
-        found["probe"] = agreement(report.probe, report.oracle, sources, weights)
-        a, b = aggregate(report.probe, weights), aggregate(report.judge, weights)
-        found["probe_with_judge"] = {
-            "spearman": rounded(spearman(a, b)),
-            "spearman_ci95": spearman_interval(a, b),
-        }
-    found["baselines"] = baselines(
-        (fit.oracle, fit.sources, fit.lengths),
-        (report.oracle, report.sources, report.lengths),
-        weights,
-    )
-    return found
-
-
-def reliability(
+def _reliability(
     judge: np.ndarray, oracle: np.ndarray, oracle_keeps: np.ndarray
 ) -> list[dict[str, Any]]:
     """Ten bins of equal count by judge score: their count, means, and the oracle's keep rate."""
@@ -164,12 +133,32 @@ def reliability(
     ]
 
 
+def head_agreement(
+    fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float]
+) -> dict[str, Any]:
+    """Agreement of each head with the oracle on the second rows, and of heads with each other."""
+    sources = report.sources.tolist()
+    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, weights)}
+    if report.probe is not None:
+        found["probe"] = agreement(report.probe, report.oracle, sources, weights)
+        a, b = aggregate(report.probe, weights), aggregate(report.judge, weights)
+        found["probe_with_judge"] = {
+            "spearman": rounded(spearman(a, b)),
+            "spearman_ci95": spearman_interval(a, b),
+        }
+    found["baselines"] = baselines(
+        (fit.oracle, fit.sources.tolist(), fit.lengths),
+        (report.oracle, sources, report.lengths),
+        weights,
+    )
+    return found
+
+
 def keep_curve(scores: np.ndarray) -> list[list[float]]:
     """Points (share to keep, threshold that keeps it) at 1 % to 99 %."""
     descending = np.sort(scores)[::-1]
-    counts = [max(1, round(percent * len(scores) / 100)) for percent in range(1, 100)]
-    taus = [midpoint_above(descending, count) for count in counts]
-    return [[percent / 100, tau] for percent, tau in zip(range(1, 100), taus)]
+    counts = ((percent, max(1, round(percent * len(scores) / 100))) for percent in range(1, 100))
+    return [[percent / 100, midpoint_above(descending, count)] for percent, count in counts]
 
 
 def _share(of: np.ndarray, among: np.ndarray) -> float | None:

@@ -1,15 +1,12 @@
 """Fits weights and thresholds on one half of val and measures everything on the other.
 
 Keep shares are unweighted shares of all documents under grading with triage, those included that
-the heads were trained on and those whose text comes again, since the corpus has them too: one that
-leaves at the probe is not kept. Every figure of quality leaves those out. Documents of equal scores
-get equal decisions, so on tied scores the nearest share that a threshold can give is fitted, and
-the interval says what it is.
+the heads were trained on and those whose text comes again, since the corpus has them too. Every
+figure of quality leaves those out.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +16,6 @@ from nmoe_core.base.errors import CalibrationError
 from nmoe_core.calibration.measures import (
     Aggregates,
     decision_agreement,
-    decisions,
     errors,
     head_agreement,
     interval_of,
@@ -50,33 +46,35 @@ def summarise(
     targets: Targets,
     test: CalibrationRows | None = None,
 ) -> dict[str, Any]:
-    """Fit on one half of val, measure on the other, and on test documents where there are some.
+    """Fields of `calibration_summary.json`.
 
-    Args:
-        fit: The rows thresholds and weights come from.
-        report: The rows every metric comes from.
-        targets: What thresholds are to achieve.
-        test: Rows that are only reported on.
-
-    Returns:
-        Fields of `calibration_summary.json`.
+    Thresholds and weights come from the half `fit` of val, every metric from the half `report`;
+    `test` is only reported on.
 
     Raises:
         CalibrationError: Probe, judge or oracle scores of the fit half are all alike
             (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound (E-CALIBRATION-BOUND).
     """
     proof, shown = fit.held_out(), report.held_out()
-    weights, weights_source = _weights(proof)
+    weights, weights_source = UNIFORM_WEIGHTS, "uniform: labels carry no independent target"
+    if proof.targets is not None:
+        weights = fit_weights(proof.oracle, proof.targets)
+        weights_source = "least squares on the labels' target"
     fitted, a = Aggregates.of(fit, weights), Aggregates.of(proof, weights)
     for name, scores in (("probe", a.probe), ("judge", a.judge), ("oracle", a.oracle)):
-        if scores is not None:
-            _require_spread(name, scores)
+        if scores is not None and np.ptp(scores) < 10**-DECIMALS:
+            raise CalibrationError(
+                f"{name} scores are all alike, so no threshold parts them",
+                found=f"{scores[0]} for {len(scores)} documents",
+                do="train the heads longer, or check the oracle",
+                code="E-CALIBRATION-CONSTANT",
+            )
     oracle_tau = would_keep(fitted.oracle, targets.target_keep)
     taus = fit_thresholds(
         *(fitted.probe, fitted.judge, fitted.oracle >= oracle_tau, targets, fit.is_held_out)
     )
     b = Aggregates.of(shown, weights)
-    decided, oracle_keeps = decisions(b, taus), b.oracle >= oracle_tau
+    proof_keeps, oracle_keeps = a.oracle >= oracle_tau, b.oracle >= oracle_tau
     return {
         "weights": weights,
         "weights_source": weights_source,
@@ -84,44 +82,28 @@ def summarise(
         "tau_keep": taus.tau_keep,
         "tau_probe": taus.tau_probe,
         "oracle_tau_keep": oracle_tau,
-        "count": len(proof.keys) + len(shown.keys),
-        "count_fit": len(proof.keys),
-        "count_report": len(shown.keys),
+        "count": len(proof) + len(shown),
+        "count_fit": len(proof),
+        "count_report": len(shown),
         "target_keep": targets.target_keep,
         "target_drop": targets.target_drop,
         "max_false_drop": targets.max_false_drop,
-        **_certified(a, taus, a.oracle >= oracle_tau, targets),
+        **_certified(a, taus, proof_keeps, targets),
         **_shares(fit, report, weights, taus),
-        **errors(b, taus, decided, oracle_keeps),
-        **decision_agreement(b, decided, oracle_keeps, a.oracle, taus),
-        **score_reliability(a, b, a.oracle >= oracle_tau, oracle_keeps),
+        **errors(b, taus, oracle_keeps),
+        **decision_agreement(b, taus, oracle_keeps, a.oracle),
+        **score_reliability(a, b, proof_keeps, oracle_keeps),
         "heads": head_agreement(proof, shown, weights),
         "keep_curve": keep_curve(b.deployed(taus)),
         **_untouched(proof, test, weights, taus, oracle_tau),
     }
 
 
-def _weights(rows: CalibrationRows) -> tuple[dict[str, float], str]:
-    if rows.targets is None:
-        return UNIFORM_WEIGHTS, "uniform: labels carry no independent target"
-    return fit_weights(rows.oracle, rows.targets), "least squares on the labels' target"
-
-
-def _require_spread(name: str, scores: np.ndarray) -> None:
-    if np.ptp(scores) < 10**-DECIMALS:
-        raise CalibrationError(
-            f"{name} scores are all alike, so no threshold parts them",
-            found=f"{scores[0]} for {len(scores)} documents",
-            do="train the heads longer, or check the oracle",
-            code="E-CALIBRATION-CONSTANT",
-        )
-
-
 def _certified(
     scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray, targets: Targets
 ) -> dict[str, Any]:
     """What the fitted documents prove of the drops, for readers and for the check that blocks."""
-    is_dropped = decisions(scores, taus) == 0
+    is_dropped = scores.decisions(taus) == 0
     found = Certificate.of(is_dropped, oracle_keeps)
     if found.num_below:
         said = f"at most {found.upper95:.4f} of the dropped are ones that the oracle keeps, with "
@@ -145,26 +127,24 @@ def _shares(
     """Shares of the report half's documents by decision, with 95 % intervals of what a new document
     gets."""
     scores = Aggregates.of(report, weights)
-    decided = decisions(scores, taus)
-    fit_keep = decisions(Aggregates.of(fit, weights), taus) == 2
+    decided = scores.decisions(taus)
+    fit_keep = Aggregates.of(fit, weights).decisions(taus) == 2
     found: dict[str, Any] = {
-        "documents_fit": len(fit.keys),
-        "documents_report": len(report.keys),
+        "documents_fit": len(fit),
+        "documents_report": len(report),
         "achieved_keep_fit": rounded(fit_keep.mean()),
     }
     for place, name in enumerate(DECISIONS):
         hits = decided == place
         interval = wilson(*_independent(hits, report.keys))
         if name == "keep":
-            interval = keep_interval(fit_keep, hits, (fit.keys, report.keys))
+            interval = keep_interval(fit_keep, hits, np.concatenate([fit.keys, report.keys]))
         found[f"achieved_{name}"] = rounded(hits.mean())
         found[f"achieved_{name}_ci95"] = interval_of(interval)
     return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
 
 
-def keep_interval(
-    fit_keep: np.ndarray, report_keep: np.ndarray, keys: tuple[list[str], list[str]] | None = None
-) -> Interval:
+def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:
     """95 % interval of the share of new documents that the fitted thresholds keep.
 
     Both halves tell of it: the report half by counting, and the fit half because a threshold at an
@@ -173,22 +153,19 @@ def keep_interval(
     the report half's own at once, and each may fail half the time (Bonferroni).
 
     Args:
-        fit_keep: Which documents of the fit half are kept: bool `[N]`.
+        fit_keep: Which documents of the fit half are kept: bool.
         report_keep: The same of the report half.
-        keys: Contents of both halves' documents; all differ when left out.
+        keys: Contents of the documents of both.
     """
-    hits = np.concatenate([fit_keep, report_keep])
-    if keys is None:
-        return wilson(int(hits.sum()), len(hits), Z975)
-    return wilson(*_independent(hits, [*keys[0], *keys[1]]), Z975)
+    return wilson(*_independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
 
 
-def _independent(hits: np.ndarray, keys: list[str]) -> tuple[float, float]:
+def _independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
     """(hits, documents), both reduced where contents repeat: copies are decided alike.
 
     Copies tell as much as their number of equally many contents would (Kish 1965).
     """
-    copies = np.array(list(Counter(keys).values()), float)
+    copies = np.unique(keys, return_counts=True)[1].astype(float)
     count = float(copies.sum() ** 2 / (copies**2).sum())
     return float(hits.mean()) * count, count
 
@@ -205,15 +182,15 @@ def _untouched(
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()
     scores = Aggregates.of(shown, weights)
-    decided, oracle_keeps = decisions(scores, taus), scores.oracle >= oracle_tau
-    of_all = decisions(Aggregates.of(test, weights), taus)
+    oracle_keeps = scores.oracle >= oracle_tau
+    of_all = Aggregates.of(test, weights).decisions(taus)
     figures = {
-        "count": len(shown.keys),
-        "documents": len(test.keys),
+        "count": len(shown),
+        "documents": len(test),
         "left_out": test.left_out,
         **{f"achieved_{name}": rounded((of_all == i).mean()) for i, name in enumerate(DECISIONS)},
-        **errors(scores, taus, decided, oracle_keeps),
+        **errors(scores, taus, oracle_keeps),
         "auc_keep": rounded(auc(scores.deployed(taus), oracle_keeps)),
         "heads": head_agreement(fit, shown, weights),
     }
-    return {"untouched": f"{len(shown.keys)} documents of the test slice", "test": figures}
+    return {"untouched": f"{len(shown)} documents of the test slice", "test": figures}

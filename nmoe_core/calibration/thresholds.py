@@ -1,9 +1,7 @@
-"""Thresholds from the heads' own scores, and the aggregation weights.
+"""Thresholds from the heads' own scores, and the aggregation weights (docs/calibration.md).
 
-Thresholds are fitted on the scores that the deployed path gives, never on the oracle's: a head's
-scores shrink towards their mean, so a cut through the oracle's would keep another share than asked
-for (docs/calibration.md). Each lies midway between two scores seen, so the last digits of a score
-do not move a document across it.
+Each threshold lies midway between two scores seen, so the last digits of a score do not move a
+document across it.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -37,18 +35,16 @@ class Targets:
             top `target_keep`; in [0, 1). It holds with a confidence of 95 %.
         target_drop: Share of documents to drop, in [0, 1 - target_keep]; None drops as many as
             `max_false_drop` allows.
+
+    Raises:
+        CalibrationError: A target is out of range (E-CALIBRATION-TARGET).
     """
 
     target_keep: float = 0.5
     max_false_drop: float = 0.02
     target_drop: float | None = None
 
-    def check(self) -> None:
-        """Refuse targets out of range.
-
-        Raises:
-            CalibrationError: E-CALIBRATION-TARGET.
-        """
+    def __post_init__(self) -> None:
         drop = self.target_drop
         is_possible = drop is None or 0 <= drop <= 1 - self.target_keep + 1e-9
         if not (0 < self.target_keep < 1 and 0 <= self.max_false_drop < 1 and is_possible):
@@ -60,10 +56,6 @@ class Targets:
                 "target_drop in [0, 1 - target_keep]",
                 code="E-CALIBRATION-TARGET",
             )
-
-    def as_list(self) -> list[float | None]:
-        """The three values, for fingerprints."""
-        return [self.target_keep, self.max_false_drop, self.target_drop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +77,21 @@ class Thresholds:
         return "drop" if aggregated < self.tau_drop else "band"
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What the fitted documents prove of a threshold: `num_wrong` of `num_below` are wrong."""
+class Certificate(NamedTuple):
+    """What the fitted documents prove of a threshold: `num_wrong` of `num_below` are wrong.
+
+    With a confidence of 95 % the share of wrong ones is at most `upper95`; 0 of no document.
+    """
 
     num_below: int
     num_wrong: int
+    upper95: float
 
     @classmethod
     def of(cls, is_below: np.ndarray, is_wrong: np.ndarray) -> Certificate:
         """From bool `[N]` arrays."""
-        return cls(int(is_below.sum()), int((is_below & is_wrong).sum()))
-
-    @property
-    def upper95(self) -> float:
-        """The share of wrong ones stays under this with a confidence of 95 %; 0 of no document."""
-        return upper_bound(self.num_wrong, self.num_below, DELTA) if self.num_below else 0.0
+        below, wrong = int(is_below.sum()), int((is_below & is_wrong).sum())
+        return cls(below, wrong, upper_bound(wrong, below, DELTA) if below else 0.0)
 
 
 def fit_thresholds(
@@ -116,10 +107,9 @@ def fit_thresholds(
         probe: Aggregated probe scores `[N]`; without them no document leaves early.
         judge: Aggregated judge scores `[N]`.
         oracle_keeps: Whether the oracle would keep the document: bool `[N]`.
-        targets: `target_keep` is the share of all `N` that grading keeps, early exits counted as
-            not kept. `max_false_drop` bounds the share of documents that the oracle would keep
-            among those that leave at the probe, and among all that are dropped. `target_drop` is
-            the share to drop, early exits included.
+        targets: Early exits count as not kept, and as dropped. `max_false_drop` bounds the share
+            of documents that the oracle would keep among those that leave at the probe, and among
+            all that are dropped.
         is_proof: Documents that bounds are proved on, bool `[N]`: no head was trained on them,
             and no two have the same content. All when left out.
 
@@ -152,11 +142,10 @@ def fit_thresholds(
 
 
 def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:
-    """The least threshold of keeping, whatever leaves at the probe.
+    """The least threshold of keeping, whatever leaves at the probe: a fixed rank of the scores.
 
-    At most `MAX_LOST_KEEP` of all documents leave although the judge keeps them. The threshold is
-    therefore a fixed rank of the judge's scores, that many below `num_keep`, and the number of
-    documents above it is a binomial count.
+    It lies below `num_keep` by the most documents that may leave although the judge keeps them. At
+    a fixed rank, the number of new documents above it is a binomial count.
     """
     descending = np.sort(judge)[::-1]
     cut = descending[min(num_keep + math.ceil(MAX_LOST_KEEP * len(judge)), len(judge)) - 1]
@@ -203,7 +192,7 @@ def largest_certified(
     ceiling: float,
     judge_keeps: np.ndarray | None = None,
 ) -> float:
-    """The largest threshold up to `ceiling` below which few documents are worth keeping.
+    """The largest threshold up to `ceiling` below which few documents are worth keeping; or 0.0.
 
     With a confidence of 95 %, at most `max_false_drop` of the documents below it are ones that the
     oracle keeps; with the same confidence, those below it that `judge_keeps` (bool `[N]`) names are
@@ -211,8 +200,7 @@ def largest_certified(
     of the documents apart, from four starts, each at a quarter of the error; a start's first
     failure of either bound ends it. That is fixed-sequence testing, so no correction for the number
     of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has just
-    enough documents to pass without an error. It is 0.0, which drops no document, when no threshold
-    passes.
+    enough documents to pass without an error.
     """
     if max_false_drop <= 0:
         return 0.0
@@ -249,32 +237,22 @@ def would_keep(oracle: np.ndarray, target_keep: float) -> float:
 
 
 def fit_weights(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Weights, none negative, that sum to 1 and best explain `targets` by least squares.
+    """Weights, none negative, that sum to 1 and explain targets `[N]` in 0..1 by least squares.
 
     Exact: a solution is the plain one on the dimensions it does not set to zero, and there are only
-    31 sets of those. Only a target independent of the scores says anything: against their own mean
-    the answer is uniform by construction.
-
-    Args:
-        scores: The oracle's grades `[N, 5]`.
-        targets: Independent quality in 0..1: `[N]`.
+    31 sets of those.
     """
     x, y = scores.astype(np.float64) / MAX_GRADE, targets
     best, best_error = np.full(len(DIMENSIONS), 1 / len(DIMENSIONS)), math.inf
     for size in range(1, len(DIMENSIONS) + 1):
         for chosen in itertools.combinations(range(len(DIMENSIONS)), size):
-            weights = _weights_on(x, y, list(chosen))
+            # The last chosen one stands for the rest of the sum.
+            *others, last = chosen
+            rest = x[:, [last]]
+            free = np.linalg.lstsq(x[:, others] - rest, y - rest[:, 0], rcond=None)[0]
+            weights = np.zeros(len(DIMENSIONS))
+            weights[[*others, last]] = [*free, 1 - free.sum()]
             error = float(((x @ weights - y) ** 2).sum())
             if weights.min() >= 0 and error < best_error - 1e-12:
                 best, best_error = weights, error
     return {name: round(float(w), DECIMALS) for name, w in zip(DIMENSIONS, best)}
-
-
-def _weights_on(x: np.ndarray, y: np.ndarray, chosen: list[int]) -> np.ndarray:
-    """Least squares with sum 1 on some columns: the last one stands for the rest of the sum."""
-    weights = np.zeros(x.shape[1])
-    last = x[:, chosen[-1]]
-    free = np.linalg.lstsq(x[:, chosen[:-1]] - last[:, None], y - last, rcond=None)[0]
-    weights[chosen[:-1]] = free
-    weights[chosen[-1]] = 1 - free.sum()
-    return weights

@@ -1,11 +1,9 @@
 """Grades documents: `quality_scores.jsonl` in the input's order, `summary.json` last.
 
 Rows are computed in bounded buffers and appended to a partial file, so memory hardly grows with the
-input and a killed grading goes on at the last whole buffer, with the same bytes in the end. An
-output whose recorded fingerprints (documents, backbone, heads, calibration, settings) are those of
-this call is left as it is; of another one, batches of equal texts keep their scores
-(`grading.reuse`). The last digits of a document's scores depend on the batch that it ran in. One
-whose states are not finite is dropped, with the reason in its row.
+input and a killed grading goes on at the last whole buffer, with the same bytes in the end. A
+current output is left as it is; of another one, batches of equal texts keep their scores
+(`grading.reuse`). The last digits of a document's scores depend on the batch that it ran in.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,12 +23,12 @@ from nmoe_core.base.result import Result
 from nmoe_core.calibration.files import Calibration, load_calibration
 from nmoe_core.calibration.graded import (
     SUMMARY_NAME,
+    Graded,
     PartialRows,
     Progress,
     Row,
     Tally,
     read_graded,
-    write_summary,
 )
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
@@ -43,12 +40,9 @@ from nmoe_core.labels.scores import as_scores
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """Backbone, heads and calibration, checked against each other; it serves any number of inputs.
+    """A backbone, its heads and their calibration; it serves any number of inputs.
 
-    Attributes:
-        scorer: The backbone and its heads.
-        calibration: Fitted for these heads.
-        early_exit: Whether documents below `tau_probe` leave before the judge.
+    With `early_exit`, documents below `tau_probe` leave before the judge.
     """
 
     scorer: HeadScorer
@@ -73,17 +67,6 @@ class Grader:
         calibration = load_calibration(calibration_dir)
         calibration.require_heads(scorer.heads.digest, compat=compat)
         return cls(scorer, calibration, early_exit)
-
-    def fingerprints(self, documents: Fingerprints) -> Fingerprints:
-        """What the grades of documents are made from."""
-        heads = self.scorer.heads
-        digests = {
-            "backbone": self.scorer.model.digest,
-            "probe": heads.probe_digest,
-            "judge": heads.judge_digest,
-            "calibration": self.calibration.digest,
-        }
-        return grade_fingerprints(documents, digests, heads.max_ctx, self.early_exit)
 
     def buffers(
         self, documents: Iterable[GradeDocument], known: HeadScores | None = None
@@ -112,11 +95,8 @@ def grade_fingerprints(
 ) -> Fingerprints:
     """What grades are made from, told without loading a model.
 
-    Args:
-        documents: The input's own fingerprints.
-        digests: Of the `backbone`, of the files of `probe` and `judge`, and of the `calibration`.
-        max_ctx: Tokens of a document that heads see.
-        early_exit: Whether documents leave at the probe.
+    `documents` are the input's own; `digests` those of the `backbone`, of the files of `probe` and
+    `judge`, and of the `calibration`.
     """
     settings = sha256_json([max_ctx, early_exit])
     return {"code": GRADE_CODE, **documents, **digests, "settings": settings}
@@ -154,13 +134,9 @@ def grade_rows(
 def grade_documents(
     grader: Grader, documents: GradeInput, out_dir: Path, progress: Progress | None = None
 ) -> Result:
-    """Grade documents into `out_dir`; there may be none.
+    """Grade documents into `quality_scores.jsonl` and `summary.json` of `out_dir`.
 
-    Args:
-        grader: What grades.
-        documents: What to grade.
-        out_dir: Where `quality_scores.jsonl` and `summary.json` go.
-        progress: Called with (documents done, documents in all).
+    `progress` is called with (documents done, documents in all).
 
     Returns:
         The digest of the rows; counts of `documents` and decisions, and `backbone_tokens` that the
@@ -171,21 +147,28 @@ def grade_documents(
             (E-HEAD-NONFINITE).
         FormatError: A manifest, index or shard is not what it should be.
     """
-    fingerprints = grader.fingerprints(documents.fingerprints())
+    scorer, calibration = grader.scorer, grader.calibration
+    model, heads, taus = scorer.model, scorer.heads, calibration.thresholds
+    digests = {
+        "backbone": model.digest,
+        "probe": heads.probe_digest,
+        "judge": heads.judge_digest,
+        "calibration": calibration.digest,
+    }
+    inputs = documents.fingerprints()
+    fingerprints = grade_fingerprints(inputs, digests, heads.max_ctx, grader.early_exit)
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         # Rows that were edited since are no grades: they are made again.
         with contextlib.suppress(FormatError):
-            graded = read_graded(out_dir)
-            return _result(graded.summary, graded.checksum, 0, changed=False)
-    model, taus = grader.scorer.model, grader.calibration.thresholds
+            return _result(read_graded(out_dir), 0, changed=False)
     tokens_before = model.tokens_processed
     # Batches decide the last digits, so a partial file of another batch size is not used.
-    made_from = {**fingerprints, "max_batch": str(grader.scorer.max_batch)}
+    made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
-        known, batches = known_scores(out_dir, grader.scorer), dict[str, list[int]]()
+        known, batches = known_scores(out_dir, scorer), dict[str, list[int]]()
         tally = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep)
         num_done, total = partial.resume(tally), documents.count()
-        source = documents.documents(num_done, grader.scorer.heads.max_ctx)
+        source = documents.documents(num_done, heads.max_ctx)
         for rows, scores in grader.buffers(source, known):
             for key, places in scores.batches.items():
                 batches[key] = [tally.total + i for i in places]
@@ -199,24 +182,17 @@ def grade_documents(
             "tau_drop": taus.tau_drop,
             "tau_keep": taus.tau_keep,
             "tau_probe": taus.tau_probe,
-            "scorer_model": grader.scorer.heads.scorer_model,
-            **_accepted(grader.calibration),
-            "fingerprints": fingerprints,
+            "scorer_model": heads.scorer_model,
         }
-        digest = partial.commit()
-        facts = write_summary(out_dir, facts | {"scores_sha256": digest})
-        note_batches(out_dir, grader.scorer, digest, batches)
-    return _result(facts, digest, model.tokens_processed - tokens_before, changed=True)
+        if not calibration.heads_digest:
+            facts |= {"calibration_rule": calibration.rule, "calibration_accepted_by": "compat"}
+        graded = partial.commit(facts | {"fingerprints": fingerprints})
+        note_batches(out_dir, scorer, graded.checksum, batches)
+    return _result(graded, model.tokens_processed - tokens_before, changed=True)
 
 
-def _accepted(calibration: Calibration) -> dict[str, str]:
-    """Says in the summary that a calibration was taken that was not made from these heads."""
-    if calibration.heads_digest:
-        return {}
-    return {"calibration_rule": calibration.rule, "calibration_accepted_by": "compat"}
-
-
-def _result(summary: Mapping[str, Any], digest: str, tokens: int, *, changed: bool) -> Result:
+def _result(graded: Graded, tokens: int, *, changed: bool) -> Result:
+    summary = graded.summary
     names = ("kept", "band", "dropped", "early_exits", "failed")
     facts = {
         "documents": summary["total"],
@@ -225,4 +201,4 @@ def _result(summary: Mapping[str, Any], digest: str, tokens: int, *, changed: bo
         "backbone_tokens": tokens,
         "changed": changed,
     }
-    return Result(digest, facts)
+    return Result(graded.checksum, facts)

@@ -22,6 +22,7 @@ from nmoe_core.labels.documents import JsonlTexts
 from nmoe_core.labels.slices import data_digest, source_manifest
 from nmoe_core.shards.documents import DocumentReader, document_ids
 from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,9 @@ class GradeInput(Protocol):
 
 
 class ShardInput:
-    """All documents of one manifest, in slice order.
+    """All documents of one manifest of a source, of a shard or a split, in slice order.
 
-    Args:
-        manifest: Of a shard or a split, under `data_root`.
-        data_root: Directory that document ids are relative to.
-        source: The manifest's source.
+    Document ids are relative to `data_root`.
     """
 
     def __init__(self, manifest: Manifest, data_root: Path, source: str) -> None:
@@ -75,12 +73,9 @@ class ShardInput:
 
 
 class DocIdInput:
-    """Documents of a slice file, read from the shards their ids name.
+    """Documents of a slice file, (document id, source) pairs, read from the shards they name.
 
-    Args:
-        rows: (document id, source) pairs.
-        data_root: Directory that document ids are relative to.
-        sample: Grade only so many, chosen by the MD5 of their ids.
+    Of a `sample` only so many are graded, chosen by the MD5 of their ids.
     """
 
     def __init__(
@@ -107,18 +102,6 @@ class DocIdInput:
             yield GradeDocument(doc_id, source, tokens)
 
 
-class TextEncoder(Protocol):
-    """The part of a tokenizer that grading text needs."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def eos_token_id(self) -> int: ...
-
-    def encode_long(self, text: str, max_tokens: int) -> np.ndarray: ...
-
-
 class TextInput:
     """The documents of a JSON lines file , tokenised as prep does it.
 
@@ -136,7 +119,7 @@ class TextInput:
     def __init__(
         self,
         path: Path,
-        tokenizer: TextEncoder,
+        tokenizer: Tokenizer,
         text_field: str = "text",
         id_field: str | None = None,
     ) -> None:

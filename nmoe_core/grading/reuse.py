@@ -3,20 +3,19 @@
 The documents that run together decide the last digits of their scores, so what is taken over is a
 batch: the same texts in the same order, scored by the same backbone and heads. The bytes of a
 grading are then those of one from nothing. A note beside the rows names each batch by the SHA-256
-of its tokens. Grading again after a few documents changed, or under other thresholds, runs the
-backbone only for batches that hold other texts or whose documents leave at another place.
+of its tokens.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed
 from nmoe_core.calibration.graded import read_graded
+from nmoe_core.heads.features import arithmetic
 from nmoe_core.heads.scoring import HeadScorer, HeadScores
 from nmoe_core.labels.scores import as_vector
 
@@ -25,12 +24,8 @@ NOTE_NAME = ".quality_scores.batches.json"
 
 def scored_by(scorer: HeadScorer) -> Fingerprints:
     """What decides a score, beside the texts that run together."""
-    weights = next(iter(scorer.model.parameters()))
-    return {
-        "backbone": scorer.model.digest,
-        "heads": scorer.heads.digest,
-        "arithmetic": f"{weights.dtype} {weights.device.type}",
-    }
+    model, heads = scorer.model, scorer.heads
+    return {"backbone": model.digest, "heads": heads.digest, "arithmetic": arithmetic(model)}
 
 
 def known_scores(directory: Path, scorer: HeadScorer) -> HeadScores | None:
@@ -38,8 +33,8 @@ def known_scores(directory: Path, scorer: HeadScorer) -> HeadScores | None:
 
     Memory: 90 bytes per document.
     """
-    note: dict[str, Any] = read_sealed(directory / NOTE_NAME) or {}
-    if note.get("scored_by") != scored_by(scorer):
+    note = read_sealed(directory / NOTE_NAME)
+    if note is None or note["scored_by"] != scored_by(scorer):
         return None
     try:
         graded = read_graded(directory)

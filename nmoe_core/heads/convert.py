@@ -1,16 +1,7 @@
-"""Converts pickled head weights of the two published forms.
+"""Converts pickled head weights of the two published forms (docs/hydra.md has their tensors).
 
-| form | file | tensors |
-|---|---|---|
-| first | probe | `proj` |
-| first | judge | `q0`, `proj`, `enc0`, `enc1`, `shared_head`, `score_embed` |
-| second | probe | `gate`, one score in 0..1, and others that grading does not read |
-| second | judge | `q_token`, `projector`, `encoder`, `rubric_head`, flat or as a table of each |
-
-A gate becomes five equal scores of four times its value, so their mean is the gate whatever the
-weights are. The pickle is read with torch's weights-only reader, which runs no code of the file.
-The caller says what a pickle does not: the backbone its head was trained on, how many tokens of a
-document it saw, and how many attention heads its judge has. Labels are "unknown" in the header.
+The pickle is read with torch's weights-only reader, which runs no code of the file. Tensors of the
+second form are flat, or in a table of each part.
 """
 
 from __future__ import annotations
@@ -18,17 +9,16 @@ from __future__ import annotations
 import pickle
 import struct
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
-from nmoe_core.engine.weights.config import tap_layers
-from nmoe_core.heads.features import Backbone
-from nmoe_core.heads.files import save_head
-from nmoe_core.heads.models import NUM_SCORES, JudgeArch, ProbeArch, head_of
+from nmoe_core.engine import Transformer
+from nmoe_core.heads.files import header_of, save_head, tap_of
+from nmoe_core.heads.models import NUM_SCORES, JudgeArch, Probe, ProbeArch, head_of
+from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import MAX_GRADE
 
 UNKNOWN = "unknown"
@@ -42,16 +32,12 @@ _SECOND_FORM = {"projector": "proj", "encoder": "enc0", "rubric_head": "shared_h
 
 
 def import_pickle(
-    path: Path, heads_dir: Path, model: Backbone, max_ctx: int, num_heads: int = 8
+    path: Path, heads_dir: Path, model: Transformer, max_ctx: int, num_heads: int = 8
 ) -> Path:
     """Write the head of a pickle as `heads_dir/hydra_{probe,judge}.safetensors`; return its path.
 
-    Args:
-        path: The `.pt` file: a dictionary of tensors.
-        heads_dir: Where the head file goes.
-        model: The backbone that the head was trained on.
-        max_ctx: Tokens of a document that it saw in training.
-        num_heads: Attention heads of a judge, which its tensors do not tell.
+    The caller says what a pickle does not: the backbone that the head was trained on, how many
+    tokens of a document it saw, and how many attention heads a judge has.
 
     Raises:
         HeadError: Missing (E-HEAD-MISSING), or not tensors of a probe or judge for this backbone
@@ -62,12 +48,14 @@ def import_pickle(
         tensors, arch = _known_form(tensors, num_heads)
         head = head_of(arch, tensors)
     except (LookupError, ValueError, RuntimeError) as error:
-        raise _not_a_head(path, " ".join(str(error).split())[:200]) from None
+        raise _not_a_head(path, str(error)) from None
     if arch.hidden_size != model.config.hidden_size:
         raise _not_a_head(path, f"hidden size {arch.hidden_size}", f"{model.config.hidden_size}")
-    target = heads_dir / (PROBE_NAME if isinstance(arch, ProbeArch) else JUDGE_NAME)
-    tap = tap_layers(model.config.num_hidden_layers)[isinstance(arch, JudgeArch)]
-    save_head(target, head, {"tap": tap, **_header(path, model, max_ctx)})
+    target = heads_dir / (PROBE_NAME if isinstance(head, Probe) else JUDGE_NAME)
+    unknown = Scorer(UNKNOWN, UNKNOWN, UNKNOWN)
+    header = header_of(model, tap_of(head.kind, model), max_ctx, UNKNOWN, unknown)
+    more = {"imported_from": path.name, "metrics": {}, "fingerprints": {}}
+    save_head(target, head, header | more)
     return target
 
 
@@ -77,7 +65,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise HeadError("head is missing", where=path, code="E-HEAD-MISSING") from None
     except _DAMAGED as error:
-        raise _not_a_head(path, " ".join(str(error).split())[:200]) from None
+        raise _not_a_head(path, str(error)) from None
     if not isinstance(value, dict):
         raise _not_a_head(path, type(value).__name__)
     flat: dict[str, Tensor] = {}
@@ -95,13 +83,13 @@ def _known_form(
 ) -> tuple[dict[str, Tensor], ProbeArch | JudgeArch]:
     """Tensors under the names of this project's heads, and their shape."""
     if "gate.weight" in tensors:
+        # Five equal scores of four times the gate: their mean is the gate whatever the weights are.
         weight, bias = tensors["gate.weight"], tensors["gate.bias"]
         if weight.shape[0] != 1:
             raise ValueError(f"gate.weight of shape {tuple(weight.shape)}")
-        made = {"proj.weight": weight, "proj.bias": bias}
         repeated = {
-            name: MAX_GRADE * value.float().repeat(NUM_SCORES, *[1] * (value.dim() - 1))
-            for name, value in made.items()
+            f"proj.{name}": MAX_GRADE * value.float().repeat(NUM_SCORES, *[1] * (value.dim() - 1))
+            for name, value in (("weight", weight), ("bias", bias))
         }
         return repeated, ProbeArch(weight.shape[1], is_normalised=False)
     has_second_pass = not any(name.startswith("rubric_head.") for name in tensors)
@@ -110,11 +98,8 @@ def _known_form(
     rows, hidden_size = tensors["proj.weight"].shape
     if has_second_pass and "q0" not in tensors:
         return tensors, ProbeArch(hidden_size, nan_to_num=True)
-    ffn_dim = tensors["enc0.linear1.weight"].shape[0]
-    arch = JudgeArch(
-        *(hidden_size, rows, num_heads, ffn_dim), nan_to_num=True, has_second_pass=has_second_pass
-    )
-    return tensors, arch
+    sizes = hidden_size, rows, num_heads, tensors["enc0.linear1.weight"].shape[0]
+    return tensors, JudgeArch(*sizes, nan_to_num=True, has_second_pass=has_second_pass)
 
 
 def _first_name(name: str) -> str:
@@ -125,29 +110,11 @@ def _first_name(name: str) -> str:
     return f"{_SECOND_FORM.get(part, part)}.{rest}"
 
 
-def _header(path: Path, model: Backbone, max_ctx: int) -> dict[str, Any]:
-    return {
-        "max_ctx": max_ctx,
-        "backbone": {
-            "digest": model.digest,
-            "num_hidden_layers": model.config.num_hidden_layers,
-            "hidden_size": model.config.hidden_size,
-        },
-        "labels_digest": UNKNOWN,
-        "scorer_model": UNKNOWN,
-        "scorer_version": UNKNOWN,
-        "rubric_hash": UNKNOWN,
-        "imported_from": path.name,
-        "metrics": {},
-        "fingerprints": {},
-    }
-
-
 def _not_a_head(path: Path, found: str, expected: str = _FORMS) -> HeadError:
     return HeadError(
         "not a head of a published form",
         where=path,
-        found=found,
+        found=" ".join(found.split())[:200],
         expected=expected,
         code="E-HEAD-FORMAT",
     )

@@ -1,10 +1,8 @@
 """Documents to backbone states: the one path that training, calibration and grading share.
 
-The heads see the first `max_ctx` tokens of a document, without the EOS. Documents are batched by
-length inside a bounded buffer and padded on the right; results come back in the order of the
-documents. Lengths say what is padding, never a token's value. States that are not finite are
-counted before any mask, mean or clamp could hide them, and fail their document; many such
-documents are an error.
+The heads see the first `max_ctx` tokens of a document, without the EOS. Documents of similar length
+are padded on the right and run together. Lengths say what is padding, never a token's value. A
+document with states that are not finite fails; more than a few of those are an error.
 """
 
 from __future__ import annotations
@@ -14,53 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
-from nmoe_core.engine.packing import Residual
+from nmoe_core.engine import Residual, Transformer
 from nmoe_core.shards.documents import DocumentReader
 
 BUFFER_BATCHES = 16
 MAX_FAILED = 10
 MAX_FAILED_SHARE = 0.01
-
-
-class BackboneShape(Protocol):
-    """The two numbers of a backbone's configuration that heads depend on."""
-
-    @property
-    def num_hidden_layers(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-
-class Backbone(Protocol):
-    """The part of `nmoe_core.engine.Transformer` that heads need."""
-
-    @property
-    def config(self) -> BackboneShape: ...
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def tokens_processed(self) -> int: ...
-
-    def parameters(self) -> Iterator[Tensor]: ...
-
-    def __call__(
-        self,
-        input_ids: Tensor | Residual,
-        lengths: Tensor,
-        *,
-        return_hidden_states: tuple[int, ...],
-        no_logits: bool,
-    ) -> tuple[Tensor | None, Mapping[int, Tensor]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +55,14 @@ class Corpus:
     max_ctx: int
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
-        """Documents by id; one that is only its EOS is seen as that token.
-
-        Raises:
-            FormatError: As `DocumentReader.tokens`.
-        """
+        """Documents by id; raises as `DocumentReader.tokens`."""
         reader, eos = DocumentReader(self.data_root), self.eos_token_id
-        return DocumentTokens(
-            doc_ids, [as_seen(reader.tokens(i, eos), eos, self.max_ctx) for i in doc_ids]
-        )
+        tokens = [as_seen(reader.tokens(doc_id, eos), eos, self.max_ctx) for doc_id in doc_ids]
+        return DocumentTokens(doc_ids, tokens)
 
 
 def as_seen(tokens: np.ndarray, eos_token_id: int, max_ctx: int) -> np.ndarray:
-    """The part of a document that heads see, from its tokens without the EOS."""
+    """The part of a document that heads see; of an empty one they see the EOS."""
     return tokens[:max_ctx] if len(tokens) else np.array([eos_token_id], np.uint32)
 
 
@@ -112,14 +70,22 @@ def as_seen(tokens: np.ndarray, eos_token_id: int, max_ctx: int) -> np.ndarray:
 class Batch:
     """Documents padded together.
 
-    `rows` are their positions in the buffer they came from; `input_ids` is int64 `[B, T]`,
-    `lengths` int64 `[B]`, `names` the document ids.
+    `rows` are their positions in the documents they came from; `input_ids` is int64 `[B, T]`,
+    `lengths` int64 `[B]`.
     """
 
     rows: list[int]
     input_ids: Tensor
     lengths: Tensor
-    names: list[str]
+
+    def only(self, stays: list[int], hidden: Tensor) -> tuple[Tensor, Batch]:
+        """States and batch of some of the documents, padded to the longest of them."""
+        if len(stays) == len(self.rows):
+            return hidden, self
+        lengths = self.lengths[stays]
+        longest = int(lengths.max()) if stays else 0
+        kept = Batch([self.rows[i] for i in stays], self.input_ids[stays, :longest], lengths)
+        return hidden[stays, :longest].contiguous(), kept
 
 
 def batches(documents: DocumentTokens, max_batch: int, device: torch.device) -> Iterator[Batch]:
@@ -135,12 +101,8 @@ def collate(documents: DocumentTokens, rows: list[int], device: torch.device) ->
     input_ids = np.zeros((len(rows), max(lengths)), np.int64)
     for row, i in enumerate(rows):
         input_ids[row, : lengths[row]] = documents.tokens[i]
-    return Batch(
-        rows=rows,
-        input_ids=torch.from_numpy(input_ids).to(device),
-        lengths=torch.tensor(lengths, device=device),
-        names=[documents.names[i] for i in rows],
-    )
+    ids = torch.from_numpy(input_ids).to(device)
+    return Batch(rows, ids, torch.tensor(lengths, device=device))
 
 
 @contextmanager
@@ -157,31 +119,36 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def device_of(model: Backbone) -> torch.device:
+def device_of(model: Transformer) -> torch.device:
     """Where the backbone's weights are."""
-    return next(iter(model.parameters())).device
+    return next(model.parameters()).device
 
 
-def tap_states(
-    model: Backbone, batch: Batch, tap: int, start: Residual | None = None
-) -> tuple[Tensor, Tensor]:
-    """Residual after block `tap`: `[B, T, H]`, and how many of its values are not finite: `[B]`.
+def arithmetic(model: Transformer) -> str:
+    """What the backbone computes with: the type of its weights, and the kind of device."""
+    weights = next(model.parameters())
+    return f"{weights.dtype} {weights.device.type}"
 
-    Args:
-        model: The backbone.
-        batch: The documents.
-        tap: Number of the block.
-        start: Residual of an earlier block; the blocks up to that one do not run again.
+
+def finite_states(
+    model: Transformer,
+    batch: Batch,
+    tap: int,
+    failed: dict[int, str],
+    start: Residual | None = None,
+) -> tuple[Tensor, Batch]:
+    """Residual after block `tap`, `[B, T, H]`, of the documents in which it is finite, and those.
+
+    Values are counted before any mask, mean or clamp could hide them; `failed` gets the reason of
+    each other document, by its row. From `start`, only the blocks after that residual run.
     """
-    # Not inference mode: these states enter the autograd graph of a head in training.
-    with torch.no_grad():
-        _, states = model(
-            batch.input_ids if start is None else start,
-            batch.lengths,
-            return_hidden_states=(tap,),
-            no_logits=True,
-        )
-    return states[tap], count_nonfinite(states[tap], batch.lengths)
+    inputs = batch.input_ids if start is None else start
+    _, states = model(inputs, batch.lengths, return_hidden_states=(tap,), no_logits=True)
+    counts = count_nonfinite(states[tap], batch.lengths).tolist()
+    for row, count in zip(batch.rows, counts):
+        if count:
+            failed[row] = f"backbone states after block {tap} are not finite: {count} values"
+    return batch.only([i for i, count in enumerate(counts) if count == 0], states[tap])
 
 
 def position_mask(lengths: Tensor, num_positions: int) -> Tensor:
@@ -198,9 +165,7 @@ def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
 def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
     """Refuse when so many of `num_documents` failed that the documents cannot be the cause.
 
-    Args:
-        failed: Reason by document id.
-        num_documents: How many were tried.
+    `failed` has the reason of each by document id.
 
     Raises:
         HeadError: All failed, or more than ten and one in a hundred (E-HEAD-NONFINITE).

@@ -1,7 +1,5 @@
 """The training loops of the two heads: seeded and on one thread, so equal inputs give equal bytes.
 
-Given a `TrainingState`, a killed training goes on where it was, with the same result on a CPU.
-
 Recipe: AdamW, linear warm-up over min(500, a tenth of all steps) that starts at 1/warm-up, then a
 constant rate, gradients clipped to norm 1. Only targets are clamped: a clamp on predictions would
 have no gradient where they are most wrong. A loss that is not finite ends the training.
@@ -10,19 +8,24 @@ have no gradient where they are most wrong. A loss that is not finite ends the t
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from loader.files.sealed import content_hash
 from nmoe_core.base.errors import HeadError
+from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.heads.features import one_thread
+from nmoe_core.heads.files import read_tensors, tensors_digest, write_tensors
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, layer_norm
-from nmoe_core.heads.training_state import TrainingState
+from nmoe_core.heads.states import TapStates
 from nmoe_core.labels.scores import MAX_GRADE
 
 MAX_WARMUP_STEPS = 500
@@ -31,6 +34,9 @@ POOL_BATCHES = 16
 CLIP_NORM = 1.0
 SMOOTH_L1_BETA = 0.5
 SECOND_PASS_WEIGHT = 0.5
+SAVE_INTERVAL_S = 60.0
+_KEY = "state"
+_OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +50,59 @@ class Recipe:
     seed: int = 0
 
 
-class JudgeStates(Protocol):
-    """The states that a judge learns from, such as `TapStates`."""
+class TrainingState:
+    """A training that goes on where a kill left it: weights, optimiser, generators and losses.
 
-    lengths: list[int]
-    """Tokens of each document."""
+    The file is committed at most once in `SAVE_INTERVAL_S`. One of other fingerprints, or damaged,
+    is not used. On a CPU the head of a training that was killed any number of times is the head of
+    one that was not, byte for byte.
+    """
 
-    def of(self, rows: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """States `[B, T, H]` and lengths `[B]` of documents, for those rows that have them."""
-        ...
+    def __init__(self, path: Path, fingerprints: Fingerprints) -> None:
+        self.path, self._fingerprints = path, fingerprints
+        self._saved_at = time.monotonic()
+
+    def save(self, head: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
+        """Commit the state after `len(losses)` steps, unless the last save is younger."""
+        if time.monotonic() - self._saved_at < SAVE_INTERVAL_S:
+            return
+        tensors = {f"head.{name}": value for name, value in head.state_dict().items()}
+        for i, parameter in enumerate(head.parameters()):
+            state = optimizer.state[parameter]
+            tensors |= {f"optimizer.{i}.{n}": state[n] for n in _OPTIMIZER if n in state}
+        tensors["generator"] = torch.get_rng_state()
+        if (device := _device(head)).type == "cuda":
+            tensors["generator_cuda"] = torch.cuda.get_rng_state(device)
+        made = {"fingerprints": self._fingerprints, "losses": losses}
+        write_tensors(self.path, tensors, _KEY, made)
+        self._saved_at = time.monotonic()
+
+    def restore(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        """Set head, optimiser and generators to the saved state; return the losses so far."""
+        try:
+            header, tensors = read_tensors(self.path, _KEY)
+            digests = header["content_hash"], header["tensors_sha256"]
+            is_whole = digests == (content_hash(header), tensors_digest(tensors))
+            if not is_whole or header["fingerprints"] != self._fingerprints:
+                return []
+        except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
+            return []
+        head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
+        for i, parameter in enumerate(head.parameters()):
+            names = [name for name in _OPTIMIZER if f"optimizer.{i}.{name}" in tensors]
+            state = {name: tensors[f"optimizer.{i}.{name}"] for name in names}
+            optimizer.state[parameter] = {
+                name: value if name == "step" else value.to(parameter.device)
+                for name, value in state.items()
+            }
+        torch.set_rng_state(tensors["generator"])
+        if "generator_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["generator_cuda"], _device(head))
+        return header["losses"]
+
+
+def _device(head: nn.Module) -> torch.device:
+    return next(head.parameters()).device
 
 
 @contextmanager
@@ -70,40 +120,31 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
     return peak * min(1.0, (step + 1) / warmup)
 
 
-def epoch_batches(
-    lengths: list[int], batch_size: int, seed: int = 0, epoch: int = 0
-) -> Iterator[list[int]]:
-    """One pass over all documents in random batches of similar length.
+def _batches(lengths: list[int], recipe: Recipe) -> Iterator[list[int]]:
+    """All documents once per epoch, in random batches of similar length.
 
     Documents are shuffled, then sorted by length inside pools of 16 batches, which saves padding;
     the batches of a pool are shuffled again. The order depends on the arguments alone.
     """
-    generator = torch.Generator().manual_seed((seed << 20) + epoch)
-    order = torch.randperm(len(lengths), generator=generator).tolist()
-    pool_size = batch_size * POOL_BATCHES
-    for start in range(0, len(order), pool_size):
-        pool = sorted(order[start : start + pool_size], key=lambda i: lengths[i])
-        parts = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
-        for i in torch.randperm(len(parts), generator=generator).tolist():
-            yield parts[i]
+    size, pool_size = recipe.batch_size, recipe.batch_size * POOL_BATCHES
+    for epoch in range(recipe.epochs):
+        generator = torch.Generator().manual_seed((recipe.seed << 20) + epoch)
+        order = torch.randperm(len(lengths), generator=generator).tolist()
+        for start in range(0, len(order), pool_size):
+            pool = sorted(order[start : start + pool_size], key=lambda i: lengths[i])
+            parts = [pool[i : i + size] for i in range(0, len(pool), size)]
+            for i in torch.randperm(len(parts), generator=generator).tolist():
+                yield parts[i]
 
 
 def fit_probe(
     features: Tensor, targets: Tensor, recipe: Recipe, state: TrainingState | None = None
 ) -> tuple[Probe, list[float]]:
-    """Fit the linear probe by mean squared error on pooled states.
+    """The linear probe of pooled states `[N, H]`, by mean squared error; the loss of each step.
 
     Inputs are standardised for the optimiser and the standardisation is folded into the linear
-    map afterwards, so the probe stays one linear map of the normalised state.
-
-    Args:
-        features: Pooled states `[N, H]`.
-        targets: The oracle's scores `[N, 5]`.
-        recipe: Steps and rate.
-        state: Where a killed training goes on from.
-
-    Returns:
-        The probe, and the loss of each step.
+    map afterwards, so the probe stays one linear map of the normalised state. `targets` are the
+    oracle's scores `[N, 5]`; a killed training goes on from `state`.
     """
     inputs = layer_norm(features)
     mean, std = inputs.mean(0), inputs.std(0, correction=0)
@@ -116,31 +157,23 @@ def fit_probe(
     def loss_of(rows: list[int]) -> Tensor:
         return F.mse_loss(probe.proj(inputs[rows]), targets[rows])
 
-    curve = _optimise(probe, [0] * len(inputs), loss_of, recipe, state)
+    losses = _optimise(probe, [0] * len(inputs), loss_of, recipe, state)
     with torch.no_grad():
         probe.proj.weight.div_(std)
         probe.proj.bias.sub_(probe.proj.weight @ mean)
-    return probe.eval(), curve
+    return probe.eval(), losses
 
 
 def fit_judge(
     arch: JudgeArch,
-    states: JudgeStates,
+    states: TapStates,
     targets: Tensor,
     recipe: Recipe,
     state: TrainingState | None = None,
 ) -> tuple[Judge, list[float]]:
-    """Fit the judge by SmoothL1 (beta 0.5) on both passes, the second weighing one half.
+    """The judge, by SmoothL1 (beta 0.5) on both passes, the second weighing one half.
 
-    Args:
-        arch: Shape of the judge.
-        states: Of the documents.
-        targets: The oracle's scores `[N, 5]`.
-        recipe: Steps and rate.
-        state: Where a killed training goes on from.
-
-    Returns:
-        The judge, and the loss of each step.
+    Arguments and results are those of `fit_probe`, but for the judge's shape and its states.
     """
     judge = Judge(arch).to(targets.device).train()
     targets = targets.clamp(0, MAX_GRADE)
@@ -155,8 +188,8 @@ def fit_judge(
         told = F.smooth_l1_loss(second, targets[rows], beta=SMOOTH_L1_BETA)
         return near + SECOND_PASS_WEIGHT * told
 
-    curve = _optimise(judge, states.lengths, loss_of, recipe, state)
-    return judge.eval(), curve
+    losses = _optimise(judge, states.lengths, loss_of, recipe, state)
+    return judge.eval(), losses
 
 
 def _optimise(
@@ -169,11 +202,19 @@ def _optimise(
     num_steps = recipe.epochs * -(-len(lengths) // recipe.batch_size)
     optimizer = torch.optim.AdamW(head.parameters(), weight_decay=recipe.weight_decay)
     losses = state.restore(head, optimizer) if state is not None else []
-    for rows in itertools.islice(_all_batches(lengths, recipe), len(losses), None):
+    for rows in itertools.islice(_batches(lengths, recipe), len(losses), None):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(len(losses), num_steps, recipe.lr)
         loss = loss_of(rows)
-        losses.append(_finite(loss, len(losses)))
+        if not torch.isfinite(loss):
+            raise HeadError(
+                "training loss is not finite",
+                where=f"step {len(losses)}",
+                found=float(loss.detach()),
+                do="use a smaller learning rate, and check the backbone",
+                code="E-HEAD-NONFINITE",
+            )
+        losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), CLIP_NORM)
@@ -183,29 +224,9 @@ def _optimise(
     return losses
 
 
-def _all_batches(lengths: list[int], recipe: Recipe) -> Iterator[list[int]]:
-    for epoch in range(recipe.epochs):
-        yield from epoch_batches(lengths, recipe.batch_size, recipe.seed, epoch)
-
-
-def _finite(loss: Tensor, step: int) -> float:
-    value = float(loss.detach())
-    if not torch.isfinite(loss):
-        raise HeadError(
-            "training loss is not finite",
-            where=f"step {step}",
-            found=value,
-            do="use a smaller learning rate, and check the backbone",
-            code="E-HEAD-NONFINITE",
-        )
-    return value
-
-
 def thin_curve(losses: list[float]) -> list[list[float]]:
     """At most 100 points of (step, mean loss since the point before)."""
     width = -(-len(losses) // MAX_CURVE_POINTS)
-    points = []
-    for start in range(0, len(losses), width):
-        part = losses[start : start + width]
-        points.append([float(start + len(part)), round(sum(part) / len(part), 6)])
-    return points
+    parts = [losses[start : start + width] for start in range(0, len(losses), width)]
+    ends = itertools.accumulate(map(len, parts))
+    return [[float(end), round(sum(part) / len(part), 6)] for end, part in zip(ends, parts)]

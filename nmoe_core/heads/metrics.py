@@ -1,4 +1,4 @@
-"""How well a trained head agrees with the oracle on documents that it was not fitted on.
+"""How well a trained head agrees with the oracle on documents that it was not fitted on; its card.
 
 Documents are compared by what the heads see of them (`DocumentTokens.digests`), not by their ids: a
 corpus holds the same text under several ids, in train and in val.
@@ -7,9 +7,8 @@ corpus holds the same text under several ids, in train and in val.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +18,12 @@ from nmoe_core.labels.agreement import agreement, baselines
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.noise import read_noise
 from nmoe_core.labels.oracle import Scorer
+from nmoe_core.labels.scores import DIMENSIONS
 
 MIN_DOCUMENTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Documents to measure on.
 
     `rows` is bool `[N]`; `num_seen` documents are left out because of their content, `num_repeated`
@@ -39,9 +38,7 @@ class HeldOut:
 def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[Any]) -> HeldOut:
     """The documents whose content is not among `seen`, the first one of each content.
 
-    Args:
-        contents: Digest of each document's content, `[N]`.
-        seen: Digests of the contents that were fitted on.
+    Both are digests of contents; `contents` are those of the documents, `[N]`.
     """
     digests = np.asarray(contents)
     is_seen = np.isin(digests, np.asarray(seen, digests.dtype))
@@ -57,11 +54,11 @@ def head_metrics(
     """Agreement and baselines; empty where there are fewer than three documents to measure on.
 
     Args:
-        predicted: The head's scores of the labelled documents, `[N, 5]`; NaN where states are not
-            finite.
+        predicted: The head's scores of the documents of `labels`, `[N, 5]`; NaN where states are
+            not finite.
         labels: What the oracle says of them.
         train: The labels that the head was fitted on.
-        fresh: Which of the documents were not fitted on or chosen by.
+        fresh: The documents to measure on.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)
@@ -70,10 +67,10 @@ def head_metrics(
     sources = [labels.sources[i] for i in good.tolist()]
     metrics = agreement(predicted[good], labels.scores[good], sources)
     metrics |= baselines(
-        (train.scores, train.sources, document_lengths(train.doc_ids)),
-        (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
+        (train.scores, train.sources, _lengths(train)),
+        (labels.scores[good], sources, _lengths(labels)[good]),
     )
-    ceiling = noise_ceiling(labels.path)
+    ceiling = _noise_ceiling(labels.path)
     share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
     return metrics | {
         "noise_ceiling": ceiling,
@@ -84,19 +81,16 @@ def head_metrics(
     }
 
 
-def noise_ceiling(labels: Path) -> float | None:
-    """Best rank correlation that the oracle's own noise allows, where documents were asked twice.
-
-    Read from `noise_{split}.json` beside `labels_{split}.jsonl`.
-    """
+def _noise_ceiling(labels: Path) -> float | None:
+    """Best rank correlation that the oracle's noise allows, where it was asked twice."""
     path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
     ceiling = (read_noise(path) or {}).get("ceiling")
     return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
 
 
-def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
+def _lengths(labels: Labels) -> np.ndarray:
     """Tokens of each document, int64 `[N]`."""
-    spans = [parse_doc_id(doc_id) for doc_id in doc_ids]
+    spans = map(parse_doc_id, labels.doc_ids)
     return np.array([span.end - span.start for span in spans], np.int64)
 
 
@@ -114,3 +108,70 @@ def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
             expected="/".join(scorer),
             code="E-LABEL-MIXED",
         )
+
+
+def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
+    """Markdown of what a head is, what it was made from, and how well it agrees on val and test.
+
+    `name` and `digest` are its file's, `header` is as `save_head` takes it.
+    """
+    backbone, training = header["backbone"], header["training"]
+    facts = {
+        "file": f"{name}, SHA-256 {digest}",
+        "arch": "see the file's header",
+        "reads": f"the residual after block {header['tap']} of {backbone['num_hidden_layers']}, "
+        f"the first {header['max_ctx']} tokens of a document",
+        "backbone": backbone["digest"],
+        "oracle": f"{header['scorer_model']} {header['scorer_version']}, "
+        f"rubric {header['rubric_hash']}",
+        "labels": f"{training['num_documents']} documents, "
+        f"{training['num_salvaged_left_out']} salvaged ones left out, "
+        f"SHA-256 {header['labels_digest']}",
+        "training": f"{training['num_steps']} steps, settings {header['settings']}",
+    }
+    lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]
+    lines += ["", "## Val", ""]
+    lines += _figures(header["metrics"]) or ["No val labels: agreement was not measured."]
+    lines += ["", "## Test: only reported, never used to fit, choose or promote", ""]
+    lines += _figures(header["test_metrics"], "test") or [
+        "No test labels: agreement was not measured. No figure exists of documents that are "
+        "untouched."
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
+    if not metrics:
+        return []
+    lines = [
+        f"Agreement with the oracle on {metrics['n']} {split} documents; 95 % bootstrap intervals.",
+        f"Left out: {metrics['num_trained_on']} whose content was used before, "
+        f"{metrics['num_repeated']} that repeat another's.",
+        "",
+        "| score | Spearman | within source | MAE | R2 | QWK |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in DIMENSIONS:
+        own = (metrics[key][name] for key in ("mae", "r2", "qwk"))
+        lines.append(_line(name, metrics["dimensions"][name], *own))
+    aggregate = metrics["mae_aggregate"], metrics["r2_aggregate"], None
+    lines.append(_line("aggregate", metrics, *aggregate))
+    source, length = metrics["spearman_source_only"], metrics["spearman_length_only"]
+    only = f"the source alone {_number(source)}, from the length alone {_number(length)}"
+    lines += ["", f"Spearman from {only}."]
+    if metrics["share_of_ceiling"] is not None:
+        lines.append(f"Share of the oracle's noise ceiling: {metrics['share_of_ceiling']:.3f}.")
+    return lines
+
+
+def _line(name: str, row: dict[str, Any], *values: float | None) -> str:
+    cells = [name]
+    for key in ("spearman", "spearman_within_source"):
+        bounds = row[f"{key}_ci95"]
+        interval = "" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]"
+        cells.append(_number(row[key]) + interval)
+    return f"| {' | '.join([*cells, *map(_number, values)])} |"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

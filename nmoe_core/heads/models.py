@@ -1,8 +1,7 @@
 """The two heads: a linear probe on pooled states, and a small transformer judge on all states.
 
-Both normalise their input inside the module, by a LayerNorm without parameters, so training and
-grading cannot differ; both compute in float32. Outputs are not clamped here. Parameter names are
-those of the first published heads, whose weights load unchanged.
+Both normalise their input inside the module, by a LayerNorm without parameters; both compute in
+float32. Outputs are not clamped here. Parameter names are those of the first published heads.
 """
 
 from __future__ import annotations
@@ -29,24 +28,20 @@ class ProbeArch:
     """Shape of a probe.
 
     `nan_to_num` marks one of the first published form, see `layer_norm`; one of the second form
-    reads pooled states as they are, so it has no `is_normalised`.
+    reads pooled states that are not normalised.
     """
 
     hidden_size: int
     nan_to_num: bool = False
     is_normalised: bool = True
 
-    def as_dict(self) -> dict[str, Any]:
-        """The shape as a head file's header holds it."""
-        return {"kind": "probe", **asdict(self)}
-
 
 @dataclass(frozen=True, slots=True)
 class JudgeArch:
     """Shape of a judge: width of its encoder, attention heads, feed-forward width.
 
-    `nan_to_num` marks one of the published forms, see `layer_norm`. `has_second_pass` is false for
-    one of the second form, which can grade but cannot be trained.
+    `nan_to_num` marks one of the published forms, see `layer_norm`. Without a second pass, as in
+    the second form, a judge can grade but cannot be trained.
     """
 
     hidden_size: int
@@ -56,13 +51,11 @@ class JudgeArch:
     nan_to_num: bool = False
     has_second_pass: bool = True
 
-    def as_dict(self) -> dict[str, Any]:
-        """The shape as a head file's header holds it."""
-        return {"kind": "judge", **asdict(self)}
-
 
 class Probe(nn.Module):
     """Five scores from the mean state of a document: LayerNorm, then one linear map."""
+
+    kind = "probe"
 
     def __init__(self, arch: ProbeArch) -> None:
         super().__init__()
@@ -89,6 +82,8 @@ class Judge(nn.Module):
     same head; grading never runs it.
     """
 
+    kind = "judge"
+
     def __init__(self, arch: JudgeArch) -> None:
         super().__init__()
         self.arch = arch
@@ -98,11 +93,11 @@ class Judge(nn.Module):
         if arch.has_second_pass:
             self.enc1 = _encoder_layer(arch)
         self.shared_head = nn.Linear(arch.mid_dim, NUM_SCORES)
-        if not arch.has_second_pass:
-            return
-        self.score_embed = nn.Sequential(
-            nn.Linear(NUM_SCORES, arch.mid_dim), nn.ReLU(), nn.Linear(arch.mid_dim, arch.mid_dim)
-        )
+        if arch.has_second_pass:
+            mid = arch.mid_dim
+            self.score_embed = nn.Sequential(
+                nn.Linear(NUM_SCORES, mid), nn.ReLU(), nn.Linear(mid, mid)
+            )
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """Scores `[B, 5]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
@@ -114,10 +109,7 @@ class Judge(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Scores of both passes, `[B, 5]` each, for training.
 
-        Args:
-            hidden: States `[B, T, H]`.
-            lengths: Tokens of each document `[B]`.
-            teacher: The oracle's scores `[B, 5]`, 0..4; only the second pass sees them.
+        Only the second pass sees the `teacher`: the oracle's scores `[B, 5]`, 0..4.
         """
         tokens, is_padding = self._tokens(hidden, lengths)
         encoded = self.enc0(tokens, src_key_padding_mask=is_padding)
@@ -138,12 +130,10 @@ class Judge(nn.Module):
 
 
 def layer_norm(states: Tensor, nan_to_num: bool = False) -> Tensor:
-    """LayerNorm over the last dimension, in float32, without parameters.
+    """LayerNorm of states `[..., H]` over the last dimension, in float32, without parameters.
 
-    Args:
-        states: `[..., H]`.
-        nan_to_num: First put 0 for NaN and +-1e4 for infinities, as the published heads do.
-            Grading has counted those and failed the document before any head runs.
+    `nan_to_num` first puts 0 for NaN and +-1e4 for infinities, as the published heads do. Grading
+    has counted those and failed the document before any head runs.
     """
     states = states.float()
     if nan_to_num:
@@ -180,21 +170,20 @@ def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
     """
     if not isinstance(value, dict):
         raise TypeError(f"the shape is a {type(value).__name__}")
-    kinds: dict[Any, type[ProbeArch | JudgeArch]] = {"probe": ProbeArch, "judge": JudgeArch}
-    if value.get("kind") not in kinds:
-        raise ValueError(f"unknown kind of head {value.get('kind')!r}")
-    arch = kinds[value["kind"]](**{key: item for key, item in value.items() if key != "kind"})
+    fields = dict(value)
+    match kind := fields.pop("kind", None):
+        case "probe":
+            arch = ProbeArch(**fields)
+        case "judge":
+            arch = JudgeArch(**fields)
+        case _:
+            raise ValueError(f"unknown kind of head {kind!r}")
     for key, item in asdict(arch).items():
         if type(item) is not (bool if key in _SWITCHES else int):
             raise TypeError(f"{key} is {item!r}")
         if item < 1 and key not in _SWITCHES:
             raise ValueError(f"{key} is {item}")
     return arch
-
-
-def build_head(arch: ProbeArch | JudgeArch) -> Probe | Judge:
-    """A head of that shape, its weights drawn from torch's generator."""
-    return Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)
 
 
 def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
@@ -205,9 +194,9 @@ def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe
     """
     try:
         with torch.device("meta"):
-            head = build_head(arch)
+            head = Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)
         weights = {name: tensor.float() for name, tensor in tensors.items()}
         head.load_state_dict(weights, assign=True)
     except (ArithmeticError, AttributeError, AssertionError, RuntimeError, TypeError) as error:
-        raise ValueError(" ".join(str(error).split())[:200]) from None
+        raise ValueError(str(error)) from None
     return head

@@ -3,8 +3,7 @@
 Blocks up to the probe's tap run for all documents; those that the exit rule lets go stop there. The
 others are packed together and continue from the same states to the judge's tap, so no block runs
 twice and none runs for a document that has left. Calibration and grading both use `HeadScorer`, so
-thresholds meet the scores they were fitted on. A document whose states are not finite has no
-scores, and a reason.
+thresholds meet the scores they were fitted on.
 """
 
 from __future__ import annotations
@@ -19,13 +18,69 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
-from nmoe_core.engine.packing import Residual
-from nmoe_core.heads.features import Backbone, Batch, DocumentTokens, batches, device_of, tap_states
-from nmoe_core.heads.files import Heads, load_heads
+from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
+from nmoe_core.engine import Residual, Transformer
+from nmoe_core.heads.features import Batch, DocumentTokens, batches, device_of, finite_states
+from nmoe_core.heads.files import bad_format, heads_digest, load_head, tap_of
 from nmoe_core.heads.models import NUM_SCORES, Judge, Probe
 from nmoe_core.labels.scores import stored
+from nmoe_core.sources.digests import local_digest
 
 ExitRule = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Probe and judge of one directory, with the digests of their files.
+
+    `probe_tap` and `judge_tap` are the numbers of the blocks whose states they read;
+    `train_contents` the digests of the documents they were fitted on (int64, sorted; see
+    `DocumentTokens.digests`), empty where that is not known.
+    """
+
+    probe: Probe
+    judge: Judge
+    probe_digest: str
+    judge_digest: str
+    scorer_model: str
+    max_ctx: int
+    probe_tap: int
+    judge_tap: int
+    train_contents: np.ndarray
+
+    @property
+    def digest(self) -> str:
+        """One digest of both files."""
+        return heads_digest(self.probe_digest, self.judge_digest)
+
+
+def load_heads(heads_dir: Path, model: Transformer, max_ctx: int) -> Heads:
+    """Load both heads of a directory for a backbone.
+
+    Raises:
+        HeadError: As `load_head`, for either file; or the files are not a probe and a judge that
+            reads no earlier block (E-HEAD-FORMAT).
+    """
+    paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
+    (probe, header, seen), (judge, judge_header, judge_seen) = (
+        load_head(path, model, max_ctx) for path in paths
+    )
+    if not isinstance(probe, Probe) or not isinstance(judge, Judge):
+        raise bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
+    taps = (
+        tap_of("probe", model, header.get("tap"), paths[0]),
+        tap_of("judge", model, judge_header.get("tap"), paths[1]),
+    )
+    if taps[0] > taps[1]:
+        raise bad_format(heads_dir, f"the probe reads block {taps[0]}, the judge {taps[1]}")
+    return Heads(
+        *(probe, judge, local_digest(paths[0]), local_digest(paths[1])),
+        scorer_model=str(header.get("scorer_model", "")),
+        max_ctx=max_ctx,
+        probe_tap=taps[0],
+        judge_tap=taps[1],
+        train_contents=np.unique(np.concatenate([seen, judge_seen])),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +107,21 @@ class HeadScores:
 
     def take_over(self, rows: list[int], other: HeadScores, places: list[int]) -> None:
         """Copy the scores that `other` has at `places` to `rows`."""
-        for mine, theirs in zip(
-            (self.probe, self.judge, self.exited), (other.probe, other.judge, other.exited)
-        ):
-            mine[rows] = theirs[places]
-        reasons = ((row, other.failed.get(place)) for row, place in zip(rows, places))
-        self.failed.update({row: reason for row, reason in reasons if reason is not None})
+        self.probe[rows] = other.probe[places]
+        self.judge[rows] = other.judge[places]
+        self.exited[rows] = other.exited[places]
+        self.failed.update(
+            {row: other.failed[i] for row, i in zip(rows, places) if i in other.failed}
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class HeadScorer:
     """The backbone and both heads; `max_batch` documents run together."""
 
-    model: Backbone
+    model: Transformer
     heads: Heads
     max_batch: int = 32
-
-    @classmethod
-    def load(
-        cls, heads_dir: Path, model: Backbone, max_ctx: int, max_batch: int = 32
-    ) -> HeadScorer:
-        """Load the heads of a directory for a backbone; raises as `load_heads`."""
-        return cls(model, load_heads(heads_dir, model, max_ctx), max_batch)
 
     def score(
         self,
@@ -93,35 +141,37 @@ class HeadScorer:
         Raises:
             HeadError: A score is not finite although the states are (E-HEAD-NONFINITE).
         """
+        exits, known = exits or _none_leave, known or HeadScores.empty(0)
         scores = HeadScores.empty(len(documents))
         for batch in batches(documents, self.max_batch, device_of(self.model)):
             key = batch_key(documents, batch.rows)
             scores.batches[key] = batch.rows
-            places = known.batches.get(key) if known is not None else None
-            if known is not None and places is not None and _leave_as_before(known, places, exits):
+            places = known.batches.get(key)
+            if places and np.array_equal(exits(known.probe[places]), known.exited[places]):
                 scores.take_over(batch.rows, known, places)
             else:
-                self._score_batch(batch, exits, scores)
+                self._score_batch(documents, batch, exits, scores)
         return scores
 
-    def _score_batch(self, batch: Batch, exits: ExitRule | None, scores: HeadScores) -> None:
-        tap, judge_tap = self.heads.probe_tap, self.heads.judge_tap
-        hidden, num_bad = tap_states(self.model, batch, tap)
-        hidden, batch = _without_failed(hidden, num_bad, batch, tap, scores.failed)
+    def _score_batch(
+        self, documents: DocumentTokens, batch: Batch, exits: ExitRule, scores: HeadScores
+    ) -> None:
+        heads, failed = self.heads, scores.failed
+        hidden, batch = finite_states(self.model, batch, heads.probe_tap, failed)
         if not batch.rows:
             return
-        scores.probe[batch.rows] = _outputs(self.heads.probe, hidden, batch)
-        scores.exited[batch.rows] = _leaving(scores.probe[batch.rows], exits)
-        hidden, batch = _compact(hidden, batch, np.flatnonzero(~scores.exited[batch.rows]).tolist())
-        if batch.rows and judge_tap > tap:
-            hidden, num_bad = tap_states(self.model, batch, judge_tap, Residual(tap, hidden))
-            hidden, batch = _without_failed(hidden, num_bad, batch, judge_tap, scores.failed)
+        scores.probe[batch.rows] = _outputs(heads.probe, hidden, batch, documents)
+        scores.exited[batch.rows] = exits(scores.probe[batch.rows])
+        hidden, batch = batch.only(np.flatnonzero(~scores.exited[batch.rows]).tolist(), hidden)
+        if batch.rows and heads.judge_tap > heads.probe_tap:
+            start = Residual(heads.probe_tap, hidden)
+            hidden, batch = finite_states(self.model, batch, heads.judge_tap, failed, start)
         if batch.rows:
-            scores.judge[batch.rows] = _outputs(self.heads.judge, hidden, batch)
+            scores.judge[batch.rows] = _outputs(heads.judge, hidden, batch, documents)
 
 
 def predict(
-    model: Backbone, head: Probe | Judge, tap: int, documents: DocumentTokens, max_batch: int
+    model: Transformer, head: Probe | Judge, tap: int, documents: DocumentTokens, max_batch: int
 ) -> np.ndarray:
     """Stored scores `[N, 5]` of one head that reads block `tap`, by the same path.
 
@@ -129,10 +179,9 @@ def predict(
     """
     scores = np.full((len(documents), NUM_SCORES), np.nan)
     for batch in batches(documents, max_batch, device_of(model)):
-        hidden, num_bad = tap_states(model, batch, tap)
-        hidden, batch = _without_failed(hidden, num_bad, batch, tap, {})
-        if batch.rows:
-            scores[batch.rows] = _outputs(head, hidden, batch)
+        hidden, good = finite_states(model, batch, tap, {})
+        if good.rows:
+            scores[good.rows] = _outputs(head, hidden, good, documents)
     return scores
 
 
@@ -145,49 +194,22 @@ def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
     return digest.hexdigest()
 
 
-def _leaving(probe: np.ndarray, exits: ExitRule | None) -> np.ndarray:
-    return np.zeros(len(probe), np.bool_) if exits is None else exits(probe)
+def _none_leave(probe: np.ndarray) -> np.ndarray:
+    return np.zeros(len(probe), np.bool_)
 
 
-def _leave_as_before(known: HeadScores, places: list[int], exits: ExitRule | None) -> bool:
-    return np.array_equal(_leaving(known.probe[places], exits), known.exited[places])
-
-
-def _without_failed(
-    hidden: Tensor, num_bad: Tensor, batch: Batch, tap: int, failed: dict[int, str]
-) -> tuple[Tensor, Batch]:
-    counts = num_bad.tolist()
-    for row, count in zip(batch.rows, counts):
-        if count:
-            failed[row] = f"backbone states after block {tap} are not finite: {count} values"
-    return _compact(hidden, batch, [i for i, count in enumerate(counts) if count == 0])
-
-
-def _outputs(head: Probe | Judge, hidden: Tensor, batch: Batch) -> np.ndarray:
+def _outputs(
+    head: Probe | Judge, hidden: Tensor, batch: Batch, documents: DocumentTokens
+) -> np.ndarray:
     with torch.no_grad():
         outputs = head(hidden, batch.lengths)
-    bad_rows = torch.nonzero(~torch.isfinite(outputs).all(dim=1)).flatten().tolist()
-    if bad_rows:
+    bad = torch.nonzero(~torch.isfinite(outputs).all(dim=1)).flatten().tolist()
+    if bad:
         raise HeadError(
-            f"scores of the {head.arch.as_dict()['kind']} are not finite",
-            where=batch.names[bad_rows[0]],
-            found=f"{len(bad_rows)} of {len(batch.names)} documents in this batch",
+            f"scores of the {head.kind} are not finite",
+            where=documents.names[batch.rows[bad[0]]],
+            found=f"{len(bad)} of {len(batch.rows)} documents in this batch",
             do="train the heads again",
             code="E-HEAD-NONFINITE",
         )
     return stored(outputs.cpu().numpy())
-
-
-def _compact(hidden: Tensor, batch: Batch, stays: list[int]) -> tuple[Tensor, Batch]:
-    """The documents that stay, padded to the longest of them."""
-    if len(stays) == len(batch.rows):
-        return hidden, batch
-    lengths = batch.lengths[stays]
-    longest = int(lengths.max()) if stays else 0
-    kept = Batch(
-        rows=[batch.rows[i] for i in stays],
-        input_ids=batch.input_ids[stays, :longest],
-        lengths=lengths,
-        names=[batch.names[i] for i in stays],
-    )
-    return hidden[stays, :longest].contiguous(), kept

@@ -2,9 +2,7 @@
 
 The probe needs one backbone pass: pooled states are kept on disk, and its epochs cost seconds. The
 judge reads every position: its states are kept in memory while they take at most `cache_gib`,
-else computed again for each batch. A killed training goes on where it was. Val and test labels are
-only reported on, never fitted; a document counts where its content was not trained on. A head whose
-recorded fingerprints are those of this call is left as it is; on failure no head is written.
+else computed again for each batch. A killed training goes on where it was.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,17 +21,22 @@ from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import HeadsTable
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
-from nmoe_core.engine.weights.config import tap_layers
+from nmoe_core.engine import Transformer
 from nmoe_core.heads import TRAIN_CODE
-from nmoe_core.heads.card import head_card
-from nmoe_core.heads.features import Backbone, Corpus, DocumentTokens, device_of
-from nmoe_core.heads.files import Header, read_head, save_head
-from nmoe_core.heads.fit import Recipe, fit_judge, fit_probe, reproducible, thin_curve
-from nmoe_core.heads.metrics import head_metrics, held_out, require_same_scorer
+from nmoe_core.heads.features import Corpus, DocumentTokens, arithmetic, device_of
+from nmoe_core.heads.files import Header, header_of, read_head, save_head, tap_of
+from nmoe_core.heads.fit import (
+    Recipe,
+    TrainingState,
+    fit_judge,
+    fit_probe,
+    reproducible,
+    thin_curve,
+)
+from nmoe_core.heads.metrics import head_card, head_metrics, held_out, require_same_scorer
 from nmoe_core.heads.models import Judge, JudgeArch, Probe
 from nmoe_core.heads.scoring import predict
 from nmoe_core.heads.states import FEATURE_BATCH, TapStates, pooled_features
-from nmoe_core.heads.training_state import SAVE_INTERVAL_S, TrainingState
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.scores import aggregate, stored
 from nmoe_core.labels.slices import data_digest
@@ -45,192 +48,160 @@ HeadKind = Literal["probe", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
-class LabelPaths:
-    """Merged label files: `train` is fitted, the others are only reported on where they are."""
-
-    train: Path
-    val: Path | None = None
-    test: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Training:
     """What a head is trained from, and where it goes.
 
-    Attributes:
-        labels: The oracle's labels.
-        corpus: The labelled documents.
-        model: The frozen backbone.
-        heads_dir: Directory of the head files.
-        table: The recipes of both heads; the corpus's `max_ctx` counts, not the table's.
-        save_interval_s: Seconds between saves of an unfinished training.
+    Of the merged label files, `train` is fitted; `val` and `test` are only reported on, where they
+    are there. The corpus's `max_ctx` counts, not that of the table.
     """
 
-    labels: LabelPaths
+    labels: Mapping[str, Path | None]
     corpus: Corpus
-    model: Backbone
+    model: Transformer
     heads_dir: Path
     table: HeadsTable
-    save_interval_s: float = SAVE_INTERVAL_S
-
-
-class _Fitted(NamedTuple):
-    head: Probe | Judge
-    losses: list[float]
-    states: str
-    num_failed: int
 
 
 def train_head(kind: HeadKind, training: Training) -> Result:
     """Train `hydra_probe.safetensors` or `hydra_judge.safetensors`, and write its card beside it.
 
-    Facts: the numbers of its agreement on val, `labels`, `steps`, `head_steps` and
-    `backbone_tokens` (both 0 of a head that is current), `path`.
+    A current head is left as it is; on failure no head is written. Facts: the numbers of its
+    agreement on val, `labels`, `steps`, `head_steps` and `backbone_tokens` (both 0 of a head that
+    is current), `path`.
 
     Raises:
         LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
         HeadError: Too few labels (E-HEAD-FEW), all alike (E-HEAD-CONSTANT), the tap is no block
             (E-HEAD-FORMAT), or states or a loss that are not finite (E-HEAD-NONFINITE).
     """
-    run = _Run(kind, training)
+    run, model = _Run(kind, training), training.model
     path = training.heads_dir / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
-    files, use_salvaged = asdict(training.labels), training.table.use_salvaged
-    reported = {split: read_labels(f, use_salvaged) for split, f in files.items() if f is not None}
-    _check(train := reported.pop("train"))
-    for labels in reported.values():
-        require_same_scorer(labels, train.scorer)
-    fingerprints = run.fingerprints(train, reported)
-    header = _current_header(path, fingerprints)
+    header = _current_header(path, run.fingerprints)
     if header is not None:
         return _result(path, header, backbone_tokens=0, head_steps=0)
-    tokens_before = training.model.tokens_processed
-    seeded = reproducible(run.recipe.seed, device_of(training.model))
+    tokens_before = model.tokens_processed
+    seeded = reproducible(run.recipe.seed, device_of(model))
     with output_lock(path.parent / f".{kind}"), seeded:
-        state_path = path.with_name(f".{path.stem}.training.safetensors")
         # Val and test labels do not move the weights, so with others the training is the same.
-        made_from = {k: v for k, v in fingerprints.items() if k not in _REPORTED_ON}
-        state = TrainingState(state_path, made_from, training.save_interval_s)
-        documents = training.corpus.read(train.doc_ids)
-        fitted = run.fit(train, documents, state)
-        contents = documents.digests()
+        made_from = {k: v for k, v in run.fingerprints.items() if k not in _REPORTED_ON}
+        state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)
+        documents = training.corpus.read(run.labels.doc_ids)
+        head, losses, states, num_failed = run.fit(documents, state)
+        contents, labels = documents.digests(), run.labels
         header = {
-            **run.header(train),
-            **run.figures(fitted.head, train, reported, contents),
+            **header_of(model, run.tap, run.corpus.max_ctx, labels.digest, labels.scorer),
+            "settings": run.settings,
+            **run.figures(head, contents),
             "training": {
-                "num_documents": len(train.doc_ids) - fitted.num_failed,
-                "num_failed_documents": fitted.num_failed,
-                "num_salvaged_left_out": train.num_salvaged,
-                "num_steps": len(fitted.losses),
-                "states": fitted.states,
-                "loss_curve": thin_curve(fitted.losses),
+                "num_documents": len(labels.doc_ids) - num_failed,
+                "num_failed_documents": num_failed,
+                "num_salvaged_left_out": labels.num_salvaged,
+                "num_steps": len(losses),
+                "states": states,
+                "loss_curve": thin_curve(losses),
             },
-            "fingerprints": fingerprints,
+            "fingerprints": run.fingerprints,
         }
-        digest = save_head(path, fitted.head, header, contents)
+        digest = save_head(path, head, header, contents)
         write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
-        state.clear()
-    tokens = training.model.tokens_processed - tokens_before
-    return _result(path, header, backbone_tokens=tokens, head_steps=len(fitted.losses))
+        state.path.unlink(missing_ok=True)
+    tokens = model.tokens_processed - tokens_before
+    return _result(path, header, backbone_tokens=tokens, head_steps=len(losses))
 
 
 class _Run:
-    """One training: its recipe, its shape and its inputs."""
+    """One training: its recipe, its shape, its labels, and what it is made from."""
 
     def __init__(self, kind: HeadKind, training: Training) -> None:
+        self.training, self.model, self.corpus = training, training.model, training.corpus
         table, self.arch = training.table.probe, None
         if kind == "judge":
             judge = table = training.table.judge
             sizes = judge.mid_dim, judge.num_heads, judge.ffn_dim
-            self.arch = JudgeArch(training.model.config.hidden_size, *sizes)
+            self.arch = JudgeArch(self.model.config.hidden_size, *sizes)
         self.recipe = Recipe(table.batch_size, table.epochs, table.lr, seed=training.table.seed)
         self.settings = asdict(self.recipe) | (asdict(self.arch) if self.arch is not None else {})
-        self.tap = _checked_tap(table.tap, training.model, kind)
-        self.training, self.model, self.corpus = training, training.model, training.corpus
+        self.tap = tap_of(kind, self.model, table.tap)
+        files, salvaged = training.labels.items(), training.table.use_salvaged
+        self.reported = {split: read_labels(f, salvaged) for split, f in files if f is not None}
+        self.labels = self.reported.pop("train")
+        _require_learnable(self.labels)
+        for labels in self.reported.values():
+            require_same_scorer(labels, self.labels.scorer)
+        self.fingerprints = self._made_from()
 
-    def fit(self, labels: Labels, documents: DocumentTokens, state: TrainingState) -> _Fitted:
-        """Fit the head on documents and their labels."""
-        targets = torch.from_numpy(labels.scores).to(device_of(self.model))
-        if self.arch is None:
-            features = self.pooled(labels, documents)
-            good = torch.isfinite(features).all(dim=1)
-            probe, losses = fit_probe(features[good], targets[good], self.recipe, state)
-            return _Fitted(probe, losses, "pooled, on disk", int((~good).sum()))
-        cache_bytes = int(self.training.table.cache_gib * 2**30)
-        states = TapStates(self.model, documents, self.tap, cache_bytes)
-        judge, losses = fit_judge(self.arch, states, targets, self.recipe, state)
-        held = "in memory" if states.is_cached else "computed for each batch"
-        return _Fitted(judge, losses, held, len(states.failed))
-
-    def pooled(self, labels: Labels, documents: DocumentTokens) -> torch.Tensor:
-        """Pooled states of the labelled documents, from disk where they were computed before."""
-        weights, corpus = next(iter(self.model.parameters())), self.corpus
-        made_from = {
-            "documents": labels.doc_ids,
-            "data": data_digest(corpus.data_root, sorted(set(labels.sources))),
-            "backbone": self.model.digest,
-            "arithmetic": f"{weights.dtype} {weights.device.type}",
-            "settings": [self.tap, corpus.max_ctx, corpus.eos_token_id, FEATURE_BATCH],
-        }
-        cache = self.training.heads_dir / FEATURES_DIR / sha256_json(made_from)[:32]
-        return pooled_features(self.model, documents, self.tap, cache)
-
-    def fingerprints(self, train: Labels, reported: Mapping[str, Labels]) -> Fingerprints:
-        """What the head is made from."""
-        read = [train, *reported.values()]
+    def _made_from(self) -> Fingerprints:
+        digests = {split: labels.digest for split, labels in self.reported.items()}
+        read = [self.labels, *self.reported.values()]
         sources = sorted({source for labels in read for source in labels.sources})
         settings = {"max_ctx": self.corpus.max_ctx, "tap": self.tap, **self.settings}
         return {
             "code": TRAIN_CODE,
-            "labels_train": train.digest,
-            "labels_val": reported["val"].digest if "val" in reported else "",
-            "labels_test": reported["test"].digest if "test" in reported else "",
+            "labels_train": self.labels.digest,
+            "labels_val": digests.get("val", ""),
+            "labels_test": digests.get("test", ""),
             "data": data_digest(self.corpus.data_root, sources),
             "backbone": self.model.digest,
             "settings": sha256_json(settings),
         }
 
-    def figures(
-        self, head: Probe | Judge, train: Labels, reported: Mapping[str, Labels], seen: np.ndarray
-    ) -> dict[str, dict[str, Any]]:
+    def fit(
+        self, documents: DocumentTokens, state: TrainingState
+    ) -> tuple[Probe | Judge, list[float], str, int]:
+        """The head, the loss of each step, where states were kept, how many documents failed."""
+        targets = torch.from_numpy(self.labels.scores).to(device_of(self.model))
+        if self.arch is None:
+            features = self._pooled(self.labels, documents)
+            good = torch.isfinite(features).all(dim=1)
+            probe, losses = fit_probe(features[good], targets[good], self.recipe, state)
+            return probe, losses, "pooled, on disk", int((~good).sum())
+        cache_bytes = int(self.training.table.cache_gib * 2**30)
+        states = TapStates(self.model, documents, self.tap, cache_bytes)
+        judge, losses = fit_judge(self.arch, states, targets, self.recipe, state)
+        held = "in memory" if states.is_cached else "computed for each batch"
+        return judge, losses, held, len(states.failed)
+
+    def _pooled(self, labels: Labels, documents: DocumentTokens) -> torch.Tensor:
+        """Pooled states of the labelled documents, from disk where they were computed before."""
+        corpus = self.corpus
+        made_from = {
+            "documents": labels.doc_ids,
+            "data": data_digest(corpus.data_root, sorted(set(labels.sources))),
+            "backbone": self.model.digest,
+            "arithmetic": arithmetic(self.model),
+            "settings": [self.tap, corpus.max_ctx, corpus.eos_token_id, FEATURE_BATCH],
+        }
+        cache = self.training.heads_dir / FEATURES_DIR / sha256_json(made_from)[:32]
+        return pooled_features(self.model, documents, self.tap, cache)
+
+    def figures(self, head: Probe | Judge, seen: np.ndarray) -> dict[str, dict[str, Any]]:
         """Agreement on val and on test, by the path that grades; empty where there are no labels.
 
-        A document counts where its content was not trained on, and in test not in val either.
+        A document counts where its content is not in train, and of test not in val either.
         """
         found: dict[str, dict[str, Any]] = {"metrics": {}, "test_metrics": {}}
         for name, split in zip(found, ("val", "test")):
-            labels = reported.get(split)
+            labels = self.reported.get(split)
             if labels is not None and labels.doc_ids:
                 documents = self.corpus.read(labels.doc_ids)
                 contents = documents.digests()
                 fresh = held_out(contents, seen)
-                if isinstance(head, Probe):
-                    with torch.no_grad():
-                        outputs = head.from_pooled(self.pooled(labels, documents))
-                    predicted = stored(outputs.cpu().numpy())
-                else:
-                    predicted = predict(self.model, head, self.tap, documents, FEATURE_BATCH)
-                found[name] = head_metrics(predicted, labels, train, fresh)
+                predicted = self._predict(head, labels, documents)
+                found[name] = head_metrics(predicted, labels, self.labels, fresh)
                 seen = np.concatenate([seen, contents])
         return found
 
-    def header(self, train: Labels) -> Header:
-        """What the head's file says of its inputs."""
-        config = self.model.config
-        return {
-            "tap": self.tap,
-            "max_ctx": self.corpus.max_ctx,
-            "backbone": {
-                "digest": self.model.digest,
-                "num_hidden_layers": config.num_hidden_layers,
-                "hidden_size": config.hidden_size,
-            },
-            "labels_digest": train.digest,
-            **dict(zip(("scorer_model", "scorer_version", "rubric_hash"), train.scorer)),
-            "settings": self.settings,
-        }
+    def _predict(
+        self, head: Probe | Judge, labels: Labels, documents: DocumentTokens
+    ) -> np.ndarray:
+        if isinstance(head, Judge):
+            return predict(self.model, head, self.tap, documents, FEATURE_BATCH)
+        with torch.no_grad():
+            outputs = head.from_pooled(self._pooled(labels, documents))
+        return stored(outputs.cpu().numpy())
 
 
-def _check(train: Labels) -> None:
+def _require_learnable(train: Labels) -> None:
     if len(train.doc_ids) < MIN_LABELS:
         raise HeadError(
             "too few labels to train on",
@@ -251,20 +222,6 @@ def _check(train: Labels) -> None:
         )
 
 
-def _checked_tap(tap: int | None, model: Backbone, kind: HeadKind) -> int:
-    depth = model.config.num_hidden_layers
-    if tap is None:
-        return tap_layers(depth)[kind == "judge"]
-    if not 1 <= tap <= depth:
-        raise HeadError(
-            "the backbone has no such block to read",
-            found=f"tap {tap}",
-            expected=f"1 to {depth}",
-            code="E-HEAD-FORMAT",
-        )
-    return tap
-
-
 def _current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
     """The header of a head that was made from these inputs and is as it was written."""
     if not path.is_file():
@@ -281,11 +238,7 @@ def _current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
 def _result(path: Path, header: Header, *, backbone_tokens: int, head_steps: int) -> Result:
     training, metrics = header["training"], header["metrics"]
     facts = {
-        key: value
-        for key, value in metrics.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    facts |= {
+        **{key: value for key, value in metrics.items() if isinstance(value, int | float)},
         "labels": training["num_documents"],
         "steps": training["num_steps"],
         "head_steps": head_steps,

@@ -129,12 +129,12 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
         labels: Files of labels by split, in place of the merged ones; None for no labels.
     """
     from nmoe_core.heads.files import read_header
-    from nmoe_core.heads.train import LabelPaths, Training
+    from nmoe_core.heads.train import Training
     from nmoe_core.heads.train import train_head as train
     from nmoe_core.plots import loss_plot, png_markdown
 
-    train_labels = labels.get("train") or _merged(run, "train")
-    paths = LabelPaths(train_labels, *(_labels(run, labels, split) for split in ("val", "test")))
+    paths = {split: _labels(run, labels, split) for split in ("val", "test")}
+    paths["train"] = labels.get("train") or _merged(run, "train")
     model, corpus = load_backbone(run), _corpus(run)
     done = train(kind, Training(paths, corpus, model, run.tree.heads, run.config.heads))
     curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
@@ -219,9 +219,10 @@ def _loaded_scorer(
     model: Transformer, heads_dir: Path, sizes: tuple[int, int], digests: tuple[str, ...]
 ) -> HeadScorer:
     """`digests` makes changed files other heads."""
-    from nmoe_core.heads.scoring import HeadScorer
+    from nmoe_core.heads.scoring import HeadScorer, load_heads
 
-    return HeadScorer.load(heads_dir, model, *sizes)
+    max_ctx, max_batch = sizes
+    return HeadScorer(model, load_heads(heads_dir, model, max_ctx), max_batch)
 
 
 def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:

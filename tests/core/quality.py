@@ -25,7 +25,7 @@ from nmoe_core.grading.inputs import DocIdInput, GradeInput, ShardInput
 from nmoe_core.heads.features import Corpus
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
-from nmoe_core.heads.scoring import HeadScorer
+from nmoe_core.heads.scoring import HeadScorer, load_heads
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
@@ -202,11 +202,11 @@ class Grading:
         for head, layer in ((probe, probe.proj), (judge, judge.shared_head)):
             # Around the middle of the scale, so that the clamp does not hide differences.
             torch.nn.init.constant_(layer.bias, 2.0)
-            name = head.arch.as_dict()["kind"]
+            name = head.kind
             save_head(self.heads / f"hydra_{name}.safetensors", head, header)
 
     def scorer(self, max_batch: int = 32) -> HeadScorer:
-        return HeadScorer.load(self.heads, self.model, MAX_CTX, max_batch)
+        return HeadScorer(self.model, load_heads(self.heads, self.model, MAX_CTX), max_batch)
 
     def calibrate(self, labels_test: Path | None = None, **targets: Any) -> dict[str, Any]:
         """The summary."""

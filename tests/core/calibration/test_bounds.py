@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nmoe_core.base.errors import CalibrationError
 from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
 from nmoe_core.cli import main
 from nmoe_core.config.run import ChecksTable
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.tasks.checks import LEVELS, check_calibration
 from tests.core.calibration.scored import fit, scored, summary_of, write_val
+from tests.refusals import refused
 
 SETTINGS = [
     # (documents in val, agreement of the probe, of the judge, target_keep, max_false_drop)
@@ -27,13 +27,18 @@ SETTINGS = [
 ]
 
 
+def call_of(paths: tuple[Path, Path], out: Path) -> list[str]:
+    labels, predictions = map(str, paths)
+    call = ["hydra", "calibrate", "--labels", labels, "--predictions", predictions]
+    return [*call, "--out", str(out)]
+
+
 def test_dropping_more_than_the_bound_allows_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels, predictions = write_val(tmp_path, scored(0, 400, (2.0, 2.0)))
-    call = ["hydra", "calibrate", "--labels", labels, "--predictions", predictions]
-    call += ["--out", tmp_path / "out", "--target-drop", "0.2", "--max-false-drop", "0.15"]
-    assert main([str(part) for part in call]) == 1
+    paths = write_val(tmp_path, scored(0, 400, (2.0, 2.0)))
+    bounds = ["--target-drop", "0.2", "--max-false-drop", "0.15"]
+    assert main([*call_of(paths, tmp_path / "out"), *bounds]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     for part in ("E-CALIBRATION-BOUND", "0.150", "target_drop 0.2", "200 labels", "95 %"):
         assert part in line
@@ -52,9 +57,8 @@ def test_a_share_to_drop_that_the_labels_prove_safe_is_dropped(tmp_path: Path, d
 def test_labels_that_prove_nothing_drop_nothing_and_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels, predictions = write_val(tmp_path, scored(0, 60, (0.5, 0.5)))
-    call = ["hydra", "calibrate", "--labels", labels, "--predictions", predictions]
-    assert main([*map(str, call), "--out", str(tmp_path / "out"), "--json"]) == 0
+    paths = write_val(tmp_path, scored(0, 60, (0.5, 0.5)))
+    assert main([*call_of(paths, tmp_path / "out"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["calibration"]
     assert facts["tau_drop"] == facts["tau_probe"] == facts["achieved_drop"] == 0
     assert "nothing is dropped: 30 labels prove no threshold" in facts["dropping"]
@@ -102,10 +106,8 @@ def test_a_calibration_of_an_older_version_that_breaks_its_bound_fails_the_check
         "false_drop_rate": 13 / 33,
     }
     path = tmp_path / "calibration_summary.json"
-    paths = SimpleNamespace(calibration=tmp_path, calibration_summary=path)
-    run: Any = SimpleNamespace(
-        paths=paths, tree=paths, config=SimpleNamespace(checks=ChecksTable())
-    )
+    tree, config = SimpleNamespace(calibration_summary=path), SimpleNamespace(checks=ChecksTable())
+    run: Any = SimpleNamespace(tree=tree, config=config)
     path.write_text(json.dumps(summary))
     found = check_calibration(run)
     assert [name for name, verdict in found.items() if not verdict.passed] == ["false_drops"]
@@ -124,5 +126,5 @@ def test_copies_of_one_text_prove_no_more_than_the_text_itself() -> None:
     copied = fit_thresholds(None, judge, keeps, Targets(0.3, 0.02))
     assert copied.tau_drop > 0
     assert proved.tau_drop == 0
-    with pytest.raises(CalibrationError):
+    with refused("E-CALIBRATION-BOUND"):
         fit_thresholds(None, judge, keeps, Targets(0.3, 0.02, 0.5), is_first)

@@ -51,7 +51,7 @@ def heads(tmp_path: Path) -> Path:
     }
     torch.manual_seed(0)
     for head in (Probe(ProbeArch(32)), Judge(JudgeArch(32, 16, 4, 32))):
-        kind = head.arch.as_dict()["kind"]
+        kind = head.kind
         save_head(tmp_path / "heads" / f"hydra_{kind}.safetensors", head, header)
     return tmp_path / "heads"
 

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.base.errors import CalibrationError, HeadError, SourceError
 from nmoe_core.calibration.files import Calibration
 from nmoe_core.calibration.graded import PARTIAL_NAME, PartialRows
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import grade_rows
 from nmoe_core.grading.inputs import DocIdInput, GradeDocument, TextInput
-from nmoe_core.heads.scoring import HeadScorer, HeadScores
+from nmoe_core.heads.scoring import HeadScores, load_heads
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
 from nmoe_core.shards.documents import DocumentReader, document_ids
 from tests.core.quality import EOS, MAX_CTX, Grading, write_source
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -177,11 +177,11 @@ def test_a_summary_does_not_outlive_the_rows_it_counted(
     payload = own.grade().path.read_bytes()
     own.calibrate(target_keep=0.8)
 
-    def killed(directory: Path, value: Any) -> None:
+    def killed(directory: Path) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("nmoe_core.grading.grade.write_summary", killed)
+        patched.setattr("nmoe_core.calibration.graded.fsync_dir", killed)  # the rows are renamed
         with pytest.raises(KeyboardInterrupt):
             own.grade()
     own.calibrate()
@@ -195,19 +195,16 @@ def test_a_calibration_of_other_heads_is_refused_with_both_digests(own: Grading)
     payload = graded.path.read_bytes()
     fitted = json.loads((own.calibration / "calibration_summary.json").read_text())
     own.make_heads(seed=1)
-    with pytest.raises(CalibrationError) as refused:
+    with refused("E-CALIBRATION-HEADS", naming=[fitted["heads_digest"]]) as error:
         own.grade()
-    assert refused.value.code == "E-CALIBRATION-HEADS"
-    assert fitted["heads_digest"] in str(refused.value)
-    assert own.calibrate()["heads_digest"] in str(refused.value)
+    assert own.calibrate()["heads_digest"] in str(error.value)
     assert graded.path.read_bytes() == payload
     assert own.grade().facts["changed"]
 
 
 def test_heads_of_another_context_are_refused(own: Grading) -> None:
-    with pytest.raises(HeadError) as refused:
-        HeadScorer.load(own.heads, own.model, MAX_CTX + 1)
-    assert refused.value.code == "E-HEAD-CONTEXT"
+    with refused("E-HEAD-CONTEXT"):
+        load_heads(own.heads, own.model, MAX_CTX + 1)
 
 
 def test_shards_without_documents_and_documents_of_only_an_eos_are_graded(
@@ -256,11 +253,10 @@ def test_states_that_are_not_finite_everywhere_are_an_error_that_commits_nothing
     saved = own.model.embedding.data[:500, 3].clone()
     try:
         own.model.embedding.data[:500, 3] = torch.nan
-        with pytest.raises(HeadError, match=r"web//web/train\S+: backbone states after") as refused:
+        with refused("E-HEAD-NONFINITE", r"web//web/train\S+: backbone states after"):
             own.grade(max_batch=7, early_exit=False)
     finally:
         own.model.embedding.data[:500, 3] = saved
-    assert refused.value.code == "E-HEAD-NONFINITE"
     assert graded.path.read_bytes() == payload
     assert graded.summary["failed"] == 0
     assert not own.grade().facts["changed"]
@@ -372,5 +368,5 @@ def test_text_is_graded_as_the_shard_made_of_it(own: Grading, tmp_path: Path) ->
         assert as_vector(text["probe_scores"]) == pytest.approx(as_vector(shard["probe_scores"]))
     assert (texts[40]["doc_id"], texts[40]["source"]) == ("texts/texts.jsonl:41", "texts")
     path.write_text('{"txt": "1"}\n')
-    with pytest.raises(SourceError, match=r"texts.jsonl:1: "):
+    with refused("E-SOURCE-RECORD", r"texts.jsonl:1: "):
         own.grade_into(tmp_path / "u", TextInput(path, Tokenizer()))

@@ -15,7 +15,7 @@ from nmoe_core.config.quality import HeadsTable, ProbeTable
 from nmoe_core.config.tree import PROBE_NAME
 from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.heads.files import Header, load_head, read_header, save_head
-from nmoe_core.heads.train import LabelPaths, Training, train_head
+from nmoe_core.heads.train import Training, train_head
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import (
     MAX_CTX,
@@ -58,7 +58,7 @@ def digests(repeated: Any, split: str) -> np.ndarray:
 
 def train(repeated: Any, heads: Path, test: Path | None = None) -> Header:
     """The header of a trained probe."""
-    labels = LabelPaths(repeated.labels["train"], repeated.labels["val"], test)
+    labels = repeated.labels | {"test": test}
     table = HeadsTable(probe=ProbeTable(epochs=3))
     train_head("probe", Training(labels, corpus_of(repeated.data), repeated.model, heads, table))
     return read_header(heads / PROBE_NAME)
@@ -88,7 +88,7 @@ def test_test_labels_are_reported_apart_and_move_no_weight(repeated: Any, tmp_pa
     assert without["test_metrics"] == {}
     assert header["metrics"] == without["metrics"]
     heads = [
-        load_head(tmp_path / name / PROBE_NAME, repeated.model, MAX_CTX)[0].state_dict()
+        load_head(tmp_path / name / PROBE_NAME, repeated.model, MAX_CTX).head.state_dict()
         for name in ("with", "without")
     ]
     assert all((heads[0][name] == heads[1][name]).all() for name in heads[0])
@@ -101,7 +101,7 @@ def calibrated(repeated: Any, tmp_path: Path) -> Any:
     seen = digests(repeated, "train")
     for name in ("probe", "judge"):
         path = made.heads / f"hydra_{name}.safetensors"
-        head, header = load_head(path, repeated.model, MAX_CTX)
+        head, header, _ = load_head(path, repeated.model, MAX_CTX)
         save_head(path, head, {k: header[k] for k in ("backbone", "max_ctx", "scorer_model")}, seen)
     made.labels = repeated.labels["val"]
     made.repeated = repeated

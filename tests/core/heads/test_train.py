@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,19 +15,19 @@ import pytest
 import torch
 
 from nmoe_core.base.docid import parse_doc_id
-from nmoe_core.base.errors import HeadError, LabelError
 from nmoe_core.config.quality import HeadsTable
 from nmoe_core.engine import Transformer
-from nmoe_core.heads.files import load_head, load_heads, read_header
-from nmoe_core.heads.fit import Recipe, fit_judge, fit_probe, learning_rate, reproducible
+from nmoe_core.heads import fit
+from nmoe_core.heads.files import load_head, read_header
+from nmoe_core.heads.fit import Recipe, TrainingState, fit_judge, fit_probe, reproducible
 from nmoe_core.heads.models import JudgeArch, layer_norm
-from nmoe_core.heads.scoring import HeadScorer, predict
+from nmoe_core.heads.scoring import HeadScorer, load_heads, predict
 from nmoe_core.heads.states import pooled_features
-from nmoe_core.heads.train import HeadKind, LabelPaths, Training, train_head
-from nmoe_core.heads.training_state import SAVE_INTERVAL_S, TrainingState
+from nmoe_core.heads.train import HeadKind, Training, train_head
 from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import MAX_CTX, VOCAB, corpus_of, slice_all, write_labels
+from tests.refusals import refused
 
 PROBE = {"batch_size": 32, "epochs": 40, "lr": 2e-2}
 JUDGE = PROBE | {"epochs": 3, "lr": 3e-3, "mid_dim": 16, "num_heads": 4, "ffn_dim": 32}
@@ -37,20 +39,21 @@ class Planted:
 
     rows: dict[str, list[tuple[str, str]]]
     data_root: Path
-    labels: LabelPaths
+    labels: dict[str, Path]
     model: Transformer
 
     def train(
-        self, kind: HeadKind, heads_dir: Path, labels: LabelPaths | None = None, **more: Any
+        self, kind: HeadKind, heads_dir: Path, labels: Any = None, **more: Any
     ) -> SimpleNamespace:
-        """Train with the recipes above but for `more`: keys of `[heads]` and of its tables."""
-        interval_s = more.pop("save_interval_s", SAVE_INTERVAL_S)
+        """Train with the recipes above but for `more`: keys of `[heads]` and of its tables.
+
+        `labels` stand in for those of the same splits; None for no labels.
+        """
         shared = {name: more.pop(name) for name in ("use_salvaged", "cache_gib") if name in more}
         recipe = (PROBE if kind == "probe" else JUDGE) | more
         table = HeadsTable.model_validate({kind: recipe, **shared})
-        labels, corpus = labels or self.labels, corpus_of(self.data_root)
-        training = Training(labels, corpus, self.model, heads_dir, table, interval_s)
-        done = train_head(kind, training)
+        labels, corpus = self.labels | (labels or {}), corpus_of(self.data_root)
+        done = train_head(kind, Training(labels, corpus, self.model, heads_dir, table))
         path = Path(done.facts["path"])
         return SimpleNamespace(
             path=path,
@@ -58,10 +61,20 @@ class Planted:
             header=(header := read_header(path)),
             training=header["training"],
             metrics=header["metrics"],
-            head=load_head(path, self.model, MAX_CTX)[0],
+            head=load_head(path, self.model, MAX_CTX).head,
             digest=done.digest,
             facts=done.facts,
         )
+
+    @contextmanager
+    def spoiled(self, tokens: Any, value: float) -> Iterator[None]:
+        """The backbone's states of some tokens are not finite."""
+        saved = self.model.embedding.data[tokens].clone()
+        try:
+            self.model.embedding.data[tokens] = value
+            yield
+        finally:
+            self.model.embedding.data[tokens] = saved
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +93,7 @@ def planted(
         grades = (2 + 1.2 * (signal - means[0]) / means[1]).round().clamp(0, 4).numpy()
         path = base / "labels" / "merged" / f"labels_{split}.jsonl"
         paths[split] = write_labels(path, split_rows, grades)
-    return Planted(rows, shared_data, LabelPaths(**paths), backbone)
+    return Planted(rows, shared_data, paths, backbone)
 
 
 def test_the_probe_recovers_a_planted_linear_signal() -> None:
@@ -188,8 +201,7 @@ def test_val_labels_do_not_move_the_weights(tmp_path: Path, planted: Planted) ->
     (tmp_path / "none").write_bytes(b"")
     made = planted.train("probe", tmp_path / "heads")
     for i, val in enumerate([*others, tmp_path / "none"]):
-        labels = replace(planted.labels, val=val)
-        other = planted.train("probe", tmp_path / f"heads_{i}", labels)
+        other = planted.train("probe", tmp_path / f"heads_{i}", {"val": val})
         assert bool(other.metrics) == (i == 1)
         for name, weights in other.head.state_dict().items():
             assert torch.equal(made.head.state_dict()[name], weights)
@@ -197,22 +209,19 @@ def test_val_labels_do_not_move_the_weights(tmp_path: Path, planted: Planted) ->
 
 def test_training_and_grading_see_the_same_features(tmp_path: Path, planted: Planted) -> None:
     made, model = planted.train("probe", tmp_path), planted.model
-    planted.train("judge", tmp_path, replace(planted.labels, val=None))
+    planted.train("judge", tmp_path, {"val": None})
     probe = load_heads(tmp_path, model, MAX_CTX).probe
     documents = corpus_of(planted.data_root).read([doc_id for doc_id, _ in planted.rows["val"]])
     with torch.no_grad():
         trained_on = stored(probe.from_pooled(pooled_features(model, documents, 6)).numpy())
     assert np.array_equal(predict(model, made.head, 6, documents, 32), trained_on)
-    graded = HeadScorer.load(tmp_path, model, MAX_CTX, 5).score(documents)
+    graded = HeadScorer(model, load_heads(tmp_path, model, MAX_CTX), 5).score(documents)
     np.testing.assert_allclose(graded.probe, trained_on, atol=1e-4)
 
 
 def test_the_rate_starts_above_zero_and_reaches_its_peak_in_short_runs_too() -> None:
-    assert learning_rate(0, 20, 1.0) == 0.5
-    assert learning_rate(1, 20, 1.0) == 1.0
-    assert learning_rate(0, 100_000, 1.0) == 1 / 500
-    assert learning_rate(499, 100_000, 1.0) == learning_rate(90_000, 100_000, 1.0) == 1.0
-    assert learning_rate(0, 1, 1.0) == 1.0
+    steps = ((0, 20), (1, 20), (0, 10**5), (499, 10**5), (90_000, 10**5), (0, 1))
+    assert [fit.learning_rate(*step, 1.0) for step in steps] == [1 / 2, 1, 1 / 500, 1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["probe", "judge"])
@@ -220,31 +229,21 @@ def test_labels_that_cannot_be_learned_from_are_refused_and_no_head_is_written(
     tmp_path: Path, planted: Planted, kind: HeadKind
 ) -> None:
     rows, rng = planted.rows["train"], np.random.default_rng(0)
+    scores, bad = rng.integers(0, 5, (30, 5)), tmp_path / "bad.jsonl"
 
-    def code_of(labels: Path = planted.labels.train, **more: Any) -> str:
-        with pytest.raises((HeadError, LabelError)) as refused:
-            planted.train(kind, tmp_path, replace(planted.labels, train=labels), **more)
+    def is_refused(code: str, labels: Path = planted.labels["train"], **more: Any) -> None:
+        with refused(code):
+            planted.train(kind, tmp_path, {"train": labels}, **more)
         assert not list(tmp_path.glob("*.safetensors"))
-        return refused.value.code
 
-    few = write_labels(tmp_path / "few.jsonl", rows[:9], rng.integers(0, 5, (9, 5)))
-    assert code_of(few) == "E-HEAD-FEW"
-    alike = write_labels(tmp_path / "alike.jsonl", rows[:30], np.full((30, 5), 3))
-    assert code_of(alike) == "E-HEAD-CONSTANT"
-    scores = rng.integers(0, 5, (30, 5))
-    hashes = ["r"] * 29 + ["s"]
-    mixed = write_labels(tmp_path / "mixed.jsonl", rows[:30], scores, rubric_hash=hashes)
-    assert code_of(mixed) == "E-LABEL-MIXED"
-    other = write_labels(tmp_path / "other.jsonl", rows[:30], scores, scorer_version="v2")
-    assert code_of(other) == "E-LABEL-MIXED", "train and val of two scorers"
-    assert code_of(lr=1e30, epochs=2) == "E-HEAD-NONFINITE"
-    assert code_of(tap=9) == "E-HEAD-FORMAT", "the backbone has eight blocks"
-    saved = planted.model.embedding.data[:500, 3].clone()
-    try:
-        planted.model.embedding.data[:500, 3] = torch.nan
-        assert code_of() == "E-HEAD-NONFINITE"
-    finally:
-        planted.model.embedding.data[:500, 3] = saved
+    is_refused("E-HEAD-FEW", write_labels(bad, rows[:9], scores))
+    is_refused("E-HEAD-CONSTANT", write_labels(bad, rows[:30], np.full((30, 5), 3)))
+    for mixed in ({"rubric_hash": ["r"] * 29 + ["s"]}, {"scorer_version": "v2"}):
+        is_refused("E-LABEL-MIXED", write_labels(bad, rows[:30], scores, **mixed))
+    is_refused("E-HEAD-NONFINITE", lr=1e30, epochs=2)
+    is_refused("E-HEAD-FORMAT", tap=9)  # the backbone has eight blocks
+    with planted.spoiled((slice(500), 3), np.nan):
+        is_refused("E-HEAD-NONFINITE")
 
 
 class Killed(Exception):
@@ -255,8 +254,8 @@ class Killed(Exception):
 def test_a_training_killed_at_any_step_ends_in_the_same_bytes(
     tmp_path: Path, planted: Planted, monkeypatch: pytest.MonkeyPatch, kind: HeadKind
 ) -> None:
-    settings: dict[str, Any] = {"epochs": 3, "save_interval_s": 0.0}
-    whole = planted.train(kind, tmp_path / "a", **settings)
+    monkeypatch.setattr(fit, "SAVE_INTERVAL_S", 0.0)
+    whole = planted.train(kind, tmp_path / "a", epochs=3)
     assert whole.facts["steps"] > 15
     save, restore, resumed = TrainingState.save, TrainingState.restore, []
     for step in (2, 9, 16):
@@ -269,7 +268,7 @@ def test_a_training_killed_at_any_step_ends_in_the_same_bytes(
         with monkeypatch.context() as patched:
             patched.setattr(TrainingState, "save", killed)
             with pytest.raises(Killed):
-                planted.train(kind, tmp_path / "b", **settings)
+                planted.train(kind, tmp_path / "b", epochs=3)
         torch.rand(3)
 
     def counted(self: Any, *more: Any) -> list[float]:
@@ -277,21 +276,30 @@ def test_a_training_killed_at_any_step_ends_in_the_same_bytes(
         return losses
 
     monkeypatch.setattr(TrainingState, "restore", counted)
-    last = planted.train(kind, tmp_path / "b", **settings)
+    last = planted.train(kind, tmp_path / "b", epochs=3)
     assert resumed == [16]
     assert last.payload == whole.payload
     assert not list((tmp_path / "b").glob("*.training.*"))
 
 
-def test_the_state_of_another_training_is_not_gone_on_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["labels", "damage"])
+def test_a_state_of_another_training_or_damaged_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(fit, "SAVE_INTERVAL_S", 0.0)
     features = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
     targets = torch.rand(40, 5, generator=torch.Generator().manual_seed(2)) * 4
-    states = [TrainingState(tmp_path / "state", {"labels": name}, 0.0) for name in "ab"]
-    fits = []
-    for state in (states[0], states[1], None):
+    path = tmp_path / "state"
+
+    def weights(state: TrainingState | None) -> torch.Tensor:
         with reproducible(0):
-            fits.append(fit_probe(features, targets, Recipe(20, 2, 1e-2), state)[0].proj.weight)
-    assert torch.equal(fits[1], fits[2])
+            return fit_probe(features, targets, Recipe(20, 2, 1e-2), state)[0].proj.weight
+
+    weights(TrainingState(path, {"labels": "a"}))
+    if change == "damage":
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    other = TrainingState(path, {"labels": "b" if change == "labels" else "a"})
+    assert torch.equal(weights(other), weights(None))
 
 
 def test_another_rate_costs_no_backbone_pass_for_the_probe(
@@ -315,19 +323,14 @@ def test_a_training_document_without_finite_states_is_left_out_and_counted(
     documents = corpus_of(planted.data_root).read(ids).tokens
     counts = np.bincount(np.concatenate([np.unique(d) for d in documents]), minlength=VOCAB)
     token = int(np.flatnonzero(counts == 2)[0])
-    saved = planted.model.embedding.data[token].clone()
-    try:
-        planted.model.embedding.data[token] = torch.inf
-        made = planted.train(kind, tmp_path, replace(planted.labels, val=None), **more)
-    finally:
-        planted.model.embedding.data[token] = saved
+    with planted.spoiled(token, np.inf):
+        made = planted.train(kind, tmp_path, {"val": None}, **more)
     assert made.training["num_failed_documents"] == 2
     assert made.facts["labels"] == len(ids) - 2
 
 
 def test_the_card_says_what_the_header_says(tmp_path: Path, planted: Planted) -> None:
-    assert planted.labels.val is not None
-    noise = planted.labels.val.with_name("noise_val.json")
+    noise = planted.labels["val"].with_name("noise_val.json")
     noise.write_text('{"count": 50, "ceiling": 0.9}')
     try:
         made = planted.train("probe", tmp_path)
@@ -344,19 +347,18 @@ def test_the_card_says_what_the_header_says(tmp_path: Path, planted: Planted) ->
 def test_labels_of_which_most_failed_or_were_salvaged_are_refused_unless_asked_for(
     tmp_path: Path, planted: Planted
 ) -> None:
-    records = [json.loads(line) for line in planted.labels.train.read_text().splitlines()]
+    records = [json.loads(line) for line in planted.labels["train"].read_text().splitlines()]
     for i, record in enumerate(records):
         record |= [{"ok": False}, {"salvaged": True}, {}][i % 3]
-    labels = LabelPaths(tmp_path / "labels_train.jsonl")
-    labels.train.write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(LabelError) as refused:
+    path = tmp_path / "labels_train.jsonl"
+    labels = {"train": path, "val": None}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with refused("E-LABEL-COVERAGE"):
         planted.train("probe", tmp_path / "a", labels, epochs=1)
-    assert refused.value.code == "E-LABEL-COVERAGE"
     assert not (tmp_path / "a").exists()
     taken = planted.train("probe", tmp_path / "a", labels, use_salvaged=True, epochs=1)
     assert taken.facts["labels"] == sum(record["ok"] for record in records)
-    parsed = (json.dumps(record | {"ok": True}) + "\n" for record in records)
-    labels.train.write_text("".join(parsed))
+    path.write_text("".join(json.dumps(record | {"ok": True}) + "\n" for record in records))
     strict = planted.train("probe", tmp_path / "b", labels, epochs=1)
     salvaged = sum(record.get("salvaged", False) for record in records)
     assert strict.facts["labels"] == len(records) - salvaged

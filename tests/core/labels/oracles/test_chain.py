@@ -100,4 +100,4 @@ def save_random_heads(directory: Path, model: Transformer) -> None:
     header = {"backbone": {"digest": model.digest}, "max_ctx": 64, "scorer_model": "x"}
     torch.manual_seed(0)
     for head in (Probe(ProbeArch(96)), Judge(JudgeArch(96, 16, 4, 32))):
-        save_head(directory / f"hydra_{head.arch.as_dict()['kind']}.safetensors", head, header)
+        save_head(directory / f"hydra_{head.kind}.safetensors", head, header)
