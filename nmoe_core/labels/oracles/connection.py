@@ -2,8 +2,7 @@
 
 A label costs the labelling process less than half a millisecond in all; a general HTTP client alone
 would take most of that. httptools (the parser of Node.js) reads the responses. Redirects are not
-followed, cookies not kept, proxies not asked. A connection that the server has closed is opened
-again before the next request, and once more if the close crosses the request on its way.
+followed, cookies not kept, proxies not asked.
 """
 
 from __future__ import annotations
@@ -35,12 +34,7 @@ class ReplyTooLargeError(OSError):
 
 
 class Address:
-    """A URL to post to, with what every request to it has in common.
-
-    Args:
-        url: `http://` or `https://`.
-        headers: Sent with each request; they hold no line breaks.
-    """
+    """A URL (`http://` or `https://`) to post to, and the headers that go with each request."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
@@ -72,7 +66,7 @@ class Connection:
         self._wire: _Wire | None = None
 
     async def post(self, body: bytes) -> Response:
-        """The response to one request.
+        """The response to one request; a connection is opened where there is none.
 
         The server may close a kept connection just as a request goes out on it. So one that is
         lost before any byte of a response is sent once more, on a new connection.
@@ -83,52 +77,32 @@ class Connection:
             ReplyTooLargeError: The reply is longer than `max_reply_bytes`.
             OSError: The connection was lost, or what came is not HTTP.
         """
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self.timeout_s
-        if (wire := self._wire) is not None and wire.is_idle():
-            try:
-                return await self._exchange(wire, body, ends_at)
-            except TimeoutError:
-                raise
-            except OSError:
-                if wire.num_received:
-                    raise
-        wire = self._wire = await self._connect(ends_at)
-        return await self._exchange(wire, body, ends_at)
+        request = self._address.request(body)
+        async with asyncio.timeout(self.timeout_s):
+            if self._wire is not None and self._wire.is_idle():
+                try:
+                    return await self._wire.exchange(request)
+                except OSError:
+                    if self._wire.num_received:
+                        raise
+            self.close()
+            self._wire = await self._connect()
+            return await self._wire.exchange(request)
 
-    async def _exchange(self, wire: _Wire, body: bytes, ends_at: float) -> Response:
-        loop = asyncio.get_running_loop()
-        answer = wire.send(self._address.request(body), loop.create_future())
-        timer = loop.call_at(ends_at, wire.fail, TimeoutError())
+    async def _connect(self) -> _Wire:
+        address, loop = self._address, asyncio.get_running_loop()
         try:
-            return await answer
-        finally:
-            timer.cancel()
-            if answer.cancelled():
-                # The response to an abandoned request must not be taken for the next one's.
-                self.close()
+            _, wire = await loop.create_connection(
+                lambda: _Wire(self._max_reply_bytes), address.host, address.port, ssl=address.ssl
+            )
+        except OSError as error:
+            raise CannotConnectError(*error.args) from error
+        return wire
 
     def close(self) -> None:
         """Close at once; `post` opens a new connection."""
         if self._wire is not None:
             self._wire.transport.abort()
-
-    async def _connect(self, ends_at: float) -> _Wire:
-        address = self._address
-        self.close()
-        try:
-            async with asyncio.timeout_at(ends_at):
-                _, wire = await asyncio.get_running_loop().create_connection(
-                    lambda: _Wire(self._max_reply_bytes),
-                    address.host,
-                    address.port,
-                    ssl=address.ssl,
-                )
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise CannotConnectError(*error.args) from error
-        return wire
 
 
 class _Wire(asyncio.Protocol):
@@ -159,29 +133,34 @@ class _Wire(asyncio.Protocol):
         """
         return not self.transport.is_closing() and not self._poll.poll(0)
 
-    def send(self, request: bytes, answer: asyncio.Future[Response]) -> asyncio.Future[Response]:
-        """Write a request; `answer` gets its response."""
-        self._answer, self.num_received = answer, 0
+    async def exchange(self, request: bytes) -> Response:
+        """Send a request and wait for its response. Raises OSError."""
+        self._answer, self.num_received = asyncio.get_running_loop().create_future(), 0
         self.transport.write(request)
-        return answer
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            # The response to an abandoned request must not be taken for the next one's.
+            self.transport.abort()
+            raise
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, which calls the methods below."""
         self.num_received += len(data)
         if self.num_received > self._max_reply_bytes:
             limit = f"the reply is longer than {self._max_reply_bytes} bytes (max_reply_bytes)"
-            self.fail(ReplyTooLargeError(limit))
+            self._end(ReplyTooLargeError(limit))
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self.fail(ConnectionError("the server switched to another protocol"))
+            self._end(ConnectionError("the server switched to another protocol"))
         except httptools.HttpParserError as error:
-            self.fail(ConnectionError(f"not an HTTP response: {error}"))
+            self._end(ConnectionError(f"not an HTTP response: {error}"))
 
     def on_message_begin(self) -> None:
         """A response begins; one that no request waits for ends the connection."""
-        if not self._is_awaited():
+        if self._answer is None or self._answer.done():
             self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -196,30 +175,24 @@ class _Wire(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """A response is whole; one of 1xx only announces the response."""
         if self._parser.get_status_code() >= 200:
-            self._succeed(keeps_alive=self._parser.should_keep_alive())
+            self._end(None, keeps_alive=self._parser.should_keep_alive())
         self._headers, self._parts, self._has_head = {}, [], False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The server closed; that ends a body of no stated length, and breaks off any other."""
         states_length = {b"content-length", b"transfer-encoding"} & self._headers.keys()
-        if exc is None and self._has_head and not states_length:
-            self._succeed(keeps_alive=False)
-        else:
-            self.fail(exc or ConnectionResetError("closed before the response was whole"))
+        is_whole = exc is None and self._has_head and not states_length
+        lost = exc or ConnectionResetError("closed before the response was whole")
+        self._end(None if is_whole else lost)
 
-    def _is_awaited(self) -> bool:
-        return self._answer is not None and not self._answer.done()
-
-    def _succeed(self, keeps_alive: bool) -> None:
-        status = self._parser.get_status_code()
-        response = Response(status, b"".join(self._parts), self._headers)
+    def _end(self, error: Exception | None, *, keeps_alive: bool = False) -> None:
+        """Answer the request with an error, or with what was received."""
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(response)
+            if error is None:
+                status = self._parser.get_status_code()
+                response = Response(status, b"".join(self._parts), self._headers)
+                self._answer.set_result(response)
+            else:
+                self._answer.set_exception(error)
         if not keeps_alive:
             self.transport.abort()
-
-    def fail(self, error: Exception) -> None:
-        """End the request with an error, and the connection with it."""
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
-        self.transport.abort()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -35,6 +34,8 @@ _MESSAGE = re.compile(
     r"(?: ?<\|constrain\|>json)?<\|message\|>(?P<text>[^<]*(?:<(?!\|)[^<]*)*)"
 )
 _BETWEEN, _ENDS = "<|end|>", ("", "<|end|>", "<|return|>", "<|call|>")
+_SCHEMA = {"name": "scores", "strict": True, "schema": answer_schema()}
+_RESPONSE_FORMAT = orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": _SCHEMA}))
 
 
 class Dialect:
@@ -45,11 +46,11 @@ class Dialect:
         salvage: Take scores among other words too, marked.
 
     Attributes:
+        path: Below the server's base URL.
         facts: What answers depend on beside the table.
     """
 
     path: str
-    """Below the server's base URL."""
 
     def __init__(self, table: HttpOracleTable, salvage: bool) -> None:
         self._table, self._salvage = table, salvage
@@ -67,9 +68,6 @@ class Dialect:
         prompt = self._prompt(without_control_spelling(question.text))
         return orjson.dumps(settings | self._fixed | prompt)
 
-    def _prompt(self, document: str) -> dict[str, Any]:
-        raise NotImplementedError
-
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
         """The result of a reply's JSON object; only the final answer can hold scores.
 
@@ -77,17 +75,19 @@ class Dialect:
         `parse_failed`, or the server's own finish reason where it is not `stop` (`length`,
         `content_filter`).
         """
-        raise NotImplementedError
-
-    def _result(
-        self, value: dict[str, Any], content: Any, thoughts: Any, reason: Any
-    ) -> OracleResult:
+        try:
+            choice = value["choices"][0]
+            reason = choice.get("finish_reason")
+            content, thoughts, is_bare = self._answer(choice)
+        except (KeyError, IndexError, TypeError, AttributeError):
+            return OracleResult(None, json.dumps(value), "not_a_completion")
         usage = value.get("usage")
         num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
         num_new = num_new if isinstance(num_new, int) else None
         if isinstance(content, str) and content.strip():
             scores, is_salvaged = read_scores(content, self._salvage)
             if scores is not None:
+                is_salvaged |= is_bare
                 return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
             failed = "parse_failed"
         else:
@@ -96,6 +96,13 @@ class Dialect:
         if reason not in (None, "stop"):
             failed = str(reason)
         return OracleResult(None, content, failed, num_new)
+
+    def _prompt(self, document: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _answer(self, choice: Any) -> tuple[Any, Any, bool]:
+        """The final answer, the thoughts before it, and whether no channel delimits the answer."""
+        raise NotImplementedError
 
 
 class ChatDialect(Dialect):
@@ -106,7 +113,7 @@ class ChatDialect(Dialect):
     def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
         super().__init__(table, salvage)
         self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
-        self._fixed["response_format"] = _response_format()
+        self._fixed["response_format"] = _RESPONSE_FORMAT
         if table.reasoning_effort is not None:
             self._fixed["reasoning_effort"] = table.reasoning_effort
 
@@ -114,16 +121,10 @@ class ChatDialect(Dialect):
         user = {"role": "user", "content": f"{DOCUMENT_HEAD}{document}{DOCUMENT_TAIL}"}
         return {"messages": [self._system, user]}
 
-    def read_reply(self, value: dict[str, Any]) -> OracleResult:
-        """The result of a chat completion."""
-        try:
-            choice = value["choices"][0]
-            message, reason = choice["message"], choice.get("finish_reason")
-            content = message.get("content")
-            thoughts = message.get("reasoning_content") or message.get("reasoning")
-        except (KeyError, IndexError, TypeError, AttributeError):
-            return _not_a_completion(value)
-        return self._result(value, content, thoughts, reason)
+    def _answer(self, choice: Any) -> tuple[Any, Any, bool]:
+        message = choice["message"]
+        thoughts = message.get("reasoning_content") or message.get("reasoning")
+        return message.get("content"), thoughts, False
 
 
 class CompletionsDialect(Dialect):
@@ -145,27 +146,21 @@ class CompletionsDialect(Dialect):
         stop = sorted(STOP_IDS)
         self._fixed |= {"stop_token_ids": stop, "skip_special_tokens": False}
         if self._is_opened:
-            self._fixed["response_format"] = _response_format()
-        self.facts["api"] = "completions"
-        self.facts["prompt_sha256"] = sha256_json([self._head, self._tail, stop])
+            self._fixed["response_format"] = _RESPONSE_FORMAT
+        prompt_digest = sha256_json([self._head, self._tail, stop])
+        self.facts |= {"api": "completions", "prompt_sha256": prompt_digest}
 
     def _prompt(self, document: str) -> dict[str, Any]:
         return {"prompt": f"{self._head}{document}{self._tail}"}
 
-    def read_reply(self, value: dict[str, Any]) -> OracleResult:
-        """The result of a completion."""
-        try:
-            choice = value["choices"][0]
-            text, reason = choice["text"], choice.get("finish_reason")
-        except (KeyError, IndexError, TypeError, AttributeError):
-            return _not_a_completion(value)
+    def _answer(self, choice: Any) -> tuple[Any, Any, bool]:
+        text = choice["text"]
         if not isinstance(text, str):
-            return self._result(value, None, None, reason)
+            return None, None, False
         final = final_text(OPEN_FINAL + text if self._is_opened else text)
         if final is None and self._salvage and "final" in text:
-            result = self._result(value, text.rpartition("final")[2], text, reason)
-            return replace(result, is_salvaged=result.scores is not None)
-        return self._result(value, final, text, reason)
+            return text.rpartition("final")[2], text, True
+        return final, text, False
 
 
 DIALECTS = {"chat": ChatDialect, "completions": CompletionsDialect}
@@ -177,7 +172,7 @@ def final_text(text: str) -> str | None:
     A final channel that is only spelled inside another message is a quotation, so an answer whose
     control tokens do not delimit whole messages has none. Two final messages are one text.
     """
-    finals, channel, at = [], None, 0
+    finals, at = [], 0
     while (message := _MESSAGE.match(text, at)) is not None:
         channel, at = message["channel"], message.end()
         if channel == "final":
@@ -188,12 +183,3 @@ def final_text(text: str) -> str | None:
             return None
         at += len(_BETWEEN)
     return None
-
-
-def _response_format() -> orjson.Fragment:
-    schema = {"name": "scores", "strict": True, "schema": answer_schema()}
-    return orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": schema}))
-
-
-def _not_a_completion(value: dict[str, Any]) -> OracleResult:
-    return OracleResult(None, json.dumps(value), "not_a_completion")

@@ -41,15 +41,14 @@ class Flow:
         concurrency: int,
         max_outage_s: float,
         where: str,
-        rng: random.Random | None = None,
+        rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limit = self._concurrency = concurrency
-        self.in_flight = 0
+        self._limit = self._concurrency = concurrency
         self._max_outage_s, self._where = max_outage_s, where
-        self._rng, self._clock = rng or random.Random(), clock
+        self._rng, self._clock = rng, clock
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._open_at = 0.0
+        self._in_flight, self._open_at = 0, 0.0
         self._down_since: float | None = None
         self._num_pauses = 0
 
@@ -59,8 +58,8 @@ class Flow:
             pause_s = self._open_at - self._clock()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
-            elif self.in_flight < self.limit:
-                self.in_flight += 1
+            elif self._in_flight < self._limit:
+                self._in_flight += 1
                 return
             else:
                 place = asyncio.get_running_loop().create_future()
@@ -69,13 +68,18 @@ class Flow:
 
     def leave(self) -> None:
         """A request has ended."""
-        self.in_flight -= 1
-        self._wake()
+        self._in_flight -= 1
+        room = self._limit - self._in_flight
+        while self._waiting and room > 0:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                room -= 1
 
     def answered(self) -> None:
         """The server answered a request."""
         self._down_since, self._num_pauses = None, 0
-        self.limit = min(self._concurrency, self.limit + 1)
+        self._limit = min(self._concurrency, self._limit + 1)
 
     def refused(self, reason: str, retry_after_s: float = 0.0) -> None:
         """The server did not take a request: stop sending for a while.
@@ -92,17 +96,9 @@ class Flow:
             # Others that were under way meet the same refusal: one pause for all of them.
             self._num_pauses += 1
             self._open_at = now + backoff_s(self._num_pauses, self._rng)
-            self.limit = 1 if self._num_pauses > 1 else max(1, self.limit // 2)
+            self._limit = 1 if self._num_pauses > 1 else max(1, self._limit // 2)
         jitter = 1 + 0.1 * self._rng.random()
         self._open_at = max(self._open_at, now + retry_after_s * jitter)
-
-    def _wake(self) -> None:
-        room = self.limit - self.in_flight
-        while self._waiting and room > 0:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                room -= 1
 
 
 def down(where: str, reason: str, expected: str) -> LabelError:

@@ -104,10 +104,8 @@ class HttpOracle(MeasuredOracle):
                 "httptools is not installed", do="pip install 'nmoe-data[oracle]'"
             ) from error
         address, table = Address(self._url, self._headers), self._table
-        return [
-            Connection(address, table.timeout_s, table.max_reply_bytes)
-            for _ in range(table.concurrency)
-        ]
+        limits = table.timeout_s, table.max_reply_bytes
+        return [Connection(address, *limits) for _ in range(table.concurrency)]
 
     async def _ask(self, flow: Flow, connection: Connection, question: Question) -> OracleResult:
         """The result for one text, after as many tries as it takes or is allowed."""
@@ -127,16 +125,13 @@ class HttpOracle(MeasuredOracle):
                 flow.answered()
             if reply.kind == "answer":
                 self._check_model(reply.value)
-                return self._cleaned(self._dialect.read_reply(reply.value))
+                result = self._dialect.read_reply(reply.value)
+                raw, reason = self._clean(result.raw), self._clean(result.finish_reason)
+                return replace(result, raw=raw[:RAW_CHARS], finish_reason=reason[:REASON_CHARS])
             tries += 1
             if reply.kind == "document" or tries == self._table.max_attempts:
                 return OracleResult(None, self._clean(reply.text)[:RAW_CHARS], reply.reason)
             await asyncio.sleep(backoff_s(tries, self._rng))
-
-    def _cleaned(self, result: OracleResult) -> OracleResult:
-        """An answer as it may be written down: without the key, and of bounded length."""
-        raw, reason = self._clean(result.raw), self._clean(result.finish_reason)
-        return replace(result, raw=raw[:RAW_CHARS], finish_reason=reason[:REASON_CHARS])
 
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
@@ -180,13 +175,12 @@ class _Requests:
         questions: Iterator[tuple[int, Question]],
         model: str,
     ) -> None:
-        self._ask, self._questions, self._model = ask, questions, model
-        self._idle = connections
+        self._ask, self._idle, self._questions, self._model = ask, connections, questions, model
         self._workers: set[asyncio.Task[None]] = set()
-        # Results, the error of a worker, and None when the last worker has ended.
-        self._ended: asyncio.Queue[Result | BaseException | None] = asyncio.Queue()
+        self._results: list[Result] = []
         self._failed: list[Result] = []
         self._error: BaseException | None = None
+        self._has_news = asyncio.Event()
 
     async def next_results(self) -> list[Result]:
         """Results that came since the last call, one at least; none at the end.
@@ -199,52 +193,47 @@ class _Requests:
             worker = asyncio.get_running_loop().create_task(self._work(self._idle.pop()))
             self._workers.add(worker)
             worker.add_done_callback(self._end)
-        while not self._ended.empty() or (self._workers and self._error is None):
-            ended = [await self._ended.get()]
-            while not self._ended.empty():
-                ended.append(self._ended.get_nowait())
-            if results := [result for item in ended for result in self._settle(item)]:
-                return results
-        if self._error is not None:
-            raise self._error
-        results, self._failed = self._failed, []
+        while not self._results and self._workers and self._error is None:
+            self._has_news.clear()
+            await self._has_news.wait()
+        if not self._results:
+            if self._error is not None:
+                raise self._error
+            self._results, self._failed = self._failed, []
+        results, self._results = self._results, []
         return results
 
     async def _work(self, connection: Connection) -> None:
         try:
             for i, question in self._questions:
-                self._ended.put_nowait((i, await self._ask(connection, question)))
+                self._settle((i, await self._ask(connection, question)))
         finally:
             connection.close()
 
     def _end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
-        if not worker.cancelled() and (error := worker.exception()) is not None:
-            self._ended.put_nowait(error)
-        elif not self._workers:
-            self._ended.put_nowait(None)
+        if not worker.cancelled():
+            self._error = self._error or worker.exception()
+        self._has_news.set()
 
-    def _settle(self, item: Result | BaseException | None) -> list[Result]:
+    def _settle(self, result: Result) -> None:
         """Hold a failure back until the server has answered another document.
 
         Too many failures in a row are an error, and none of them becomes a label.
         """
-        if item is None:
-            return []
-        if isinstance(item, BaseException):
-            self._error = self._error or item
-            return []
-        if is_failure(item[1]):
-            self._failed.append(item)
-            if len(self._failed) >= MAX_FAILED_IN_A_ROW:
-                reason = f"{item[1].finish_reason}: {item[1].raw[:200]!r}"
-                expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
-                self._error = self._error or down(self._model, reason, expected)
-            return []
-        if self._error is not None:
-            return [item]
-        settled, self._failed = [*self._failed, item], []
-        return settled
+        if not is_failure(result[1]):
+            if self._error is None:
+                self._results += self._failed
+                self._failed = []
+            self._results.append(result)
+            self._has_news.set()
+            return
+        self._failed.append(result)
+        if len(self._failed) >= MAX_FAILED_IN_A_ROW and self._error is None:
+            reason = f"{result[1].finish_reason}: {result[1].raw[:200]!r}"
+            expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
+            self._error = down(self._model, reason, expected)
+            self._has_news.set()
 
     async def close(self) -> None:
         """End what is under way."""
