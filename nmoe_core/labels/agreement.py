@@ -1,9 +1,9 @@
 """How well predictions agree with the oracle, and what source or length alone would have given.
 
-Rank correlations use mean ranks for ties. A predictor that knows only a document's source, or only
-its length, is shown beside every head: agreement below it says that nothing was learned about the
-text. Ranks, Spearman and AUC are written out, because scipy's and scikit-learn's take 4 to 80 times
-as long and every bootstrap calls them 200 times; the other figures are theirs, and loaded on call.
+A predictor that knows only a document's source, or only its length, is shown beside every head:
+agreement below it says that nothing was learned about the text. Ranks, Spearman and AUC are written
+out, because scipy's and scikit-learn's take 4 to 80 times as long and every bootstrap calls them
+200 times; the other figures are theirs, and loaded on call.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarr
 
 
 def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -> float | None:
-    """Agreement of grades 0..num_grades-1 beyond chance, errors weighed by their square.
-
-    Cohen 1968. None when both sides have one grade, the same.
-    """
+    """Cohen's kappa of grades 0..num_grades-1; None when both sides have one grade, the same."""
     from sklearn.metrics import cohen_kappa_score
 
     if np.ptp(np.concatenate([predicted, truth])) == 0:
@@ -83,10 +80,9 @@ def average_precision(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 def isotonic(scores: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The non-decreasing function of the score nearest to the outcomes, by pooling violators.
+    """The non-decreasing function of the score nearest to the outcomes.
 
-    Returns:
-        Ascending distinct scores and the value at each; read between them with `numpy.interp`.
+    Returns ascending distinct scores and the value at each, to be read with `numpy.interp`.
     """
     from scipy.optimize import isotonic_regression
 
@@ -182,14 +178,10 @@ def baselines(
     """What predictors that do not read the text reach on val, after the same training labels.
 
     Args:
-        train: The oracle's scores `[N, 5]`, sources, and document lengths `[N]` in tokens; a length
-            of 0 is one that is not known.
+        train: The oracle's scores `[N, 5]`, sources, and document lengths `[N]` in tokens (0 where
+            unknown).
         val: The same of the val documents.
         weights: Of the aggregate.
-
-    Returns:
-        `spearman_source_only`, `spearman_length_only` and its `_within_source` form, and
-        `mae_mean_only` of each dimension.
     """
     fitted, truth = aggregate(train[0], weights), aggregate(val[0], weights)
     by_source = _group_means(train[1], fitted, val[1])

@@ -1,9 +1,8 @@
 """Intervals: of a share (Wilson), of an error rate from above (Clopper-Pearson), of any statistic.
 
-All are for 95 % unless told otherwise. scipy is loaded where it is called, so that reading results
-needs none. Wilson's interval and the bootstrap are written out: scipy's take no fractional counts,
-and no statistic that is undefined on some draws. The bootstrap has a fixed seed, so it repeats; a
-statistic that is undefined on more than half of the draws has no interval.
+scipy is loaded where it is called, so that reading results needs none. Wilson's interval and the
+bootstrap are written out: scipy's take no fractional counts, and no statistic that is undefined on
+some draws.
 """
 
 from __future__ import annotations
@@ -68,7 +67,10 @@ def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
 
 
 def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -> Interval | None:
-    """95 % percentile interval of a statistic of rows, drawn with replacement."""
+    """95 % percentile interval of a statistic of rows, drawn with replacement from a fixed seed.
+
+    None where the statistic is undefined on more than half of the draws.
+    """
     rng = np.random.default_rng(0)
     draws = (rng.integers(0, num_items, num_items) for _ in range(NUM_RESAMPLES))
     values = [v for draw in draws if (v := statistic(draw)) is not None]

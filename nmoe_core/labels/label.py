@@ -102,10 +102,7 @@ def label_shard(
 
 
 class _Labelling:
-    """The files of one shard's labels, what they are made from, and the records that count.
-
-    `marks` holds one mark per labelled document.
-    """
+    """The files of one shard's labels, what they are made from, and its labelled documents."""
 
     def __init__(
         self, documents: Documents, out_dir: Path, oracle: Oracle, progress: Progress | None

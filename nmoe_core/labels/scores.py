@@ -2,12 +2,18 @@
 
 Oracle scores are integers 0..4; heads give real numbers that are clamped to 0..4. Every aggregate
 in the platform comes from `aggregate`, so a decision can be recomputed from a row of scores.
+
+An oracle's whole final answer is one JSON object, or it is no answer. An object among other words
+may be a guess, a quotation from the document, or what the document told the model to say, so it is
+taken only on request, and marked as salvaged; two objects in one answer are none.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +24,9 @@ from nmoe_core.config.rubric import DIMENSIONS, MAX_GRADE
 # Numbers are stored with six decimals and decided on as stored: what a reader recomputes from a
 # file is what was decided.
 DECIMALS = 6
+_FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
+# A whole answer may stand in a Markdown fence.
+_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```\s*", re.IGNORECASE)
 UNIFORM_WEIGHTS: dict[str, float] = {name: 1 / len(DIMENSIONS) for name in DIMENSIONS}
 
 
@@ -62,6 +71,23 @@ def _grade(name: str, value: object) -> int:
 
 def _bad_scores(found: str, expected: str) -> LabelError:
     return LabelError("not a set of scores", found=found, expected=expected, code="E-LABEL-SCORES")
+
+
+def read_scores(text: str, salvage: bool = False) -> tuple[dict[str, int] | None, bool]:
+    """The scores that an answer gives, or None; and whether they stood among other words.
+
+    Args:
+        text: The final answer.
+        salvage: Where the whole is not the object, take the only flat object among other words.
+    """
+    fenced = _FENCED.fullmatch(text)
+    with suppress(LabelError):
+        return parse_scores(fenced[1] if fenced else text), False
+    objects = _FLAT_OBJECT.findall(text) if salvage else []
+    if len(objects) == 1:
+        with suppress(LabelError):
+            return parse_scores(objects[0]), True
+    return None, False
 
 
 def as_vector(scores: Mapping[str, float]) -> list[float]:

@@ -15,10 +15,7 @@ from nmoe_core.labels.oracle import Oracle
 def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
     """The oracle that `table.kind` names; no weights are loaded and no server is asked yet.
 
-    Args:
-        table: Kind and settings.
-        rubric: What it is asked; the heuristic does not read it.
-        resolve: Makes a path of the table absolute.
+    `resolve` makes a path of the table absolute.
 
     Raises:
         ConfigError: A key's environment variable is not set (E-CONFIG-MISSING) or holds what

@@ -34,7 +34,7 @@ class ReplyTooLargeError(OSError):
 
 
 class Address:
-    """A URL (`http://` or `https://`) to post to, and the headers that go with each request."""
+    """A URL to post to, and the headers that go with each request."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)

@@ -16,13 +16,15 @@ import orjson
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, OracleResult, Question
-from nmoe_core.labels.oracles.prompt import (
+from nmoe_core.labels.oracles.harmony import (
     DOCUMENT_HEAD,
     DOCUMENT_TAIL,
-    answer_schema,
-    read_scores,
-    without_control_spelling,
+    NO_LIMIT,
+    STOP_IDS,
+    JudgePrompt,
+    encoding,
 )
+from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, read_scores
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
@@ -34,16 +36,21 @@ _MESSAGE = re.compile(
     r"(?: ?<\|constrain\|>json)?<\|message\|>(?P<text>[^<]*(?:<(?!\|)[^<]*)*)"
 )
 _BETWEEN, _ENDS = "<|end|>", ("", "<|end|>", "<|return|>", "<|call|>")
-_SCHEMA = {"name": "scores", "strict": True, "schema": answer_schema()}
-_RESPONSE_FORMAT = orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": _SCHEMA}))
+_GRADE = {"type": "integer", "minimum": 0, "maximum": MAX_GRADE}
+_SCHEMA = {
+    "type": "object",
+    "properties": dict.fromkeys(DIMENSIONS, _GRADE),
+    "required": list(DIMENSIONS),
+    "additionalProperties": False,
+}
+_NAMED_SCHEMA = {"name": "scores", "strict": True, "schema": _SCHEMA}
+_RESPONSE_FORMAT = orjson.Fragment(
+    orjson.dumps({"type": "json_schema", "json_schema": _NAMED_SCHEMA})
+)
 
 
 class Dialect:
     """How to ask a server, and how to read what it says.
-
-    Args:
-        table: Model and limits.
-        salvage: Take scores among other words too, marked.
 
     Attributes:
         path: Below the server's base URL.
@@ -65,7 +72,9 @@ class Dialect:
             "temperature": RETRY_TEMPERATURE if question.attempt else 0,
             "seed": self._table.seed + question.attempt,
         }
-        prompt = self._prompt(without_control_spelling(question.text))
+        # Chat servers hand message text to tokenizers that may read a spelling such as `<|end|>` as
+        # the token; a space after the bracket keeps it readable and makes it text everywhere.
+        prompt = self._prompt(question.text.replace("<|", "< |").replace("<｜", "< ｜"))
         return orjson.dumps(settings | self._fixed | prompt)
 
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
@@ -137,8 +146,6 @@ class CompletionsDialect(Dialect):
     path = "completions"
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
-        from nmoe_core.labels.oracles.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding
-
         super().__init__(table, salvage)
         self._is_opened = table.reasoning_effort == "none"
         prompt = JudgePrompt(rubric, NO_LIMIT, "none" if self._is_opened else "low")

@@ -20,13 +20,13 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
 from nmoe_core.labels.oracles.harmony import (
     OPEN_FINAL,
+    PROMPT_VERSION,
     STOP_IDS,
     TO_FINAL,
     VOCAB_SIZE,
     JudgePrompt,
     read_answer,
 )
-from nmoe_core.labels.oracles.prompt import PROMPT_VERSION
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import EngineOracleTable
@@ -43,7 +43,7 @@ class _Answer:
     """One answer under way: its tokens, and those it is made to write next."""
 
     index: int
-    attempt: int
+    question: Question
     is_truncated: bool
     final_from: int
     tokens: list[int] = field(default_factory=list)
@@ -66,12 +66,6 @@ class _Answer:
 class EngineOracle(MeasuredOracle):
     """Labels with a checkpoint of gpt-oss, through the project's own engine.
 
-    Args:
-        checkpoint: Directory of the weights.
-        table: Device, lengths and batch.
-        rubric: The instructions.
-        salvage: Take, and mark, scores that stand among other words.
-
     Raises:
         CheckpointError: There is no checkpoint, or its vocabulary is not gpt-oss's.
         ConfigError: max_ctx does not hold max_new, the rubric and a document (E-CONFIG-CONTEXT).
@@ -86,13 +80,19 @@ class EngineOracle(MeasuredOracle):
         self._prompt = JudgePrompt(rubric, table.max_ctx - table.max_new, table.reasoning)
         with open_checkpoint(checkpoint) as opened:
             config = opened.config
-        _check_vocabulary(checkpoint, config)
-        fixed = [self._prompt.prefix, self._prompt.suffix]
+        if config.vocab_size < VOCAB_SIZE:
+            raise CheckpointError(
+                "the model does not have the vocabulary of gpt-oss",
+                where=checkpoint,
+                found=f"{config.vocab_size} tokens",
+                expected=VOCAB_SIZE,
+                code="E-CHECKPOINT-SHAPE",
+            )
         facts: dict[str, Any] = {
             "backend": "engine",
             "weights": checkpoint_digest(checkpoint),
             "prompt": PROMPT_VERSION,
-            "prompt_tokens_sha256": sha256_json(fixed),
+            "prompt_tokens_sha256": sha256_json([self._prompt.prefix, self._prompt.suffix]),
             "rubric": rubric.hash,
             "max_ctx": table.max_ctx,
             "max_new": table.max_new,
@@ -109,32 +109,23 @@ class EngineOracle(MeasuredOracle):
         """Results as answers end; as many more questions are taken as there is room for."""
         weights = self._checkpoint, self.facts["weights"]
         generator = load_generator(*weights, self._table)  # pyright: ignore[reportArgumentType]
+        # Reasoning that would leave no room for an answer is cut there; `none` never reasons.
+        room = max(0, self._table.max_new - FINAL_TOKENS - len(TO_FINAL))
+        final_from = -1 if self._table.reasoning == "none" else room
         source, running = enumerate(questions), dict[int, _Answer]()
         try:
             while True:
                 # Twice the batch: a place that gets free is filled in the same step.
                 while len(running) < 2 * self._table.max_batch and (item := next(source, None)):
-                    self._admit(generator, running, *item)
+                    prompt = self._prompt.prompt(item[1].text)
+                    seq_id = generator.add(prompt.tokens, self._table.max_new)
+                    running[seq_id] = _Answer(*item, prompt.is_truncated, final_from)
                 if not running:
                     return
                 yield from self._step(generator, running)
         finally:
             for seq_id in running:
                 generator.cancel(seq_id)
-
-    def _admit(
-        self,
-        generator: BatchedGenerator,
-        running: dict[int, _Answer],
-        index: int,
-        question: Question,
-    ) -> None:
-        prompt = self._prompt.prompt(question.text)
-        # Reasoning that would leave no room for an answer is cut there; `none` never reasons.
-        room = max(0, self._table.max_new - FINAL_TOKENS - len(TO_FINAL))
-        final_from = -1 if self._table.reasoning == "none" else room
-        seq_id = generator.add(prompt.tokens, self._table.max_new)
-        running[seq_id] = _Answer(index, question.attempt, prompt.is_truncated, final_from)
 
     def _step(
         self, generator: BatchedGenerator, running: dict[int, _Answer]
@@ -148,8 +139,8 @@ class EngineOracle(MeasuredOracle):
         likeliest = logits.argmax(-1).tolist()
         for row, seq_id in enumerate(seq_ids):
             answer, token = running[seq_id], likeliest[row]
-            if answer.attempt:
-                sampling = Sampling(RETRY_TEMPERATURE, seed=answer.attempt)
+            if attempt := answer.question.attempt:
+                sampling = Sampling(RETRY_TEMPERATURE, seed=attempt)
                 token = sample(logits[row], sampling, len(answer.tokens))
             token = answer.take(token)
             is_last = token in STOP_IDS or len(answer.tokens) == self._table.max_new
@@ -170,17 +161,6 @@ def model_name(config: ModelConfig) -> str:
     """`gpt-oss-20b` and `gpt-oss-120b` by their shapes; others say what they are."""
     shape = (config.num_hidden_layers, config.hidden_size, config.num_experts)
     return _PUBLISHED.get(shape, "gpt-oss-shaped-{}x{}x{}".format(*shape))
-
-
-def _check_vocabulary(checkpoint: Path, config: ModelConfig) -> None:
-    if config.vocab_size < VOCAB_SIZE:
-        raise CheckpointError(
-            "the model does not have the vocabulary of gpt-oss",
-            where=checkpoint,
-            found=f"{config.vocab_size} tokens",
-            expected=VOCAB_SIZE,
-            code="E-CHECKPOINT-SHAPE",
-        )
 
 
 @functools.lru_cache(maxsize=1)

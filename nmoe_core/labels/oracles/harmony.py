@@ -17,7 +17,7 @@ from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult
-from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL, read_scores
+from nmoe_core.labels.scores import read_scores
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.vocabulary import O200K, cache_dir, ensure_vocabulary
 
@@ -37,6 +37,11 @@ TO_FINAL = (END, START, _ASSISTANT, *OPEN_FINAL)
 # Prompt length for servers, which have a limit of their own.
 NO_LIMIT = 1 << 30
 CONVERSATION_DATE = "2025-06-01"
+# The lines around a document and the schema of the answer belong to this version, which labels
+# carry through their scorer's.
+PROMPT_VERSION = "document-between-lines/1"
+DOCUMENT_HEAD = "Text:\n\n"
+DOCUMENT_TAIL = "\n\nEnd of the text. Output the JSON object only."
 _RANKS_NAME = "o200k_base.tiktoken"
 
 
@@ -49,11 +54,7 @@ class Prompt(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def encoding() -> HarmonyEncoding:
-    """The Harmony encoding of gpt-oss, loaded offline, once in a process.
-
-    Raises:
-        TokenizerError: openai-harmony is not installed, or refuses the vocabulary.
-    """
+    """The Harmony encoding of gpt-oss, loaded offline, once in a process."""
     try:
         import openai_harmony
     except ImportError as error:
@@ -82,25 +83,22 @@ def encoding() -> HarmonyEncoding:
 
 
 class JudgePrompt:
-    """Prompts of one rubric, none longer than `max_tokens`.
-
-    Args:
-        rubric: The instructions.
-        max_tokens: Most tokens of a prompt.
-        reasoning: `low`, or `none` to open the final channel at once.
+    """Prompts of one rubric of at most `max_tokens`; reasoning `none` opens the final channel.
 
     Raises:
         ConfigError: The rubric leaves no room for a document (E-CONFIG-CONTEXT).
     """
 
     def __init__(self, rubric: Rubric, max_tokens: int, reasoning: Reasoning = "low") -> None:
-        self._encoding = encoding()
-        ids = self._fixed(rubric.text())
+        ids = _fixed_part(rubric.text())
+        head, tail = (
+            encoding().encode(text, disallowed_special=())
+            for text in (DOCUMENT_HEAD, DOCUMENT_TAIL)
+        )
         # The empty user message ends with its `<|message|>`; the document goes behind it.
         cut = len(ids) - ids[::-1].index(MESSAGE)
-        self.prefix = ids[:cut] + self._plain(DOCUMENT_HEAD)
-        opening = list(OPEN_FINAL) if reasoning == "none" else []
-        self.suffix = self._plain(DOCUMENT_TAIL) + ids[cut:] + opening
+        opening = OPEN_FINAL if reasoning == "none" else ()
+        self.prefix, self.suffix = [*ids[:cut], *head], [*tail, *ids[cut:], *opening]
         self.max_document_tokens = max_tokens - len(self.prefix) - len(self.suffix)
         if self.max_document_tokens < 1:
             raise ConfigError(
@@ -111,27 +109,26 @@ class JudgePrompt:
                 code="E-CONFIG-CONTEXT",
             )
 
-    def _fixed(self, instructions: str) -> list[int]:
-        import openai_harmony as oh
-
-        system = oh.SystemContent.new().with_reasoning_effort(oh.ReasoningEffort.LOW)
-        system = system.with_conversation_start_date(CONVERSATION_DATE)
-        system = system.with_required_channels(["analysis", "final"])
-        developer = oh.DeveloperContent.new().with_instructions(instructions)
-        contents = ((oh.Role.SYSTEM, system), (oh.Role.DEVELOPER, developer), (oh.Role.USER, ""))
-        messages = [oh.Message.from_role_and_content(*content) for content in contents]
-        conversation = oh.Conversation.from_messages(messages)
-        return self._encoding.render_conversation_for_completion(conversation, oh.Role.ASSISTANT)
-
-    def _plain(self, text: str) -> list[int]:
-        return self._encoding.encode(text, disallowed_special=())
-
     def prompt(self, text: str) -> Prompt:
         """The prompt about a document, which keeps its beginning where it is too long."""
         room = self.max_document_tokens
         # Not by the library's own encoder: a long run of one character takes it minutes.
         ids = load_tokenizer().encode_long(text, room + 1).tolist()
         return Prompt([*self.prefix, *ids[:room], *self.suffix], len(ids) > room)
+
+
+def _fixed_part(instructions: str) -> list[int]:
+    """Tokens of the conversation with an empty user message."""
+    import openai_harmony as oh
+
+    system = oh.SystemContent.new().with_reasoning_effort(oh.ReasoningEffort.LOW)
+    system = system.with_conversation_start_date(CONVERSATION_DATE)
+    system = system.with_required_channels(["analysis", "final"])
+    developer = oh.DeveloperContent.new().with_instructions(instructions)
+    contents = ((oh.Role.SYSTEM, system), (oh.Role.DEVELOPER, developer), (oh.Role.USER, ""))
+    messages = [oh.Message.from_role_and_content(*content) for content in contents]
+    conversation = oh.Conversation.from_messages(messages)
+    return encoding().render_conversation_for_completion(conversation, oh.Role.ASSISTANT)
 
 
 def read_answer(
@@ -153,16 +150,13 @@ def read_answer(
     reason = "parser_error" if is_broken else "length"
     if has_stopped and not is_broken:
         reason = "final_stop" if last_channel == "final" else "stop_outside_final"
-    if last_channel == "final" and not is_broken:
-        scores, is_salvaged = read_scores(final, salvage)
-    elif salvage:
-        scores, is_salvaged = read_scores(final, salvage)
+    is_answer = last_channel == "final" and not is_broken
+    scores, is_salvaged = read_scores(final, salvage) if is_answer or salvage else (None, False)
+    if salvage and not is_answer:
         if scores is None and last_channel in (None, "final"):
             final = _decode(_after_final_marker(tokens))
-            scores, is_salvaged = read_scores(final, salvage)
+            scores, _ = read_scores(final, salvage)
         is_salvaged = scores is not None
-    else:
-        scores, is_salvaged = None, False
     if scores is None:
         return OracleResult(None, final or _decode(tokens), reason, len(tokens))
     return OracleResult(scores, "", reason, len(tokens), is_salvaged)
@@ -179,13 +173,12 @@ def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, b
             parser.process(token)
             if parser.current_channel == "final" and parser.last_content_delta:
                 parts.append(parser.last_content_delta)
-        channel = parser.current_channel
-        if channel is None:
-            done = parser.messages
-            channel = done[-1].channel if done else None
-        return "".join(parts), channel, False
     except oh.HarmonyError:
         return "".join(parts), parser.current_channel, True
+    channel = parser.current_channel
+    if channel is None and parser.messages:
+        channel = parser.messages[-1].channel
+    return "".join(parts), channel, False
 
 
 def _after_final_marker(tokens: Sequence[int]) -> list[int]:

@@ -1,14 +1,11 @@
 """An oracle without a model: fixed text statistics mapped to the five dimensions.
 
-It stands in where no language model can run, and every label names it: its scorer model is
-`heuristic`. Each dimension is a weighted mean of two to five statistics (see `text_statistics`),
-each mapped to 0..1 by a piecewise-linear curve, and the mean mapped to a grade 0..4 by another.
-All numbers are in `DIMENSION_CURVES` below; they were set once so that grades spread over English
-documentation and Python source; no number is fitted at run time. No statistic is the length of the
-text or grows with it. It judges form alone: it does not know whether a statement is true, and its
-word list is English. A text whose letters are mostly not Latin is not scored
-(`unsupported_script`): too few of the statistics apply to it. Cost: about a third of a
-millisecond per document.
+Each dimension is a weighted mean of two to five statistics (see `text_statistics`), each mapped to
+0..1 by a piecewise-linear curve, and the mean mapped to a grade 0..4 by another. All numbers are in
+`DIMENSION_CURVES`; they were set once so that grades spread over English documentation and Python
+source. No statistic is the length of the text or grows with it. It judges form alone: it does not
+know whether a statement is true, and its word list is English. Cost: a third of a millisecond per
+document.
 """
 
 from __future__ import annotations
@@ -23,9 +20,6 @@ from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 
 SCORER_MODEL = "heuristic"
 SCORER_VERSION = "text-statistics-v2"
-FINISH_SCORED = "scored"
-FINISH_EMPTY = "empty_text"
-FINISH_SCRIPT = "unsupported_script"
 MIN_LATIN_SHARE = 0.5
 _GRADES = tuple(float(grade) for grade in range(MAX_GRADE + 1))
 
@@ -111,15 +105,16 @@ class HeuristicOracle:
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """One result per text; white space and scripts that are not measured get no scores."""
+        """One result per text; blank texts and those mostly not in Latin letters get no scores."""
         for i, question in enumerate(questions):
-            statistics = text_statistics.measure(question.text)
+            statistics, scores, reason = text_statistics.measure(question.text), None, "scored"
             if not statistics:
-                yield i, OracleResult(None, "", FINISH_EMPTY)
+                reason = "empty_text"
             elif text_statistics.latin_share(question.text) < MIN_LATIN_SHARE:
-                yield i, OracleResult(None, "", FINISH_SCRIPT)
+                reason = "unsupported_script"
             else:
-                yield i, OracleResult(grade(statistics), "", FINISH_SCORED)
+                scores = grade(statistics)
+            yield i, OracleResult(scores, "", reason)
 
 
 def grade(statistics: Mapping[str, float]) -> dict[str, int]:
@@ -133,10 +128,10 @@ def grade(statistics: Mapping[str, float]) -> dict[str, int]:
 
 def _grade(statistics: Mapping[str, float], dimension: DimensionCurves) -> int:
     total = weight = 0.0
-    for curve in dimension.curves:
-        if curve.statistic in statistics:
-            total += curve.weight * _interpolate(statistics[curve.statistic], curve.at, curve.gives)
-            weight += curve.weight
+    for statistic, share, at, gives in dimension.curves:
+        if statistic in statistics:
+            total += share * _interpolate(statistics[statistic], at, gives)
+            weight += share
     if not weight:
         return 0
     # Halves go up: rounding to even would favour grades 0, 2 and 4.

@@ -2,7 +2,7 @@
 
 A connection sends its next request when it has the last answer; answers come in any order. The
 answer's JSON schema is asked for and always checked here, since servers ignore schemas silently. An
-overloaded or absent server slows the run down and at last ends it (`flow`); a document that the
+overloaded or absent server slows the run down and at last ends it (`Flow`); a document that the
 server refuses, or keeps failing on, becomes a failed label with its reason (see `replies`). A wrong
 key or address, and a reply from another model, end the run at once. No message and no record holds
 the key. Cost beside the server's time: about a quarter of a millisecond of one core per document.
@@ -23,9 +23,8 @@ from nmoe_core.base.redact import Redactor
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
 from nmoe_core.labels.oracles.dialects import DIALECTS
-from nmoe_core.labels.oracles.flow import Flow, backoff_s, down
-from nmoe_core.labels.oracles.prompt import PROMPT_VERSION
-from nmoe_core.labels.oracles.replies import Reply, is_failure, post
+from nmoe_core.labels.oracles.harmony import PROMPT_VERSION
+from nmoe_core.labels.oracles.replies import Flow, Reply, backoff_s, down, is_failure, post
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
@@ -38,14 +37,7 @@ Result = tuple[int, OracleResult]
 
 
 class HttpOracle(MeasuredOracle):
-    """Asks a server about each document.
-
-    Args:
-        table: Server, model and limits.
-        rubric: The instructions.
-        api_key: Sent as a bearer token if given; part of no record.
-        salvage: Take, and mark, scores that stand among other words.
-    """
+    """Asks a server about each document; `api_key` is sent as a bearer token if given."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 
 WINDOW_CHARS = 400
@@ -40,20 +41,17 @@ _GUIDANCE = frozenset(
 
 
 def measure(text: str) -> dict[str, float]:
-    """All statistics of `text`; one that has no occasion in the text is left out.
+    """Statistics of `text` by name; one that has no occasion in the text is left out.
 
-    Returns:
-        Name to value: `guidance`, `short_words`, `long_words`, `variety`, `overlap`,
-        `segment_words`, `prose`, `repetition`, `indentation`, `sentence_form`, `spacing`,
-        `nesting`, `depth`, `symbols`, `compression`. All are shares in 0..1, but for
-        `segment_words` (words), `depth` (brackets), and `compression`, which may pass 1.
+    All are shares in 0..1, but for `segment_words` (words), `depth` (brackets), and `compression`,
+    which may pass 1.
     """
     totals: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for window in windows(text):
         for name, value in _window_statistics(window):
             totals[name] = totals.get(name, 0.0) + value
-            counts[name] = counts.get(name, 0) + 1
+            counts[name] += 1
     return {name: total / counts[name] for name, total in totals.items()}
 
 
@@ -79,16 +77,18 @@ def windows(text: str) -> list[str]:
 
 def _window_statistics(window: str) -> Iterator[tuple[str, float]]:
     words = [word.lower() for word in _WORD.findall(window)]
-    lines = [line for line in window.split("\n") if line.strip()]
     yield from _word_statistics(words)
     yield from _segment_statistics(window)
-    yield from _line_statistics(lines)
+    yield from _line_statistics([line for line in window.split("\n") if line.strip()])
     yield from _punctuation_statistics(window)
     yield from _bracket_statistics(window)
     num_visible = sum(map(len, window.split()))
     if num_visible:
         yield "symbols", 1 - sum(map(len, words)) / num_visible
-        yield "compression", _compression(window)
+        # White space is evened out, so that indents do not count; a longer block compresses better.
+        block = " ".join(window.split()).encode("utf-8", "replace")[:BLOCK_BYTES]
+        deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
+        yield "compression", len(deflate.compress(block) + deflate.flush()) / len(block)
 
 
 def _word_statistics(words: list[str]) -> Iterator[tuple[str, float]]:
@@ -124,9 +124,8 @@ def _line_statistics(lines: list[str]) -> Iterator[tuple[str, float]]:
     if len(lines) > 1:
         firsts = [line.split(None, 1)[0] for line in lines]
         shapes = [re.sub(r"\w+", "w", line) for line in lines]
-        alike = sum(
-            firsts[i] == firsts[i + 1] or shapes[i] == shapes[i + 1] for i in range(len(lines) - 1)
-        )
+        pairs = itertools.pairwise(zip(firsts, shapes))
+        alike = sum(a[0] == b[0] or a[1] == b[1] for a, b in pairs)
         yield "repetition", alike / (len(lines) - 1)
         yield "indentation", _indentation(lines)
 
@@ -165,8 +164,7 @@ def _punctuation_statistics(window: str) -> Iterator[tuple[str, float]]:
 def _bracket_statistics(window: str) -> Iterator[tuple[str, float]]:
     """Share of brackets that close what is open, and how deep the matched ones lie on average.
 
-    A window cuts through brackets: a closer before any opener, and openers never closed, are left
-    out of the share.
+    A window cuts through brackets: closers before any opener and open ones at the end do not count.
     """
     open_brackets: list[str] = []
     num_matched = num_crossed = total_depth = 0
@@ -182,13 +180,3 @@ def _bracket_statistics(window: str) -> Iterator[tuple[str, float]]:
     if num_matched + num_crossed:
         yield "nesting", num_matched / (num_matched + num_crossed)
     yield "depth", total_depth / num_matched if num_matched else 0.0
-
-
-def _compression(window: str) -> float:
-    """Deflated size over size of one block, white space evened out, so that indents do not count.
-
-    The block has one size, because a longer one compresses better.
-    """
-    block = " ".join(window.split()).encode("utf-8", "replace")[:BLOCK_BYTES]
-    deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
-    return len(deflate.compress(block) + deflate.flush()) / len(block)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nmoe_core.labels.oracles import flow
+from nmoe_core.labels.oracles import replies
 from tests.core.labels.oracles.server import JudgeServer
 
 
@@ -19,4 +19,4 @@ def server() -> Iterator[JudgeServer]:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(replies, "FIRST_PAUSE_S", 0.02)

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracles import harmony
 from nmoe_core.labels.oracles.dialects import final_text
-from nmoe_core.labels.oracles.harmony import CALL, END, RETURN, JudgePrompt, encoding, read_answer
-from nmoe_core.labels.oracles.prompt import DOCUMENT_HEAD, DOCUMENT_TAIL, read_scores
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.oracles.harmony import (
+    CALL,
+    DOCUMENT_HEAD,
+    DOCUMENT_TAIL,
+    END,
+    RETURN,
+    JudgePrompt,
+    encoding,
+    read_answer,
+)
+from nmoe_core.labels.scores import DIMENSIONS, read_scores
 from tests.core.labels.oracles.server import GOOD, OTHER, SCORES
 from tests.core.quality import RUBRIC
 from tests.refusals import refused

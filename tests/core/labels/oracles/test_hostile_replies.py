@@ -102,7 +102,7 @@ def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
-    monkeypatch.setattr("nmoe_core.labels.oracles.flow.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("nmoe_core.labels.oracles.replies.FIRST_PAUSE_S", 0.001)
     server.always(ECHOES[name])
     label(server.url, tmp_path, 20, "--api-key-env", "JUDGE_KEY")
     assert f"Bearer {KEY}" in server.headers[0]

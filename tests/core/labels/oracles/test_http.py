@@ -22,9 +22,8 @@ from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle, Question
 from nmoe_core.labels.oracles import make_oracle
-from nmoe_core.labels.oracles.flow import Flow
 from nmoe_core.labels.oracles.http import HttpOracle
-from nmoe_core.labels.oracles.replies import retry_after_s
+from nmoe_core.labels.oracles.replies import Flow, retry_after_s
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.labels.oracles.server import (
