@@ -18,7 +18,7 @@ import orjson
 
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Record
+from nmoe_core.sources.records import Reading, Record
 
 _SUFFIXES = {".py", ".pyi", ".md", ".rst", ".txt", ".html", ".h", ".c", ".tex", ".po", ".js"}
 _NAMES = {"METADATA", "copyright", "README", "NEWS"}
@@ -58,7 +58,7 @@ def _corpora(directory: Path | None) -> Iterator[str]:
     if directory is None:
         return
     for file in find_files(["**/*.jsonl*"], directory):
-        for block in JsonlSource("corpus", [file]).blocks():
+        for block in JsonlSource(Reading("corpus"), [file]).blocks():
             yield from (r.text for r in block.records() if isinstance(r, Record))
 
 

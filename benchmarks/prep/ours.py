@@ -14,7 +14,7 @@ from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Split
+from nmoe_core.sources.records import Reading, Split
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     settings = PrepSettings(
         name="bench", compute=ComputeTable(workers=arguments.workers), engine=arguments.engine
     )
-    source = JsonlSource("bench", find_files([arguments.path.name], arguments.path.parent))
+    source = JsonlSource(Reading("bench"), find_files([arguments.path.name], arguments.path.parent))
     buckets = None if arguments.bucket is None else [arguments.bucket]
     existing = "update" if arguments.bucket is None else "remake"
     prep_shards(Split(source), settings, arguments.out, buckets, existing, progress)

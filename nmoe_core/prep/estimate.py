@@ -23,8 +23,8 @@ from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.sources.open import open_reader
 from nmoe_core.sources.records import BadRecord, Source
-from nmoe_core.sources.spec import open_reader
 from nmoe_core.sources.split import SplitExpression, parse_split
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Engine, load_tokenizer

@@ -24,7 +24,8 @@ from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
-from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.sources.open import open_source
+from nmoe_core.sources.spec import SourceSpec
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 

@@ -24,10 +24,11 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings, shard_format
-from nmoe_core.sources.decompress import READERS
+from nmoe_core.sources.decompress import COMPRESSED
 from nmoe_core.sources.digests import keep_digests, recall_digests
+from nmoe_core.sources.open import open_source
 from nmoe_core.sources.records import Split
-from nmoe_core.sources.spec import SourceKind, SourceSpec, open_source
+from nmoe_core.sources.spec import SourceKind, SourceSpec
 from nmoe_core.text.tokenizer import Engine
 
 _KINDS: dict[str, SourceKind] = {
@@ -119,7 +120,7 @@ def _open(source: TextSource, name: str, urls: Sequence[str]) -> Split:
 
 def _kind(url: str) -> SourceKind:
     path = PurePosixPath(url)
-    return _KINDS.get((path.with_suffix("") if path.suffix in READERS else path).suffix, "files")
+    return _KINDS.get((path.with_suffix("") if path.suffix in COMPRESSED else path).suffix, "files")
 
 
 @contextmanager

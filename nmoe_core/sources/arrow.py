@@ -1,82 +1,171 @@
-"""Source kind `arrow`: rows of Arrow IPC files and streams (what `datasets` caches are made of).
+"""Source kinds `parquet` and `arrow`: rows of files, on this machine or in a store.
 
-One record batch is held at a time and only its text and id columns are decoded; a local file is
-memory-mapped. A run goes on at a record batch; the batches of a stream before it are passed over
-unread where the file is mapped. A file that cannot be read to its end is an error that names it.
+Only the text and id columns are decoded, a row group or a record batch at a time, so memory does
+not follow the size of a file. Arrow files are IPC files and streams (what `datasets` caches are
+made of); a local one is memory-mapped. A run goes on at a row group or batch, without reading what
+is before it. A file that cannot be read to its end is an error that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.columns import ColumnsBlock, Origin, check_fields, cut_batch
-from nmoe_core.sources.files import RecordFileSource
-from nmoe_core.sources.parquet import arrow_errors
-from nmoe_core.sources.records import Position
+from nmoe_core.sources.columns import (
+    BLOCK_BYTES,
+    MAX_BLOCK_ROWS,
+    ColumnsBlock,
+    Group,
+    Place,
+    check_fields,
+    column_blocks,
+    cut_batch,
+)
+from nmoe_core.sources.files import FileSource
+from nmoe_core.sources.records import Position, Reading
 from nmoe_core.sources.storage import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-class ArrowSource(RecordFileSource[ColumnsBlock]):
-    """Rows of Arrow files, IPC files or IPC streams, as documents."""
+class _ColumnsSource(FileSource[ColumnsBlock]):
+    """Files of rows; a text column may hold text or bytes.
 
-    needs_pyarrow = True
+    Raises:
+        SourceError: pyarrow is not installed (E-SOURCE-EXTRA).
+    """
+
+    format: ClassVar[str]
+
+    def __init__(self, reading: Reading, files: Sequence[SourceFile]) -> None:
+        super().__init__(reading, files)
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise SourceError(
+                "reading Parquet and Arrow files needs the `pyarrow` package",
+                where=reading.source,
+                do="pip install 'nmoe-data[parquet]'",
+                code="E-SOURCE-EXTRA",
+            ) from error
 
     def check(self) -> None:
         """Read the first file's schema and check its fields."""
         for file in self.files[:1]:
-            next(self._batches(file), None)
+            next(self._groups(file, 0), None)
 
     def num_rows(self) -> int:
-        """Number of rows; passes over the batches of every file."""
-        return sum(batch.num_rows for file in self.files for batch, _ in self._batches(file))
+        """Number of rows; decodes none of them."""
+        return sum(group.num_rows for file in self.files for group in self._groups(file, 0))
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[ColumnsBlock]:
-        """`Position.offset` counts record batches, `line` the rows of the file."""
-        origin = Origin(file.where, f"{self.name}/{file.name}")
-        line, row = 0, start.row - start.line
-        for number, (batch, size_bytes) in enumerate(self._batches(file)):
-            if number < start.offset:
-                line, row = line + len(batch), row + len(batch)
-                continue
-            first_line, num_rows = line, len(batch)
-            for columns in self._pieces(file, batch):
-                if columns.nbytes > self.max_record_bytes:  # of one row, then
-                    raise self.too_long(f"{file.where}: row {line}")
-                here = Position(start.file, number, line, row)
-                line, row = line + len(columns), row + len(columns)
-                is_last = line == first_line + num_rows
-                end = Position(start.file, number + is_last, line, row)
-                if line > start.line:
-                    share = size_bytes * len(columns) // num_rows
-                    yield ColumnsBlock(
-                        origin, columns, here, end, share, self.fields, self.on_error
-                    )
+        """`Position.offset` counts row groups or record batches, `line` the rows of the file."""
+        place = Place(file.where, f"{self.reading.source}/{file.name}")
+        return column_blocks(self.reading, place, self._groups(file, start.offset), start)
 
-    def _pieces(self, file: SourceFile, batch: Any) -> Iterator[Any]:
-        with arrow_errors(file, "Arrow"):
-            yield from cut_batch(batch, self.fields)
+    def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
+        """The groups of a file from number `first` on."""
+        raise NotImplementedError
+
+    def _pieces(self, file: SourceFile, lines: range, batches: Iterable[Any]) -> Iterator[Any]:
+        line = lines.start
+        with self._errors(file):
+            for batch in batches:
+                for columns in cut_batch(batch, self.reading):
+                    if columns.nbytes > self.reading.max_record_bytes:  # of one row, then
+                        raise self.reading.too_long(f"{file.where}: row {line}")
+                    line += len(columns)
+                    yield columns
+        if line != lines.stop:
+            raise self._torn(file, f"a row group ends at row {line}, not {lines.stop}")
+
+    @contextmanager
+    def _errors(self, file: SourceFile) -> Iterator[None]:
+        """Turn what pyarrow raises over a file's bytes into one SourceError (E-SOURCE-TORN)."""
+        from pyarrow.lib import ArrowException
+
+        try:
+            yield
+        except (ArrowException, OSError, ValueError, EOFError) as error:
+            raise self._torn(file, " ".join(str(error).split())[:300]) from error
+
+    def _torn(self, file: SourceFile, cause: str) -> SourceError:
+        return SourceError(
+            f"not a whole {self.format} file: {cause}",
+            where=file.where,
+            do="restore the file, or leave it out with `exclude`",
+            code="E-SOURCE-TORN",
+        )
+
+
+class ParquetSource(_ColumnsSource):
+    """Rows of Parquet files as documents."""
+
+    format = "Parquet"
+
+    def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
+        import pyarrow.parquet as pq
+
+        with file.open() as stream, self._errors(file):
+            parquet = pq.ParquetFile(stream, page_checksum_verification=True)
+            groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
+            counts, total = [group.num_rows for group in groups], parquet.metadata.num_rows
+            if any(count < 0 for count in counts) or sum(counts) != total:
+                raise self._torn(file, "the row groups do not add up to the file's rows")
+            check_fields(parquet.schema_arrow, self.reading, file.where)
+            line, file_bytes = sum(counts[:first]), file.size_bytes()
+            for number, group in enumerate(groups[first:], first):
+                batches = parquet.iter_batches(
+                    _batch_rows(group),
+                    row_groups=[number],
+                    columns=self.reading.columns,
+                    use_threads=False,
+                )
+                lines = range(line, line + group.num_rows)
+                share = file_bytes * group.num_rows // max(total, 1)
+                pieces = self._pieces(file, lines, batches)
+                yield Group(number, number + 1, line, group.num_rows, share, pieces)
+                line = lines.stop
+
+
+def _batch_rows(group: Any) -> int:
+    """Rows of a row group that make a few blocks where texts are most of the row.
+
+    The size is the row group's: asking a damaged footer for one column's aborts the process.
+    """
+    rows = 4 * BLOCK_BYTES * group.num_rows // max(group.total_byte_size, 1)
+    return max(1, min(rows, MAX_BLOCK_ROWS))
+
+
+class ArrowSource(_ColumnsSource):
+    """Rows of Arrow files, IPC files or IPC streams, as documents."""
+
+    format = "Arrow"
+
+    def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
+        line = 0
+        for number, (batch, size_bytes) in enumerate(self._batches(file)):
+            if number >= first:
+                pieces = self._pieces(file, range(line, line + len(batch)), [batch])
+                yield Group(number, number + 1, line, len(batch), size_bytes, pieces)
+            line += len(batch)
 
     def _batches(self, file: SourceFile) -> Iterator[tuple[Any, int]]:
         """All record batches, each with its share of the file's bytes."""
         import pyarrow as pa
 
-        with _opened(file) as stream, arrow_errors(file, "Arrow"):
+        with _opened(file) as stream, self._errors(file):
             is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
             if not is_file:
                 _require_end(stream, file)
             stream.seek(0)
             schema = (pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)).schema
-            check_fields(schema, self.fields, file.where)
-            names = [name for name in self.fields if name is not None]
-            options = pa.ipc.IpcReadOptions(
-                included_fields=[schema.get_field_index(name) for name in names], use_threads=False
-            )
+            check_fields(schema, self.reading, file.where)
+            fields = [schema.get_field_index(name) for name in self.reading.columns]
+            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             stream.seek(0)
             if is_file:
                 reader = pa.ipc.open_file(stream, options=options)

@@ -7,63 +7,90 @@ bytes, so that bad UTF-8 is the record's fault and not the file's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import checked_id
-from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record
+from nmoe_core.sources.records import BadRecord, Position, Reading, Record
 
 BLOCK_BYTES = 2 * 2**20
-_MAX_BLOCK_ROWS = 8192
+MAX_BLOCK_ROWS = 8192
 
 
-class Origin(NamedTuple):
+class Place(NamedTuple):
     """Where rows come from: how errors name the file, and what ids start with."""
 
     where: str
     id_prefix: str
 
 
+class Group(NamedTuple):
+    """Consecutive rows that are stored together: a row group or a record batch."""
+
+    offset: int
+    """`Position.offset` of its rows."""
+    end_offset: int
+    """That of what follows it."""
+    first_line: int
+    num_rows: int
+    size_bytes: int
+    pieces: Iterable[Any]
+    """Its text and id columns as `cut_batch` gives them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnsBlock:
     """Consecutive rows as a record batch of a text and perhaps an id column."""
 
-    origin: Origin
+    reading: Reading
+    place: Place
     columns: Any
     start: Position
     end: Position
     size_bytes: int
-    fields: Fields
-    on_error: OnError
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Decode each row's text and check its id."""
         texts = self.columns.column(0).to_pylist()
-        ids = self.columns.column(1).to_pylist() if self.fields.id else [None] * len(texts)
+        ids = self.columns.column(1).to_pylist() if self.reading.id_field else [None] * len(texts)
         for i, (text, id_) in enumerate(zip(texts, ids)):
             yield self._record(i, text, id_)
 
     def _record(self, i: int, text: bytes | None, id_: Any) -> Record | BadRecord:
         row, line = self.start.row + i, self.start.line + i
-        where = f"{self.origin.where}: row {line}"
-        default_id = f"{self.origin.id_prefix}:{line}"
         # An Arrow text may hold any bytes; only ids and texts that are UTF-8 are records.
-        is_replaced = False
         try:
             id_ = id_.decode() if isinstance(id_, bytes) else id_
-            decoded = "" if text is None else text.decode()
+            decoded, is_replaced = self.reading.decode(text or b"")
         except UnicodeDecodeError as error:
-            if text is None or isinstance(id_, bytes) or self.on_error != "replace":
-                return BadRecord(row, where, f"not UTF-8 at byte {error.start}")
-            decoded, is_replaced = text.decode("utf-8", "replace"), True
-        return Record(
-            row, checked_id(id_, self.fields.id or "id", default_id), decoded, is_replaced
-        )
+            where = f"{self.place.where}: row {line}"
+            return BadRecord(row, where, f"not UTF-8 at byte {error.start}")
+        default_id = f"{self.place.id_prefix}:{line}"
+        id_ = checked_id(id_, self.reading.id_field or "id", default_id)
+        return Record(row, id_, decoded, is_replaced)
 
 
-def check_fields(schema: Any, fields: Fields, where: str) -> None:
+def column_blocks(
+    reading: Reading, place: Place, groups: Iterable[Group], start: Position
+) -> Iterator[ColumnsBlock]:
+    """The blocks of a file from `start` on, which lies in the first group."""
+    rows_before = start.row - start.line
+    for group in groups:
+        line, last = group.first_line, group.first_line + group.num_rows
+        at = Position(start.file, group.offset, line, rows_before + line)
+        for columns in group.pieces:
+            line += len(columns)
+            offset = group.end_offset if line == last else group.offset
+            end = Position(start.file, offset, line, rows_before + line)
+            if line > start.line:
+                size_bytes = group.size_bytes * len(columns) // max(group.num_rows, 1)
+                yield ColumnsBlock(reading, place, columns, at, end, size_bytes)
+            at = end
+
+
+def check_fields(schema: Any, reading: Reading, where: str) -> None:
     """Refuse a schema without the fields, or with ones that hold no text and no id.
 
     Raises:
@@ -71,56 +98,55 @@ def check_fields(schema: Any, fields: Fields, where: str) -> None:
     """
     import pyarrow as pa
 
-    for name, is_text in ((fields.text, True), (fields.id, False)):
+    for name, is_text in ((reading.text_field, True), (reading.id_field, False)):
         if name is None:
             continue
+        what = None
         if schema.names.count(name) != 1:
-            raise _wrong_field(schema, name, where, "field is missing")
-        kind = schema.field(name).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not _holds_text(pa, kind) and (is_text or not pa.types.is_integer(kind)):
-            expected = "text" if is_text else "text or whole numbers"
-            raise _wrong_field(schema, name, where, f"field is {kind}, not {expected}")
+            what = "field is missing"
+        else:
+            kind = schema.field(name).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not _holds_text(pa, kind) and (is_text or not pa.types.is_integer(kind)):
+                what = f"field is {kind}, not {'text' if is_text else 'text or whole numbers'}"
+        if what is not None:
+            raise SourceError(
+                what,
+                where=where,
+                found=", ".join(schema.names),
+                expected=name,
+                do="set text_field or id_field of this source",
+                code="E-SOURCE-FIELD",
+            )
 
 
-def cut_batch(batch: Any, fields: Fields) -> Iterator[Any]:
+def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
     """The batch's text and id columns, in pieces of about 2 MiB; texts as bytes, offsets checked.
-
-    Args:
-        batch: Record batch that has the fields.
-        fields: Names of the columns.
 
     Raises:
         pyarrow.ArrowInvalid: Buffers and offsets do not fit each other.
     """
     import pyarrow as pa
 
-    names = [name for name in fields if name is not None]
-    arrays = [_as_bytes(pa, batch.column(batch.schema.get_field_index(n))) for n in names]
+    places = map(batch.schema.get_field_index, reading.columns)
+    arrays = [_as_bytes(pa, batch.column(place)) for place in places]
     for array in arrays:
         array.validate(full=True)
     columns = pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
     first = 0
     while first < len(columns):
-        num_rows = _rows_within(columns, first)
+        num_rows = min(len(columns) - first, MAX_BLOCK_ROWS)
+        while num_rows > 1 and columns.slice(first, num_rows).nbytes > BLOCK_BYTES:
+            num_rows //= 2
         yield columns.slice(first, num_rows)
         first += num_rows
 
 
-def _rows_within(columns: Any, first: int) -> int:
-    """How many rows from `first` fill a block; one where a row alone is larger."""
-    num_rows = min(len(columns) - first, _MAX_BLOCK_ROWS)
-    while num_rows > 1 and columns.slice(first, num_rows).nbytes > BLOCK_BYTES:
-        num_rows //= 2
-    return num_rows
-
-
 def _as_bytes(pa: Any, array: Any) -> Any:
-    kind = array.type
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(array.type):
         array.validate(full=True)
         array = array.dictionary_decode()
-        kind = array.type
+    kind = array.type
     if pa.types.is_integer(kind):
         return array
     # A cast from text to bytes does not validate UTF-8: the record that is not reports it.
@@ -136,15 +162,4 @@ def _holds_text(pa: Any, kind: Any) -> bool:
         or pa.types.is_string_view(kind)
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
-    )
-
-
-def _wrong_field(schema: Any, name: str, where: str, what: str) -> SourceError:
-    return SourceError(
-        what,
-        where=where,
-        found=", ".join(schema.names),
-        expected=name,
-        do="set text_field or id_field of this source",
-        code="E-SOURCE-FIELD",
     )

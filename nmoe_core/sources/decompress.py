@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO, Protocol, cast
 
 import zstandard
 
+COMPRESSED = (".gz", ".zst")
 # What reading a damaged stream raises.
 TORN = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 _ZSTD_INPUT_BYTES = 4096
@@ -24,12 +25,11 @@ class Readable(Protocol):
         ...
 
 
-def plain(stored: BinaryIO) -> Readable:
-    return stored
-
-
-def _gzip(stored: BinaryIO) -> Readable:
-    return cast(Readable, gzip.GzipFile(fileobj=stored, mode="rb"))
+def decompressed(stored: BinaryIO, suffix: str) -> Readable:
+    """The bytes behind a file's bytes, by the file's suffix; `stored` itself where it is plain."""
+    if suffix == ".gz":
+        return cast(Readable, gzip.GzipFile(fileobj=stored, mode="rb"))
+    return _ZstdFrames(stored) if suffix == ".zst" else stored
 
 
 class _ZstdFrames:
@@ -69,6 +69,3 @@ class _ZstdFrames:
             size = _LEAST_ZSTD_INPUT_BYTES if is_dense else min(2 * size, _ZSTD_INPUT_BYTES)
         if frame is not None:
             raise EOFError("the last zstd frame is cut short")
-
-
-READERS: dict[str, Callable[[BinaryIO], Readable]] = {".gz": _gzip, ".zst": _ZstdFrames}

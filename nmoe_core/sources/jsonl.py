@@ -20,12 +20,11 @@ import numpy as np
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import as_object, id_of, parse_json, text_of
-from nmoe_core.sources.decompress import READERS, TORN, Readable, plain
-from nmoe_core.sources.files import RecordFileSource
-from nmoe_core.sources.records import BadRecord, Fields, OnError, Position, Record
+from nmoe_core.sources.decompress import COMPRESSED, TORN, Readable, decompressed
+from nmoe_core.sources.files import BLOCK_BYTES, FileSource
+from nmoe_core.sources.records import BadRecord, Position, Reading, Record
 from nmoe_core.sources.storage import SourceFile
 
-_BLOCK_BYTES = 2 * 2**20
 _NEWLINE = 10
 
 
@@ -33,70 +32,52 @@ _NEWLINE = 10
 class LinesBlock:
     """Whole lines of one file: their bytes, or None where the worker is to read them."""
 
-    source: str
+    reading: Reading
     file: SourceFile
     start: Position
     end: Position
     size_bytes: int
-    fields: Fields
-    on_error: OnError
     payload: bytes | None = None
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Parse each line; blank lines hold no record but keep their number."""
-        lines = _Lines(self.source, self.file, self.fields, self.on_error)
         if self.payload is not None:
-            yield from lines.parse(self.payload, self.start)
+            yield from self._records(self.payload)
             return
+        first, last = self.start.offset, self.end.offset
         with self.file.open() as file:
-            if self.end.offset - self.start.offset <= 2 * _BLOCK_BYTES:
-                file.seek(self.start.offset)
-                payload = file.read(self.end.offset - self.start.offset)
-                yield from lines.parse(payload, self.start)
+            if last - first <= 2 * BLOCK_BYTES:
+                file.seek(first)
+                yield from self._records(file.read(last - first))
                 return
             # A long line is parsed where it lies in the page cache: no copy of its raw bytes.
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-                whole = memoryview(pages)
-                part = whole[self.start.offset : self.end.offset]
-                try:
-                    yield from lines.parse(part, self.start)
-                finally:
-                    part.release()
-                    whole.release()
+            with (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
+                memoryview(pages) as whole,
+                whole[first:last] as part,
+            ):
+                yield from self._records(part)
 
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Parses the lines of one file."""
-
-    source: str
-    file: SourceFile
-    fields: Fields
-    on_error: OnError
-
-    def parse(self, payload: bytes | memoryview, at: Position) -> Iterator[Record | BadRecord]:
-        if at.offset == 0 and payload[:3] == codecs.BOM_UTF8:
+    def _records(self, payload: bytes | memoryview) -> Iterator[Record | BadRecord]:
+        if self.start.offset == 0 and payload[:3] == codecs.BOM_UTF8:
             payload = payload[3:]
-        row, line = at.row, at.line
-        for raw in _split(payload):
-            record = self._parse(row, line, raw)
-            if record is not None:
+        for i, raw in enumerate(_split(payload)):
+            if (record := self._record(i, raw)) is not None:
                 yield record
-            row += 1
-            line += 1
 
-    def _parse(self, row: int, line: int, raw: bytes | memoryview) -> Record | BadRecord | None:
+    def _record(self, i: int, raw: bytes | memoryview) -> Record | BadRecord | None:
+        reading, row, line = self.reading, self.start.row + i, self.start.line + i
         try:
-            value, is_replaced = parse_json(raw, replace=self.on_error == "replace")
+            value, is_replaced = parse_json(raw, replace=reading.on_error == "replace")
             fields = value if type(value) is dict else as_object(value)
             # Nearly all records need no rule: two calls less, a fifth of the time.
-            text = fields.get(self.fields.text)
+            text = fields.get(reading.text_field)
             if type(text) is not str:
-                text = text_of(fields, self.fields.text)
-            id_ = fields.get(self.fields.id or "id")
+                text = text_of(fields, reading.text_field)
+            id_ = fields.get(reading.id_field or "id")
             if type(id_) is not str or not id_ or not id_.isascii():
-                default_id = f"{self.source}/{self.file.name}:{line}"
-                id_ = id_of(fields, self.fields.id, default_id)
+                default_id = f"{reading.source}/{self.file.name}:{line}"
+                id_ = id_of(fields, reading.id_field, default_id)
             return Record(row, id_, text, is_replaced)
         except ValueError as error:
             if not bytes(raw).strip():
@@ -106,18 +87,11 @@ class _Lines:
 
 def _split(payload: bytes | memoryview) -> Iterator[bytes | memoryview]:
     """The lines of a payload; a long payload is one line, which is not copied."""
-    if isinstance(payload, memoryview) or len(payload) > 2 * _BLOCK_BYTES:
-        yield from _split_views(payload)
+    if isinstance(payload, bytes) and len(payload) <= 2 * BLOCK_BYTES:
+        lines = payload.split(b"\n")
+        yield from lines if lines[-1] else lines[:-1]
         return
-    lines = payload.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    yield from lines
-
-
-def _split_views(payload: bytes | memoryview) -> Iterator[memoryview]:
-    view = memoryview(payload)
-    start = 0
+    view, start = memoryview(payload), 0
     while start < len(view):
         stop = _find_newline(view, start)
         yield view[start:stop]
@@ -125,53 +99,43 @@ def _split_views(payload: bytes | memoryview) -> Iterator[memoryview]:
 
 
 def _find_newline(view: memoryview, start: int) -> int:
-    for chunk_start in range(start, len(view), _BLOCK_BYTES):
-        found = bytes(view[chunk_start : chunk_start + _BLOCK_BYTES]).find(b"\n")
+    for chunk_start in range(start, len(view), BLOCK_BYTES):
+        found = bytes(view[chunk_start : chunk_start + BLOCK_BYTES]).find(b"\n")
         if found >= 0:
             return chunk_start + found
     return len(view)
 
 
-class JsonlSource(RecordFileSource[LinesBlock]):
+class JsonlSource(FileSource[LinesBlock]):
     """JSON lines as documents; without an id field, a field `id` is taken where it is there."""
 
-    def check(self) -> None:
-        """Nothing to check: the files were found, and a line is a record or a bad record."""
-
-    def num_rows(self) -> int:
-        """Number of lines; costs one pass."""
-        return sum(block.end.row - block.start.row for block in self.blocks())
-
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[LinesBlock]:
-        by_worker = file.is_local and file.suffix not in READERS
-        at = start
-        cuts = _cut_file(file, at, not by_worker, self.max_record_bytes)
-        for size_bytes, num_lines, stored_bytes, payload in cuts:
-            if size_bytes > self.max_record_bytes:  # a block of one line, cut short
-                raise self.too_long(f"{file.where}:{at.line + 1}")
-            moved = (at.file, at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
-            end = Position(*moved)
-            yield LinesBlock(
-                self.name, file, at, end, stored_bytes, self.fields, self.on_error, payload
-            )
+        at, limit = start, self.reading.max_record_bytes
+        for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, start.offset, limit):
+            if size_bytes > limit:  # a block of one line, cut short
+                raise self.reading.too_long(f"{file.where}:{at.line + 1}")
+            moved = (at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
+            end = Position(at.file, *moved)
+            yield LinesBlock(self.reading, file, at, end, stored_bytes, payload)
             at = end
 
 
 def _cut_file(
-    file: SourceFile, at: Position, keep: bool, limit: int
+    file: SourceFile, offset: int, limit: int
 ) -> Iterator[tuple[int, int, int, bytes | None]]:
     """Size, number of lines, stored size and, if kept, bytes of the blocks from a place on.
 
     Reading stops inside a line of more than `limit` bytes, which is then the last block.
     """
+    by_worker = file.is_local and file.suffix not in COMPRESSED
     try:
         with file.open() as stored:
-            stream = READERS.get(file.suffix, plain)(stored)
-            _skip(stream, stored, at.offset)
+            stream = decompressed(stored, file.suffix)
+            _skip(stream, stored, offset)
             before = stored.tell()
-            blocks = _cut(stream, limit) if keep else _cut_ranges(stored, at.offset, limit)
+            blocks = _cut_ranges(stored, offset, limit) if by_worker else _cut(stream, limit)
             for size_bytes, num_lines, payload in blocks:
-                if at.offset == 0 and size_bytes == 3 and _is_only_mark(file):
+                if offset == 0 and size_bytes == 3 and _is_only_mark(file):
                     return
                 yield size_bytes, num_lines, stored.tell() - before, payload
                 before = stored.tell()
@@ -187,13 +151,13 @@ def _cut(stream: Readable, limit: int) -> Iterator[tuple[int, int, bytes | None]
     Where a block ends depends only on where it starts, so reading may start at any block.
     """
     rest = b""
-    while piece := rest + stream.read(_BLOCK_BYTES - len(rest)):
+    while piece := rest + stream.read(BLOCK_BYTES - len(rest)):
         if cut := piece.rfind(b"\n") + 1:
             rest = piece[cut:]
             yield cut, piece.count(b"\n", 0, cut), piece[:cut]
             continue
         size_bytes, parts, rest = len(piece), [piece], b""
-        while piece := stream.read(_BLOCK_BYTES):
+        while piece := stream.read(BLOCK_BYTES):
             cut = piece.find(b"\n") + 1 or len(piece)
             size_bytes += cut
             parts.append(piece[:cut])
@@ -210,8 +174,8 @@ def _cut_ranges(
     stored: io.BufferedReader, offset: int, limit: int
 ) -> Iterator[tuple[int, int, None]]:
     """The same cuts without the bytes: the file is read into one buffer, and lines are counted."""
-    buffer = bytearray(_BLOCK_BYTES)
-    view, is_newline = np.frombuffer(buffer, np.uint8), np.empty(_BLOCK_BYTES, np.bool_)
+    buffer = bytearray(BLOCK_BYTES)
+    view, is_newline = np.frombuffer(buffer, np.uint8), np.empty(BLOCK_BYTES, np.bool_)
     while num_read := stored.readinto(buffer):
         size_bytes, num_lines = buffer.rfind(b"\n", 0, num_read) + 1, 1
         if size_bytes:
@@ -233,10 +197,10 @@ def _skip(stream: Readable, stored: BinaryIO, offset: int) -> None:
     if stream is stored:
         stored.seek(offset)
         return
-    while offset and (piece := stream.read(min(offset, _BLOCK_BYTES))):
+    while offset and (piece := stream.read(min(offset, BLOCK_BYTES))):
         offset -= len(piece)
 
 
 def _is_only_mark(file: SourceFile) -> bool:
     with file.open() as stored:
-        return READERS.get(file.suffix, plain)(stored).read(4) == codecs.BOM_UTF8
+        return decompressed(stored, file.suffix).read(4) == codecs.BOM_UTF8

@@ -12,7 +12,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from nmoe_core.base.errors import SourceError
+
 OnError = Literal["fail", "skip", "replace"]
+DEFAULT_MAX_RECORD_MB = 256
+
+
+class Reading(NamedTuple):
+    """How the records of a source are read."""
+
+    source: str
+    """Name of the source, first part of ids that the records do not give."""
+    text_field: str = "text"
+    id_field: str | None = None
+    """None: a field `id` of JSON, else the record's place."""
+    on_error: OnError = "fail"
+    max_record_bytes: int = DEFAULT_MAX_RECORD_MB * 2**20
+    """A longer line, cell or text file is refused; one may never be held whole."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The fields that are read."""
+        return [self.text_field] if self.id_field is None else [self.text_field, self.id_field]
+
+    def decode(self, payload: bytes) -> tuple[str, bool]:
+        """The text, and whether bytes of it were replaced; a UnicodeDecodeError if none may be."""
+        try:
+            return payload.decode(), False
+        except UnicodeDecodeError:
+            if self.on_error != "replace":
+                raise
+            return payload.decode("utf-8", "replace"), True
+
+    def too_long(self, where: str) -> SourceError:
+        """The error for a record past the limit."""
+        return SourceError(
+            "a record is longer than this source allows",
+            where=where,
+            expected=f"at most {self.max_record_bytes // 2**20} MiB",
+            do="split or remove it, or raise max_record_mb of this source",
+            code="E-SOURCE-RECORD",
+        )
 
 
 class Position(NamedTuple):
@@ -51,20 +91,11 @@ class BadRecord(NamedTuple):
         return f"{self.where}: {self.reason}"
 
 
-class Fields(NamedTuple):
-    """Fields that hold the text and the id; with no id field, a source has its own rule."""
-
-    text: str = "text"
-    id: str | None = None
-
-
 class Block(Protocol):
     """A run of consecutive records, still raw; cheap to make and to send to a worker."""
 
     @property
-    def start(self) -> Position:
-        """Where its first record starts."""
-        ...
+    def start(self) -> Position: ...
 
     @property
     def end(self) -> Position:
@@ -84,7 +115,7 @@ class Block(Protocol):
 class Source(Protocol):
     """A readable source of documents."""
 
-    name: str
+    reading: Reading
 
     def revision(self) -> str:
         """Digest of what the source holds now; changes when any record may have changed."""
@@ -124,9 +155,7 @@ class Rows:
     excluded: tuple[int, int] | None = None
 
     def __contains__(self, row: int) -> bool:
-        if row < self.start or (self.stop is not None and row >= self.stop):
-            return False
-        return self.excluded is None or not self.excluded[0] <= row < self.excluded[1]
+        return self.overlaps(row, row + 1)
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any row of `[start, stop)` is one of these."""

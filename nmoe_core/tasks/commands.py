@@ -15,7 +15,7 @@ from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
-from nmoe_core.sources.spec import open_source
+from nmoe_core.sources.open import open_source
 from nmoe_core.tasks.hydra import label_documents, load_grader, oracles_of
 from nmoe_core.tasks.shards import chosen_sources, outputs_of
 from nmoe_core.text.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.estimate import PlannedSplit, plan_prep
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
-from nmoe_core.sources.spec import open_reader
+from nmoe_core.sources.open import open_reader
 from nmoe_core.tasks.plan_regrade import RegradePlan, plan_regrade
 
 

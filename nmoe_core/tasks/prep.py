@@ -17,7 +17,7 @@ from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.sources.spec import open_source
+from nmoe_core.sources.open import open_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.sources.hub import DatasetsSource
-from nmoe_core.sources.spec import open_reader
+from nmoe_core.sources.open import open_reader
 
 
 def source_mark(run: Run, source: SourcePlan) -> str:

@@ -21,7 +21,8 @@ from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable, RayTable
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
-from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.sources.open import open_source
+from nmoe_core.sources.spec import SourceSpec
 from tests.refusals import refused
 
 pytestmark = [

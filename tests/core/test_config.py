@@ -16,7 +16,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tables import parse_count
 from nmoe_core.config.tree import Tree
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
-from nmoe_core.sources.spec import open_source
+from nmoe_core.sources.open import open_source
 from tests.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from nmoe_core.prep import swap
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Split
+from nmoe_core.sources.records import Reading, Split
 
 # One process loads the tokenizer and forks a run for every step that a run can be killed at.
 RUN = """
@@ -28,7 +28,7 @@ from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Split
+from nmoe_core.sources.records import Reading, Split
 
 root, step, exchange = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 if exchange == "without":
@@ -36,7 +36,7 @@ if exchange == "without":
 
 def prep(name, out, existing, num_shards=2):
     settings = PrepSettings(name="web", num_shards=num_shards)
-    source = JsonlSource("web", find_files([name], root))
+    source = JsonlSource(Reading("web"), find_files([name], root))
     prep_shards(Split(source), settings, out, existing=existing)
     write_manifest(settings, out)
 
@@ -169,7 +169,7 @@ def test_a_split_that_is_a_link_stays_one_when_it_is_replaced(root: Path) -> Non
     split.symlink_to(target)
     settings = PrepSettings(name="web", num_shards=2)
     for name in ("old", "new"):
-        source = JsonlSource("web", find_files([f"{name}.jsonl"], root))
+        source = JsonlSource(Reading("web"), find_files([f"{name}.jsonl"], root))
         prep_shards(Split(source), settings, split, existing="remake")
         manifest, _ = write_manifest(settings, split)
     assert split.is_symlink()

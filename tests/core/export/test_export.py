@@ -25,7 +25,8 @@ from nmoe_core.export.run import export
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.shards.documents import ShardFile, open_entry
-from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.sources.open import open_source
+from nmoe_core.sources.spec import SourceSpec
 
 Documents = list[tuple[str, list[int]]]
 

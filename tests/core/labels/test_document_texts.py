@@ -14,7 +14,7 @@ from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.records import read_records
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Record
+from nmoe_core.sources.records import Reading, Record
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality import FakeOracle
@@ -80,7 +80,7 @@ def test_a_line_has_the_id_and_the_text_that_prep_gives_it(tmp_path: Path) -> No
     path = tmp_path / "web.jsonl"
     lines = ['{"text": " a\\r\\nb "}', "", '{"id": 7, "text": null}', '{"id": "", "text": "c"}']
     path.write_text("\ufeff" + "\n".join(lines))
-    blocks = JsonlSource("web", find_files([str(path)], tmp_path)).blocks()
+    blocks = JsonlSource(Reading("web"), find_files([str(path)], tmp_path)).blocks()
     prepared = [r for block in blocks for r in block.records() if isinstance(r, Record)]
     texts = JsonlTexts(path)
     assert [doc_id for doc_id, _ in texts.rows] == [record.id for record in prepared]

@@ -10,7 +10,8 @@ import pytest
 
 from nmoe_core.prep.run import PrepSettings
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.paths import SourceFile
+from nmoe_core.sources.records import Reading
+from nmoe_core.sources.storage import SourceFile
 from tests.core.prep.web import Web
 
 WORDS = [
@@ -33,7 +34,7 @@ def source(tmp_path: Path, documents: list[dict[str, str]]) -> JsonlSource:
     path = tmp_path / "input" / "part.jsonl"
     path.parent.mkdir()
     path.write_text("".join(json.dumps(d) + "\n" for d in documents), encoding="utf-8")
-    return JsonlSource("web", [SourceFile(path, "part.jsonl")])
+    return JsonlSource(Reading("web"), [SourceFile(path, "part.jsonl")])
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import tiktoken
 
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Record
+from nmoe_core.sources.records import Reading, Record
 from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
 _NUM_FILES = 60
@@ -29,7 +29,7 @@ def _texts() -> Iterator[list[str]]:
     named = os.environ.get("NMOE_CORPUS_DIR")
     if named:
         files = find_files(["**/*.jsonl*"], Path(named))
-        for block in JsonlSource("corpus", files).blocks():
+        for block in JsonlSource(Reading("corpus"), files).blocks():
             yield [record.text for record in block.records() if isinstance(record, Record)]
 
 

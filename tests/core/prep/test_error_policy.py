@@ -14,7 +14,7 @@ from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_mani
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import OnError, Split
+from nmoe_core.sources.records import OnError, Reading, Split
 from tests.refusals import refused
 
 GOOD = json.dumps({"text": "ten words of plain text make a document of ten tokens"}).encode()
@@ -33,7 +33,7 @@ def _prep(
 ) -> PrepReport:
     directory.mkdir(exist_ok=True)
     (directory / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    source = JsonlSource("web", find_files(["a.jsonl"], directory), on_error=on_error)
+    source = JsonlSource(Reading("web", on_error=on_error), find_files(["a.jsonl"], directory))
     out = directory / "train"
     report = prep_shards(Split(source), replace(settings, on_error=on_error), out)
     write_manifest(settings, out)
@@ -72,7 +72,7 @@ def test_max_bad_share_decides_how_many_are_too_many(
 def test_many_bad_records_end_the_run_long_before_the_end_of_the_source(
     tmp_path: Path, settings: PrepSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 65536)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 65536)
     with pytest.raises(SourceError) as caught:
         _prep(tmp_path, [*[GOOD] * 9, TORN] * 5000, settings)
     assert "of 10" in str(caught.value)
@@ -103,8 +103,8 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path, settings: PrepSettings)
     (tmp_path / "tree" / "b.md").write_bytes(b"\xff\xfe")
     files = find_files(["tree/*.md"], tmp_path)
     with pytest.raises(SourceError, match=r"b\.md: not UTF-8 at byte 0"):
-        prep_shards(Split(FilesSource("docs", files)), settings, tmp_path / "train")
+        prep_shards(Split(FilesSource(Reading("docs"), files)), settings, tmp_path / "train")
     replaced = replace(settings, on_error="replace", min_doc_tokens=1)
-    source = FilesSource("docs", files, "replace")
+    source = FilesSource(Reading("docs", on_error="replace"), files)
     report = prep_shards(Split(source), replaced, tmp_path / "train")
     assert (report.num_documents, report.num_replaced) == (2, 1)

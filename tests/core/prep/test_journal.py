@@ -25,7 +25,7 @@ _NUM_MUTATIONS = 120
 def _commit_after_every_small_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.0)
     monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
-    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
 
 
 def _interrupt(web: Web, **options: Any) -> Path:

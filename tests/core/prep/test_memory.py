@@ -20,10 +20,10 @@ from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Split
+from nmoe_core.sources.records import Reading, Split
 
 path, workers, max_doc_tokens = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-source = JsonlSource("web", find_files([path.name], path.parent))
+source = JsonlSource(Reading("web"), find_files([path.name], path.parent))
 settings = PrepSettings(
     name="web", num_shards=8, compute=ComputeTable(workers=workers), max_doc_tokens=max_doc_tokens
 )

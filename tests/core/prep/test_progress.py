@@ -60,7 +60,7 @@ def test_a_file_gets_lines_and_a_log_gets_them_instead() -> None:
 def test_prep_tells_progress_after_every_block_up_to_the_whole_source(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
     seen: list[PrepProgress] = []
     report = web.shards(progress=seen.append)
     assert len(seen) > 20

@@ -49,7 +49,7 @@ def test_shards_hold_every_document_in_its_bucket_with_one_eos(
 def test_any_number_of_workers_writes_the_same_bytes(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
     assert sum(1 for _ in web.source.blocks()) > 20
     digests = []
     for workers in (1, 2, 8):
@@ -207,7 +207,7 @@ def test_source_that_changes_while_it_is_read_is_refused(web: Web) -> None:
 
 
 def test_reading_stops_at_the_end_of_the_split(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 4096)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
     taken = []
 
     class Counted(JsonlSource):

@@ -17,7 +17,7 @@ from loader.errors import NmoeError
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Split
+from nmoe_core.sources.records import Reading, Split
 
 tokenizers = pytest.importorskip("tokenizers")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
@@ -146,7 +146,7 @@ def test_text_has_the_tokens_that_prep_gives_it(tmp_path: Path) -> None:
         "seq_len": 4,
     }
     resolve_plan(cfg)
-    source = JsonlSource("t", find_files(["t.jsonl"], tmp_path))
+    source = JsonlSource(Reading("t"), find_files(["t.jsonl"], tmp_path))
     settings = PrepSettings(name="t", num_shards=1, min_doc_tokens=1)
     prep_shards(Split(source), settings, tmp_path / "prep")
     (made,) = made_in(tmp_path / "cache")

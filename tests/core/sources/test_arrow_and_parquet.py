@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.arrow import ArrowSource
-from nmoe_core.sources.parquet import ParquetSource
-from nmoe_core.sources.records import BadRecord, Record
+from nmoe_core.sources.arrow import ArrowSource, ParquetSource
+from nmoe_core.sources.records import BadRecord, Reading, Record
 from nmoe_core.sources.storage import SourceFile
 from tests.refusals import refused
 
@@ -37,7 +36,7 @@ def _write(path: Path, table: Any, kind: str, rows: int = 7) -> None:
 
 def _source(kind: str, *paths: Path, **options: Any) -> Source:
     files = [SourceFile(path, path.name) for path in paths]
-    return (ParquetSource if kind == "parquet" else ArrowSource)("web", files, **options)
+    return (ParquetSource if kind == "parquet" else ArrowSource)(Reading("web", **options), files)
 
 
 def _records(source: Source) -> list[Record | BadRecord]:
@@ -140,7 +139,7 @@ def test_reading_goes_on_at_the_end_of_any_block(
         _write(directory / name, pa.table({"text": pa.array(texts, pa.string())}), kind, rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nmoe_core.sources.columns.BLOCK_BYTES", block_bytes)
-        patch.setattr("nmoe_core.sources.parquet.BLOCK_BYTES", block_bytes)
+        patch.setattr("nmoe_core.sources.arrow.BLOCK_BYTES", block_bytes)
         source = _source(kind, directory / "a", directory / "b")
         blocks = list(source.blocks())
         whole = [(b.start, b.end, list(b.records())) for b in blocks]

@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.sources.hub import DatasetsOptions, DatasetsSource
+from nmoe_core.sources.hub import DatasetsSource
 from nmoe_core.sources.records import BadRecord, Record
+from nmoe_core.sources.spec import SourceSpec
 from tests.refusals import refused
 
 datasets = pytest.importorskip("datasets")
 
 
-def _local(tmp_path: Path, **options: Any) -> DatasetsSource:
-    return DatasetsSource("hub", DatasetsOptions("./hub", **options), tmp_path)
+def _source(base: Path, dataset: str, split: str = "train", **keys: Any) -> DatasetsSource:
+    return DatasetsSource(SourceSpec(id="hub", hf_dataset=dataset, **keys), base, split)
+
+
+def _local(base: Path, **options: Any) -> DatasetsSource:
+    return _source(base, "./hub", **options)
 
 
 def _records(source: DatasetsSource) -> list[Record | BadRecord]:
@@ -79,7 +84,7 @@ def test_a_file_of_other_columns_is_one_error_that_names_the_row(tmp_path: Path)
     (tmp_path / "hub" / "a.jsonl").write_text('{"text": "a"}\n' * 600)
     (tmp_path / "hub" / "b.jsonl").write_text('{"text": {"b": 1}, "x": 1}\n')
     with refused("E-SOURCE-TORN") as caught:
-        _records(_local(tmp_path, data_files=("a.jsonl", "b.jsonl")))
+        _records(_local(tmp_path, hf_data_files=("a.jsonl", "b.jsonl")))
     assert "./hub" in str(caught.value)
     assert "row 512" in str(caught.value)
 
@@ -88,7 +93,7 @@ def test_the_revision_of_a_directory_does_not_depend_on_the_split(tmp_path: Path
     datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(str(tmp_path / "hub"))
     revisions = {_local(tmp_path, split=split).revision() for split in ("train", "valid")}
     assert len(revisions) == 1
-    assert _local(tmp_path, subset="small").revision() not in revisions
+    assert _local(tmp_path, hf_subset="small").revision() not in revisions
 
 
 def test_what_is_read_from_the_hub_is_the_commit_that_is_recorded(
@@ -107,13 +112,13 @@ def test_what_is_read_from_the_hub_is_the_commit_that_is_recorded(
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    source = DatasetsSource("hub", DatasetsOptions("org/name", revision="main"), tmp_path)
+    source = _source(tmp_path, "org/name", hf_revision="main")
     before = source.revision()
     assert len(_records(source)) == 1
     assert source.revision() == before
     assert asked == [("org/name", "main"), ("org/name", "c1")]
     assert source.provenance() == {"hf_dataset": "org/name", "hf_revision": "c1"}
-    moved = DatasetsSource("hub", DatasetsOptions("org/name", revision="main"), tmp_path)
+    moved = _source(tmp_path, "org/name", hf_revision="main")
     assert moved.revision() != before
 
 
@@ -129,7 +134,7 @@ def test_a_hub_that_does_not_answer_is_a_network_error(
         raise failure
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
-    source = DatasetsSource("hub", DatasetsOptions("org/name"), tmp_path)
+    source = _source(tmp_path, "org/name")
     for read in (source.revision, source.check):
         with refused("E-SOURCE-NETWORK") as caught:
             read()

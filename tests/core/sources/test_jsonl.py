@@ -12,13 +12,13 @@ import pytest
 import zstandard
 
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.paths import SourceFile
-from nmoe_core.sources.records import BadRecord, Record
+from nmoe_core.sources.records import BadRecord, Reading, Record
+from nmoe_core.sources.storage import SourceFile
 
 
 def _source(tmp_path: Path, payload: bytes, name: str = "a.jsonl") -> JsonlSource:
     (tmp_path / name).write_bytes(payload)
-    return JsonlSource("web", [SourceFile(tmp_path / name, name)], on_error="skip")
+    return JsonlSource(Reading("web", on_error="skip"), [SourceFile(tmp_path / name, name)])
 
 
 def _records(source: JsonlSource) -> list[Record | BadRecord]:
@@ -56,7 +56,7 @@ def test_json_nested_too_deep_is_a_bad_record(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_skipped_at_the_start_of_a_file_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
-    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", block_bytes)
     mark = b"\xef\xbb\xbf"
     line = b'{"text": "a"}\n'
     assert _records(_source(tmp_path, mark + line)) == [Record(0, "web/a.jsonl:0", "a")]
@@ -85,7 +85,7 @@ def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> No
 def test_a_line_longer_than_many_blocks_is_one_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr("nmoe_core.sources.jsonl._BLOCK_BYTES", 256)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 256)
     texts = ["short", "x" * 10_000_000, "end"]
     payload = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]

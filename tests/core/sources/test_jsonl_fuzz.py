@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import START, BadRecord, OnError, Position, Record
+from nmoe_core.sources.records import START, BadRecord, OnError, Position, Reading, Record, Source
 from nmoe_core.sources.storage import SourceFile
 
 _PIECES = [
@@ -46,7 +46,7 @@ PACKS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _read(source: JsonlSource, start: Position = START) -> list[Record | BadRecord]:
+def _read(source: Source, start: Position = START) -> list[Record | BadRecord]:
     return [record for block in source.blocks(start) for record in block.records()]
 
 
@@ -61,9 +61,9 @@ def test_any_bytes_are_records_the_same_in_every_container_and_cut(
         for suffix, pack in PACKS.items():
             path = Path(name) / f"a.jsonl{suffix}"
             path.write_bytes(pack(payload))
-            source = JsonlSource("web", [SourceFile(path, "a.jsonl")], on_error=on_error)
+            source = JsonlSource(Reading("web", on_error=on_error), [SourceFile(path, "a.jsonl")])
             whole = _read(source)
-            with patch("nmoe_core.sources.jsonl._BLOCK_BYTES", size):
+            with patch("nmoe_core.sources.jsonl.BLOCK_BYTES", size):
                 assert _read(source) == whole
                 blocks = list(source.blocks())
                 for block, after in pairwise(blocks):
@@ -88,7 +88,7 @@ def test_a_damaged_container_is_records_or_one_error(payload: bytes, cut: int, s
         packed[cut % len(packed)] ^= 0xFF
         path.write_bytes(packed)
         with suppress(SourceError):
-            _read(JsonlSource("web", [SourceFile(path, "a.jsonl")]))
+            _read(JsonlSource(Reading("web"), [SourceFile(path, "a.jsonl")]))
 
 
 @settings(max_examples=60)
@@ -100,10 +100,10 @@ def test_any_files_are_documents_or_bad_records_in_order(payloads: list[bytes], 
             path = Path(name) / f"{i}.txt"
             path.write_bytes(payload)
             files.append(SourceFile(path, path.name))
-        with patch("nmoe_core.sources.files._BLOCK_BYTES", size):
-            records = [r for b in FilesSource("f", files).blocks() for r in b.records()]
-            ends = [block.end for block in FilesSource("f", files).blocks()]
-            rest = [r for b in FilesSource("f", files).blocks(ends[0]) for r in b.records()]
+        with patch("nmoe_core.sources.files.BLOCK_BYTES", size):
+            source = FilesSource(Reading("f"), files)
+            records, ends = _read(source), [block.end for block in source.blocks()]
+            rest = _read(source, ends[0])
     assert [r.row for r in records] == list(range(len(payloads)))
     assert records[ends[0].row :] == rest
     for record, payload in zip(records, payloads):

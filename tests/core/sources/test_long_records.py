@@ -15,7 +15,8 @@ import zstandard
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.strict import validate
 from nmoe_core.cli import main
-from nmoe_core.sources.spec import SourceSpec, open_reader
+from nmoe_core.sources.open import open_reader
+from nmoe_core.sources.spec import SourceSpec
 from tests.refusals import refused
 
 MIB = 2**20

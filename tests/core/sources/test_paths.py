@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
-from nmoe_core.sources.records import BadRecord
+from nmoe_core.sources.records import BadRecord, Reading
 from tests.refusals import refused
 
 
@@ -67,7 +67,7 @@ def test_a_name_that_is_not_utf8_is_escaped_in_ids_and_messages(tmp_path: Path) 
         pytest.skip("this file system refuses names that are not UTF-8")
     files = sample_files(find_files(("*.txt",), tmp_path), 100, seed=0)
     assert [f.name for f in files] == ["a\\xff.txt"]
-    source = FilesSource("docs", files)
+    source = FilesSource(Reading("docs"), files)
     (bad,) = next(source.blocks()).records()
     assert isinstance(bad, BadRecord)
     assert bad.where.encode().endswith(b"/a\\xff.txt")

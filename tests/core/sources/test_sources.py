@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from nmoe_core.sources.open import open_source
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
 from nmoe_core.sources.records import BadRecord, Record, Rows, Source
-from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.sources.spec import SourceSpec
 from tests.refusals import refused
 
 ROWS = [{"text": f"text number {i}", "key": f"k{i}"} for i in range(100)]

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.sources.parquet import ParquetSource
+from nmoe_core.sources.arrow import ParquetSource
+from nmoe_core.sources.open import open_source
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Record, Source
-from nmoe_core.sources.spec import SourceSpec, open_source
+from nmoe_core.sources.records import Reading, Record, Source
+from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import SourceFile
 from tests.refusals import refused
 
@@ -169,7 +170,7 @@ def test_an_s3_bucket_is_read_like_a_directory(bucket: Any, tmp_path: Path) -> N
         bucket.put_file(str(tmp_path / "part.parquet"), f"corpus/{part}/x.parquet")
     files = find_files(["s3://corpus/{a,b}/**/*.parquet"], Path("/"))
     assert [file.name for file in files] == ["a/x.parquet", "b/x.parquet"]
-    source = ParquetSource("web", files)
+    source = ParquetSource(Reading("web"), files)
     assert source.num_rows() == 6000
     assert _texts(source) == [f"{part}{i}" for part in ("a", "b") for i in range(3000)]
     assert files[0].revision().startswith("etag:")

@@ -1,0 +1,85 @@
+"""Opens the source behind a split of a source's table.
+
+A validation split cut out of the training split (`nmoe_core.sources.split`) is left out of
+training, so a document is never in both unless `allow_overlap` says so. A reader is imported when
+a source of its kind is opened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nmoe_core.base.errors import SourceError
+from nmoe_core.sources.records import Rows, Source, Split
+from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.split import SplitExpression, parse_split
+
+
+def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
+    """Open the source behind a split, and the rows of it that the split consists of.
+
+    Args:
+        spec: The source's table.
+        base: Directory that relative paths start at.
+        split: `train` or `valid`.
+
+    Raises:
+        SourceError: Files, directory, dataset or split are not there.
+    """
+    source, parsed = open_reader(spec, base, split), _expression(spec, split)
+    cut = None
+    if split == "train" and spec.split_expression("valid") and not spec.allow_overlap:
+        valid = _expression(spec, "valid")
+        cut = valid if valid.name == parsed.name else None
+    if parsed.is_whole and cut is None:
+        return Split(source)
+    num_rows = source.num_rows()
+    start, stop = parsed.rows(num_rows)
+    return Split(source, Rows(start, stop, None if cut is None else cut.rows(num_rows)))
+
+
+def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
+    """Open the source behind a split without counting its rows. Raises as `open_source` does."""
+    if spec.kind == "huggingface" and spec.hf_dataset is None:
+        raise SourceError(
+            "the source does not say what to read",
+            where=spec.id,
+            do="give it hf_dataset, or a kind with paths",
+            code="E-SOURCE-NONE",
+        )
+    split_name = _expression(spec, split).name
+    if spec.kind == "huggingface":
+        from nmoe_core.sources.hub import DatasetsSource
+
+        return DatasetsSource(spec, base, split_name)
+    if split_name != "train":
+        raise SourceError(
+            f"a source of kind {spec.kind} has one split",
+            where=spec.id,
+            found=split_name,
+            expected="train, or a slice of it such as train[:1%]",
+            code="E-SOURCE-SPLIT",
+        )
+    from nmoe_core.sources.paths import find_files, sample_files
+
+    files = find_files(spec.paths, base, spec.exclude)
+    if spec.sample_mb is not None:
+        files = sample_files(files, int(spec.sample_mb * 1e6), spec.sample_seed)
+    if spec.kind == "jsonl":
+        from nmoe_core.sources.jsonl import JsonlSource as Reader
+    elif spec.kind == "parquet":
+        from nmoe_core.sources.arrow import ParquetSource as Reader
+    elif spec.kind == "arrow":
+        from nmoe_core.sources.arrow import ArrowSource as Reader
+    else:
+        from nmoe_core.sources.files import FilesSource as Reader
+    return Reader(spec.reading, files)
+
+
+def _expression(spec: SourceSpec, split: str) -> SplitExpression:
+    expression = spec.split_expression(split)
+    if expression is None:
+        raise SourceError(
+            f"source has no {split} split", where=spec.id, do="name one", code="E-SOURCE-SPLIT"
+        )
+    return parse_split(expression)
