@@ -4,18 +4,17 @@ Results come back in the order of the items whatever the number of workers, and 
 items is in flight, so memory stays bounded however long the input is and however many the workers.
 What is dear to open (a model, a tokenizer) is opened once per worker by an initializer:
 
-    map_shards(grade, shards, run.config.compute, initializer=partial(load_grader, run))
+    map_shards(embed, batches, compute, initializer=partial(open_embedder, checkpoint))
 
-    def grade(grader: Grader, shard: ShardPaths) -> Result: ...
+    def embed(embedder: Embedder, batch: Batch) -> np.ndarray: ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from nmoe_core.compute.pool import InlinePool, Item, Pool, Result, open_process_pool
+from nmoe_core.compute.pool import Initializer, Item, Map, Result, Worker, open_process_pool
 from nmoe_core.config.tables import ComputeTable
 
 HERE = ComputeTable()
@@ -26,7 +25,7 @@ def map_shards(
     items: Iterable[Item],
     compute: ComputeTable = HERE,
     *,
-    initializer: Callable[[], Any] | None = None,
+    initializer: Initializer = None,
 ) -> Generator[Result, None, None]:
     """Yield `fn(item)` for every item, in order; with an initializer, `fn(context, item)`.
 
@@ -46,13 +45,11 @@ def map_shards(
         Whatever `fn` or the initializer raises, at the place of its item.
     """
     with open_pool(compute, initializer) as pool:
-        yield from pool.map(fn, items)
+        yield from pool(fn, items)
 
 
 @contextmanager
-def open_pool(
-    compute: ComputeTable = HERE, initializer: Callable[[], Any] | None = None
-) -> Iterator[Pool]:
+def open_pool(compute: ComputeTable, initializer: Initializer) -> Iterator[Map]:
     """Workers that several maps use one after the other.
 
     Processes of this machine are started at once: files and locks that are opened later are not
@@ -64,7 +61,7 @@ def open_pool(
         with open_ray_pool(compute.ray, initializer) as pool:
             yield pool
     elif compute.workers == 1:
-        yield InlinePool(initializer)
+        yield Worker(initializer).map
     else:
         with open_process_pool(compute.workers, initializer) as pool:
             yield pool

@@ -12,7 +12,7 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,45 +25,47 @@ _formatter = logging.Formatter()
 _printing = logging.Handler()
 
 
-class PipeHandler(logging.Handler):
-    """Writes records to a pipe that a `relayed` reads."""
+class WorkerHandler(logging.Handler):
+    """Gives what is kept of each record to a function."""
 
-    def __init__(self, writer: Connection) -> None:
+    def __init__(self, send: Callable[[dict[str, Any]], object]) -> None:
         super().__init__()
-        self._writer = writer  # closed with its last reference
+        self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; one that does not fit is cut."""
-        if (fields := _fields(self, record)) is None:
+        """Send a record; one whose arguments do not fit it is printed, and the work goes on."""
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):  # what formatting raises
+            self.handleError(record)
             return
-        while len(line := orjson.dumps(fields) + _END) > select.PIPE_BUF:
-            message = fields["msg"]
-            fields["msg"] = message[: len(message) * 3 // 4] + " ..."
-        os.write(self._writer.fileno(), line)
+        if record.exc_info:
+            message += "\n" + _formatter.formatException(record.exc_info)
+        self._send(
+            {
+                "name": record.name,
+                "levelno": record.levelno,
+                "levelname": record.levelname,
+                "msg": message.encode(errors="replace").decode(),
+                "created": record.created,
+                "process": record.process,
+                "processName": f"worker {record.process}",
+            }
+        )
 
 
-class KeepingHandler(logging.Handler):
-    """Keeps records until they are taken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._records: list[dict[str, Any]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        if (fields := _fields(self, record)) is not None:
-            self._records.append(fields)
-
-    def take(self) -> list[dict[str, Any]]:
-        """The records since the last call."""
-        taken, self._records = self._records, []
-        return taken
+def write_to(pipe: Connection, fields: dict[str, Any]) -> None:
+    """Write a record to a pipe that a `relayed` reads; one that does not fit is cut."""
+    while len(line := orjson.dumps(fields) + _END) > select.PIPE_BUF:
+        message = fields["msg"]
+        fields["msg"] = message[: len(message) * 3 // 4] + " ..."
+    os.write(pipe.fileno(), line)
 
 
-def send_to(handler: logging.Handler, level: int) -> None:
-    """Make `handler` this process's only one; `level` is that of the package's loggers."""
+def send_all(send: Callable[[dict[str, Any]], object], level: int) -> None:
+    """Send this process's records, and print none; `level` is that of the package's loggers."""
     package = logging.getLogger(LOGGER)
-    logging.root.handlers[:] = [handler]
+    logging.root.handlers[:] = [WorkerHandler(send)]
     package.handlers.clear()
     package.setLevel(level)
 
@@ -106,23 +108,3 @@ def _relay(reader: Connection) -> None:
             if not line:
                 return
             handle(orjson.loads(line))
-
-
-def _fields(handler: logging.Handler, record: logging.LogRecord) -> dict[str, Any] | None:
-    """What is sent of a record; None where its arguments do not fit it, which is printed."""
-    try:
-        message = record.getMessage()
-    except (TypeError, ValueError, KeyError):  # what formatting raises; the work goes on
-        handler.handleError(record)
-        return None
-    if record.exc_info:
-        message += "\n" + _formatter.formatException(record.exc_info)
-    return {
-        "name": record.name,
-        "levelno": record.levelno,
-        "levelname": record.levelname,
-        "msg": message.encode(errors="replace").decode(),
-        "created": record.created,
-        "process": record.process,
-        "processName": f"worker {record.process}",
-    }

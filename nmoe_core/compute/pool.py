@@ -18,14 +18,14 @@ import sys
 import threading
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.compute import logs as worker_logs
@@ -37,41 +37,40 @@ Result = TypeVar("Result")
 MAX_WAITING = 16
 GRACE_SECONDS = 5.0
 _EXIT_TERMINATED = 128 + signal.SIGTERM
-
-
 Initializer = Callable[[], Any] | None
 
 
-class Pool(ABC):
-    """Runs maps one after the other; made by `open_pool`."""
+class Map(Protocol):
+    """`map_shards` over workers that serve one call after the other; made by `open_pool`."""
 
-    @abstractmethod
-    def map(
+    def __call__(
         self, fn: Callable[..., Result], items: Iterable[Item]
-    ) -> Generator[Result, None, None]:
-        """Yield `fn(item)` or `fn(context, item)` for every item, in order, as `map_shards`."""
+    ) -> Generator[Result, None, None]: ...
 
 
 class Worker:
-    """Runs items one after the other; the context is made before the first one.
-
-    Args:
-        initializer: Makes the context; None where items need none.
-    """
+    """Runs items one after the other; the context is made before the first one."""
 
     def __init__(self, initializer: Initializer) -> None:
         self._initializer = initializer
         self._context: tuple[Any, ...] | None = None
 
     def run(self, fn: Callable[..., Result], item: Any) -> Result:
-        """`fn(item)`, or `fn(context, item)`."""
+        """`fn(item)`, or `fn(context, item)` where there is an initializer."""
         if self._context is None:
             self._context = () if self._initializer is None else (self._initializer(),)
         return fn(*self._context, item)
 
+    def map(
+        self, fn: Callable[..., Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        """Run all items here."""
+        for item in items:
+            yield self.run(fn, item)
+
 
 @contextmanager
-def open_process_pool(workers: int, initializer: Initializer = None) -> Iterator[Pool]:
+def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
     """Workers that are started at once: files and locks that are opened later are not theirs."""
     context = _context()
     pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
@@ -86,7 +85,7 @@ def open_process_pool(workers: int, initializer: Initializer = None) -> Iterator
                 executor.submit(_no_work)
         with worker_logs.relayed(reader, writer):  # its thread starts after the forks
             try:
-                yield _ProcessPool(executor, workers)
+                yield partial(_map, executor, workers)
             except BaseException:
                 _stop(executor)
                 raise
@@ -94,46 +93,28 @@ def open_process_pool(workers: int, initializer: Initializer = None) -> Iterator
                 executor.shutdown(wait=True, cancel_futures=True)
 
 
-class InlinePool(Pool):
-    """This process as the only worker."""
-
-    def __init__(self, initializer: Initializer = None) -> None:
-        self._worker = Worker(initializer)
-
-    def map(
-        self, fn: Callable[..., Result], items: Iterable[Item]
-    ) -> Generator[Result, None, None]:
+def _map(
+    executor: ProcessPoolExecutor, workers: int, fn: Callable[..., Result], items: Iterable[Item]
+) -> Generator[Result, None, None]:
+    most = workers + min(workers, MAX_WAITING)
+    pending: deque[Future[Result]] = deque()
+    try:
         for item in items:
-            yield self._worker.run(fn, item)
-
-
-class _ProcessPool(Pool):
-    def __init__(self, executor: ProcessPoolExecutor, workers: int) -> None:
-        self._executor = executor
-        self._workers = workers
-
-    def map(
-        self, fn: Callable[..., Result], items: Iterable[Item]
-    ) -> Generator[Result, None, None]:
-        most = self._workers + min(self._workers, MAX_WAITING)
-        pending: deque[Future[Result]] = deque()
-        try:
-            for item in items:
-                pending.append(self._executor.submit(_run, fn, item))
-                if len(pending) >= most:
-                    yield pending.popleft().result()
-            while pending:
+            pending.append(executor.submit(_run, fn, item))
+            if len(pending) >= most:
                 yield pending.popleft().result()
-        except BrokenProcessPool as error:
-            raise NmoeError(
-                "a worker process was lost",
-                where=f"{self._workers} workers",
-                do="it may have run out of memory: use fewer workers and run again",
-                code="E-WORKER-LOST",
-            ) from error
-        finally:
-            for future in pending:
-                future.cancel()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise NmoeError(
+            "a worker process was lost",
+            where=f"{workers} workers",
+            do="it may have run out of memory: use fewer workers and run again",
+            code="E-WORKER-LOST",
+        ) from error
+    finally:
+        for future in pending:
+            future.cancel()
 
 
 def _context() -> multiprocessing.context.BaseContext:
@@ -197,5 +178,5 @@ def _start_worker(
         libc.prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
-    worker_logs.send_to(worker_logs.PipeHandler(writer), log_level)
+    worker_logs.send_all(partial(worker_logs.write_to, writer), log_level)
     _worker = Worker(initializer)

@@ -29,7 +29,7 @@ from nmoe_core.compute.pool import (
     MAX_WAITING,
     Initializer,
     Item,
-    Pool,
+    Map,
     Result,
     Worker,
 )
@@ -41,7 +41,7 @@ _COUNT_EVERY_SECONDS = 1.0
 
 
 @contextmanager
-def open_ray_pool(options: RayTable, initializer: Initializer = None) -> Iterator[Pool]:
+def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
     """A pool on Ray; a connection that is there already is used, and left as it is.
 
     Raises:
@@ -53,7 +53,7 @@ def open_ray_pool(options: RayTable, initializer: Initializer = None) -> Iterato
     if is_ours:
         _connect(ray, options)
     try:
-        yield _RayPool(ray, options, _Start(initializer, worker_logs.package_level()))
+        yield _RayPool(ray, options, _Start(initializer, worker_logs.package_level())).map
     finally:
         if is_ours:
             ray.shutdown()
@@ -77,7 +77,7 @@ class _Answer:
     records: list[dict[str, Any]]
 
 
-class _RayPool(Pool):
+class _RayPool:
     def __init__(self, ray: Any, options: RayTable, start: _Start) -> None:
         self._ray = ray
         self._options = options
@@ -166,7 +166,7 @@ class _RayPool(Pool):
         )
 
 
-_kept = worker_logs.KeepingHandler()
+_kept: list[dict[str, Any]] = []
 _of_pool: tuple[str, Worker] | None = None
 
 
@@ -175,11 +175,14 @@ def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
     global _of_pool
     try:
         if _of_pool is None or _of_pool[0] != start.pool:
-            worker_logs.send_to(_kept, start.log_level)
+            worker_logs.send_all(_kept.append, start.log_level)
             _of_pool = start.pool, Worker(start.initializer)
-        return _Answer(_of_pool[1].run(fn, item), None, _kept.take())
+        result, failure = _of_pool[1].run(fn, item), None
     except Exception as error:  # noqa: BLE001 - raised again where the result is asked for
-        return _Answer(None, error, _kept.take())
+        result, failure = None, error
+    records = _kept.copy()
+    _kept.clear()
+    return _Answer(result, failure, records)
 
 
 def _import_ray() -> Any:

@@ -18,14 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
+from loader.files.format import MANIFEST_NAME
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.open import open_reader
 from nmoe_core.sources.records import BadRecord, Source
-from nmoe_core.sources.split import SplitExpression, parse_split
+from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.split import parse_split
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
@@ -35,15 +38,14 @@ _SAMPLE_BYTES = 1_000_000
 _MIN_SECONDS = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSample:
+class _Sample(NamedTuple):
     """What the first block of a source shows."""
 
     tokens_per_record: float
     tokens_per_byte: float
     """Of the source as it is stored."""
-    tokens_per_second: float
-    """On one core of this machine."""
+    rate: float
+    """Tokens per second on one core of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +72,28 @@ def plan_prep(run: Run, jobs: Sequence[tuple[SourcePlan, str]]) -> list[PlannedS
 
 
 def _plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
-    settings = prep_settings(run, source, split)
+    settings, spec = prep_settings(run, source, split), source.spec
     output = run.tree.split(source.name, split)
-    reads, tokens, seconds, problem = _reads(source), settings.max_tokens, None, None
+    reads, tokens, seconds, problem = _reads(spec), settings.max_tokens, None, None
     try:
-        reader = open_reader(source.spec, run.base, split)
-        if source.spec.kind == "huggingface":
-            seconds = _seconds(tokens, _code_rate(settings), settings)
+        reader = open_reader(spec, run.base, split)
+        if spec.kind == "huggingface":
+            rate = _measured_rate(settings.tokenizer, settings.engine)
         else:
-            sample = sample_source(reader, settings)
-            tokens = _split_tokens(reader, source, split, sample)
-            if settings.max_tokens is not None and tokens is not None:
+            sample = _sample_source(reader, settings)
+            size_bytes, rate = reader.size_bytes() or 0, sample.rate
+            tokens = _split_tokens(size_bytes, spec, split, sample)
+            if settings.max_tokens is not None:
                 tokens = min(tokens, settings.max_tokens)
-            seconds = _seconds(tokens, sample.tokens_per_second, settings)
-            reads = f"{reads}, {(reader.size_bytes() or 0) / 1e6:,.1f} MB"
+            reads = f"{reads}, {size_bytes / 1e6:,.1f} MB"
+        if tokens is not None:
+            seconds = tokens / (rate * min(settings.compute.workers, os.cpu_count() or 1))
     except NmoeError as error:
         problem, tokens = error, None
     return PlannedSplit(
         source=source.name,
         split=split,
-        kind=source.spec.kind,
+        kind=spec.kind,
         reads=reads,
         quota_tokens=settings.max_tokens,
         tokens=tokens,
@@ -97,19 +101,18 @@ def _plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
         seconds=seconds,
         disk_bytes=None if tokens is None else int(tokens * _DISK_BYTES_PER_TOKEN),
         output=output,
-        exists=(output / "manifest.json").is_file(),
+        exists=(output / MANIFEST_NAME).is_file(),
         problem=problem,
     )
 
 
-def sample_source(reader: Source, settings: PrepSettings) -> SourceSample:
+def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
     """Read and tokenise up to about 1 MB of a source's first block; one core, a second or less."""
     tokenizer = load_tokenizer(settings.tokenizer, settings.engine)
     started = time.perf_counter()
     texts: list[str] = []
-    num_records = num_chars = num_bytes = block_records = 0
+    num_records = num_chars = num_bytes = 0
     for block in islice(reader.blocks(), 1):
-        block_records = max(block.end.row - block.start.row, 1)
         for record in block.records():
             num_records += 1
             if not isinstance(record, BadRecord):
@@ -117,47 +120,38 @@ def sample_source(reader: Source, settings: PrepSettings) -> SourceSample:
                 num_chars += len(record.text)
             if num_chars >= _SAMPLE_BYTES:
                 break
-        num_bytes = block.size_bytes * num_records // block_records
-    normalized, _ = normalize_batch(texts)
-    num_tokens = len(tokenizer.encode_batch(normalized).ids) + len(texts)
+        num_bytes = block.size_bytes * num_records // max(block.end.row - block.start.row, 1)
+    num_tokens = len(tokenizer.encode_batch(normalize_batch(texts)[0]).ids) + len(texts)
     seconds = max(time.perf_counter() - started, _MIN_SECONDS)
-    return SourceSample(
+    return _Sample(
         tokens_per_record=num_tokens / max(num_records, 1),
         tokens_per_byte=num_tokens / max(num_bytes, 1),
-        tokens_per_second=max(num_tokens / seconds, 1.0),
+        rate=max(num_tokens / seconds, 1.0),
     )
 
 
-def _split_tokens(
-    reader: Source, source: SourcePlan, split: str, sample: SourceSample
-) -> int | None:
-    size_bytes = reader.size_bytes()
-    if size_bytes is None:
-        return None
+def _split_tokens(size_bytes: int, spec: SourceSpec, split: str, sample: _Sample) -> int:
     whole = size_bytes * sample.tokens_per_byte
     num_rows = round(whole / max(sample.tokens_per_record, 1e-9))
-    taken = _expression(source, split)
-    start, stop = (0, num_rows) if taken is None else taken.rows(max(num_rows, 100))
-    num_taken = min(stop, num_rows) - min(start, num_rows)
-    valid = _expression(source, "valid") if split == "train" else None
-    if valid is not None and not source.spec.allow_overlap:
-        first, last = valid.rows(max(num_rows, 100))
+
+    def rows(part: str) -> tuple[int, int]:
+        expression = spec.split_expression(part)
+        if expression is None:
+            return 0, 0
+        start, stop = parse_split(expression).rows(max(num_rows, 100))
+        return min(start, num_rows), min(stop, num_rows)
+
+    start, stop = rows(split)
+    num_taken = stop - start
+    if split == "train" and not spec.allow_overlap:
+        first, last = rows("valid")
         num_taken -= max(0, min(last, stop) - max(first, start))
     return max(0, round(num_taken * sample.tokens_per_record))
 
 
-def _expression(source: SourcePlan, split: str) -> SplitExpression | None:
-    text = source.spec.split_expression(split)
-    return None if text is None else parse_split(text)
-
-
-def _code_rate(settings: PrepSettings) -> float:
-    """Tokens a second on one core, on text that every machine has: this program's own language."""
-    return _measured_rate(settings.tokenizer, settings.engine)
-
-
 @functools.cache
 def _measured_rate(tokenizer_name: str, engine: Engine) -> float:
+    """Tokens a second on one core, on text that every machine has: this program's own language."""
     files = (argparse, difflib, inspect, typing)
     texts = [Path(str(file.__file__)).read_text(encoding="utf-8") for file in files]
     tokenizer = load_tokenizer(tokenizer_name, engine)
@@ -166,14 +160,7 @@ def _measured_rate(tokenizer_name: str, engine: Engine) -> float:
     return num_tokens / max(time.perf_counter() - started, _MIN_SECONDS)
 
 
-def _seconds(tokens: int | None, rate: float, settings: PrepSettings) -> float | None:
-    if tokens is None:
-        return None
-    return tokens / (rate * min(settings.compute.workers, os.cpu_count() or 1))
-
-
-def _reads(source: SourcePlan) -> str:
-    spec = source.spec
+def _reads(spec: SourceSpec) -> str:
     if spec.kind != "huggingface":
         return ", ".join(spec.paths)
     if spec.hf_dataset is None:

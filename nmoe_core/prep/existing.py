@@ -1,15 +1,38 @@
-"""Refuses to replace what was made from other inputs, unless it was asked to."""
+"""What is there already: refused where it was made from other inputs, or replaced in one step.
+
+`--force` makes the new version in a hidden directory beside the old one, manifest included. Then
+the two directories change places, so that a kill at any moment leaves either the whole old version
+or the whole new one under the split's name. What is left beside it is cleared by the next run.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from loader.files.format import MANIFEST_NAME
+from nmoe_core.base.atomic import (
+    LOCK_NAME,
+    TMP_MARK,
+    exchange_dirs,
+    failpoint,
+    fsync_dir,
+    output_lock,
+    remove_leftovers,
+    replace_dir,
+    write_bytes,
+)
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, first_difference, recorded
-from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.journal import STAGING_NAME, Journal
+
+_OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME}
+_SHARD_DIR = re.compile(r"shard_\d{4,}")
 
 
 def refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> None:
@@ -57,3 +80,85 @@ def _flat(identity: dict[str, Any]) -> dict[str, Any]:
             flat.setdefault(name, one)
     flat.pop("settings", None)
     return flat
+
+
+def directory_beside(split_dir: Path) -> Path:
+    """Where the new version of a split is made; no reader looks at hidden directories."""
+    return split_dir.with_name(f".{split_dir.name}.prep-new")
+
+
+def clear_beside(split_dir: Path) -> None:
+    """Remove what a killed swap left, whichever version it is; end a replacement half done.
+
+    Raises:
+        LockedError: The swap is not dead: another process is making the new version.
+    """
+    if directory_beside(split_dir).exists():
+        with output_lock(split_dir):
+            retire_beside(split_dir)
+
+
+def swap_in(split_dir: Path) -> None:
+    """Put the complete new version in the place of the old one; the caller holds the lock.
+
+    Where directories cannot change places, shards are replaced one after the other; the manifest
+    is away meanwhile, so readers never see a mixture. A kill then leaves nothing to read before
+    the next run, which goes on with the replacement.
+    """
+    beside = directory_beside(split_dir)
+    with output_lock(beside):  # its lock file is the one that others will find after the step
+        if not exchange_dirs(beside, split_dir):
+            (split_dir / MANIFEST_NAME).unlink(missing_ok=True)
+            fsync_dir(split_dir)
+        retire_beside(split_dir)
+
+
+def retire_beside(split_dir: Path) -> None:
+    """Remove the version that is not the split's; files that prep did not make move over to it.
+
+    A whole version beside a split without a manifest is one whose replacement was cut short: its
+    shards may be the only ones left, so the replacement is ended first.
+    """
+    beside = directory_beside(split_dir)
+    if not beside.exists():
+        return
+    remove_leftovers(beside)
+    if (beside / MANIFEST_NAME).exists() and not (split_dir / MANIFEST_NAME).exists():
+        for shard_dir in sorted(beside.glob("shard_*")):
+            _replace_shard(shard_dir, split_dir / shard_dir.name)
+        write_bytes(split_dir / MANIFEST_NAME, (beside / MANIFEST_NAME).read_bytes())
+    (beside / MANIFEST_NAME).unlink(missing_ok=True)  # from here on it is no whole version
+    for entry in sorted(beside.iterdir()):
+        is_shard = _SHARD_DIR.fullmatch(entry.name) and recorded(entry / MANIFEST_NAME) is not None
+        is_there = os.path.lexists(split_dir / entry.name)
+        if not (entry.name in _OURS or is_shard or is_there):
+            failpoint("rename")
+            os.replace(entry, split_dir / entry.name)
+    shutil.rmtree(beside)
+
+
+def _replace_shard(staged: Path, final: Path) -> None:
+    """Put a shard in its place, as a copy where the split is on another file system."""
+    try:
+        replace_dir(staged, final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        remove_leftovers(final.parent)
+        new = final.with_name(f".{final.name}{TMP_MARK}new")
+        shutil.copytree(
+            staged,
+            new,
+            copy_function=lambda source, target: write_bytes(
+                Path(target), Path(source).read_bytes()
+            ),
+        )
+        fsync_dir(new)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(new, final)
+        fsync_dir(final.parent)
+
+
+def _copy_durably(source: str, target: str) -> None:
+    write_bytes(Path(target), Path(source).read_bytes())

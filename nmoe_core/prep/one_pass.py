@@ -19,7 +19,7 @@ import numpy as np
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.compute.api import Pool
+from nmoe_core.compute.api import Map
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings
@@ -71,6 +71,13 @@ class PassPlan:
             "rows": repr(self.split.rows),
         }
 
+    def can_go_on_from(self, entry: dict[str, Any]) -> bool:
+        """Whether a pass of this plan can take up the state of a journal."""
+        is_same = all(entry.get(key) == value for key, value in self.identity().items())
+        if not is_same or {str(bucket) for bucket in self.wanted} - entry["shards"].keys():
+            return False
+        return self.budget is None or entry["counts_all"] or entry["is_complete"]
+
 
 @dataclass
 class Counts:
@@ -115,11 +122,11 @@ class Pass:
             raise
         journal.is_written = entry is not None
 
-    def read(self, pool: Pool, progress: Progress | None) -> None:
+    def read(self, pool: Map, progress: Progress | None) -> None:
         """Read the source to its end, or to the budget's."""
         started = time.monotonic()
         total_bytes = self.plan.split.source.size_bytes() if progress is not None else None
-        blocks = pool.map(tokenize_block, self._blocks())
+        blocks = pool(tokenize_block, self._blocks())
         for block in blocks:
             self._append(block)
             self._judge_bad(at_end=False)
@@ -132,10 +139,10 @@ class Pass:
         self.counts.is_complete = True
         self._judge_bad(at_end=True)
 
-    def seal(self, pool: Pool) -> None:
+    def seal(self, pool: Map) -> None:
         """Finish the files and make them durable, in the pool."""
         paths = [writer.close() for writer in self.writers.values()]
-        self._checksums = dict(zip(self.writers, pool.map(_seal, paths)))
+        self._checksums = dict(zip(self.writers, pool(_seal, paths)))
 
     def commit(self) -> None:
         """Swap in the sealed shards, one after the other."""

@@ -21,15 +21,21 @@ from typing import Any, Literal
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError
-from nmoe_core.base.fingerprint import recorded
-from nmoe_core.compute.api import Pool, open_pool
-from nmoe_core.prep.existing import refuse_changed, refuse_other_journal
+from nmoe_core.base.fingerprint import recorded, sha256_json
+from nmoe_core.compute.api import Map, open_pool
+from nmoe_core.prep.existing import (
+    clear_beside,
+    directory_beside,
+    refuse_changed,
+    refuse_other_journal,
+    retire_beside,
+    swap_in,
+)
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.one_pass import Pass, PassPlan
 from nmoe_core.prep.progress import Progress
-from nmoe_core.prep.settings import PrepReport, PrepSettings, prep_fingerprints, shard_format
-from nmoe_core.prep.swap import clear_beside, directory_beside, retire_beside, swap_in
-from nmoe_core.prep.tokenize import TokenizeSettings, open_tokenizer
+from nmoe_core.prep.settings import PREP_CODE, PrepReport, PrepSettings, shard_format
+from nmoe_core.prep.tokenize import open_tokenizer
 from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,
@@ -81,8 +87,16 @@ def prep_shards(
     with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
         revision = beside.submit(split.source.revision)
         fmt = shard_format(settings)
-        fingerprints = prep_fingerprints(revision.result(), settings, fmt)
-    asked = _checked_buckets(buckets, settings.num_shards)
+        fingerprints = {
+            "source": revision.result(),
+            "settings": sha256_json(settings.identity()),
+            "tokenizer": fmt.tokenizer_fingerprint,
+            "code": PREP_CODE,
+        }
+    asked = sorted(set(range(settings.num_shards) if buckets is None else buckets))
+    if strange := set(asked) - set(range(settings.num_shards)):
+        expected = f"0 to {settings.num_shards - 1}"
+        raise ConfigError("no such shard", found=min(strange), expected=expected)
     dirs = {bucket: split_dir / shard_dir_name(bucket) for bucket in asked}
     clear_beside(split_dir)
     if existing == "refuse":
@@ -118,7 +132,8 @@ def _make(
         refuse_other_journal(journal, plan.identity())
     is_swapped = plan.split_dir != split_dir
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
-    open_worker = partial(open_tokenizer, _worker_settings(plan))
+    buckets, count_all = frozenset(plan.wanted), plan.budget is not None
+    open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all)
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:
@@ -160,7 +175,7 @@ def _commit_manifest(
     return commit_manifest(directory / MANIFEST_NAME, manifest)
 
 
-def _run(plan: PassPlan, journal: Journal, pool: Pool, progress: Progress | None) -> PrepReport:
+def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None) -> PrepReport:
     work = _begin(plan, journal)
     source = plan.split.source
     try:
@@ -178,7 +193,15 @@ def _run(plan: PassPlan, journal: Journal, pool: Pool, progress: Progress | None
         with ThreadPoolExecutor(1) as beside:
             revision = beside.submit(source.revision)
             work.seal(pool)
-            _require_unchanged(plan, revision.result())
+            if revision.result() != plan.fingerprints["source"]:
+                raise SourceError(
+                    "source changed while it was read",
+                    where=plan.settings.name,
+                    found=revision.result(),
+                    expected=plan.fingerprints["source"],
+                    do="run prep again when it is at rest",
+                    code="E-SOURCE-CHANGED",
+                )
         if journal.is_written:
             journal.commit(work.entry, work.flush)
         # No published manifest may name bytes that are being replaced.
@@ -197,49 +220,12 @@ def _run(plan: PassPlan, journal: Journal, pool: Pool, progress: Progress | None
 
 def _begin(plan: PassPlan, journal: Journal) -> Pass:
     """The pass that the journal speaks of, where this plan can go on with it; else a new one."""
-    entry = _matching(journal.read(), plan)
-    if entry is not None:
+    entry = journal.read()
+    if entry is not None and plan.can_go_on_from(entry):
         with suppress(FormatError):  # the disk lost files of the journal: only work is lost by that
             return Pass(plan, journal, entry)
     journal.remove()
     return Pass(plan, journal, None)
-
-
-def _matching(entry: dict[str, Any] | None, plan: PassPlan) -> dict[str, Any] | None:
-    """The journal's state, if this pass can go on from it."""
-    if entry is None or any(entry.get(key) != value for key, value in plan.identity().items()):
-        return None
-    if {str(bucket) for bucket in plan.wanted} - entry["shards"].keys():
-        return None
-    counts_enough = plan.budget is None or entry["counts_all"] or entry["is_complete"]
-    return entry if counts_enough else None
-
-
-def _require_unchanged(plan: PassPlan, revision: str) -> None:
-    if revision != plan.fingerprints["source"]:
-        raise SourceError(
-            "source changed while it was read",
-            where=plan.settings.name,
-            found=revision,
-            expected=plan.fingerprints["source"],
-            do="run prep again when it is at rest",
-            code="E-SOURCE-CHANGED",
-        )
-
-
-def _worker_settings(plan: PassPlan) -> TokenizeSettings:
-    settings = plan.settings
-    return TokenizeSettings(
-        tokenizer=settings.tokenizer,
-        engine=settings.engine,
-        eos_token_id=settings.vocabulary.eos_token_id,
-        num_shards=settings.num_shards,
-        min_doc_tokens=settings.min_doc_tokens,
-        max_doc_tokens=settings.max_doc_tokens,
-        rows=plan.rows,
-        buckets=frozenset(plan.wanted),
-        count_all=plan.budget is not None,
-    )
 
 
 def _recorded_stop(plan: PassPlan) -> int | None:
@@ -264,14 +250,6 @@ def _allow_open_files(num_files: int) -> None:
             do="lower num_shards, or raise the limit (ulimit -n)",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _checked_buckets(buckets: Iterable[int] | None, num_shards: int) -> list[int]:
-    asked = sorted(set(range(num_shards) if buckets is None else buckets))
-    for bucket in asked:
-        if not 0 <= bucket < num_shards:
-            raise ConfigError("no such shard", found=bucket, expected=f"0 to {num_shards - 1}")
-    return asked
 
 
 def _remove_empty(new_dirs: list[Path]) -> None:

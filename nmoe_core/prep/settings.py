@@ -9,7 +9,6 @@ from typing import Any
 
 from loader.plan.settings import Vocabulary
 from nmoe_core.base.errors import ConfigError, TokenizerError
-from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
 from nmoe_core.compute.api import HERE
 from nmoe_core.config.tables import ComputeTable
@@ -81,10 +80,6 @@ class PrepSettings:
         versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
         return {key: getattr(self, key) for key in _IN_THE_BYTES} | versions
 
-    def digest(self) -> str:
-        """Digest of `identity`."""
-        return sha256_json(self.identity())
-
 
 @dataclass(slots=True)
 class PrepReport:
@@ -138,13 +133,3 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
         eos_token_id=tokenizer.eos_token_id,
         tokenizer_fingerprint=tokenizer.fingerprint,
     )
-
-
-def prep_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    """What shards are made from, `revision` of their source among it."""
-    return {
-        "source": revision,
-        "settings": settings.digest(),
-        "tokenizer": fmt.tokenizer_fingerprint,
-        "code": PREP_CODE,
-    }

@@ -18,30 +18,16 @@ import numpy as np
 
 from nmoe_core.base.docid import bucket_of
 from nmoe_core.base.errors import FormatError
+from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.shards.shard_file import id_line
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
 from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.normalise import normalize_batch
-from nmoe_core.text.tokenizer import Engine, Tokenizer, load_tokenizer
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere")
 KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE = range(len(OUTCOMES))
 _BATCH_CHARS = 4 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeSettings:
-    """What a worker needs to know."""
-
-    tokenizer: str
-    engine: Engine
-    eos_token_id: int | None
-    num_shards: int
-    min_doc_tokens: int
-    max_doc_tokens: int
-    rows: Rows
-    buckets: frozenset[int]
-    count_all: bool
 
 
 @dataclass(slots=True)
@@ -90,14 +76,22 @@ class _Stored(NamedTuple):
 class BlockTokenizer(NamedTuple):
     """What a worker opens once."""
 
-    settings: TokenizeSettings
     tokenizer: Tokenizer
+    settings: PrepSettings
+    rows: Rows
+    buckets: frozenset[int]
+    """Shards that are made."""
+    count_all: bool
+    """Whether a token budget needs the lengths of documents of other shards."""
 
 
-def open_tokenizer(settings: TokenizeSettings) -> BlockTokenizer:
+def open_tokenizer(
+    settings: PrepSettings, rows: Rows, buckets: frozenset[int], count_all: bool
+) -> BlockTokenizer:
     """Load the tokenizer of a worker."""
-    tokenizer = load_tokenizer(settings.tokenizer, settings.engine, settings.eos_token_id)
-    return BlockTokenizer(settings, tokenizer)
+    eos_token_id = settings.vocabulary.eos_token_id
+    tokenizer = load_tokenizer(settings.tokenizer, settings.engine, eos_token_id)
+    return BlockTokenizer(tokenizer, settings, rows, buckets, count_all)
 
 
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
@@ -111,12 +105,12 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         SourceError: The block cannot be read.
     """
     start, end = block.start, block.end
-    rows, records = worker.settings.rows, []
+    rows, records = worker.rows, []
     if rows == Rows():
         records = list(block.records())
     elif rows.overlaps(start.row, end.row):
         records = [record for record in block.records() if record.row in rows]
-    columns = _columns(worker.settings, records)
+    columns = _columns(worker, records)
     bad = [str(record) for record in records if isinstance(record, BadRecord)]
     wanted = np.flatnonzero(columns.outcomes == KEPT).tolist()
     chosen = [(i, record) for i in wanted if isinstance(record := records[i], Record)]
@@ -134,21 +128,17 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         columns=columns,
         tokens=tokens,
         ids=ids,
-        num_tokenized=int(np.count_nonzero(np.isin(columns.outcomes, _TOKENIZED))),
+        num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()),
         num_text_bytes=num_text_bytes,
         bad=bad,
     )
-
-
-_TOKENIZED = (KEPT, TRUNCATED, FILTERED)
 
 
 def _by_shard(tokenizer: Tokenizer, stored: list[_Stored]) -> tuple[bytes, bytes]:
     """Tokens with EOS, and lines of ids, of the documents of each shard in turn."""
     stored.sort(key=attrgetter("bucket"))  # keeps the order of equal ones
     eos = np.array([tokenizer.eos_token_id], "<u4").tobytes()
-    pieces = [piece for document in stored for piece in (document.tokens.data, eos)]
-    payload = b"".join(pieces)
+    payload = b"".join(piece for document in stored for piece in (document.tokens.data, eos))
     tokens = np.frombuffer(payload, "<u4")
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
@@ -158,18 +148,18 @@ def _by_shard(tokenizer: Tokenizer, stored: list[_Stored]) -> tuple[bytes, bytes
             where=tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
-    return payload, b"".join([document.line for document in stored])
+    return payload, b"".join(document.line for document in stored)
 
 
-def _columns(settings: TokenizeSettings, records: Sequence[Record | BadRecord]) -> Columns:
+def _columns(worker: BlockTokenizer, records: Sequence[Record | BadRecord]) -> Columns:
     """Columns before anything is tokenised; KEPT stands for "to be tokenised"."""
     buckets = np.full(len(records), -1, np.int32)
     outcomes = np.full(len(records), BAD, np.uint8)
     are_replaced = np.zeros(len(records), np.bool_)
     for i, record in enumerate(records):
         if isinstance(record, Record):
-            bucket = bucket_of(record.id, settings.num_shards)
-            is_wanted = settings.count_all or bucket in settings.buckets
+            bucket = bucket_of(record.id, worker.settings.num_shards)
+            is_wanted = worker.count_all or bucket in worker.buckets
             buckets[i], outcomes[i] = bucket, KEPT if is_wanted else ELSEWHERE
             are_replaced[i] = record.is_replaced
     rows = np.fromiter((record.row for record in records), np.int64, len(records))
@@ -198,8 +188,8 @@ def _tokenize(
     batch.clear()
     num_bytes = sum(map(len, encoded))
     del encoded
-    settings, tokenizer = worker
-    least, most = settings.min_doc_tokens, settings.max_doc_tokens
+    tokenizer = worker.tokenizer
+    least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
         ids = tokenizer.encode_long(texts[0], most + 1)
         bounds = [0, len(ids)]
@@ -215,7 +205,7 @@ def _tokenize(
             columns.outcomes[i], stop = TRUNCATED, start + most
         columns.num_tokens[i] = stop - start + 1
         bucket = int(columns.buckets[i])
-        if bucket in settings.buckets:
+        if bucket in worker.buckets:
             line = id_line(ingest_id, digest)
             columns.id_bytes[i] = len(line)
             stored.append(_Stored(bucket, ids[start:stop], line))

@@ -12,7 +12,7 @@ import pytest
 
 from nmoe_core.base import atomic
 from nmoe_core.base.atomic import output_lock
-from nmoe_core.prep import swap
+from nmoe_core.prep import existing
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
@@ -23,7 +23,7 @@ RUN = """
 import json, os, shutil, sys
 from pathlib import Path
 from loader.files.format import load_manifest
-from nmoe_core.prep import swap
+from nmoe_core.prep import existing
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.jsonl import JsonlSource
@@ -32,7 +32,7 @@ from nmoe_core.sources.records import Reading, Split
 
 root, step, exchange = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 if exchange == "without":
-    swap.exchange_dirs = lambda staged, final: False
+    existing.exchange_dirs = lambda staged, final: False
 
 def prep(name, out, existing, num_shards=2):
     settings = PrepSettings(name="web", num_shards=num_shards)
@@ -129,8 +129,8 @@ def _versions_that_cannot_change_places(
     """An old split and a whole new one beside it, where the system has no exchange."""
     split = root / "train"
     _make_version(split, "old")
-    _make_version(swap.directory_beside(split), "new")
-    monkeypatch.setattr(swap, "exchange_dirs", lambda staged, final: False)
+    _make_version(existing.directory_beside(split), "new")
+    monkeypatch.setattr(existing, "exchange_dirs", lambda staged, final: False)
     monkeypatch.setattr(atomic, "_steps", atomic.Counter())
     monkeypatch.setenv("NMOE_FAILPOINT", failpoint)
     return split
@@ -145,9 +145,9 @@ def test_a_replacement_cut_short_is_ended_by_the_next_run(
 ) -> None:
     split = _versions_that_cannot_change_places(tmp_path, monkeypatch, "rename:2:ENOSPC")
     with pytest.raises(OSError, match="No space"), output_lock(split):
-        swap.swap_in(split)
+        existing.swap_in(split)
     assert not (split / "manifest.json").exists()
-    swap.clear_beside(split)
+    existing.clear_beside(split)
     assert _versions(split) == ["new"] * 4
     assert [p.name for p in tmp_path.iterdir()] == ["train"]
 
@@ -157,7 +157,7 @@ def test_a_split_on_another_file_system_is_replaced_by_copies(
 ) -> None:
     split = _versions_that_cannot_change_places(tmp_path, monkeypatch, "rename:1:EXDEV")
     with output_lock(split):
-        swap.swap_in(split)
+        existing.swap_in(split)
     assert _versions(split) == ["new"] * 4
     assert {p.name for p in split.iterdir() if p.name.startswith(".")} == {".lock"}
 

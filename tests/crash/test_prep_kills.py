@@ -31,7 +31,7 @@ def run(job):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
     os.environ["NMOE_FAILPOINT"] = job["failpoint"]
     if job["commits"] != "seldom":
-        journal.INTERVAL_S, journal._MAX_SHARE, jsonl._BLOCK_BYTES = 0.0, 1e9, 4096
+        journal.INTERVAL_S, journal._MAX_SHARE, jsonl.BLOCK_BYTES = 0.0, 1e9, 4096
     if job["commits"] == "always":
         journal.Journal.commit_if_due = journal.Journal.commit
     code = 70

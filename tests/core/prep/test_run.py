@@ -202,7 +202,7 @@ def test_source_that_changes_while_it_is_read_is_refused(web: Web) -> None:
             yield from super().blocks(start)
 
     with refused("E-SOURCE-CHANGED"):
-        replace(web, source=Restless("web", web.source.files)).shards()
+        replace(web, source=Restless(web.source.reading, web.source.files)).shards()
     assert not web.out.exists()
 
 
@@ -216,7 +216,7 @@ def test_reading_stops_at_the_end_of_the_split(web: Web, monkeypatch: pytest.Mon
                 taken.append(block.start.row)
                 yield block
 
-    counted = Split(Counted("web", web.source.files), Rows(0, 10))
+    counted = Split(Counted(web.source.reading, web.source.files), Rows(0, 10))
     assert prep_shards(counted, web.settings, web.out).num_documents == 10
     assert len(taken) <= 3
 
