@@ -22,14 +22,11 @@ _READ_BYTES = 4 * 2**20
 
 
 class Line(NamedTuple):
-    """A whole line of a file."""
+    """A whole line of a file: its number from 1, its first byte, its bytes with the newline."""
 
     number: int
-    """From 1."""
     offset: int
-    """Its first byte."""
     payload: bytes
-    """With its newline."""
 
 
 class AppendLog:
@@ -41,11 +38,8 @@ class AppendLog:
             log.cut()
             log.append(b'{"id": "a"}\\n')
 
-    Args:
-        path: The file; it and its directory are made where they are missing.
-
-    Attributes:
-        size: Bytes of the lines that were read or appended.
+    `size` counts the bytes of the lines that were read or appended. The file and its directory are
+    made where they are missing.
 
     Raises:
         LockedError: Another process writes the file (E-LOCKED).
@@ -79,11 +73,7 @@ class AppendLog:
         return not size and digest.hexdigest() == sha256
 
     def lines(self, end: int | None = None) -> Iterator[Line]:
-        """The whole lines from the first on; each one that is taken counts to `size`.
-
-        Args:
-            end: Stop at this byte.
-        """
+        """The whole lines before byte `end`; each one that is taken counts to `size`."""
         self.size, self._hash = 0, hashlib.sha256()
         self._file.seek(0)
         for line in whole_lines(self._file):
@@ -110,9 +100,7 @@ class AppendLog:
     def append(self, payload: bytes, *, durable: bool = False) -> int:
         """Write whole lines and hand them to the system; return the offset of the first byte.
 
-        Args:
-            payload: One line or several, each with its newline.
-            durable: Wait until they are on the disk.
+        `payload` ends with a newline; `durable` waits until it is on the disk.
         """
         offset = self.size
         self._file.write(payload)

@@ -1,16 +1,4 @@
-"""Errors of the tasks that make data; the root of the tree is in `loader.errors`.
-
-NmoeError
-├── (ConfigError, FormatError, PlanError, StateError: see loader.errors)
-├── SourceError        E-SOURCE-...       a source is missing, empty, changed or has a bad record
-├── TokenizerError     E-TOKENIZER-...    no vocabulary, or engines and manifests disagree
-├── CheckpointError    E-CHECKPOINT-...   a backbone checkpoint is not what it claims to be
-├── LabelError         E-LABEL-...        labels are missing, mixed or below coverage
-├── HeadError          E-HEAD-...         a head is missing, foreign, or not finite
-├── CalibrationError   E-CALIBRATION-...  thresholds cannot be fitted, or belong to other heads
-├── CurationError      E-CURATION-...     topics or scores do not match their shards
-└── LockedError        E-LOCKED           another process is writing the same output
-"""
+"""Errors of the tasks that make data, each with the stem of its codes; see `loader.errors`."""
 
 from __future__ import annotations
 

@@ -87,12 +87,8 @@ def read_summary(
 ) -> dict[str, Any]:
     """A task's summary, which must be as it was written; older ones have no hash.
 
-    Args:
-        path: The summary.
-        error: Class of the error.
-        code: Code of the error.
-        sealed_since: The key that came with the hash: a summary that has it must have both.
-        do: What the user should do.
+    `error`, `code` and `do` make the error. A summary with the key `sealed_since`, which came with
+    the hash, must have both.
 
     Raises:
         NmoeError: Of class `error`: it is not.

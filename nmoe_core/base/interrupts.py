@@ -20,9 +20,7 @@ _hook_before: Callable[[Any], object] = sys.unraisablehook
 def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) -> None:
     """From now on, where `raised` was ignored, this process sends itself `asked` again.
 
-    Args:
-        raised: What the handler of the signal raises.
-        asked: The signal.
+    `raised` is what the handler of the signal `asked` raises.
     """
     global _hook_before
     _signals[raised] = asked

@@ -2,8 +2,7 @@
 
 A line ends with LF. A byte order mark before the first line is passed over, and a blank line holds
 no record but keeps its number. A line longer than `MAX_LINE_BYTES` is refused before more of it is
-held. Lone surrogate escapes are JSON. Each caller raises its own error: it passes a function that
-makes one of a line number and the reason. Memory: one line.
+held. Lone surrogate escapes are JSON. Memory: one line.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ def is_plain_file(path: Path) -> bool:
 def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]:
     """Every line of a plain file, blank ones too; the last one may lack its newline.
 
-    Args:
-        path: The file.
-        refuse: Makes the error for a line that is too long.
-        digest: A hash of `hashlib` that is updated with the bytes of the file.
+    `refuse` makes the caller's error for a line that is too long; `digest`, a hash of `hashlib`, is
+    updated with the bytes of the file.
     """
     offset = number = 0
     with open(path, "rb") as file:
@@ -71,11 +68,7 @@ def parse_object(payload: bytes) -> dict[str, Any]:
 
 
 def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[Any, bool]:
-    """The JSON value of a line, and whether bytes were replaced.
-
-    Args:
-        payload: The line.
-        replace: Replace bytes that are not UTF-8.
+    """The JSON value of a line, and whether bytes that are not UTF-8 were replaced.
 
     Raises:
         ValueError: Not JSON, or nested too deep.
@@ -123,11 +116,8 @@ def id_of(
 ) -> str:
     """The id of a record; a ValueError says what is wrong with it.
 
-    Args:
-        row: The record.
-        field: Key of the id, which the record must then have.
-        default: The id of a record that gives none: its place in the source.
-        unnamed: Without `field`, the keys that are tried in turn.
+    A record must have `field` where one is named. Else the keys `unnamed` are tried in turn, and
+    `default`, the record's place in the source, stands for an id that none of them gives.
     """
     if field is not None:
         if row.get(field) is None:

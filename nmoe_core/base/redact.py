@@ -23,11 +23,7 @@ def without_user_info(text: str) -> str:
 
 
 class Redactor:
-    """Hides one secret, in every spelling that a reply may give it, and any Authorization header.
-
-    Args:
-        secret: What was sent, if anything was.
-    """
+    """Hides one secret, in every spelling of it, and any Authorization header."""
 
     def __init__(self, secret: str | None) -> None:
         spellings: set[str] = set()
