@@ -10,10 +10,9 @@ from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
 from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL, grouped_product
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, TiledExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts, combine
-from nmoe_core.engine.kernels.norm import add_rms_norm
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
-from nmoe_core.engine.kernels.rope_cache import rotate_and_store
 from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
+from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.rope import rotate
 from nmoe_core.engine.weights import mxfp4
 

@@ -1,12 +1,11 @@
 """Keys and values of running sequences, in pages.
 
-Layout, which device kernels may rely on. Block n has `keys[n]` and `values[n]`, each [num_pages,
+Layout, which device kernels rely on. Block n has `keys[n]` and `values[n]`, each [num_pages,
 page_size, kv_heads, head_dim] in the model's dtype, keys rotated. A sequence has a slot, 0 to
 max_batch - 1. In a block that sees everything, position p of slot s lies in page
 `tables[s, p // page_size]` (int32 [max_batch, max_pages]) at p % page_size. A windowed block has
 `ring_pages` pages per slot, page s * ring_pages onwards, and position p lies at row
-p % (ring_pages * page_size) of them: a window rounded up to whole pages, however long the
-sequence. Tables and page counts are kept on the host.
+p % (ring_pages * page_size) of them: a window rounded up to whole pages.
 
 Pages are counted: a `Prefix` and the sequences that began with it share whole pages and copy the
 last, unfilled one. A free page is given out lowest first, so that a lone sequence tends to lie in

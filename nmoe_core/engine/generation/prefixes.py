@@ -2,9 +2,8 @@
 
 A radix tree over the prompts of waiting, running and just finished requests. A beginning is worth
 keeping where two prompts part, at least 16 tokens after the last such place. The first sequence
-that reaches it stops there, and the cache keeps its keys and values, the rings of windowed blocks
-included. The others wait for that and go on from there. A prompt's last token is left out, because
-a sequence must compute a token to have logits; so equal prompts share all but the last.
+that reaches it stops there, and the cache keeps its keys and values; the others go on from there.
+A prompt's last token is left out, because a sequence must compute a token to have logits.
 """
 
 from __future__ import annotations

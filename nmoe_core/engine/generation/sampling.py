@@ -1,10 +1,9 @@
 """The next tokens from rows of logits, chosen where the logits are.
 
 Temperature divides the logits, top-k keeps the k largest, top-p then the smallest set of largest
-probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the edge are kept, so the
-set does not depend on an order of equals. The draw is one uniform number that a counter-based
-generator gives for (seed, position): it is the same in any batch, after an eviction, and in any
-process. Logits whose largest is no finite number are an error, never a token.
+probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the edge are kept. The
+draw is one uniform number that a counter-based generator gives for (seed, position): it is the same
+in any batch, after an eviction, and in any process.
 """
 
 from __future__ import annotations

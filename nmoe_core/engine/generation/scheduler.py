@@ -111,8 +111,7 @@ class Scheduler:
         for sequence in list(self._running):
             if sequence.slot < 0 or not sequence.is_answered:
                 continue
-            part = self._part(sequence, budget)
-            if part is not None:
+            if (part := self._part(sequence, budget)) is not None:
                 budget -= part.chunk.count if part.chunk.count > 1 else 0
                 planned.append(part)
         planned.sort(key=lambda part: part.chunk.count > 1)
@@ -198,16 +197,13 @@ class Scheduler:
             if self.prefixes.drop():
                 continue
             youngest = self._running[-1]
-            self._preempt(youngest)
+            self.counts.preemptions += 1
+            self._withdraw(youngest)
+            # Back to the queue, in order of arrival; its tokens are kept, its pages are not.
+            insort(self._waiting, youngest, key=lambda other: other.seq_id)
             if youngest is sequence:
                 return False
         return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, in order of arrival; its tokens are kept, its pages are not."""
-        self.counts.preemptions += 1
-        self._withdraw(sequence)
-        insort(self._waiting, sequence, key=lambda other: other.seq_id)
 
     def _withdraw(self, sequence: Sequence) -> None:
         """Take a sequence from the queue, or from those that run, whose pages are then free."""

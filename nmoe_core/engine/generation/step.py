@@ -77,15 +77,21 @@ class StepBatch:
         ]
         positions = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
         slots = np.repeat([chunk.slot for chunk in chunks], [chunk.count for chunk in chunks])
-        flat = np.concatenate(positions)
+        flat, size = np.concatenate(positions), cache.ring_size
         self.positions = self._tensor(flat)
-        written = self._tensor(self._page_rows(slots, flat))
-        self._pages = Places(written, None, [self._page_history(chunk) for chunk in self._longer])
-        is_kept = np.concatenate([p >= p[-1] + 1 - cache.ring_size for p in positions])
+        past = [
+            self._rows(self._page_rows(np.asarray(chunk.slot), np.arange(chunk.start)))
+            for chunk in self._longer
+        ]
+        ring_past = [
+            np.arange(max(0, chunk.start - cache.window + 1), chunk.start) for chunk in self._longer
+        ]
+        is_kept = np.concatenate([p >= p[-1] + 1 - size for p in positions])
+        self._pages = Places(self._tensor(self._page_rows(slots, flat)), None, past)
         self._rings = Places(
-            self._tensor((slots * cache.ring_size + flat % cache.ring_size)[is_kept]),
+            self._tensor((slots * size + flat % size)[is_kept]),
             None if is_kept.all() else self._tensor(is_kept.nonzero()[0]),
-            [self._ring_history(chunk) for chunk in self._longer],
+            [self._rows(c.slot * size + p % size) for c, p in zip(self._longer, ring_past)],
         )
         if singles:
             slots = np.asarray([chunk.slot for chunk in singles])
@@ -158,21 +164,12 @@ class StepBatch:
         pages = self.cache.tables[slots, positions // size].astype(np.int64)
         return pages * size + positions % size
 
-    def _page_history(self, chunk: Chunk) -> Rows:
-        return self._rows(self._page_rows(np.asarray(chunk.slot), np.arange(chunk.start)))
-
-    def _ring_history(self, chunk: Chunk) -> Rows:
-        size = self.cache.ring_size
-        first = max(0, chunk.start - self.cache.window + 1)
-        return self._rows(chunk.slot * size + np.arange(first, chunk.start) % size)
-
     def _rows(self, index: np.ndarray) -> Rows:
         """The index as a slice, which copies nothing, where its numbers follow one another."""
         flat = index.ravel()
         if len(flat) == 0:
             return slice(0, 0)
-        in_one_piece = len(index) == 1 or index.ndim == 1
-        if in_one_piece and bool((np.diff(flat) == 1).all()):
+        if (len(index) == 1 or index.ndim == 1) and bool((np.diff(flat) == 1).all()):
             return slice(int(flat[0]), int(flat[-1]) + 1)
         return self._tensor(index)
 

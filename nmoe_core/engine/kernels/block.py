@@ -1,8 +1,7 @@
 """Blocks that run on kernels: the same weights, taps and caches, for a GPU.
 
-A kernel block is made of a plain one, whose experts it tiles. Between kernels stand torch's matrix
-products (attention projections, router, unembedding). Results differ from the plain path by
-rounding alone.
+Between kernels stand torch's matrix products (attention projections, router, unembedding). Results
+differ from the plain path by rounding alone.
 """
 
 from __future__ import annotations
@@ -11,17 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmoe_core.engine.block import Block, Runtime
-from nmoe_core.engine.kernels.contexts import KernelContext, KernelDocuments, KernelStep
+from nmoe_core.engine.kernels.contexts import KernelDocuments, KernelStep
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, ExpertWeights, tile_experts
-from nmoe_core.engine.kernels.graphs import DecodeGraphs
+from nmoe_core.engine.kernels.graphs import DecodeGraphs, StaticStep
 from nmoe_core.engine.kernels.mixture import FusedExperts
-from nmoe_core.engine.kernels.norm import add_rms_norm
+from nmoe_core.engine.kernels.rows import add_rms_norm
 from nmoe_core.engine.weights.config import ModelConfig
 from nmoe_core.engine.weights.mxfp4 import Experts, PackedExperts
 
+Context = KernelDocuments | KernelStep | StaticStep
+
 
 class KernelBlock(nn.Module):
-    """One block on kernels.
+    """One block, made of a plain one.
 
     Raises:
         CheckpointError: Packed experts have a scale the kernels do not take (E-CHECKPOINT-SCALE).
@@ -40,7 +41,7 @@ class KernelBlock(nn.Module):
             config.swiglu_alpha,
         )
 
-    def forward(self, x: Tensor, context: KernelContext, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
         """As `Block.forward`."""
         attn = self.attn
         _, normalised = add_rms_norm(x, None, self.attn_norm.weight, self.attn_norm.eps)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,26 +19,9 @@ from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
 from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
-from nmoe_core.engine.kernels.rope_cache import rotate_and_store
+from nmoe_core.engine.kernels.rows import rotate_and_store
 from nmoe_core.engine.packing import Packing
 from nmoe_core.engine.weights.config import ModelConfig
-
-
-class KernelContext(Protocol):
-    """What a kernel block needs of a context.
-
-    `batch_invariant`: whether the experts take one tile shape for every batch.
-    """
-
-    batch_invariant: bool
-
-    def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """Mixed values [N, heads, head_dim] of a block's fused projection [N, q + k + v].
-
-        rotation: complex64 [N, head_dim / 2], of the rows' positions. Over a cache, the rows' keys
-        and values are also written.
-        """
-        ...
 
 
 class KernelDocuments(PackedDocuments):
@@ -56,7 +38,10 @@ class KernelDocuments(PackedDocuments):
         self._blocks = query_blocks(rows[is_first].int(), len(packing.positions))
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """As `KernelContext.attend_rows`."""
+        """Mixed values [N, heads, head_dim] of a block's fused projection [N, q + k + v].
+
+        rotation: complex64 [N, head_dim / 2], of the rows' positions.
+        """
         q, k, v = _rotated(qkv, rotation, self._rows, self._shape)
         return prefill_attention(q, k, v, sinks, self._blocks, self._windows[layer])
 
@@ -79,7 +64,7 @@ class Singles:
     max_length: int
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """As `KernelContext.attend_rows`."""
+        """As `KernelDocuments.attend_rows`; the rows' keys and values are also written."""
         written = self.written if self.cache.windows[layer] is None else self.ring_written
         pages = self.cache.keys[layer], self.cache.values[layer]
         return self.attend(layer, rotate_and_store(qkv, rotation, written, *pages), sinks)
@@ -94,10 +79,7 @@ class Singles:
 
 
 class KernelStep(StepBatch):
-    """New tokens of sequences that a cache keeps.
-
-    singles: Its chunks of one token, if it has any.
-    """
+    """New tokens of sequences that a cache keeps; `singles` are its chunks of one token, if any."""
 
     singles: Singles
 
@@ -121,7 +103,7 @@ class KernelStep(StepBatch):
         return not self._longer
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """As `KernelContext.attend_rows`."""
+        """As `KernelDocuments.attend_rows`; the rows' keys and values are also written."""
         if self.is_decode:
             return self.singles.attend_rows(layer, qkv, rotation, sinks)
         window = self.cache.windows[layer]

@@ -3,8 +3,7 @@
 Keys are taken in splits of a fixed length, one program for a split of one key head of one sequence
 with all query heads that share it; a second kernel merges the splits in order and adds the sink
 once. Splits depend on a sequence's own length alone, so its result is the same bits in any batch.
-A window layer's pages form a ring: position p lies in table column (p / page_size) mod width, and
-only the last `window` positions are read.
+A window layer's pages form a ring: position p lies in table column (p / page_size) mod width.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _LEAST_ROWS = 16  # of a matrix product
 class Cached:
     """Which pages hold the positions of a batch of sequences.
 
-    tables: int32 [B, width], pages of each sequence. lengths: int32 [B], positions there are, the
-    query's own included; 0 for an empty place of the batch, whose result is zero. max_length: no
-    length is above it; decides the number of splits, not the result.
+    tables: int32 [B, width]. lengths: int32 [B], the query's own position included; 0 for an empty
+    place of the batch, whose result is zero. max_length: an upper bound, which decides how many
+    splits there are, not the result.
     """
 
     tables: Tensor
@@ -42,18 +41,14 @@ class Cached:
 def decode_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, cached: Cached, sinks: Tensor, window: int | None
 ) -> Tensor:
-    """One query of each sequence over the positions it sees.
+    """One query of each sequence over the positions it sees: [B, heads, D].
 
     Args:
         q: [B, heads, D], rotated, not yet scaled.
-        k_pages: [num_pages, page_size, kv_heads, D].
-        v_pages: As `k_pages`.
+        k_pages, v_pages: [num_pages, page_size, kv_heads, D].
         cached: Where the positions lie.
         sinks: float32 [heads].
         window: Positions seen, the query's own included; None for all.
-
-    Returns:
-        [B, heads, D].
     """
     batch, heads, head_dim = q.shape
     _, page_size, kv_heads, _ = k_pages.shape

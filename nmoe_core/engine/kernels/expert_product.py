@@ -1,11 +1,9 @@
 """The grouped product: sorted rows times the weights of their experts, in one launch.
 
-A program computes one tile of rows of one expert by one block of output columns. Activations are
-gathered by sorted choice in the prologue; the epilogue adds the bias and either applies SwiGLU (the
-first projection) or weighs the rows and puts them back in token order (the second). Weights are
-dense or MXFP4: codes are shifted into bfloat16 bits and multiplied by their group's scale, which is
-exact. Sums are float32. Two tile shapes: `PREFILL` for many rows per expert, `DECODE` for a few,
-where reading the weights is all that costs.
+A program computes one tile of rows of one expert by one block of output columns. The prologue
+gathers activations by sorted choice; the epilogue adds the bias and either applies SwiGLU (the
+first projection) or weighs the rows and puts them back in token order (the second). MXFP4 codes are
+shifted into bfloat16 bits and multiplied by their group's scale, which is exact. Sums are float32.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ DECODE = TileShape(rows=16, columns=128, num_warps=4, num_stages=4)
 
 
 def tile_shape(num_choices: int, num_experts: int) -> TileShape:
-    """The shape for that many rows over that many experts."""
+    """Many rows per expert, or a few, where reading the weights is all that costs."""
     return DECODE if num_choices <= 32 * num_experts else PREFILL
 
 
@@ -60,8 +58,8 @@ def grouped_product(
         weights: N outputs; for the first projection all gates before all ups.
         routing: Where the rows go, in tiles of `shape.rows`.
         shape: Of a program's tile.
-        swiglu: Of the first projection: the limit that clamps gates above and ups on both sides,
-            and the factor inside the gate's sigmoid. None for the second.
+        swiglu: Of the first projection: the limit of gates and ups, and the factor inside the
+            gate's sigmoid. None for the second.
 
     Returns:
         First projection: [T * k, N / 2] of x's type, in sorted order. Second: float32 [T * k, N] in
@@ -70,7 +68,8 @@ def grouped_product(
     if x.shape[1] != weights.in_features or shape.rows != routing.tile_rows:
         raise ValueError(f"{x.shape[1]=} and {shape.rows=} do not fit the weights and the routing")
     is_packed, halves = isinstance(weights, TiledExperts), 1 if swiglu is None else 2
-    columns, block_columns = weights.out_features // halves, shape.columns // halves
+    num_outputs = weights.bias.shape[1]
+    columns, block_columns = num_outputs // halves, shape.columns // halves
     num_tiles = len(routing.tile_experts)
     out = x.new_empty(
         routing.experts.numel(), columns, dtype=torch.float32 if swiglu is None else x.dtype
@@ -82,7 +81,7 @@ def grouped_product(
         *((weights.codes, weights.scales) if is_packed else (weights.weight, weights.weight)),
         *(weights.bias, out, routing.weights, routing.sorted_choices, routing.expert_starts),
         *(routing.tile_experts, routing.tile_starts, num_tiles),
-        *(weights.in_features, columns, weights.out_features),
+        *(weights.in_features, columns, num_outputs),
         *(swiglu or (0.0, 0.0)),
         TOP_K=routing.experts.shape[1],
         IS_PACKED=is_packed,

@@ -2,10 +2,8 @@
 
 A tile is 64 inputs of all output rows, contiguous, so that a program's loads are whole lines:
 `codes[expert, tile, row, j]` holds the code of input `64 * tile + j` in its low nibble and that of
-input `64 * tile + 32 + j` in its high one. Each half of a tile is one MXFP4 group, so it meets one
-scale a row, and the activations it multiplies are 32 neighbours: nothing is shuffled in registers.
-The checkpoint's order (nibbles of neighbouring inputs, groups along a row) is turned into this once
-at load. Costs 4.25 bits per weight, as on disk.
+input `64 * tile + 32 + j` in its high one. Each half of a tile is one MXFP4 group with one scale a
+row: nothing is shuffled in registers. The checkpoint's order is turned into this once at load.
 """
 
 from __future__ import annotations
@@ -36,11 +34,6 @@ class TiledExperts:
     bias: Tensor
     in_features: int
 
-    @property
-    def out_features(self) -> int:
-        """N."""
-        return self.codes.shape[2]
-
 
 @dataclass(frozen=True, slots=True)
 class DenseExperts:
@@ -57,22 +50,12 @@ class DenseExperts:
         """K."""
         return self.weight.shape[2]
 
-    @property
-    def out_features(self) -> int:
-        """N."""
-        return self.weight.shape[1]
-
 
 ExpertWeights = TiledExperts | DenseExperts
 
 
 def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
-    """Tile MXFP4 weights of a checkpoint.
-
-    Args:
-        blocks: uint8 [E, N, K / 32, 16], low nibble the even input.
-        scales: uint8 [E, N, K / 32].
-        bias: [E, N].
+    """Tile MXFP4 weights: blocks uint8 [E, N, K / 32, 16], scales uint8 [E, N, K / 32].
 
     Raises:
         CheckpointError: A scale stands for weights of 2^2 and more, or for NaN

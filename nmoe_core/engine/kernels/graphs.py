@@ -1,16 +1,14 @@
 """Decoding steps of fixed batch sizes as CUDA graphs: one launch where there were hundreds.
 
 A step of n single tokens is padded to the next captured size; empty places have length 0 and write
-no key. All that changes between steps lies in buffers that are filled before a replay: ids,
-positions, page slots, lengths, tables. Attention takes as many splits as the longest sequence of
-its bucket needs, so there is one graph per (batch size, length bucket), captured when the pair is
-first met. All share one pool of memory: they run one after another, and a step's logits are taken
-before the next. Without a CUDA device the same buffers and the same code run unrecorded.
+no key. All that changes between steps lies in buffers that are filled before a replay. There is one
+graph per batch size and length bucket (which fixes the number of splits), captured when the pair is
+first met; all share one pool of memory. Without a CUDA device the same code runs unrecorded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 import triton
@@ -61,15 +59,6 @@ class StaticStep:
             buffer[count:] = empty
 
 
-@dataclass(slots=True)
-class _Recorded:
-    """A step's buffers, its logits, and the graph that turns one into the other, if captured."""
-
-    step: StaticStep
-    logits: Tensor
-    graph: torch.cuda.CUDAGraph | None
-
-
 class DecodeGraphs:
     """Recorded decoding steps of one model over one cache.
 
@@ -81,7 +70,7 @@ class DecodeGraphs:
 
     def __init__(self, forward: Forward, rotation: Tensor, cache: PagedCache) -> None:
         self._forward, self._rotation, self.cache = forward, rotation, cache
-        self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._recorded: dict[tuple[int, int], tuple[StaticStep, Callable[[], Tensor]]] = {}
         with current(rotation.device):
             self._pool = torch.cuda.graph_pool_handle() if rotation.is_cuda else None
 
@@ -90,10 +79,7 @@ class DecodeGraphs:
         return step.is_decode and len(step.positions) <= BATCH_SIZES[-1]
 
     def run(self, ids: Tensor, step: KernelStep) -> Tensor:
-        """float32 logits [N, vocab] of a step that `takes` accepts.
-
-        A view, which the next step of its size overwrites.
-        """
+        """float32 logits [N, vocab], valid until the next step of this size."""
         with current(ids.device):
             batch_size = next(size for size in BATCH_SIZES if size >= len(ids))
             max_length = max(LEAST_LENGTH, triton.next_power_of_2(step.singles.max_length))
@@ -101,28 +87,31 @@ class DecodeGraphs:
             if key not in self._recorded:
                 static = StaticStep(self.cache, batch_size, max_length)
                 static.fill(ids, step)
-                self._recorded[key] = self._record(static)
-            recorded = self._recorded[key]
-            recorded.step.fill(ids, step)
-            if recorded.graph is None:
-                recorded.logits = self._run(recorded.step)
-            else:
-                recorded.graph.replay()
-            return recorded.logits[: len(ids)]
+                self._recorded[key] = static, self._record(static)
+            static, replay = self._recorded[key]
+            static.fill(ids, step)
+            return replay()[: len(ids)]
 
-    def _record(self, step: StaticStep) -> _Recorded:
+    def _record(self, step: StaticStep) -> Callable[[], Tensor]:
+        """A function that turns the step's buffers into its logits, as a graph on a GPU."""
+
+        def run() -> Tensor:
+            return self._forward(step.ids, step, self._rotation[step.positions])
+
         if step.ids.device.type != "cuda":
-            return _Recorded(step, torch.empty(0), None)
+            return run
         # Outside the capture first: kernels compile, and libraries make their workspaces.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._run(step)
+            run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._run(step)
-        return _Recorded(step, logits, graph)
+            logits = run()
 
-    def _run(self, step: StaticStep) -> Tensor:
-        return self._forward(step.ids, step, self._rotation[step.positions])
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return replay

@@ -24,10 +24,7 @@ _BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """Experts of one block.
-
-    gate_up: I gates, then I ups, of each expert. down: back to the hidden size.
-    """
+    """Experts of one block; `gate_up` has all gates before all ups of each expert."""
 
     gate_up: ExpertWeights
     down: ExpertWeights
@@ -38,14 +35,10 @@ class FusedExperts:
     def __call__(
         self, x: Tensor, logits: Tensor, residual: Tensor, batch_invariant: bool = False
     ) -> Tensor:
-        """The residual plus the weighted sum of each row's experts.
+        """The residual [T, hidden] plus the weighted sum of the experts of each row of x.
 
-        Args:
-            x: [T, hidden], normalised.
-            logits: float32 [T, E], the router's.
-            residual: [T, hidden].
-            batch_invariant: Take one tile shape for every batch, so that a token's bits do not
-                depend on how many others there are; large batches are then slower.
+        logits: float32 [T, E], the router's. batch_invariant: one tile shape for every batch, so
+        that a token's bits do not depend on how many others there are; large batches are slower.
         """
         num_choices = len(logits) * self.experts_per_token
         shape = DECODE if batch_invariant else tile_shape(num_choices, logits.shape[1])
@@ -57,15 +50,11 @@ class FusedExperts:
 
 @on_its_device
 def combine(rows: Tensor, residual: Tensor) -> Tensor:
-    """The residual plus each token's rows: one read of both, and one write.
+    """The residual [T, H] plus each token's rows.
 
-    Args:
-        rows: float32 [T * k, H], row t * k + j the weighted result of the token's j-th expert.
-        residual: [T, H].
-
-    Returns:
-        [T, H] of the residual's type: the experts are summed in float32 in the order of j and
-        rounded once before the residual is added, as the plain path does.
+    rows is float32 [T * k, H], row t * k + j the weighted result of the token's j-th expert. Rows
+    are summed in float32 in the order of j and rounded once before the residual is added, as in the
+    plain path.
     """
     num_tokens, width = residual.shape
     out = torch.empty_like(residual)

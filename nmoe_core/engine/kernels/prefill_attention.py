@@ -2,8 +2,7 @@
 
 One program computes a block of queries of one head, walking the keys it can see with a running
 softmax (FlashAttention, arXiv 2205.14135). A head's sink is a logit whose probability is dropped:
-the running maximum starts at it and the running sum at one. Blocks never span two documents, so
-work follows the real tokens and a document's result does not depend on its neighbours.
+the running maximum starts at it and the running sum at one. Blocks never span two documents.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ class QueryBlocks:
     """Blocks of queries of a packed batch, the same for every layer.
 
     documents, firsts: int32 [max_blocks], document and first row within it of each block; a
-    document of -1 marks blocks past the last. starts: int32 [B + 1], first row of each document.
-    key_starts: int32 [B + 1], first key of each document. Of a document that has more keys than
-    queries, the queries are the last ones, and keys that no window reaches may be left out at its
-    beginning.
+    document of -1 marks blocks past the last. starts, key_starts: int32 [B + 1], first row and
+    first key of each document. Of a document with more keys than queries, the queries are the last
+    ones, and keys that no window reaches may be left out at its beginning.
     """
 
     documents: Tensor
@@ -40,7 +38,7 @@ class QueryBlocks:
 
 
 def query_blocks(starts: Tensor, num_rows: int) -> QueryBlocks:
-    """Cut documents into blocks; each query has its key and no more.
+    """Cut documents with as many keys as queries into blocks.
 
     `starts` is int32 [B + 1] on the device, `num_rows` its last.
     """
@@ -61,18 +59,14 @@ def query_blocks(starts: Tensor, num_rows: int) -> QueryBlocks:
 def prefill_attention(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, blocks: QueryBlocks, window: int | None
 ) -> Tensor:
-    """Causal attention within each document.
+    """Causal attention within each document: [N, heads, D].
 
     Args:
         q: [N, heads, D], rotated, not yet scaled; D is a power of two of at least 16.
-        k: [M, kv_heads, D], rotated.
-        v: [M, kv_heads, D].
+        k, v: [M, kv_heads, D], keys rotated.
         sinks: float32 [heads].
         blocks: Where the documents' queries and keys lie.
         window: Positions seen, the query's own included; None for all before it.
-
-    Returns:
-        [N, heads, D].
     """
     num_rows, heads, head_dim = q.shape
     out = torch.empty_like(q)

@@ -44,13 +44,7 @@ class Routing:
 
 
 def route(logits: Tensor, experts_per_token: int, tile_rows: int) -> Routing:
-    """Choose and sort.
-
-    Args:
-        logits: float32 [T, E] of the router.
-        experts_per_token: k.
-        tile_rows: Rows of a tile of the product that follows.
-    """
+    """Choose k experts for each row of float32 logits [T, E] and sort, in tiles of `tile_rows`."""
     weights, experts = choose_experts(logits, experts_per_token)
     return sort_choices(weights, experts, logits.shape[1], tile_rows)
 

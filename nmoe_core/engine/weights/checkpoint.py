@@ -122,14 +122,11 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Map the files of a checkpoint and check their headers against its config.
 
-    Args:
-        path: See `find_checkpoint`.
-        config: Stands in for the directory's own `config.json`.
-        device: Where weights are read to.
+    `config` stands in for the directory's own; weights are read to `device`.
 
     Raises:
-        CheckpointError: Also as `find_checkpoint` and `ModelConfig.from_dict`; a file cannot be
-            read (E-CHECKPOINT-FILE); tensors are not those of the config (E-CHECKPOINT-TENSOR).
+        CheckpointError: As `find_checkpoint` and `ModelConfig.from_dict`; a file cannot be read
+            (E-CHECKPOINT-FILE); tensors are not those of the config (E-CHECKPOINT-TENSOR).
     """
     place = find_checkpoint(path)
     config = config or ModelConfig.from_dict(read_checkpoint_json(place / CONFIG_NAME))

@@ -91,13 +91,10 @@ def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
 
 
 def encode(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Blocks and scales nearest to `values` [..., rows, columns]; ties go to the even code.
+    """Blocks uint8 [..., rows, columns / 32, 16] and scales nearest to values [..., rows, columns].
 
     The scale is the power of two that puts a group's largest magnitude in [4, 8); what is above 6
-    then becomes 6, as the format's specification prescribes.
-
-    Returns:
-        uint8 [..., rows, columns / 32, 16] and uint8 [..., rows, columns / 32].
+    then becomes 6, as the format's specification prescribes. Ties go to the even code.
 
     Raises:
         ValueError: The columns are not whole groups of 32.

@@ -74,14 +74,8 @@ def make_tiny_checkpoint(
 ) -> Path:
     """Write the checkpoint and return its directory; does nothing if it is there already.
 
-    Constants that the arguments do not name are those of gpt-oss-20b.
-
-    Args:
-        directory: Where it is written.
-        seed: Of the weights.
-        num_layers: Blocks, in turn with a window and without.
-        **sizes: Fields of `ModelConfig` in place of those of `SIZES`. Sizes that MXFP4 groups
-            (hidden, intermediate) are multiples of 32.
+    Constants that the arguments do not name are those of gpt-oss-20b. Blocks have a window or none
+    in turn; `sizes` are fields of `ModelConfig` in place of those of `SIZES`.
 
     Raises:
         CheckpointError: A size does not fit (E-CHECKPOINT-CONFIG), or the directory holds a

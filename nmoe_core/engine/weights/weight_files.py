@@ -25,12 +25,8 @@ MAPPED_BYTES = 1 << 23
 class WeightFiles:
     """Open safetensors files, their tensors under one set of names.
 
-    Attributes:
-        specs: Shape and type of every tensor, from the headers.
-
-    Raises:
-        CheckpointError: A file cannot be read (E-CHECKPOINT-FILE), or two hold the same tensor
-            (E-CHECKPOINT-TENSOR).
+    `specs` has the shape and type of every tensor, from the headers. A file that cannot be read is
+    refused (E-CHECKPOINT-FILE), and so are two that hold the same tensor (E-CHECKPOINT-TENSOR).
     """
 
     def __init__(self, paths: list[Path]) -> None:
@@ -39,7 +35,15 @@ class WeightFiles:
         self._handles: dict[Path, Any] = {}
         self._mapped_bytes = 0
         for path in paths:
-            self._add(path)
+            handle = self._handle(path)
+            for name in handle.keys():  # noqa: SIM118 (the handle is no dict)
+                if name in self._paths:
+                    raise CheckpointError(
+                        f"{name} is stored twice", where=path, code="E-CHECKPOINT-TENSOR"
+                    )
+                header = handle.get_slice(name)
+                self._paths[name] = path
+                self.specs[name] = TensorSpec(tuple(header.get_shape()), (header.get_dtype(),))
 
     def read(self, name: str, expert: int | None = None) -> Tensor:
         """A stored tensor, or its slice `expert`, as it lies in the file: copy it at once."""
@@ -57,19 +61,11 @@ class WeightFiles:
         if self._mapped_bytes > MAPPED_BYTES:
             self.close()
         if path not in self._handles:
-            self._handles[path] = _map_file(path)
+            try:
+                self._handles[path] = safe_open(path, framework="pt", device="cpu")
+            except SafetensorError as error:
+                raise _bad_file(path, str(error), "a whole safetensors file") from None
         return self._handles[path]
-
-    def _add(self, path: Path) -> None:
-        handle = self._handle(path)
-        for name in handle.keys():  # noqa: SIM118 (the handle is no dict)
-            if name in self._paths:
-                raise CheckpointError(
-                    f"{name} is stored twice", where=path, code="E-CHECKPOINT-TENSOR"
-                )
-            header = handle.get_slice(name)
-            self._paths[name] = path
-            self.specs[name] = TensorSpec(tuple(header.get_shape()), (header.get_dtype(),))
 
 
 def weight_files(place: Path) -> list[Path]:
@@ -117,13 +113,6 @@ def pickle_refused(path: Path) -> CheckpointError:
         do="fetch the safetensors files of the checkpoint",
         code="E-CHECKPOINT-PICKLE",
     )
-
-
-def _map_file(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise _bad_file(path, str(error), "a whole safetensors file") from None
 
 
 def _bad_file(path: Path, found: str, expected: str) -> CheckpointError:

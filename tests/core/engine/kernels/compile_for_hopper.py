@@ -26,9 +26,8 @@ from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
 from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts
-from nmoe_core.engine.kernels.norm import add_rms_norm
 from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
-from nmoe_core.engine.kernels.rope_cache import rotate_and_store
+from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.weights import mxfp4
 
 HIDDEN, HEADS, KV_HEADS, DIM, EXPERTS = 2880, 64, 8, 64, 2

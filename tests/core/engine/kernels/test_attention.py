@@ -9,8 +9,7 @@ import torch
 
 from nmoe_core.engine.kernels import decode_attention as decode
 from nmoe_core.engine.kernels import prefill_attention as prefill
-from nmoe_core.engine.kernels.norm import add_rms_norm
-from nmoe_core.engine.kernels.rope_cache import rotate_and_store
+from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.rope import rotate
 
 HEADS, KV_HEADS, DIM = 4, 2, 16

@@ -1,7 +1,8 @@
-"""Rotation of queries and keys, and the write of keys and values to their cache slots, in one pass.
+"""Kernels that take one row at a time: residual addition with RMSNorm, and rotation with storing.
 
-Heads hold neighbouring pairs (see `rope.pair_halves`), so a pair is one complex number, turned in
-float32. A row whose slot is negative writes no key: the empty places of a fixed-size batch.
+A residual sum is rounded to its type before it is normalised, as two separate operations would
+leave it; mean and scaling are float32 (Zhang and Sennrich, arXiv 1910.07467). Rotation turns
+neighbouring pairs of a head (see `rope.pair_halves`) in float32.
 """
 
 from __future__ import annotations
@@ -18,21 +19,66 @@ _HEADS_BLOCK = 16
 
 
 @on_its_device
+def add_rms_norm(
+    residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """`residual + delta` and its RMSNorm, [T, H] each.
+
+    Without a delta the residual is normalised as it is, and returned. weight: float32 [H].
+    """
+    num_tokens, width = residual.shape
+    total = residual if delta is None else torch.empty_like(residual)
+    normalised = torch.empty_like(residual)
+    if num_tokens:
+        _add_rms_norm_kernel[(num_tokens,)](
+            *(residual, residual if delta is None else delta, weight),
+            *(total, normalised, width, epsilon),
+            HAS_DELTA=delta is not None,
+            BLOCK=triton.next_power_of_2(width),
+            num_warps=8,
+        )
+    return total, normalised
+
+
+@triton.jit
+def _add_rms_norm_kernel(
+    residual_ptr,
+    delta_ptr,
+    weight_ptr,
+    total_ptr,
+    normalised_ptr,
+    width,
+    epsilon,
+    HAS_DELTA: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    is_there = columns < width
+    x = tl.load(residual_ptr + row + columns, mask=is_there, other=0.0)
+    if HAS_DELTA:
+        delta = tl.load(delta_ptr + row + columns, mask=is_there, other=0.0)
+        x = round_to(widen(x) + widen(delta), x.dtype)
+        tl.store(total_ptr + row + columns, x, mask=is_there)
+    values = widen(x)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + epsilon)
+    weight = tl.load(weight_ptr + columns, mask=is_there, other=0.0)
+    out = round_to(values * scale * weight, x.dtype)
+    tl.store(normalised_ptr + row + columns, out, mask=is_there)
+
+
+@on_its_device
 def rotate_and_store(
     qkv: Tensor, rotation: Tensor, slots: Tensor, k_pages: Tensor, v_pages: Tensor
 ) -> Tensor:
-    """Rotate, store keys and values, and return the queries.
+    """Rotate, store keys and values, and return the queries [N, heads, D].
 
     Args:
         qkv: [N, (heads + 2 * kv_heads) * D], queries, then keys, then values.
         rotation: complex64 [N, D / 2], of the rows' positions.
         slots: int32 or int64 [N], page * page_size + offset of each row, negative for none.
-        k_pages: [num_pages, page_size, kv_heads, D], written; [N, 1, kv_heads, D] with slots
-            0 .. N - 1 where there is no cache.
-        v_pages: As k_pages.
-
-    Returns:
-        [N, heads, D].
+        k_pages, v_pages: [num_pages, page_size, kv_heads, D], written; [N, 1, kv_heads, D] with
+            slots 0 .. N - 1 where there is no cache.
     """
     num_rows = len(qkv)
     kv_heads, head_dim = k_pages.shape[2:]
