@@ -73,7 +73,7 @@ class Runtime:
     """A way of running blocks.
 
     block: Makes its block of a plain one. documents, step: Contexts of whole documents and of new
-    tokens over a cache. record: Makes a recorder of decoding steps, of the forward pass, the
+    tokens over a cache. record: Makes a recorder of decoding steps, given the forward pass, the
     rotations of all positions and the cache.
     """
 

@@ -48,7 +48,14 @@ class Packing:
         positions = torch.arange(length, device=device).repeat(batch_size)
         if lengths is None:
             return cls(batch_size, length, None, positions)
-        lengths = _checked_lengths(lengths, batch_size, length)
+        is_shaped = is_integer(lengths) and lengths.shape == (batch_size,)
+        if not (is_shaped and bool(((lengths >= 0) & (lengths <= length)).all())):
+            raise ConfigError(
+                "lengths do not fit the batch",
+                found=lengths.tolist() if is_shaped else describe(lengths),
+                expected=f"int64 [{batch_size}] of values from 0 to {length}",
+                code="E-CONFIG-FORWARD",
+            )
         is_real = torch.arange(length, device=device) < lengths.to(device)[:, None]
         if bool(is_real.all()):
             return cls(batch_size, length, None, positions)
@@ -131,16 +138,3 @@ def describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _checked_lengths(lengths: Tensor, batch_size: int, length: int) -> Tensor:
-    """The lengths as int64."""
-    is_shaped = is_integer(lengths) and lengths.shape == (batch_size,)
-    if is_shaped and bool(((lengths >= 0) & (lengths <= length)).all()):
-        return lengths.long()
-    raise ConfigError(
-        "lengths do not fit the batch",
-        found=lengths.tolist() if is_shaped else describe(lengths),
-        expected=f"int64 [{batch_size}] of values from 0 to {length}",
-        code="E-CONFIG-FORWARD",
-    )

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Rest = ParamSpec("Rest")
 Result = TypeVar("Result")
 
 
@@ -24,13 +23,11 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def on_its_device(
-    launch: Callable[Concatenate[Tensor, Rest], Result],
-) -> Callable[Concatenate[Tensor, Rest], Result]:
+def on_its_device(launch: Callable[..., Result]) -> Callable[..., Result]:
     """A function that launches kernels, run while the device of its first tensor is current."""
 
     @functools.wraps(launch)
-    def launch_there(first: Tensor, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
+    def launch_there(first: Tensor, *args: Any, **kwargs: Any) -> Result:
         with current(first.device):
             return launch(first, *args, **kwargs)
 

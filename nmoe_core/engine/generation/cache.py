@@ -132,12 +132,9 @@ class PagedCache:
         if part:
             pages = [*pages, self._copy(self._pages[slot][whole])]
         rings = {
-            layer: (
-                self._ring(self.keys[layer], slot).clone(),
-                self._ring(self.values[layer], slot).clone(),
-            )
-            for layer, window in enumerate(self.windows)
-            if window is not None
+            layer: (self._ring(keys, slot).clone(), self._ring(values, slot).clone())
+            for layer, (keys, values) in enumerate(zip(self.keys, self.values))
+            if self.windows[layer] is not None
         }
         return Prefix(length, tuple(pages), rings)
 

@@ -80,7 +80,6 @@ class BatchedGenerator:
 
     Raises:
         ConfigError: A size is out of range (E-CONFIG-GENERATE).
-        CheckpointError: As `Transformer.from_checkpoint`.
     """
 
     def __init__(

@@ -34,13 +34,9 @@ class TileShape:
     num_stages: int
 
 
+# Many rows per expert; or a few, where reading the weights is all that costs.
 PREFILL = TileShape(rows=128, columns=128, num_warps=8, num_stages=3)
 DECODE = TileShape(rows=16, columns=128, num_warps=4, num_stages=4)
-
-
-def tile_shape(num_choices: int, num_experts: int) -> TileShape:
-    """Many rows per expert, or a few, where reading the weights is all that costs."""
-    return DECODE if num_choices <= 32 * num_experts else PREFILL
 
 
 @on_its_device

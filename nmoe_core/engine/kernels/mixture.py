@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nmoe_core.engine.kernels.expert_product import DECODE, grouped_product, tile_shape
+from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL, grouped_product
 from nmoe_core.engine.kernels.expert_weights import ExpertWeights
 from nmoe_core.engine.kernels.mode import round_to, widen
 from nmoe_core.engine.kernels.routing import route
@@ -40,8 +40,8 @@ class FusedExperts:
         logits: float32 [T, E], the router's. batch_invariant: one tile shape for every batch, so
         that a token's bits do not depend on how many others there are; large batches are slower.
         """
-        num_choices = len(logits) * self.experts_per_token
-        shape = DECODE if batch_invariant else tile_shape(num_choices, logits.shape[1])
+        num_rows, num_experts = len(logits) * self.experts_per_token, logits.shape[1]
+        shape = DECODE if batch_invariant or num_rows <= 32 * num_experts else PREFILL
         routing = route(logits, self.experts_per_token, shape.rows)
         swiglu = self.swiglu_limit, self.swiglu_alpha
         inner = grouped_product(x, self.gate_up, routing, shape, swiglu)

@@ -76,9 +76,7 @@ class LayerTensors:
 def find_checkpoint(path: str | Path) -> Path:
     """The directory at `path`, `path/original` or `path/original/original` that is a checkpoint.
 
-    Raises:
-        CheckpointError: There is none (E-CHECKPOINT-MISSING), or the weights are pickles
-            (E-CHECKPOINT-PICKLE).
+    Refuses where there is none (E-CHECKPOINT-MISSING) and pickles (E-CHECKPOINT-PICKLE).
     """
     root = Path(path)
     if root.suffix in PICKLE_SUFFIXES and not root.is_dir():

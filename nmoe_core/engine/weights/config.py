@@ -69,7 +69,33 @@ class ModelConfig:
     quant_method: str | None = None
 
     def __post_init__(self) -> None:
-        for field, is_valid, expected in self._conditions():
+        counts = ("num_experts", "experts_per_token", "max_position_embeddings")
+        factors = ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
+        names = (*SAME_INTEGERS, *counts, *factors)
+        grouped = ("hidden_size", "intermediate_size") if self.quant_method == MXFP4 else ()
+        heads, kinds = self.num_attention_heads, self.layer_types
+        experts, layers = self.num_experts, self.num_hidden_layers
+        conditions = [
+            *[(name, getattr(self, name) > 0, "above 0") for name in names],
+            ("rope_theta", self.rope_theta > 1, "above 1"),
+            ("experts_per_token", self.experts_per_token <= experts, f"at most {experts} experts"),
+            ("head_dim", self.head_dim % 2 == 0, "an even number"),
+            (
+                "num_key_value_heads",
+                heads % max(1, self.num_key_value_heads) == 0,
+                f"a divisor of the {heads} attention heads",
+            ),
+            *[
+                (name, getattr(self, name) % GROUP_SIZE == 0, f"a multiple of {GROUP_SIZE} (MXFP4)")
+                for name in grouped
+            ],
+            (
+                "layer_types",
+                len(kinds) == layers and all(kind in (SLIDING, FULL) for kind in kinds),
+                f"{layers} entries of {SLIDING} or {FULL}",
+            ),
+        ]
+        for field, is_valid, expected in conditions:
             if not is_valid:
                 raise bad_field(field, getattr(self, field), expected)
 
@@ -133,31 +159,3 @@ class ModelConfig:
                 "truncate": scaling.truncate,
             }
         return dict(sorted(raw.items()))
-
-    def _conditions(self) -> list[tuple[str, bool, str]]:
-        counts = ("num_experts", "experts_per_token", "max_position_embeddings")
-        factors = ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
-        names = (*SAME_INTEGERS, *counts, *factors)
-        grouped = ("hidden_size", "intermediate_size") if self.quant_method == MXFP4 else ()
-        heads, kinds = self.num_attention_heads, self.layer_types
-        experts, layers = self.num_experts, self.num_hidden_layers
-        return [
-            *[(name, getattr(self, name) > 0, "above 0") for name in names],
-            ("rope_theta", self.rope_theta > 1, "above 1"),
-            ("experts_per_token", self.experts_per_token <= experts, f"at most {experts} experts"),
-            ("head_dim", self.head_dim % 2 == 0, "an even number"),
-            (
-                "num_key_value_heads",
-                heads % max(1, self.num_key_value_heads) == 0,
-                f"a divisor of the {heads} attention heads",
-            ),
-            *[
-                (name, getattr(self, name) % GROUP_SIZE == 0, f"a multiple of {GROUP_SIZE} (MXFP4)")
-                for name in grouped
-            ],
-            (
-                "layer_types",
-                len(kinds) == layers and all(kind in (SLIDING, FULL) for kind in kinds),
-                f"{layers} entries of {SLIDING} or {FULL}",
-            ),
-        ]

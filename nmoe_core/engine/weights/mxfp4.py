@@ -109,7 +109,11 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
     # Two steps: the reciprocal of 2^-127 is beyond float32.
     halves = exponents // 2
     scaled = torch.ldexp(torch.ldexp(groups, -halves[..., None]), (halves - exponents)[..., None])
-    codes = torch.bucketize(scaled.abs(), _boundaries(values.device)).to(torch.uint8)
+    # A tie goes to the even code: below one, the boundary is the float just below the middle.
+    magnitudes = torch.tensor(_MAGNITUDES, device=values.device)
+    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
+    middles[1::2] = torch.nextafter(middles[1::2], torch.zeros_like(middles[1::2]))
+    codes = torch.bucketize(scaled.abs(), middles).to(torch.uint8)
     codes |= torch.signbit(groups).to(torch.uint8) << 3
     blocks = codes[..., 0::2] | (codes[..., 1::2] << 4)
     return blocks, (exponents + SCALE_BIAS).to(torch.uint8)
@@ -128,15 +132,3 @@ def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     powers = torch.exp2(byte.double() - SCALE_BIAS).float().to(dtype)
     powers[NAN_SCALE] = torch.nan
     return pairs.view(integers[dtype]).flatten().to(device), powers.to(device)
-
-
-def _boundaries(device: torch.device) -> Tensor:
-    """float32 [7]: magnitudes above boundary i take code i + 1 or more.
-
-    A tie goes to the even code: the midpoint between an odd code and the next even one belongs to
-    the latter, so the boundary there is the float just below it.
-    """
-    magnitudes = torch.tensor(_MAGNITUDES, device=device)
-    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
-    middles[1::2] = torch.nextafter(middles[1::2], torch.zeros_like(middles[1::2]))
-    return middles
