@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import default_dtype
 from nmoe_core.cli.output import print_json
-from nmoe_core.tasks.generate.completions import complete_file
-from nmoe_core.tasks.generate.prompts import Prompts, Settings
+from nmoe_core.tasks.generate import Prompts, Settings, complete_file
 
 if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nmoe_core.engine.devices import Shard
 
     shard = Shard.parse(arguments.shard)
-    prompts = Prompts(arguments.prompts, shard, lambda: _tokenizer(arguments.tokenizer))
+    prompts = Prompts(arguments.prompts, shard, arguments.tokenizer)
     prompts.require_file()
     generator, settings = _generator(arguments, shard)
     started = time.perf_counter()
@@ -99,12 +98,6 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
     if stop_ids is None:
         stop_ids = [] if eos is None else [eos]
     return generator, Settings(arguments.max_tokens, *sampling, tuple(sorted(stop_ids)))
-
-
-def _tokenizer(name: str) -> Any:
-    from nmoe_core.text.tokenizer import load_tokenizer
-
-    return load_tokenizer(name)
 
 
 def _show_progress(num_records: int) -> None:

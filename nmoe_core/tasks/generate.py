@@ -1,0 +1,285 @@
+"""`nmoe generate`: completions of a file of prompts, in the order of the prompts.
+
+A prompt is an object with an `id` of its own and `text` (a string, tokenised with no special
+tokens) or `tokens` (a list of ids). Every prompt is read and checked before anything is written,
+so the prompts are read twice. Records are appended as soon as all before them are made. The next
+run cuts a torn line off, checks that the records belong to these prompts, and continues behind
+them. The model and the settings are recorded in `<output>.made_with.json` before the first record;
+an output of another model or other settings, and any file without that record, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nmoe_core.base.append_log import AppendLog
+from nmoe_core.base.atomic import fsync_dir, write_json
+from nmoe_core.base.errors import ConfigError, FormatError, SourceError
+from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
+from nmoe_core.base.jsonl import parse_object, read_lines
+from nmoe_core.base.result import Result
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import BatchedGenerator, Completion, Request
+    from nmoe_core.engine.devices import Shard
+
+COMPLETIONS_CODE = "completions/1"
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How completions are made; prompt i of the file is sampled with seed `seed + i`."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_ids: tuple[int, ...]
+
+    def request(self, prompt: Prompt) -> Request:
+        """The generator's request."""
+        from nmoe_core.engine import Request, Sampling
+
+        sampling = Sampling(self.temperature, self.top_p, self.top_k, self.seed + prompt.place)
+        return Request(prompt.tokens, self.max_tokens, sampling, frozenset(self.stop_ids))
+
+
+class Prompt(NamedTuple):
+    """A prompt, with its place in the file."""
+
+    place: int
+    prompt_id: str
+    tokens: list[int]
+    is_text: bool
+
+    @property
+    def digest(self) -> str:
+        """Name of its tokens."""
+        return sha256_json(self.tokens)[:16]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one shard: JSON lines, read anew each time they are asked for.
+
+    Attributes:
+        path: The file.
+        shard: The prompts whose place in the file, from 0, is `index` modulo `count`.
+        tokenizer_name: Loaded if a prompt is text.
+    """
+
+    path: Path
+    shard: Shard
+    tokenizer_name: str
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Loaded with the first use."""
+        return load_tokenizer(self.tokenizer_name)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for line in read_lines(self.path, lambda number, why: self._bad(number - 1, why)):
+            place = line.number - 1
+            if place % self.shard.count == self.shard.index:
+                yield self._prompt(place, line.payload)
+
+    def require_file(self) -> None:
+        """Refuse a file that is missing or, like a pipe, can be read once only.
+
+        Raises:
+            SourceError: Not a file (E-SOURCE-MISSING).
+        """
+        if not self.path.is_file():
+            raise SourceError(
+                "no file of prompts here",
+                where=self.path,
+                expected="a file, since it is read twice",
+                code="E-SOURCE-MISSING",
+            )
+
+    def check(self, generator: BatchedGenerator, settings: Settings) -> None:
+        """Refuse prompts that the generator cannot complete; raises as `complete_file`."""
+        self.require_file()
+        seen: set[str] = set()
+        for prompt in self:
+            if prompt.prompt_id in seen:
+                raise self._bad(prompt.place, f"id {prompt.prompt_id!r} again", "ids used once")
+            seen.add(prompt.prompt_id)
+            generator.check(settings.request(prompt))
+
+    def _prompt(self, place: int, line: bytes) -> Prompt:
+        try:
+            row = parse_object(line)
+        except ValueError as error:
+            raise self._bad(place, str(error)) from None
+        if not isinstance(row.get("id"), str):
+            raise self._bad(place, "no id", "an object with a string as id")
+        text, tokens = row.get("text"), row.get("tokens")
+        try:
+            f"{row['id']}{text}".encode()
+        except UnicodeEncodeError:
+            raise self._bad(place, "half a surrogate pair", "text that UTF-8 can hold") from None
+        if isinstance(text, str) and tokens is None:
+            ids = self.tokenizer.encode_batch([text]).ids.tolist()
+            return Prompt(place, row["id"], ids, True)
+        if text is None and isinstance(tokens, list) and all(type(t) is int for t in tokens):
+            return Prompt(place, row["id"], tokens, False)
+        raise self._bad(place, "neither or both", "text (a string) or tokens (a list of ids)")
+
+    def _bad(self, place: int, found: str, expected: str = "one JSON object") -> SourceError:
+        where = f"{self.path}:{place + 1}"
+        return SourceError(
+            "not a prompt", where=where, found=found, expected=expected, code="E-SOURCE-RECORD"
+        )
+
+
+def complete_file(
+    prompts: Prompts,
+    output: Path,
+    generator: BatchedGenerator,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> Result:
+    """Complete the prompts that have no record yet.
+
+    Args:
+        prompts: Those of one shard.
+        output: JSON lines of `id, prompt_sha256, num_prompt_tokens, tokens, finish_reason`, and
+            `text` where the prompt was one. One shard of several has its number in the file's name.
+        generator: Idle.
+        settings: How to continue a prompt.
+        progress: Called with the number of records after each.
+
+    Returns:
+        Its facts are `completions` in all, the `new` ones and their `new_tokens`.
+
+    Raises:
+        SourceError: A line is no prompt, or an id comes twice (E-SOURCE-RECORD); the prompts are
+            no file that can be read twice (E-SOURCE-MISSING).
+        ConfigError: A prompt does not fit (E-CONFIG-GENERATE), or the output was made with other
+            prompts, another model or other settings (E-CONFIG-MIXED).
+        TokenizerError: A token is outside the model's vocabulary (E-TOKENIZER-VOCAB).
+        FormatError: The output is broken before its last line (E-COMPLETIONS-CORRUPT).
+        LockedError: Another process writes this output (E-LOCKED).
+    """
+    prompts.check(generator, settings)
+    shard = prompts.shard
+    if shard.count > 1:
+        output = output.with_stem(f"{output.stem}-{shard.index:05d}-of-{shard.count:05d}")
+    with AppendLog(output) as log:
+        num_done = _resume(log, _made_with(prompts, generator, settings), prompts)
+        num_new_tokens, num_records = 0, num_done
+        pending = islice(prompts, num_done, None)
+        for prompt, completion in _in_order(pending, generator, settings):
+            record: dict[str, Any] = {
+                "id": prompt.prompt_id,
+                "prompt_sha256": prompt.digest,
+                "num_prompt_tokens": len(prompt.tokens),
+                "tokens": completion.tokens,
+                "finish_reason": completion.finish_reason,
+            }
+            if prompt.is_text:
+                record["text"] = prompts.tokenizer.decode(completion.tokens)
+            log.append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            num_records += 1
+            num_new_tokens += len(completion.tokens)
+            if progress is not None:
+                progress(num_records)
+        log.sync()
+        facts = {
+            "output": str(log.path),
+            "completions": num_records,
+            "new": num_records - num_done,
+            "new_tokens": num_new_tokens,
+        }
+        return Result(log.sha256, facts)
+
+
+def _made_with(prompts: Prompts, generator: BatchedGenerator, settings: Settings) -> Fingerprints:
+    return {
+        "code": COMPLETIONS_CODE,
+        "model": generator.model.digest,
+        "dtype": str(generator.model.embedding.dtype).removeprefix("torch."),
+        "batch_invariant": str(generator.batch_invariant),
+        # The tokenizer counts where a prompt is text.
+        "tokenizer": prompts.tokenizer.fingerprint if "tokenizer" in vars(prompts) else "none",
+        "shard": f"{prompts.shard.index}/{prompts.shard.count}",
+        **{name: str(value) for name, value in asdict(settings).items()},
+    }
+
+
+def _in_order(
+    prompts: Iterator[Prompt], generator: BatchedGenerator, settings: Settings
+) -> Iterator[tuple[Prompt, Completion]]:
+    """Prompts and their completions, in the order of the prompts."""
+    asked: dict[int, Prompt] = {}
+    ready: dict[int, Completion] = {}
+
+    def requests() -> Iterator[Request]:
+        for index, prompt in enumerate(prompts):
+            asked[index] = prompt
+            yield settings.request(prompt)
+
+    following = 0
+    for completion in generator.complete(requests()):
+        ready[completion.index] = completion
+        while following in ready:
+            yield asked.pop(following), ready.pop(following)
+            following += 1
+
+
+def _resume(log: AppendLog, made_with: Fingerprints, prompts: Prompts) -> int:
+    """Cut a torn line off, and count the records, which must be those of the first prompts."""
+    path = log.path.with_name(f"{log.path.name}.made_with.json")
+    num_records = 0
+    for prompt, line in zip(prompts, log.lines()):
+        num_records += 1
+        _check_record(log.path, num_records, line.payload, prompt)
+    rest = log.rest()
+    if b"\n" in rest:
+        raise _mixed(log.path, "more records than prompts", "records of these prompts")
+    began = recorded(path)
+    if (num_records or rest) and began != made_with:
+        began = began or {}
+        key = next((key for key in made_with if began.get(key) != made_with[key]), "code")
+        raise _mixed(log.path, f"{key} {began.get(key, 'not recorded')}", made_with[key])
+    log.cut()
+    if began != made_with:
+        write_json(path, {"fingerprints": made_with})
+    fsync_dir(path.parent)
+    return num_records
+
+
+def _check_record(path: Path, number: int, line: bytes, prompt: Prompt) -> None:
+    try:
+        record = json.loads(line)
+        found = record["id"], record["prompt_sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise FormatError(
+            "the line is not a completion",
+            where=f"{path}:{number}",
+            do="cut the file before this line and run again",
+            code="E-COMPLETIONS-CORRUPT",
+        ) from None
+    if found != (prompt.prompt_id, prompt.digest):
+        raise _mixed(path, f"id {found[0]!r} in line {number}", f"{prompt.prompt_id!r}, same text")
+
+
+def _mixed(path: Path, found: str, expected: str) -> ConfigError:
+    return ConfigError(
+        "the completions that lie here were made from something else",
+        where=path,
+        found=found,
+        expected=expected,
+        do="write to another file, or delete this one",
+        code="E-CONFIG-MIXED",
+    )

@@ -1,1 +1,0 @@
-"""`nmoe generate`: a file of prompts, completed by a model."""
