@@ -1,5 +1,6 @@
 """The regrade plan as an asset: what grading would do, and change, before it is paid for."""
 
+from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
@@ -13,7 +14,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, versions
-from nmoe_core.tasks.plan_regrade import RegradePlan, plan_regrade
+from nmoe_core.tasks.preview import RegradePlan, plan_regrade
 
 GROUP = "hydra"
 _MAX_ROWS = 50
@@ -56,7 +57,7 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             raise dg.Failure(plan.problem, allow_retries=False)
         context.log.info(plan.summary())
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(sha256_json(plan.as_dict() | {"seconds": None})),
+            data_version=dg.DataVersion(sha256_json(asdict(plan) | {"seconds": None})),
             metadata=_facts(plan, machine),
             check_results=list(asset.own_checks.results(plan)),
         )

@@ -11,8 +11,7 @@ from nmoe_core.cli.flags import add_run_flags, number, run_of
 from nmoe_core.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from nmoe_core.tasks.plan_regrade import RegradePlan
-    from nmoe_core.tasks.plan_run import RunPlan
+    from nmoe_core.tasks.preview import RegradePlan, RunPlan
 
 
 def register(verbs: Any) -> None:
@@ -36,7 +35,7 @@ def register(verbs: Any) -> None:
 def show_plan(arguments: argparse.Namespace) -> int:
     """Print the plan of a run."""
     from nmoe_core.prep.mixture import run_sources
-    from nmoe_core.tasks.plan_run import plan_run
+    from nmoe_core.tasks.preview import plan_run
 
     run = run_of(arguments)
     plan = plan_run(

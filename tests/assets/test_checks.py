@@ -19,7 +19,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import checks
 from nmoe_core.tasks.checks import LEVELS, Verdicts
-from nmoe_core.tasks.plan_regrade import plan_regrade
+from nmoe_core.tasks.preview import plan_regrade
 
 # A run of its own and a damaged copy for each check: minutes. The pipeline tests see all pass.
 pytestmark = pytest.mark.slow

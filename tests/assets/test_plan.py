@@ -16,7 +16,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import check_regrade
 from nmoe_core.tasks.hydra import grade_shards
-from nmoe_core.tasks.plan_regrade import plan_regrade
+from nmoe_core.tasks.preview import plan_regrade
 from tests.assets.small_project import SOURCES
 
 

@@ -11,7 +11,7 @@ import pytest
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.plan_run import plan_run
+from nmoe_core.tasks.preview import plan_run
 from nmoe_core.tasks.shards import each_shard, grade_sources, outputs_of
 from tests.project import jsonl_source, write_project
 

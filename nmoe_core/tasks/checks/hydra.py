@@ -19,7 +19,7 @@ from nmoe_core.tasks.checks.verdict import (
 )
 
 if TYPE_CHECKING:
-    from nmoe_core.tasks.plan_regrade import RegradePlan
+    from nmoe_core.tasks.preview import RegradePlan
 
 
 def check_slices(run: Run, source: str) -> Verdicts:

@@ -13,7 +13,7 @@ import pytest
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
-from nmoe_core.tasks.plan_run import plan_run
+from nmoe_core.tasks.preview import plan_run
 from tests.core.curate.corpus import Corpus
 
 Configure = Callable[..., Run]
