@@ -12,7 +12,7 @@ import sys
 from nmoe_assets.assets.partitions import label_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
-from nmoe_core.tasks import backbone, checks, curate, hydra, plan, prep, samples
+from nmoe_core.tasks import backbone, checks, curate, hydra, prep, samples
 
 
 def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:
@@ -62,7 +62,7 @@ def run_directly(run: Run, bare: bool = False) -> None:
         for bucket in buckets:
             curate.curate_shards(run, name, [bucket])
         curate.combine(run, name)
-    plan.make_plan(run, names, [source.name for source in sources if source.has_valid])
+    curate.make_plan(run, names, [source.name for source in sources if source.has_valid])
     if not bare:
         _check(run, sources)
 

@@ -8,7 +8,7 @@ from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_assets.automation.conditions import FOLLOW
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, curate, plan, versions
+from nmoe_core.tasks import checks, curate, versions
 from nmoe_core.tasks.shards import each_shard
 
 GROUP = "curation"
@@ -117,4 +117,4 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             *([name, "valid_manifest"] for name in valid),
         ],
         condition=FOLLOW,
-    ).unpartitioned(lambda: plan.make_plan(run, names, valid))
+    ).unpartitioned(lambda: curate.make_plan(run, names, valid))

@@ -25,7 +25,7 @@ from nmoe_assets.resources import Notifier
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks.watch import source_mark
+from nmoe_core.tasks.prep import source_mark
 
 _FIRST_WAIT_S = 60
 _MAX_TEXT = 500

@@ -102,8 +102,13 @@ class Run:
         for key in ("mixture_toml", "flow_profiles_toml"):
             named = getattr(self.loader, key)
             if named is not None and not named.is_file():
-                do = "write it, or copy one that `nmoe init` makes"
-                raise self._missing(f"{key} names no file", do, named)
+                raise ConfigError(
+                    f"{key} names no file",
+                    where=self.path,
+                    found=named,
+                    do="write it, or copy one that `nmoe init` makes",
+                    code="E-CONFIG-MISSING",
+                )
         moved = {"data": self.loader.data_root, **(roots or {})}
         if (checkpoint := self.config.backbone.checkpoint) is not None:
             moved = {"checkpoint": self.resolve(checkpoint), **moved}
@@ -137,18 +142,19 @@ class Run:
         """
         value = getattr(self.loader, key)
         if value is None:
-            raise self._missing(f"{key} is not set", f"add {key}")
+            raise ConfigError(
+                f"{key} is not set", where=self.path, do=f"add {key}", code="E-CONFIG-MISSING"
+            )
         return value
 
     def _root(self) -> Path:
         if self.loader.root is not None or not self.has_file:
             return self.loader.root or self.base
         if self.loader.data_root is None:
-            raise self._missing("neither root nor data_root is set")
+            raise ConfigError(
+                "neither root nor data_root is set", where=self.path, code="E-CONFIG-MISSING"
+            )
         return self.loader.data_root.parent
-
-    def _missing(self, what: str, do: str | None = None, found: object = None) -> ConfigError:
-        return ConfigError(what, where=self.path, found=found, do=do, code="E-CONFIG-MISSING")
 
 
 def with_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,20 @@
-"""Tasks of curation: topics, curated shards and their manifest."""
+"""Tasks of curation: topics, curated shards, their manifest, and the loader plan over them."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader.plan.build import build_plan
+from loader.plan.check import check_steps
+from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_stages
 from nmoe_core.sources.digests import Identity, file_identity
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
 
@@ -82,23 +87,56 @@ def combine(run: Run, source: str) -> Result:
     return replace(result, picture=pictures)
 
 
+def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
+    """Write `mixture/loader_plan.json` unless the same plan is there.
+
+    Raises:
+        PlanError: A curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks
+            for more steps than the flow has (E-PLAN-STEPS).
+    """
+    tree = run.tree
+    plan = build_plan(
+        run_stages(run),
+        {name: tree.curated_manifest(name) for name in sources},
+        run.loader,
+        root=Path(os.path.commonpath([tree.root, tree.data])),  # data_root may lie elsewhere
+        plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
+        valid={name: tree.manifest(name, "valid") for name in valid_sources},
+    ).placed_in(tree.plan.parent)
+    check_steps(plan, run.loader.steps, run.path)
+    payload = plan.to_json().encode()
+    changed = not tree.plan.is_file() or tree.plan.read_bytes() != payload
+    if changed:
+        write_bytes(tree.plan, payload)
+    quotas = {
+        f"sequences_{source.name}": source.quota_sequences
+        for stage in plan.stages
+        for source in stage.sources
+    }
+    facts = {
+        "steps": plan.num_sequences // plan.batch_size,
+        "sequences": plan.num_sequences,
+        "changed": changed,
+        **quotas,
+        "path": str(tree.plan),
+    }
+    return Result(plan.plan_hash, facts)
+
+
 def curate_settings(run: Run, source: str) -> CurateSettings:
     """What the run's `[curation]` asks for; windows are those its loader reads by default."""
     from nmoe_core.curate.shards.planning import CurateSettings
 
-    config, table = run.config, run.config.curation
-    insert_only, resumes = (table.stability == name for name in ("insert_only", "resume"))
+    table = run.config.curation
+    shared = table.model_dump(include={"include", "epoch", "loader", "by", "descending"})
+    consumed = table.resume_from_token.get(source, 0)
     return CurateSettings(
-        include=table.include,
-        order="insert_only" if insert_only else table.order,
+        **shared,
+        order="insert_only" if table.stability == "insert_only" else table.order,
         seed=run.loader.seed,
-        epoch=table.epoch,
         seq_len=_window(run),
-        loader=table.loader,
-        by=table.by,
-        descending=table.descending,
-        resume_from_token=table.resume_from_token.get(source, 0) if resumes else None,
-        tokens_per_shard=config.prep.tokens_per_shard,
+        resume_from_token=consumed if table.stability == "resume" else None,
+        tokens_per_shard=run.config.prep.tokens_per_shard,
     )
 
 

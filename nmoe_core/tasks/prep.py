@@ -1,14 +1,17 @@
-"""Tasks from documents to docid slices."""
+"""Tasks from sources to slices of document ids."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import combine_slices, write_source_slices
@@ -17,11 +20,11 @@ from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.sources.open import open_source
+from nmoe_core.sources.hub import DatasetsSource
+from nmoe_core.sources.open import open_reader, open_source
 
 
-@dataclass(frozen=True, slots=True)
-class ShardsResult:
+class ShardsResult(NamedTuple):
     """One pass over a source: the result of each shard, facts of the pass, and what it read."""
 
     shards: dict[int, Result]
@@ -102,6 +105,38 @@ def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, R
         raise ConfigError("no source here", where=data, expected="directories with train/")
     made = {name: make_slices(run, name) for name in names}
     return made | {"all": combine_slices(run.tree, names)}
+
+
+def source_mark(run: Run, source: SourcePlan) -> str:
+    """A mark of a source, its validation split included, that changes when its input may have.
+
+    Cheap enough to ask every few minutes, since only listings are read. Local files are known by
+    name, size and time of change, so a mark may move although no byte did; the prep that follows
+    compares content and then does no work. Remote files and hub data sets are known by what their
+    store says.
+
+    Raises:
+        SourceError: Files, a store or the hub cannot be listed.
+    """
+    splits = ("train", "valid") if source.has_valid else ("train",)
+    return sha256_json([_listing(run, source, split) for split in splits])
+
+
+def _listing(run: Run, source: SourcePlan, split: str) -> list[list[str]]:
+    reader: Any = open_reader(source.spec, run.base, split)
+    if not isinstance(reader, DatasetsSource):
+        return [
+            _local(file.path) if isinstance(file.path, Path) else [file.where, file.revision()]
+            for file in reader.files
+        ]
+    if reader.directory is None:
+        return [[reader.revision()]]
+    return [_local(path) for path in reader.local_files()]
+
+
+def _local(path: Path) -> list[str]:
+    status = os.stat(path)
+    return [os.fsdecode(path), str(status.st_size), str(status.st_mtime_ns)]
 
 
 def _manifest_picture(manifest: Manifest) -> str:

@@ -173,8 +173,7 @@ def _split_state(run: Run, source: SourcePlan, split: str, read_sources: bool) -
 
 def _stale_curated(run: Run, source: str) -> dict[str, str]:
     """Shard -> why it would be curated again, from what lies there now."""
-    from nmoe_core.curate.shards.curated import planned_tokens
-    from nmoe_core.curate.shards.current import current_inputs
+    from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
     from nmoe_core.tasks.curate import curate_settings
 
     settings = curate_settings(run, source)
@@ -188,7 +187,7 @@ def _stale_curated(run: Run, source: str) -> dict[str, str]:
             if reasons := inputs.stale():
                 stale[shard.name] = ", ".join(reasons)
                 if settings.resume_from_token:  # where later shards begin follows from this one
-                    planned[shard.bucket] = planned_tokens(inputs, settings)
+                    planned[shard.bucket] = planned_tokens(inputs)
         except NmoeError as error:
             stale[shard.name] = str(error)
     return stale

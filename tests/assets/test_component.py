@@ -14,7 +14,7 @@ from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_assets.resources import Notifier
 from nmoe_core.config.run import Run
-from nmoe_core.tasks.plan import make_plan
+from nmoe_core.tasks.curate import make_plan
 from tests.assets.small_project import environment, opened, program_of
 from tests.refusals import refused
 

@@ -5,14 +5,6 @@ repaired or written. `LEVELS` says how much a failed check matters unless the ru
 says otherwise: `block` is for what would put wrong data downstream.
 """
 
-from nmoe_core.tasks.checks.curation import (
-    CURATED_CHECKS,
-    check_curated,
-    check_curated_shards,
-    check_plan,
-    check_topic_model,
-    check_topics,
-)
 from nmoe_core.tasks.checks.hydra import (
     check_backbone,
     check_calibration,
@@ -22,7 +14,18 @@ from nmoe_core.tasks.checks.hydra import (
     check_regrade,
     check_slices,
 )
-from nmoe_core.tasks.checks.shards import MANIFEST_CHECKS, check_leak, check_manifest, check_shards
+from nmoe_core.tasks.checks.shards import (
+    CURATED_CHECKS,
+    MANIFEST_CHECKS,
+    check_curated,
+    check_curated_shards,
+    check_leak,
+    check_manifest,
+    check_plan,
+    check_shards,
+    check_topic_model,
+    check_topics,
+)
 from nmoe_core.tasks.checks.verdict import DESCRIPTIONS, LEVELS, Level, Verdict, Verdicts, level_of
 
 __all__ = [

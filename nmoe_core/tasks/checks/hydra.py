@@ -13,26 +13,23 @@ from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.tasks.checks.verdict import (
     Verdict,
     Verdicts,
+    refusal_fails,
     sampling_margin,
     share_within,
-    unless_refused,
 )
 
 if TYPE_CHECKING:
     from nmoe_core.tasks.preview import RegradePlan
 
 
+@refusal_fails("split_rule")
 def check_slices(run: Run, source: str) -> Verdicts:
     """`split_rule`: each id is in the split that its MD5 says, and all documents are there."""
     from nmoe_core.labels.slices import SPLITS, read_slice
 
-    directory, count = run.tree.slices / "sources" / source, 0
+    directory, count = run.tree.source_slices(source), 0
     for split in SPLITS:
-        try:
-            rows = read_slice(directory / f"docids_{split}.jsonl")
-        except FormatError as error:
-            return {"split_rule": Verdict(False, error.line())}
-        for doc_id, _ in rows:
+        for doc_id, _ in read_slice(directory / f"docids_{split}.jsonl"):
             if split_of(doc_id) != split:
                 return {"split_rule": Verdict(False, f"{doc_id} is not a document of {split}")}
             count += 1
@@ -42,16 +39,14 @@ def check_slices(run: Run, source: str) -> Verdicts:
     return {"split_rule": Verdict(count == documents, found, facts)}
 
 
+@refusal_fails("readable")
 def check_backbone(run: Run) -> Verdicts:
     """`readable`: the checkpoint's tensors have the names and shapes of its configuration."""
     from nmoe_core.engine.weights.checkpoint import open_checkpoint
 
-    def found() -> tuple[str, dict[str, Any]]:
-        with open_checkpoint(run.tree.checkpoint) as checkpoint:
-            layers = checkpoint.config.num_hidden_layers
-            return f"{layers} layers", {"layers": layers}
-
-    return {"readable": unless_refused(found)}
+    with open_checkpoint(run.tree.checkpoint) as checkpoint:
+        layers = checkpoint.config.num_hidden_layers
+    return {"readable": Verdict(True, f"{layers} layers", {"layers": layers})}
 
 
 def check_labels(run: Run) -> Verdicts:
@@ -144,16 +139,13 @@ def _baselines(metrics: dict[str, Any], low: float) -> Verdict:
     return Verdict(low > max(blind.values()) and not worse, found, facts)
 
 
+@refusal_fails("thresholds", "false_drops", "calibrated_keep_rate")
 def check_calibration(run: Run) -> Verdicts:
     """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
     were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
     from nmoe_core.calibration.files import read_calibration
 
-    try:
-        summary = read_calibration(run.tree.calibration_summary)
-    except NmoeError as error:
-        names = ("thresholds", "false_drops", "calibrated_keep_rate")
-        return {name: Verdict(False, error.line()) for name in names}
+    summary = read_calibration(run.tree.calibration_summary)
     drop, keep = summary["tau_drop"], summary["tau_keep"]
     count, target = summary.get("count_report", summary["count"]), summary["target_keep"]
     found: Verdicts = {

@@ -1,29 +1,41 @@
-"""What token shards and their manifests are held to."""
+"""What token shards, topics, curated shards, their manifests and the loader plan are held to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from loader.files.format import Manifest, load_manifest
+from loader.files.format import load_manifest
+from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
-from nmoe_core.tasks.checks.verdict import Verdict, Verdicts
+from nmoe_core.tasks.checks.verdict import (
+    Verdict,
+    Verdicts,
+    refusal_fails,
+    sampling_margin,
+    share_within,
+)
 
 MANIFEST_CHECKS = ("checksums", "eos", "index", "token_range")
+CURATED_CHECKS = ("permutation", "alignment", "diversity", "boundary")
+_PLAN_STEPS = 2
 
 
 def check_shards(run: Run, source: str, split: str, buckets: Iterable[int]) -> Verdicts:
     """`integrity`: every byte and token of shards, as `nmoe verify --checksums --deep`."""
-    return {"integrity": integrity(run.tree.shard(source, b, split).manifest for b in buckets)}
+    return {"integrity": _integrity(run.tree.shard(source, b, split).manifest for b in buckets)}
 
 
 def check_manifest(run: Run, source: str, split: str) -> Verdicts:
     """The four checks of a split's manifest, in one reading of its files."""
     manifest = load_manifest(run.tree.manifest(source, split))
     problems = verify_manifest(manifest, checksums=True, deep=True)
+    otherwise = f"{manifest.num_shards} files, {manifest.total_tokens} tokens"
     return {
-        name: _verdict_of([p for p in problems if p.check == name], manifest)
+        name: _problems([p for p in problems if p.check == name], otherwise)
         for name in MANIFEST_CHECKS
     }
 
@@ -44,7 +56,130 @@ def check_leak(run: Run, source: str) -> Verdicts:
     return {"no_leak": Verdict(leak.num_ids == 0, found, facts)}
 
 
-def integrity(manifests: Iterable[Path]) -> Verdict:
+@refusal_fails("readable")
+def check_topic_model(run: Run) -> Verdicts:
+    """`readable`: as many finite centroids as asked for, no two alike."""
+    import numpy as np
+
+    from nmoe_core.curate.topics.model import load_topic_model
+
+    centroids = load_topic_model(run.tree.topic_model).centroids
+    distinct, count = len(np.unique(centroids, axis=0)), len(centroids)
+    found = f"{distinct} distinct centroids of {count}"
+    found += "" if distinct == count else "; ask for fewer topics"
+    return {"readable": Verdict(distinct == count, found, {"centroids": distinct})}
+
+
+@refusal_fails("topic_range")
+def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
+    """`topic_range`: a topic of the model for each document of the shard as it is now."""
+    from nmoe_core.curate.shards.inputs import load_topics
+    from nmoe_core.curate.topics.model import load_topic_model
+
+    num_topics, count, wrong = len(load_topic_model(run.tree.topic_model).centroids), 0, []
+    for shard in (run.tree.shard(source, bucket) for bucket in buckets):
+        topics = load_topics(shard, load_manifest(shard.manifest)).topics
+        if len(topics) and int(topics.max()) >= num_topics:
+            wrong.append(f"{shard.name}: topic id {topics.max()} of {num_topics} topics")
+        count += len(topics)
+    found = "; ".join(wrong) or f"{count} documents, a topic below {num_topics} each"
+    facts = {"documents": count, "topics": num_topics}
+    return {"topic_range": Verdict(not wrong, found, facts)}
+
+
+def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
+    """`integrity` of curated shards."""
+    return {"integrity": _integrity(run.tree.shard(source, b).curated_manifest for b in buckets)}
+
+
+def check_curated(run: Run, source: str) -> Verdicts:
+    """The four checks of a source's curated shards.
+
+    `permutation` reads every token: each kept document is there once and unchanged. The others
+    read what `combine` recorded. An order passes when it reaches the limits, or does as well as a
+    shuffle of its documents: few or short sources cannot reach them by any order.
+    """
+    from nmoe_core.tasks.curate import curate_settings
+
+    recorded = read_summary(run.tree.curation(source))
+    windows = recorded["diversity"][curate_settings(run, source).loader]
+    misaligned = recorded["num_misaligned"]
+    found = f"{misaligned} shards were planned for another place in a window than they have"
+    found += "; curate the source again: other shards cost nothing" if misaligned else ""
+    return {
+        **_permutation(run, source),
+        "alignment": Verdict(misaligned == 0, found, {"misaligned_shards": misaligned}),
+        **_windows(run, windows["after"], windows["shuffle"]),
+    }
+
+
+@refusal_fails("permutation")
+def _permutation(run: Run, source: str) -> Verdicts:
+    from nmoe_core.curate.shards.lineage import verify_curated_shard
+
+    shards = run.tree.shards(source, run.config.prep.num_shards)
+    documents = sum(verify_curated_shard(shard) for shard in shards)
+    found = f"{documents} documents, each once and unchanged"
+    return {"permutation": Verdict(True, found, {"documents": documents})}
+
+
+def _windows(run: Run, order: dict[str, Any] | None, shuffle: dict[str, Any]) -> Verdicts:
+    if order is None:
+        none = Verdict(True, "no documents were kept")
+        return {"diversity": none, "boundary": none}
+    limits = run.config.checks
+    share, share_of_shuffle = order["percent_of_ceiling"], shuffle["percent_of_ceiling"]
+    seam, seam_of_shuffle = order["wrap_tv_8"], shuffle["wrap_tv_8"]
+    return {
+        "diversity": Verdict(
+            share >= min(limits.min_percent_of_ceiling, share_of_shuffle),
+            f"{share:.2f} % of the ceiling, a shuffle {share_of_shuffle:.2f} %",
+            {"percent_of_ceiling": share, "shuffle": share_of_shuffle},
+        ),
+        "boundary": Verdict(
+            seam <= max(limits.max_wrap_tv_8, seam_of_shuffle),
+            f"topics of the first and last 8 windows differ by {seam:.3f}, "
+            f"of a shuffle by {seam_of_shuffle:.3f}",
+            {"wrap_tv_8": seam, "shuffle": seam_of_shuffle},
+        ),
+    }
+
+
+def check_plan(run: Run, sources: list[SourcePlan]) -> Verdicts:
+    """`digests`: the plan names the data as it is and its stream opens; `keep_rate_of_all`."""
+    share = _keep_rate_of_all(run, [source.name for source in sources])
+    return _digests(run) | {"keep_rate_of_all": share}
+
+
+@refusal_fails("digests")
+def _digests(run: Run) -> Verdicts:
+    from loader.__main__ import fingerprint
+    from loader.plan.file import load_plan
+
+    plan = load_plan(run.tree.plan)
+    digest, steps = fingerprint(plan, _PLAN_STEPS)
+    facts = {"plan_hash": plan.plan_hash, "batches": steps, "batches_digest": digest}
+    found = f"plan {plan.plan_hash[:16]}, first {steps} batches {digest[:16]}"
+    return {"digests": Verdict(True, found, facts)}
+
+
+def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
+    """The share kept of all documents against the share that calibration kept of its sample."""
+    from nmoe_core.calibration.files import read_calibration
+    from nmoe_core.calibration.graded import read_grading_summary
+
+    kept = total = 0
+    for source in sources:
+        for shard in run.tree.shards(source, run.config.prep.num_shards):
+            summary = read_grading_summary(shard.graded)
+            kept, total = kept + summary["kept"], total + summary["total"]
+    calibrated = read_calibration(run.tree.calibration_summary)
+    expected = calibrated["achieved_keep"]
+    margin = sampling_margin(run, expected, calibrated.get("count_report", calibrated["count"]))
+    return share_within(kept / max(total, 1), expected - margin, expected + margin)
+
+
+def _integrity(manifests: Iterable[Path]) -> Verdict:
     """Every byte and token of the shards with these manifests."""
     problems: list[Problem] = []
     documents = 0
@@ -53,10 +188,6 @@ def integrity(manifests: Iterable[Path]) -> Verdict:
         problems += verify_manifest(manifest, checksums=True, deep=True)
         documents += manifest.total_documents
     return _problems(problems, f"{documents} documents, every token read")
-
-
-def _verdict_of(problems: list[Problem], manifest: Manifest) -> Verdict:
-    return _problems(problems, f"{manifest.num_shards} files, {manifest.total_tokens} tokens")
 
 
 def _problems(problems: list[Problem], otherwise: str) -> Verdict:

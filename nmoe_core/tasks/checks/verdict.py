@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.config.run import Run
@@ -54,6 +55,7 @@ class Verdict:
 
 
 Verdicts = dict[str, Verdict]
+P = ParamSpec("P")
 
 
 def level_of(run: Run, name: str) -> Level:
@@ -63,20 +65,26 @@ def level_of(run: Run, name: str) -> Level:
         ConfigError: `[checks] levels` names a check that is not one of `LEVELS`.
     """
     levels = run.config.checks.levels
-    for known in levels:
-        if known not in LEVELS:
-            raise ConfigError(
-                "no such check", where=run.path, found=known, expected=", ".join(LEVELS)
-            )
+    if unknown := ", ".join(sorted(levels.keys() - LEVELS.keys())):
+        known = ", ".join(LEVELS)
+        raise ConfigError("no such check", where=run.path, found=unknown, expected=known)
     return levels.get(name, LEVELS[name])
 
 
-def unless_refused(found: Callable[[], tuple[str, dict[str, Any]]]) -> Verdict:
-    """Passed with what a reader found and its numbers, or not passed with what it refused."""
-    try:
-        return Verdict(True, *found())
-    except NmoeError as error:
-        return Verdict(False, error.line())
+def refusal_fails(*names: str) -> Callable[[Callable[P, Verdicts]], Callable[P, Verdicts]]:
+    """A check that cannot read its files has failed: each of its verdicts holds the error."""
+
+    def wrap(check: Callable[P, Verdicts]) -> Callable[P, Verdicts]:
+        @functools.wraps(check)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> Verdicts:
+            try:
+                return check(*args, **kwargs)
+            except NmoeError as error:
+                return {name: Verdict(False, error.line()) for name in names}
+
+        return checked
+
+    return wrap
 
 
 def sampling_margin(run: Run, share: float, count: int) -> float:
@@ -88,7 +96,5 @@ def sampling_margin(run: Run, share: float, count: int) -> float:
 def share_within(value: float, low: float, high: float) -> Verdict:
     """Whether a share kept is in an interval."""
     low, high = max(low, 0.0), min(high, 1.0)
-    facts = {"keep_rate": value, "low": low, "high": high}
-    return Verdict(
-        low <= value <= high, f"{value:.4f} kept, allowed {low:.4f} to {high:.4f}", facts
-    )
+    found = f"{value:.4f} kept, allowed {low:.4f} to {high:.4f}"
+    return Verdict(low <= value <= high, found, {"keep_rate": value, "low": low, "high": high})
