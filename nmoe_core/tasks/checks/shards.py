@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import load_manifest
+from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -65,9 +66,14 @@ def check_topic_model(run: Run) -> Verdicts:
 
     centroids = load_topic_model(run.tree.topic_model).centroids
     distinct, count = len(np.unique(centroids, axis=0)), len(centroids)
-    found = f"{distinct} distinct centroids of {count}"
-    found += "" if distinct == count else "; ask for fewer topics"
-    return {"readable": Verdict(distinct == count, found, {"centroids": distinct})}
+    if distinct != count:
+        raise CurationError(
+            "two topics have one centroid",
+            found=f"{distinct} of {count}",
+            do="ask for fewer topics",
+        )
+    found = f"{distinct} distinct centroids"
+    return {"readable": Verdict(True, found, {"centroids": distinct})}
 
 
 @refusal_fails("topic_range")
@@ -76,15 +82,14 @@ def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     from nmoe_core.curate.shards.inputs import load_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
-    num_topics, count, wrong = len(load_topic_model(run.tree.topic_model).centroids), 0, []
+    num_topics, count = len(load_topic_model(run.tree.topic_model).centroids), 0
     for shard in (run.tree.shard(source, bucket) for bucket in buckets):
         topics = load_topics(shard, load_manifest(shard.manifest)).topics
-        if len(topics) and int(topics.max()) >= num_topics:
-            wrong.append(f"{shard.name}: topic id {topics.max()} of {num_topics} topics")
+        if len(topics) and (largest := int(topics.max())) >= num_topics:
+            raise CurationError("topic id out of range", where=shard.name, found=largest)
         count += len(topics)
-    found = "; ".join(wrong) or f"{count} documents, a topic below {num_topics} each"
-    facts = {"documents": count, "topics": num_topics}
-    return {"topic_range": Verdict(not wrong, found, facts)}
+    found = f"{count} documents, a topic below {num_topics} each"
+    return {"topic_range": Verdict(True, found, {"documents": count, "topics": num_topics})}
 
 
 def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
