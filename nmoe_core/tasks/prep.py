@@ -20,7 +20,6 @@ from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.sources.hub import DatasetsSource
 from nmoe_core.sources.open import open_reader, open_source
 
 
@@ -123,6 +122,8 @@ def source_mark(run: Run, source: SourcePlan) -> str:
 
 
 def _listing(run: Run, source: SourcePlan, split: str) -> list[list[str]]:
+    from nmoe_core.sources.hub import DatasetsSource
+
     reader: Any = open_reader(source.spec, run.base, split)
     if not isinstance(reader, DatasetsSource):
         return [
