@@ -13,6 +13,7 @@ import base64
 import binascii
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
-        for line in arguments.command(arguments):
+        plan = resolve_plan(arguments.plan, arguments.cache_dir)
+        for line in arguments.command(plan, arguments):
             print(line, flush=True)
     except NmoeError as error:
         print(error.line(), file=sys.stderr)
@@ -58,8 +60,7 @@ def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
     return digest.hexdigest(), done
 
 
-def _peek(arguments: argparse.Namespace) -> Iterator[str]:
-    plan = _plan(arguments)
+def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
     with DeterministicLoader(plan, backend="numpy") as loader:
         steps = min(arguments.steps, loader.num_steps)
         loader.seek_step(steps)
@@ -70,26 +71,23 @@ def _peek(arguments: argparse.Namespace) -> Iterator[str]:
             f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
         )
     rows = [("stage", "source", "weight %", "sequences", "tokens", "epochs", f"in {steps} steps")]
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for stage in plan.stages:
         total = sum(source.weight for source in stage.sources)
         for source in stage.sources:
-            taken = source.quota_sequences
-            seen[source.name] = seen.get(source.name, 0) + taken
+            taken, read = source.quota_sequences, first[source.name]["sequences"]
+            seen[source.name] += taken
             # Over all stages so far: the cursor of a source goes on from stage to stage.
-            epochs = seen[source.name] * plan.stride / source.num_tokens
+            epochs = f"{seen[source.name] * plan.stride / source.num_tokens:.3f}"
+            weight, tokens = f"{100 * source.weight / total:.4f}", taken * plan.seq_len
             rows.append(
-                (
-                    stage.name,
-                    source.name,
-                    f"{100 * source.weight / total:.4f}",
-                    str(taken),
-                    str(taken * plan.seq_len),
-                    f"{epochs:.3f}",
-                    str(first[source.name]["sequences"]),
-                )
+                (stage.name, source.name, weight, str(taken), str(tokens), epochs, str(read))
             )
-    yield from _aligned(rows)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
+        yield "  ".join(left + right)
     yield from (f"valid: {source.name}, {source.num_tokens} tokens" for source in plan.valid)
     if arguments.rows:
         yield from _batch(plan, arguments)
@@ -112,24 +110,19 @@ def _batch(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
         if batch.document_spans is not None:
             spans = batch.document_spans[row].tolist()
         for start, end in spans:
-            tokens = batch.inputs[row, start:end].tolist()
-            shown = tokens[: arguments.tokens]
-            text = " ".join(map(str, shown)) if vocabulary is None else decode(shown, vocabulary)
-            more = " ..." if len(shown) < len(tokens) else ""
-            yield (
-                f"  {start}-{end}: {text!r}{more}"
-                if vocabulary
-                else f"  {start}-{end}: {text}{more}"
-            )
+            shown = batch.inputs[row, start:end][: arguments.tokens].tolist()
+            text = " ".join(map(str, shown))
+            if vocabulary is not None:
+                text = repr(decode(shown, vocabulary))
+            yield f"  {start}-{end}: {text}{' ...' * (len(shown) < end - start)}"
 
 
-def _fingerprint(arguments: argparse.Namespace) -> Iterator[str]:
-    digest, done = fingerprint(_plan(arguments), arguments.steps)
+def _fingerprint(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
+    digest, done = fingerprint(plan, arguments.steps)
     yield f"{digest}  first {done} steps"
 
 
-def _verify(arguments: argparse.Namespace) -> Iterator[str]:
-    plan = _plan(arguments)
+def _verify(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:
     splits: tuple[Split, ...] = ("train", "valid") if plan.valid else ("train",)
     for split in splits:
         DeterministicLoader(plan, split=split, backend="numpy").close()
@@ -141,24 +134,9 @@ def _verify(arguments: argparse.Namespace) -> Iterator[str]:
     yield f"ok plan {plan.plan_hash}"
 
 
-def _plan(arguments: argparse.Namespace) -> LoaderPlan:
-    return resolve_plan(arguments.plan, arguments.cache_dir)
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
-        yield "  ".join(left + right)
-
-
 def read_vocabulary(path: Path) -> dict[int, bytes]:
-    """Bytes of each token id, from lines of a token in base64, a space and its id.
-
-    Raises:
-        ConfigError: The file is missing or a line is not a token.
-    """
+    """Bytes of each token id, from lines of a token in base64, a space and its id. Raises
+    ConfigError."""
     found: dict[int, bytes] = {}
     try:
         lines = path.read_bytes().splitlines()
@@ -199,9 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--cache-dir", metavar="DIR", help="copies of a URL's files")
         sub.set_defaults(command=command)
         if name == "peek":
-            sub.add_argument(
-                "--rows", type=_count, default=4, metavar="N", help="of the next batch"
-            )
+            sub.add_argument("--rows", type=_count, default=4, help="of the next batch")
             sub.add_argument("--tokens", type=_count, default=40, help="shown of each document")
             sub.add_argument("--vocab", type=Path, metavar="FILE", help="a .tiktoken file")
     return parser

@@ -84,11 +84,8 @@ class ReadOptions:
             check_pinning()
 
     def check_plan(self, plan: LoaderPlan) -> None:
-        """Refuse more ranks than rows, and integers that cannot hold the plan's tokens.
-
-        Raises:
-            ConfigError: They are refused.
-        """
+        """Refuse more ranks than rows, and integers that cannot hold the plan's tokens. Raises
+        ConfigError."""
         found, expected = self.world_size, f"1 to batch_size = {plan.batch_size}"
         if found > plan.batch_size:
             raise ConfigError(
@@ -146,12 +143,7 @@ class Rows(NamedTuple):
 
 
 class BatchReader:
-    """Reads one rank's rows of any batch of a stream.
-
-    Args:
-        plan, stream: What is read.
-        end: Sequences up to the end of the last batch.
-        options: Ranks and memory.
+    """Reads one rank's rows of any batch of a stream, whose last one ends at sequence `end`.
 
     Raises:
         ConfigError: Ranks would share rows of the last batch, and the type of its targets cannot

@@ -93,11 +93,7 @@ def build_loader(
 
 
 def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan:
-    """The plan that `cfg` asks for.
-
-    Args:
-        cfg: As for `build_loader`.
-        cache_dir: Where copies of a URL's files are kept; stands in for the setting.
+    """The plan that `cfg` asks for, as `build_loader`; `cache_dir` stands in for the setting.
 
     Raises:
         ConfigError: A setting is missing, not known or out of range.
@@ -140,12 +136,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunSettings:
-    """Settings from the flat keys and the `data` table of a file that is read already.
-
-    Args:
-        table: What the file says, without tables of others.
-        where: The file.
-        base: Directory that relative paths start from.
+    """Settings from a file that is read already: its flat keys and its `data` table, without tables
+    of others. Relative paths start from `base`.
 
     Raises:
         ConfigError: A key is unknown; a value is missing, of another type or out of range.

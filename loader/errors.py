@@ -19,8 +19,6 @@ class NmoeError(Exception):
     Args:
         what: One clause that names the failure.
         where: File, key or document concerned.
-        found: The offending value.
-        expected: What would have been right.
         do: The next step for the user.
         code: Stable code of this failure; the class's own when left out.
     """
@@ -39,15 +37,10 @@ class NmoeError(Exception):
     ) -> None:
         self.code = code or type(self).code
         parts = [what if where is None else f"{where}: {what}"]
-        if found is not None and expected is not None:
-            parts.append(f"found {found}, expected {expected}")
-        elif found is not None:
-            parts.append(f"found {found}")
-        elif expected is not None:
-            parts.append(f"expected {expected}")
-        if do is not None:
-            parts.append(do)
-        super().__init__("; ".join(parts))
+        values = (("found", found), ("expected", expected))
+        parts.append(", ".join(f"{name} {value}" for name, value in values if value is not None))
+        parts.append(do or "")
+        super().__init__("; ".join(part for part in parts if part))
 
     def line(self) -> str:
         """The one line a command prints before it exits with status 1."""

@@ -30,8 +30,7 @@ class DeterministicLoader:
 
     Args:
         plan: A checked plan.
-        rank: Number of this rank.
-        world_size: Number of ranks that share each batch; at most `batch_size`.
+        rank, world_size: This rank, and how many share each batch; at most `batch_size`.
         split: `train` or `valid`.
         backend: `torch` or `numpy` arrays; `auto` is torch where it is installed.
         memory: See `loader.batches.MemoryOptions`.
@@ -78,15 +77,13 @@ class DeterministicLoader:
         return -(-self._next // self.plan.batch_size)
 
     def next(self) -> tuple[Any, Any]:
-        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each.
+        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each. Raises
+        StopIteration at the plan's end.
 
         Targets are inputs shifted by one token; -100 where there is nothing to predict: under
         best-fit packing, and where ranks share the rows of the last valid batch. With
         `contiguous=False` both are views of one array: copy one before writing to it in place, and
         flatten with `reshape(-1)`.
-
-        Raises:
-            StopIteration: The plan has come to its end.
         """
         rows = self._read()
         self.skip()
@@ -126,13 +123,11 @@ class DeterministicLoader:
         return self.next()
 
     def seek(self, n: int) -> None:
-        """Make sequence `n` the first of the next batch: the state after n / batch_size batches.
-
-        Args:
-            n: Sequences before it over all ranks; a multiple of `batch_size`, or the end.
+        """Make sequence `n`, counted over all ranks, the first of the next batch.
 
         Raises:
-            StateError: It is neither, or lies outside the stream (E-SEEK).
+            StateError: It is no multiple of `batch_size` and not the end, or lies outside the
+                stream (E-SEEK).
         """
         self._check_place(n, self._end, self.plan.batch_size)
         self._next, self._is_set = int(n), True
@@ -191,10 +186,7 @@ class DeterministicLoader:
 
     def per_source(self) -> dict[str, DeterministicLoader]:
         """A loader of each valid source alone: unmixed, finite, from its first window to its last.
-
-        Raises:
-            ConfigError: The loader reads `train`, which is mixed.
-        """
+        Raises ConfigError on train."""
         if self.split != "valid":
             raise ConfigError("only valid is read by source", where="split", found=self.split)
         chosen: dict[str, Any] = asdict(replace(self._options, prefetch=0))

@@ -17,11 +17,8 @@ from loader.errors import ConfigError
 
 
 class SourceLosses:
-    """Sums of losses and of predicted tokens by source, from the last reading on.
-
-    Args:
-        source_names: The loader's; positions are what `source_index` holds.
-    """
+    """Sums of losses and of predicted tokens by source, from the last reading on. `source_names`
+    are the loader's, which `source_index` counts."""
 
     def __init__(self, source_names: Sequence[str]) -> None:
         self.source_names = tuple(source_names)
@@ -56,14 +53,9 @@ class SourceLosses:
         np.add.at(self._sums[1], index, counts)
 
     def read(self, reset: bool = True) -> dict[str, float]:
-        """`loss/NAME` of each source that had tokens, and `loss/total`.
-
-        With torch.distributed up this is a collective call: all ranks make it, and all get the sum
-        over ranks.
-
-        Args:
-            reset: Start again from zero.
-        """
+        """`loss/NAME` of each source that had tokens, and `loss/total`; `reset` starts again from
+        zero. With torch.distributed up this is a collective call: all ranks make it, and all get
+        the sum over ranks."""
         losses, tokens = all_reduce(self._sums)
         if reset:
             self._sums = np.zeros_like(self._sums)
@@ -95,16 +87,13 @@ def count_metrics(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float
 
 def all_reduce(values: np.ndarray) -> np.ndarray:
     """Sum over ranks where the process has initialised torch.distributed, else `values`."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available():
+    ranks = sys.modules.get("torch.distributed")
+    if ranks is None or not ranks.is_available() or not ranks.is_initialized():
         return values
-    if not torch.distributed.is_initialized():
-        return values
-    device = "cpu"
-    if torch.distributed.get_backend() == "nccl":
-        device = f"cuda:{torch.cuda.current_device()}"
+    torch, is_cuda = sys.modules["torch"], ranks.get_backend() == "nccl"
+    device = f"cuda:{torch.cuda.current_device()}" if is_cuda else "cpu"
     tensor = torch.from_numpy(values.copy()).to(device)
-    torch.distributed.all_reduce(tensor)
+    ranks.all_reduce(tensor)
     return tensor.cpu().numpy()
 
 

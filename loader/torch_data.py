@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from loader.config import resolve_plan
 from loader.errors import StateError
 from loader.loader import DeterministicLoader
 from loader.rows.stream import Split
-
-_WORKER = "E-STATE-WORKER"
 
 
 class DataOptions(TypedDict, total=False):
@@ -69,9 +67,9 @@ class TokenDataset(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         self.plan = resolve_plan(cfg, options.pop("cache_dir", None))
-        with_meta = options.pop("with_meta", False)
+        self.with_meta = options.pop("with_meta", False)
         self._options = {"rank": rank, "world_size": world_size, "split": split, **options}
-        self._is_valid, self.with_meta = split == "valid", with_meta
+        self._is_valid = split == "valid"
         self._start = 0
         self._is_set = False  # whether `_start` was set, and no pass begun since
         self._is_loaded_here = False  # by `load_state_dict`, in the main process
@@ -113,17 +111,19 @@ class TokenDataset(IterableDataset[Any]):
         self._start, self._worker = 0, None
 
     def _check_place(self, place: tuple[int, int], is_worker: bool) -> None:
-        do = "resume with as many workers, or from the state of a WorkerLoader"
         if self._worker is not None and self._worker != place:
-            found, expected = f"worker {self._worker}", f"worker {place}"
             raise StateError(
-                "state of another worker", found=found, expected=expected, do=do, code=_WORKER
+                "state of another worker",
+                found=f"worker {self._worker}",
+                expected=f"worker {place}",
+                do="resume with as many workers, or from the state of a WorkerLoader",
+                code="E-STATE-WORKER",
             )
         if self._is_valid and self._is_set and self._is_loaded_here and is_worker:
             raise StateError(
                 "a position in valid was loaded outside of the workers that would read it",
                 do="use WorkerLoader, or num_workers = 0",
-                code=_WORKER,
+                code="E-STATE-WORKER",
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,21 +138,21 @@ class TokenDataset(IterableDataset[Any]):
         Raises:
             StateError: It is of another plan, or malformed.
         """
-        own = "worker" in state
-        worker = state["worker"] if own else None
-        loader = self._opened()
-        loader.load_state_dict(state["loader"] if own else state)
-        start, plan = state["step"] if worker else loader.step, loader.plan
-        if worker is not None and state["loader"]["plan"]["batch_size"] != plan.batch_size:
+        own = state if "worker" in state else {"worker": None, "loader": state}
+        worker, loader = own["worker"], self._opened()
+        loader.load_state_dict(own["loader"])
+        plan = loader.plan
+        if worker is not None and own["loader"]["plan"]["batch_size"] != plan.batch_size:
             self._loader = None  # it has the state's plan now, which is not taken
             raise StateError(
                 "state of one worker at another batch size",
-                found=state["loader"]["plan"]["batch_size"],
+                found=own["loader"]["plan"]["batch_size"],
                 expected=plan.batch_size,
                 do="resume from the state of a WorkerLoader",
-                code=_WORKER,
+                code="E-STATE-WORKER",
             )
-        self._start, self.plan = start, plan  # counts of another run make a plan of their own
+        self._start = own["step"] if worker else loader.step
+        self.plan = plan  # counts of another run make a plan of their own
         self._worker = None if worker is None else (worker[0], worker[1])
         self._is_set, self._is_loaded_here = True, get_worker_info() is None
 
@@ -185,16 +185,14 @@ class WorkerLoader(DeterministicLoader):
         num_workers: int = 2,
         **options: Unpack[WorkerOptions],
     ) -> None:
-        self._workers: dict[str, Any] = {
-            "num_workers": num_workers,
-            "pin_memory": options.pop("pin_memory", False),
-        }
-        ahead = options.pop("prefetch_factor", 2)
+        of_data: dict[str, Any] = {**options, "with_meta": True}
+        pin_memory, ahead = of_data.pop("pin_memory", False), of_data.pop("prefetch_factor", 2)
+        self._workers: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         if num_workers:
             self._workers["prefetch_factor"] = ahead
-        dtype, of_data = options.get("dtype", "int64"), {**options, "with_meta": True}
-        self._data = TokenDataset(cfg, rank, world_size, split, **cast(DataOptions, of_data))
+        self._data = TokenDataset(cfg, rank, world_size, split, **of_data)
         self._batches: Iterator[Any] | None = None
+        dtype = options.get("dtype", "int64")
         super().__init__(self._data.plan, rank, world_size, split, backend="numpy", dtype=dtype)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -59,12 +59,7 @@ def local_path(
     where: object = None,
     do: str = "use a local or mounted directory, and copy between it and the store",
 ) -> Path:
-    """The path, which must be on this machine.
-
-    Args:
-        path: What the user gave.
-        where: Key or file that the error names.
-        do: What the user should do instead.
+    """The path, which must be on this machine; `where` names its key or file.
 
     Raises:
         ConfigError: It is a URL (E-PATH-URL).

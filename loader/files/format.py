@@ -77,37 +77,31 @@ def resolve_inside(root: Path, relative: str) -> Path:
         FormatError: The path is absolute, holds `..` or NUL, or a link leads out (E-PATH-ESCAPE).
     """
     pure = PurePosixPath(relative)
-    if not relative or "\0" in relative or "\\" in relative or pure.is_absolute():
-        raise _escape(root, relative)
-    if ".." in pure.parts:
-        raise _escape(root, relative)
-    path = root / pure
-    real = None
-    try:
-        # Only a link below the root can lead out; looking for one is cheaper than resolving all.
-        at = os.fspath(root)
-        for part in pure.parts:
-            at = os.path.join(at, part)
-            if stat.S_ISLNK(os.lstat(at).st_mode):
-                real = Path(os.path.realpath(path))
-                break
-    except (FileNotFoundError, NotADirectoryError):
-        return path  # opening it says what is missing
-    except (OSError, UnicodeEncodeError):  # a name that no file can have
-        raise _escape(root, relative) from None
-    if real is not None and not real.is_relative_to(os.path.realpath(root)):
-        raise _escape(root, relative)
-    return path
-
-
-def _escape(root: Path, relative: str) -> FormatError:
-    return FormatError(
+    is_plain = not any(c in relative for c in "\0\\") and ".." not in pure.parts
+    if relative and is_plain and not pure.is_absolute() and _stays_inside(root, pure):
+        return root / pure
+    raise FormatError(
         "path leaves its directory",
         where=root,
         found=repr(relative),
         expected="a relative path inside it",
         code="E-PATH-ESCAPE",
     )
+
+
+def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
+    """Whether no link leads out. Looking for one is cheaper than resolving every path."""
+    at = os.fspath(root)
+    try:
+        for part in pure.parts:
+            at = os.path.join(at, part)
+            if stat.S_ISLNK(os.lstat(at).st_mode):
+                return Path(os.path.realpath(root / pure)).is_relative_to(os.path.realpath(root))
+    except (FileNotFoundError, NotADirectoryError):
+        return True  # opening it says what is missing
+    except (OSError, UnicodeEncodeError):  # a name that no file can have
+        return False
+    return True
 
 
 def load_manifest(path: str | Path) -> Manifest:
@@ -121,7 +115,9 @@ def load_manifest(path: str | Path) -> Manifest:
     """
     path = Path(path)
     value = read_json_object(path)
-    check_seal(value, path, required=_is_ours(value), code="E-MANIFEST-HASH")
+    # Our prep seals every manifest, other tools seal none.
+    is_ours = "pipeline_version" in value or "fingerprints" in value
+    check_seal(value, path, required=is_ours, code="E-MANIFEST-HASH")
     entries = value.pop("shards", None)
     if not isinstance(entries, list):
         raise _manifest_error(path, f"shards {type(entries).__name__}", "a list")
@@ -131,21 +127,20 @@ def load_manifest(path: str | Path) -> Manifest:
     counts = {k: _take(path, value, k, int) for k in keys}
     if texts["dtype"] != "uint32":
         raise _manifest_error(path, f"dtype {texts['dtype']}", "uint32")
-    if counts["eos_token_id"] >= counts["vocab_size"]:
-        raise _manifest_error(
-            path, f"eos_token_id {counts['eos_token_id']}", f"below {counts['vocab_size']}"
-        )
+    eos, vocab_size = counts["eos_token_id"], counts["vocab_size"]
+    if eos >= vocab_size:
+        raise _manifest_error(path, f"eos_token_id {eos}", f"below {vocab_size}")
     schema_version = value.get("schema_version", SCHEMA_VERSION)
     if type(schema_version) is not int or schema_version > SCHEMA_VERSION:
         raise _manifest_error(path, f"schema_version {schema_version!r}", f"<= {SCHEMA_VERSION}")
-    manifest = Manifest(path=path, shards=shards, extra=value, **texts, **counts)
-    _check_totals(manifest)
-    return manifest
-
-
-def _is_ours(value: dict[str, Any]) -> bool:
-    """Whether our prep made the manifest: it seals every manifest, other tools seal none."""
-    return "pipeline_version" in value or "fingerprints" in value
+    for key, total in (
+        ("num_shards", len(shards)),
+        ("total_tokens", sum(s.num_tokens for s in shards)),
+        ("total_documents", sum(s.num_documents for s in shards)),
+    ):
+        if counts[key] != total:
+            raise _manifest_error(path, f"{key} {counts[key]}", f"{total}, the sum of shards")
+    return Manifest(path=path, shards=shards, extra=value, **texts, **counts)
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
@@ -197,20 +192,6 @@ def _take(path: Path, value: dict[str, Any], key: str, kind: type, where: str = 
     return item
 
 
-def _check_totals(manifest: Manifest) -> None:
-    for name, total, parts in (
-        ("num_shards", manifest.num_shards, len(manifest.shards)),
-        ("total_tokens", manifest.total_tokens, sum(s.num_tokens for s in manifest.shards)),
-        (
-            "total_documents",
-            manifest.total_documents,
-            sum(s.num_documents for s in manifest.shards),
-        ),
-    ):
-        if total != parts:
-            raise _manifest_error(manifest.path, f"{name} {total}", f"{parts}, the sum of shards")
-
-
 def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
     return FormatError(
         "not a valid manifest", where=path, found=found, expected=expected, code="E-MANIFEST-FORMAT"
@@ -236,8 +217,19 @@ def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
 
 
 def check_digest(path: Path, expected: str, code: str, name: object = None) -> None:
-    """Compare a file's SHA-256. Raises FormatError with `code`, naming `name` or the path."""
-    found = sha256_of(path)
+    """Compare a file's SHA-256.
+
+    Raises:
+        FormatError: It differs (`code`, naming `name` or the path), or the file cannot be read
+            (E-SHARD-MISSING).
+    """
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise FormatError(
+            "file cannot be read", where=path, found=error.strerror, code="E-SHARD-MISSING"
+        ) from None
     if found != expected:
         raise FormatError(
             "file is not what its manifest says",
@@ -247,17 +239,6 @@ def check_digest(path: Path, expected: str, code: str, name: object = None) -> N
             do="run prep for this shard again, or restore the file",
             code=code,
         )
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file. Raises FormatError where it cannot be read (E-SHARD-MISSING)."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise FormatError(
-            "file cannot be read", where=path, found=error.strerror, code="E-SHARD-MISSING"
-        ) from None
 
 
 def check_index(index: IndexReader, entry: ShardEntry) -> None:

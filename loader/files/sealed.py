@@ -48,18 +48,11 @@ def check_seal(
     error: type[NmoeError] = FormatError,
     do: str = RESTORE,
 ) -> None:
-    """Refuse `value` unless its hashes are those of its content.
-
-    Args:
-        value: The object as it was read.
-        where: File that the error names.
-        required: Whether an object without a hash is refused too.
-        code: Code of the error.
-        error: Class of the error.
-        do: What the user should do.
+    """Refuse `value` unless its hashes are those of its content; one without a hash is refused if
+    `required`.
 
     Raises:
-        NmoeError: Of class `error`: the hash differs, or is missing where it is required.
+        NmoeError: Of class `error`, with `code`.
     """
     recorded = value.get("content_hash")
     if recorded is None and not required:

@@ -20,15 +20,8 @@ Spans = Sequence[np.ndarray]
 
 
 class DocumentIndex:
-    """Document boundaries of all files of several sources.
-
-    Args:
-        manifests: One per source, as the `TokenFiles` beside it was made from.
-        files: Their tokens' axis.
-
-    Attributes:
-        is_known: Whether every file has an index.
-    """
+    """Document boundaries of all files of several sources. `is_known` says whether every file has
+    an index."""
 
     def __init__(self, manifests: Sequence[Manifest], files: TokenFiles) -> None:
         self._entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loader.errors import FormatError, PlanError
-from loader.files.format import Manifest
+from loader.files.format import Manifest, ShardEntry
 from loader.files.shard import read_npy_header
 
 
@@ -48,7 +48,7 @@ class TokenFiles:
 
     def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:
         self.wraps = wraps
-        self._files = [_checked(manifest, i) for manifest in manifests for i in _shards(manifest)]
+        self._files = [_checked(m, entry) for m in manifests for entry in m.shards]
         self._mapped: dict[int, np.ndarray] = {}
         self._max_mapped = max_mapped()
         sizes = [file.num_tokens for file in self._files]
@@ -91,11 +91,8 @@ class TokenFiles:
                 done, start, file = done + len(part), start + len(part), file + 1
 
     def pieces(self, position: int, length: int) -> list[tuple[int, int]]:
-        """Start and length of what a row is made of: one piece, or more where it wraps.
-
-        Raises:
-            PlanError: It goes past the end of the position's source (E-PLAN-SHORT).
-        """
+        """Start and length of what a row is made of: one piece, or more where it wraps. Raises as
+        `copy`."""
         source = int(np.searchsorted(self.source_starts, position, "right")) - 1
         if not 0 <= source < len(self.source_starts) - 1:
             raise past_end(position, length)
@@ -128,12 +125,7 @@ def past_end(position: int, width: int) -> PlanError:
     )
 
 
-def _shards(manifest: Manifest) -> range:
-    return range(len(manifest.shards))
-
-
-def _checked(manifest: Manifest, i: int) -> _File:
-    entry = manifest.shards[i]
+def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
     path = manifest.path.parent / entry.path  # checked to be inside when the manifest was read
     num_tokens, offset_bytes = read_npy_header(path)
     if num_tokens != entry.num_tokens:

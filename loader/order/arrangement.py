@@ -38,12 +38,7 @@ class _Node:
 
 
 class Arrangement:
-    """One arrangement of `counts[i]` elements of each source i.
-
-    Args:
-        counts: Elements of each source, each at least 0.
-        key: Which arrangement.
-    """
+    """One arrangement of `counts[i]` elements of each source i; `key` says which."""
 
     def __init__(self, counts: Sequence[int], key: int) -> None:
         self.size = sum(counts)

@@ -21,31 +21,16 @@ _FRACTION = 2**40
 _MAX_UNIT = 2**48
 
 
-def least_consumed_until_met(
-    weights: Sequence[int], quotas: Sequence[int], tokens: Sequence[int], seq_len: int, key: int
-) -> tuple[LeastConsumed, int]:
-    """The stream of some sources that have `tokens` each behind them, and after how many sequences
-    a source has first had its quota."""
-    stream = LeastConsumed(weights, tokens, seq_len, key)
-    return stream, stream.first_met(quotas)
-
-
 class LeastConsumed:
-    """An endless stream that keeps tokens / weight equal.
-
-    Args:
-        weights: Integer weights, each above 0.
-        tokens: Tokens that count as read of each source at the start.
-        seq_len: Tokens of a sequence.
-        key: Tie-break seed.
-    """
+    """An endless stream of sequences of `seq_len` tokens that keeps tokens / weight equal. `tokens`
+    count as read of each source at the start; `key` breaks ties."""
 
     def __init__(
         self, weights: Sequence[int], tokens: Sequence[int], seq_len: int, key: int
     ) -> None:
         unit = _unit(weights, seq_len)
-        self._prices = [round_div(unit * seq_len, weight) for weight in weights]
-        self._clocks = [round_div(unit * count, weight) for count, weight in zip(tokens, weights)]
+        self._prices = [_round_div(unit * seq_len, weight) for weight in weights]
+        self._clocks = [_round_div(unit * count, weight) for count, weight in zip(tokens, weights)]
         self._keys = np.array([key_of(key, i) for i in range(len(weights))], np.uint64)
 
     def counts_before(self, n: int) -> np.ndarray:
@@ -58,17 +43,13 @@ class LeastConsumed:
 
     def sources(self, start: int, stop: int) -> np.ndarray:
         """Source of each sequence in `[start, stop)`: intp `[stop - start]`."""
-        parts = [np.empty(0, np.intp)]
-        for at in range(start, stop, _CHUNK):
-            parts.append(self._chunk(at, min(stop, at + _CHUNK)))
-        return np.concatenate(parts)
+        chunks = (self._chunk(at, min(stop, at + _CHUNK)) for at in range(start, stop, _CHUNK))
+        return np.concatenate([np.empty(0, np.intp), *chunks])
 
     def first_met(self, quotas: Sequence[int]) -> int:
         """Number of sequences after which a source has first had its quota (each above 0)."""
-        last = [
-            clock + (quota - 1) * price
-            for clock, price, quota in zip(self._clocks, self._prices, quotas)
-        ]
+        readings = zip(self._clocks, self._prices, quotas)
+        last = [own + (quota - 1) * price for own, price, quota in readings]
         clock = min(last)
         counts = self._counts_below(clock)
         tied = self._tied(clock, counts)
@@ -121,7 +102,7 @@ class LeastConsumed:
         return np.array(active)[columns[order]]
 
 
-def round_div(numerator: int, denominator: int) -> int:
+def _round_div(numerator: int, denominator: int) -> int:
     """The nearest integer to a fraction of non-negative integers; halves go up."""
     return (2 * numerator + denominator) // (2 * denominator)
 

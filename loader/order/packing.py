@@ -24,6 +24,8 @@ from loader.files.spans import DocumentIndex
 # Packed blocks that are kept: some 18 bytes per document.
 MAX_KEPT_BLOCKS = 512
 BLOCK_DOCUMENTS = 1 << 14
+# Pieces in order: their positions, their lengths, and whether each ends its document.
+Row = tuple[list[int], list[int], list[bool]]
 
 
 class Bins(NamedTuple):
@@ -46,13 +48,14 @@ class Bins(NamedTuple):
 
 
 def pack(spans: np.ndarray, seq_len: int) -> Bins:
-    """Pack a block of documents into rows of `seq_len` tokens.
-
-    Args:
-        spans: int64 `[num_documents, 2]`, start and end of each document, end exclusive.
-        seq_len: Tokens of a row.
-    """
-    document, starts, lengths = _pieces(spans, seq_len)
+    """Pack a block of documents into rows of `seq_len` tokens. spans: int64 `[num_documents, 2]`,
+    start and end of each document, end exclusive."""
+    # Pieces of at most `seq_len` tokens, in order: their document, start and length.
+    counts = -(-(spans[:, 1] - spans[:, 0]) // seq_len)
+    document = np.repeat(np.arange(len(spans)), counts)
+    nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = spans[document, 0] + nth * seq_len
+    lengths = np.minimum(seq_len, spans[document, 1] - starts)
     bins = best_fit_decreasing(lengths, seq_len)
     num_bins = int(bins.max()) + 1 if len(bins) else 0
     # Rows in the order of their first piece; pieces in the order of the data within a row.
@@ -60,12 +63,12 @@ def pack(spans: np.ndarray, seq_len: int) -> Bins:
     rank = np.empty(num_bins, np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(num_bins)
     order = np.argsort(rank[bins], kind="stable")
-    counts = np.bincount(rank[bins], minlength=num_bins)
+    per_row = np.bincount(rank[bins], minlength=num_bins)
     return Bins(
         starts=starts[order],
         lengths=lengths[order],
         is_end=(starts + lengths == spans[document, 1])[order],
-        rows=np.concatenate([[0], np.cumsum(counts)]),
+        rows=np.concatenate([[0], np.cumsum(per_row)]),
     )
 
 
@@ -74,10 +77,7 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
     Items are taken from the longest to the shortest (ties: the earlier one); each goes to the
     fullest bin that has room for it (ties: the one that came to that room last), or opens one.
-
-    Args:
-        lengths: Positive integers, none above `capacity`.
-        capacity: Room of a bin.
+    Lengths are positive and at most `capacity`.
     """
     found = [0] * len(lengths)
     order = np.argsort(-lengths, kind="stable")
@@ -104,25 +104,6 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
                 occupied |= 1 << left
             stack.append(chosen)
     return np.array(found, np.int64)
-
-
-def _pieces(spans: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Document, start and length of each piece of at most `seq_len` tokens, in order."""
-    sizes = spans[:, 1] - spans[:, 0]
-    counts = -(-sizes // seq_len)
-    document = np.repeat(np.arange(len(spans)), counts)
-    nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = spans[document, 0] + nth * seq_len
-    return document, starts, np.minimum(seq_len, spans[document, 1] - starts)
-
-
-class Row(NamedTuple):
-    """Pieces of documents, in order: their positions, their lengths, and whether each ends its
-    document."""
-
-    starts: list[int]
-    lengths: list[int]
-    is_end: list[bool]
 
 
 class PackedRows:
@@ -162,7 +143,8 @@ class PackedRows:
             cuts = [*range(start, stop, BLOCK_DOCUMENTS), stop]
             self._blocks += pairwise(cuts)
             first_block.append(len(self._blocks))
-        tokens = [_row_tokens(self._block(i)) for i in range(len(self._blocks))]
+        blocks = (self._block(i) for i in range(len(self._blocks)))
+        tokens = [np.add.reduceat(b.lengths, b.rows[:-1]).astype(np.uint32) for b in blocks]
         self._block_starts = np.array([0, *accumulate(map(len, tokens))], np.int64)
         self._source_starts = self._block_starts[first_block]
         self.capacities: list[int] = np.diff(self._source_starts).tolist()
@@ -184,7 +166,7 @@ class PackedRows:
         return lambda windows: np.isin(windows, held)
 
     def rows(self, sources: np.ndarray, windows: np.ndarray) -> Iterator[Row]:
-        """The rows of some windows: int64 `[num_rows]` each."""
+        """The pieces of documents in each of some rows: int64 `[num_rows]` each."""
         rows = self._source_starts[sources] + windows
         blocks = np.searchsorted(self._block_starts, rows, "right") - 1
         inside = rows - self._block_starts[blocks]
@@ -192,8 +174,8 @@ class PackedRows:
             with self._lock:
                 bins = self._block(block)
             pieces = slice(bins.rows[row], bins.rows[row + 1])
-            columns = (bins.starts, bins.lengths, bins.is_end)
-            yield Row(*(column[pieces].tolist() for column in columns))
+            starts, lengths = bins.starts[pieces].tolist(), bins.lengths[pieces].tolist()
+            yield starts, lengths, bins.is_end[pieces].tolist()
 
     def _block(self, block: int) -> Bins:
         found = self._kept.pop(block, None)
@@ -218,9 +200,3 @@ class PackedRows:
             parts.append(np.stack([edges[:-1], edges[1:]], axis=1))
             first, file = first + b - a, file + 1
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
-
-
-def _row_tokens(bins: Bins) -> np.ndarray:
-    """Tokens of documents in each row: uint32 `[num_bins]`."""
-    ends = np.concatenate([[0], np.cumsum(bins.lengths)])
-    return np.diff(ends[bins.rows]).astype(np.uint32)

@@ -18,7 +18,7 @@ import numpy as np
 
 from loader.errors import PlanError
 from loader.order.blocks import BLOCK_SIZE, paced_until_met
-from loader.order.least_consumed import least_consumed_until_met
+from loader.order.least_consumed import LeastConsumed
 from loader.order.shuffle import key_of
 from loader.order.swrr import swrr_until_met
 
@@ -49,18 +49,8 @@ class Schedule(Picks, Protocol):
     num_sequences: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """What a policy is asked for: the sources that have not met their quota.
-
-    weights, quotas: of each source, what is left of the quota. drawn: sequences of each before this
-    stretch, in this stage. key: seed of this stretch.
-    """
-
-    weights: list[int]
-    quotas: list[int]
-    drawn: list[int]
-    key: int
+# Weights, quotas and sequences drawn before, of the sources that have not met their quota; seed.
+OpenStretch = Callable[[list[int], list[int], list[int], int], tuple[Picks, int]]
 
 
 class Sequential:
@@ -78,6 +68,25 @@ class Sequential:
         return np.searchsorted(self._ends, np.arange(start, stop), side="right")
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Sequences `[start, stop)`: one set of active sources.
+
+    base: int64 [num_sources], sequences of each source before `start`. active: intp [k].
+    """
+
+    start: int
+    stop: int
+    base: np.ndarray
+    active: np.ndarray
+    picks: Picks
+
+    def counts_before(self, n: int) -> np.ndarray:
+        counts = self.base.copy()
+        counts[self.active] += self.picks.counts_before(n - self.start)
+        return counts
+
+
 class UntilMet:
     """A policy's streams until quotas are met.
 
@@ -93,11 +102,7 @@ class UntilMet:
     """
 
     def __init__(
-        self,
-        open_stretch: Callable[[Stretch], tuple[Picks, int]],
-        weights: Sequence[int],
-        quotas: Sequence[int],
-        key: int,
+        self, open_stretch: OpenStretch, weights: Sequence[int], quotas: Sequence[int], key: int
     ) -> None:
         for i, (weight, quota) in enumerate(zip(weights, quotas, strict=True)):
             if quota > 0 and weight <= 0:
@@ -127,44 +132,20 @@ class UntilMet:
         """The segment that holds sequence `n`; earlier ones are made on the way."""
         if not 0 <= n < self.num_sequences:
             raise IndexError(f"sequence {n} of {self.num_sequences}")
-        while not self._segments or self._segments[-1].stop <= n:
-            self._segments.append(self._next_segment())
-        return self._segments[bisect_right(self._segments, n, key=lambda s: s.start) - 1]
-
-    def _next_segment(self) -> _Segment:
-        start, base = 0, np.zeros(len(self._quotas), np.int64)
-        if self._segments:
-            start = self._segments[-1].stop
-            base = self._segments[-1].counts_before(start)
-        left = self._quotas - base
-        active = np.flatnonzero(left > 0)
-        stretch = Stretch(
-            weights=[self._weights[i] for i in active],
-            quotas=left[active].tolist(),
-            drawn=base[active].tolist(),
-            key=key_of(self._key, len(self._segments)),
-        )
-        picks, length = self._open_stretch(stretch)
-        return _Segment(start, start + length, base, active, picks)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Sequences `[start, stop)`: one set of active sources.
-
-    base: int64 [num_sources], sequences of each source before `start`. active: intp [k].
-    """
-
-    start: int
-    stop: int
-    base: np.ndarray
-    active: np.ndarray
-    picks: Picks
-
-    def counts_before(self, n: int) -> np.ndarray:
-        counts = self.base.copy()
-        counts[self.active] += self.picks.counts_before(n - self.start)
-        return counts
+        segments = self._segments
+        while not segments or segments[-1].stop <= n:
+            start, base = 0, np.zeros(len(self._quotas), np.int64)
+            if segments:
+                start = segments[-1].stop
+                base = segments[-1].counts_before(start)
+            left = self._quotas - base
+            active = np.flatnonzero(left > 0)
+            weights = [self._weights[i] for i in active]
+            key = key_of(self._key, len(segments))
+            quotas, drawn = left[active].tolist(), base[active].tolist()
+            picks, length = self._open_stretch(weights, quotas, drawn, key)
+            segments.append(_Segment(start, start + length, base, active, picks))
+        return segments[bisect_right(segments, n, key=lambda s: s.start) - 1]
 
 
 def make_schedule(
@@ -189,17 +170,17 @@ def make_schedule(
     Raises:
         PlanError: A source has a quota and no weight.
     """
-    num_sequences = sum(quotas)
+    block_sizes = {"block": BLOCK_SIZE, "epoch_weighted": pass_sequences}
+    block_size = block_sizes.get(policy, sum(quotas))
 
-    def open_stretch(stretch: Stretch) -> tuple[Picks, int]:
+    def open_stretch(
+        weights: list[int], quotas: list[int], drawn: list[int], key: int
+    ) -> tuple[Picks, int]:
         if policy == "swrr":
-            return swrr_until_met(stretch.weights, stretch.quotas)
+            return swrr_until_met(weights, quotas)
         if policy == "least_consumed":
-            tokens = [seq_len * n for n in stretch.drawn]
-            return least_consumed_until_met(
-                stretch.weights, stretch.quotas, tokens, seq_len, stretch.key
-            )
-        size = {"block": BLOCK_SIZE, "epoch_weighted": pass_sequences}.get(policy, num_sequences)
-        return paced_until_met(stretch.weights, stretch.quotas, size, stretch.key)
+            stream = LeastConsumed(weights, [seq_len * n for n in drawn], seq_len, key)
+            return stream, stream.first_met(quotas)
+        return paced_until_met(weights, quotas, block_size, key)
 
     return UntilMet(open_stretch, weights, quotas, key)

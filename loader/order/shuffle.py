@@ -36,12 +36,7 @@ def hashes(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 class Permutation:
-    """A pseudo-random permutation of `range(size)`.
-
-    Args:
-        size: Number of elements, 1 to 2^62.
-        key: Which permutation; see `key_of`.
-    """
+    """A pseudo-random permutation of `range(size)`, 1 to 2^62 elements; `key` says which."""
 
     def __init__(self, size: int, key: int) -> None:
         self._size = size

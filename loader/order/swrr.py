@@ -56,11 +56,8 @@ class PeriodTable:
         return self.picks[np.arange(start, stop) % self.period]
 
     def nth_pick(self, source: int, n: int) -> float:
-        """Number of the pick that takes `source` for the n-th time (from 0).
-
-        Where the table is only a part of the period and does not reach that pick, some number past
-        its end.
-        """
+        """Number of the pick that takes `source` for the n-th time (from 0); infinity where the
+        table is a part of the period that does not reach that pick."""
         full, rest = divmod(n, int(self.weights[source]))
         inside = np.flatnonzero(self.picks == source)
         if rest >= len(inside):

@@ -61,12 +61,8 @@ def load_plan(path: str | Path) -> LoaderPlan:
 
 
 def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPlan:
-    """The plan in a JSON value. Its hash, ranges and data are not checked.
-
-    Args:
-        value: What the file holds.
-        where: The file, or its URL.
-        directory: Where the file lies.
+    """The plan in the JSON value of a file in `directory`. Its hash, ranges and data are not
+    checked.
 
     Raises:
         PlanError: A field is missing, unknown or of another type (E-PLAN-FORMAT).

@@ -40,11 +40,8 @@ _MAX_HEADER_BYTES = 4200
 
 
 def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
-    """Copy a plan and all data it names; returns the local plan.
-
-    Args:
-        url: A plan's JSON file, in any form that fsspec opens.
-        cache_dir: Directory that keeps copies; one directory in it for each root of data.
+    """Copy a plan, in any form that fsspec opens, and all data it names; returns the local plan.
+    `cache_dir` keeps copies, in one directory for each root of data.
 
     Raises:
         ConfigError: fsspec is not installed, or there is no cache_dir.
@@ -88,11 +85,7 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
 
 def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
     """A directory of shards on this machine: itself, or a checked copy of a URL's, with its
-    `train` and `valid` splits where it has them.
-
-    Raises:
-        As `fetch_plan`.
-    """
+    `train` and `valid` splits where it has them. Raises as `fetch_plan`."""
     if not is_url(where):
         return Path(where)
     url = address(where).rstrip("/").removesuffix(f"/{MANIFEST_NAME}")

@@ -46,10 +46,7 @@ class _Part:
 
 class PlanSchedule:
     """All sequences of a split: `train` mixes by stages, `valid` reads each source once, in order.
-
-    Args:
-        plan, split: What is read.
-        capacities: Windows that each source holds, in the order of the plan's sources.
+    `capacities` are the windows that each source holds, in the order of the plan's sources.
 
     Attributes:
         num_sequences: Sequences of the split.

@@ -149,11 +149,7 @@ KEYS = _keys()
 
 
 def checked(given: Mapping[str, Any], where: str) -> RunSettings:
-    """Settings from the values that are given, by key.
-
-    Raises:
-        ConfigError: A value is missing, of another type or out of range; names its key.
-    """
+    """Settings from the values that are given, by key. Raises ConfigError, which names the key."""
     for name, key in KEYS.items():
         if key.is_required and name not in given:
             raise _missing(name, where)

@@ -22,11 +22,7 @@ MAX_BUFFERS = 16
 
 
 class HeldBuffers:
-    """Buffers of one shape and type.
-
-    Args:
-        make: Makes one.
-    """
+    """Buffers of one shape and type, which `make` makes."""
 
     def __init__(self, make: Callable[[], np.ndarray]) -> None:
         self._make = make

@@ -1,8 +1,7 @@
 """From a sequence of the stream back to the documents it is made of, and from a document forward.
 
 The same positions that rows are copied from, joined with the index files: no token is looked at and
-nothing is replayed. `origins` answers what step n was made of; `readings` which sequences hold a
-document. Both are pure functions of the plan, as the stream is.
+nothing is replayed. Both are pure functions of the plan, as the stream is.
 """
 
 from __future__ import annotations

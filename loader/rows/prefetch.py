@@ -11,23 +11,15 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
-
-
-class _Result(NamedTuple):
-    value: object
-    error: BaseException | None
+_Result = tuple[Any, BaseException | None]
 
 
 class Prefetcher(Generic[Item]):
-    """Calls `read(n)`, `read(n + 1)`, ... ahead of the consumer.
-
-    Args:
-        read: What makes item n. Called from one thread at a time.
-        depth: How many items may wait.
-    """
+    """Calls `read(n)`, `read(n + 1)`, ... ahead of the consumer, from one thread at a time; `depth`
+    items may wait."""
 
     def __init__(self, read: Callable[[int], Item], depth: int) -> None:
         self._read, self._depth = read, depth
@@ -37,20 +29,17 @@ class Prefetcher(Generic[Item]):
         self._queue: queue.Queue[_Result] = queue.Queue(depth)
 
     def get(self, n: int) -> Item:
-        """Item `n`; items that follow one another are already on their way.
-
-        Raises:
-            Whatever `read(n)` raises; reading starts anew with the next call.
-        """
+        """Item `n`; items that follow one another are already on their way. Raises what `read(n)`
+        raises; reading starts anew with the next call."""
         if n != self._next or self._thread is None:
             self.close()
             self._start(n)
-        result = self._queue.get()
-        if result.error is not None:
+        value, error = self._queue.get()
+        if error is not None:
             self.close()
-            raise result.error
+            raise error
         self._next = n + 1
-        return result.value  # pyright: ignore[reportReturnType]
+        return value
 
     def close(self) -> None:
         """End the thread and forget what was read ahead. May be called again."""
@@ -90,17 +79,18 @@ def _produce(
     read: Callable[[int], object], n: int, results: queue.Queue[_Result], stop: threading.Event
 ) -> None:
     while not stop.is_set():
+        result: _Result
         try:
-            result = _Result(read(n), None)
+            result = read(n), None
         except BaseException as error:  # noqa: BLE001 - raised again in `get`, where it belongs
-            result = _Result(None, error)
+            result = None, error
         while not stop.is_set():
             try:
                 results.put(result, timeout=0.05)
                 break
             except queue.Full:
                 continue
-        if result.error is not None:
+        if result[1] is not None:
             return
         n += 1
         del result  # the queue alone holds what waits

@@ -34,13 +34,8 @@ class CopyPlan:
 
 
 class WindowReader:
-    """Rows of a concatenate-and-cut stream.
-
-    Args:
-        files, index: The tokens, and their documents.
-        seq_len: Tokens of a row's inputs; a row is one longer.
-        stride: Tokens between the starts of consecutive windows.
-    """
+    """Rows of a concatenate-and-cut stream: `seq_len` tokens of inputs and one more, from windows
+    that start `stride` tokens apart."""
 
     def __init__(self, files: TokenFiles, index: DocumentIndex, seq_len: int, stride: int) -> None:
         self._files, self._index, self._width, self._stride = files, index, seq_len + 1, stride
