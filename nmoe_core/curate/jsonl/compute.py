@@ -8,7 +8,7 @@ and 48 bytes per record. Input, checkpoint and settings are checked before any w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,33 +16,34 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.curate.diversity import measure as diversity
 from nmoe_core.curate.diversity.compare import open_embeddings
-from nmoe_core.curate.jsonl.input import JsonlInput, OnError, scan_jsonl
+from nmoe_core.curate.diversity.windows import Loader
 from nmoe_core.curate.jsonl.output import JsonlPaths
-from nmoe_core.curate.jsonl.record_embeddings import Progress, embed_records, silent
+from nmoe_core.curate.jsonl.record_embeddings import (
+    Progress,
+    TextTokenizer,
+    embed_records,
+    open_tokenizer,
+    silent,
+)
+from nmoe_core.curate.jsonl.records import JsonlInput, OnError, scan_jsonl
 from nmoe_core.curate.order import ORDERS, arrange
 from nmoe_core.curate.shards.planning import AUTO, CurateSettings, plan_order
 from nmoe_core.curate.topics.clusters import Clusters, Drift, fit_clusters, load_clusters
 from nmoe_core.curate.topics.embed import DEFAULT_WIDTH, EmbeddingTable
 from nmoe_core.curate.topics.embedding_table import table_shape
-from nmoe_core.curate.topics.model_tokenizer import TextTokenizer, open_tokenizer
 from nmoe_core.curate.topics.terms import sample_records, typical_terms
-
-DEFAULT_NUM_CLUSTERS = 30
-DEFAULT_SEQ_LEN = 131_072
-DEFAULT_SEED = 42
-LOADED = "loaded"
 
 
 @dataclass(frozen=True, slots=True)
 class JsonlSettings:
     """What decides the order; the names are those of the command's flags."""
 
-    n_clusters: int = DEFAULT_NUM_CLUSTERS
-    seq_len: int = DEFAULT_SEQ_LEN
+    n_clusters: int = 30
+    seq_len: int = 131_072
     text_field: str = "text"
     order: str = "golden"
-    loader: Literal["concat", "flush"] = "concat"
-    seed: int = DEFAULT_SEED
+    loader: Loader = "concat"
+    seed: int = 42
     pca_components: int = 0
     max_width: int = DEFAULT_WIDTH
     tokenizer: str | None = None
@@ -52,25 +53,15 @@ class JsonlSettings:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A scanned input with its embeddings.
-
-    Attributes:
-        records: The input.
-        tokens: int64 `[N]`, without EOS.
-        rows: float32 `[N, W]`, zero for texts without a token.
-        method: What the rows are.
-        identity: Digest of what they were made by.
-        num_computed: Texts embedded by this run.
-        num_nan: Loaded rows that were not finite and count as zero.
-    """
+    """A scanned input with its embeddings."""
 
     records: JsonlInput
-    tokens: np.ndarray
-    rows: np.ndarray
-    method: str
-    identity: str
-    num_computed: int = 0
-    num_nan: int = 0
+    tokens: np.ndarray  # int64 [N], without EOS
+    rows: np.ndarray  # float32 [N, W], zero for texts without a token
+    method: str  # what the rows are
+    identity: str  # digest of what they were made by
+    num_computed: int = 0  # texts embedded by this run
+    num_nan: int = 0  # loaded rows that were not finite and count as zero
 
     @property
     def lengths(self) -> np.ndarray:
@@ -80,30 +71,18 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Curated:
-    """A curated input, before anything of it is written.
-
-    Attributes:
-        embedded: The input.
-        clusters: Frozen clusters, and `drift` since their fit.
-        is_refitted: Whether this run fitted them.
-        rows: float32 `[N, D]`, in the space of the clusters.
-        labels: uint16 `[N]`.
-        order: int64 `[N]`: the record at each position.
-        order_name: The order taken, where `auto` chose it too.
-        metrics: Of the order, the original and a shuffle, by both fillings of windows.
-        terms: Typical words of each cluster.
-    """
+    """A curated input, before anything of it is written."""
 
     embedded: Embedded
     clusters: Clusters
-    drift: Drift
-    is_refitted: bool
-    rows: np.ndarray
-    labels: np.ndarray
-    order: np.ndarray
-    order_name: str
-    metrics: dict[str, Any]
-    terms: list[list[str]]
+    drift: Drift  # since the fit of the clusters
+    is_refitted: bool  # this run fitted them
+    rows: np.ndarray  # float32 [N, D], in the space of the clusters
+    labels: np.ndarray  # uint16 [N]
+    order: np.ndarray  # the record at each position: int64 [N]
+    order_name: str  # the order taken, where `auto` chose it too
+    metrics: dict[str, Any]  # of the order, the original and a shuffle, by both loaders
+    terms: list[list[str]]  # typical words of each cluster
 
 
 def open_jsonl(paths: JsonlPaths, settings: JsonlSettings) -> tuple[JsonlInput, TextTokenizer]:
@@ -165,7 +144,7 @@ def embed_jsonl(
     is_bad = ~np.isfinite(rows).all(axis=1)
     rows[is_bad] = 0
     identity, num_nan = f"width {rows.shape[1]}", int(is_bad.sum())
-    return Embedded(records, found.tokens, rows, LOADED, identity, num_nan=num_nan)
+    return Embedded(records, found.tokens, rows, "loaded", identity, num_nan=num_nan)
 
 
 def _loaded_rows(paths: JsonlPaths, num_records: int) -> np.ndarray:
@@ -196,7 +175,7 @@ def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings)
     labels, distance = clusters.assign(rows)
     drift = clusters.drift(labels, distance)
     if drift.is_large:
-        clusters, is_refitted = _fit(embedded, settings, clusters.header["version"] + 1), True
+        clusters, is_refitted = _fit(embedded, settings, clusters), True
         rows = clusters.project(embedded.rows)
         labels, _ = clusters.assign(rows)
     name, order = _ordered(settings, labels.astype(np.int64), embedded.lengths, rows)
@@ -214,32 +193,28 @@ def _clusters(
     """Clusters of an earlier run with the same settings, else new ones."""
     path = paths.beside("_clusters.safetensors")
     if settings.refit or not path.exists():
-        return _fit(embedded, settings, 1), True
+        return _fit(embedded, settings, None), True
     clusters = load_clusters(path)
-    if clusters.header["settings"] != _cluster_settings(embedded, settings):
-        return _fit(embedded, settings, clusters.header["version"] + 1), True
-    return clusters, False
+    if clusters.header["settings"] == _cluster_settings(embedded, settings):
+        return clusters, False
+    return _fit(embedded, settings, clusters), True
 
 
-def _fit(embedded: Embedded, settings: JsonlSettings, version: int) -> Clusters:
+def _fit(embedded: Embedded, settings: JsonlSettings, before: Clusters | None) -> Clusters:
     return fit_clusters(
         embedded.rows,
         settings.n_clusters,
         settings.seed,
         pca_components=settings.pca_components,
         settings=_cluster_settings(embedded, settings),
-        version=version,
+        version=before.header["version"] + 1 if before else 1,
     )
 
 
 def _cluster_settings(embedded: Embedded, settings: JsonlSettings) -> dict[str, Any]:
-    return {
-        "method": embedded.method,
-        "identity": embedded.identity,
-        "n_clusters": settings.n_clusters,
-        "pca_components": settings.pca_components,
-        "seed": settings.seed,
-    }
+    names = ("n_clusters", "pca_components", "seed")
+    made_by = {"method": embedded.method, "identity": embedded.identity}
+    return made_by | {name: getattr(settings, name) for name in names}
 
 
 def _ordered(

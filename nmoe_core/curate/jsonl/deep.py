@@ -9,7 +9,8 @@ forward pass per token. A document that does not fit alone is an error after all
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import multiprocessing
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -23,9 +24,7 @@ from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable
-from nmoe_core.curate.jsonl import deep_worker
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl.input import JsonlInput, OnError, scan_jsonl
 from nmoe_core.curate.jsonl.output import JsonlPaths, lock_outputs, write_array
 from nmoe_core.curate.jsonl.record_embeddings import (
     Block,
@@ -33,22 +32,21 @@ from nmoe_core.curate.jsonl.record_embeddings import (
     embed_records,
     fill_cache,
     missing_records,
+    open_tokenizer,
     silent,
 )
+from nmoe_core.curate.jsonl.records import JsonlInput, OnError, scan_jsonl
 from nmoe_core.curate.topics.embedding_table import table_shape
-from nmoe_core.curate.topics.model_tokenizer import TextTokenizer, open_tokenizer
 
 METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512
+# Of the most tokens in one pass: after a batch that ran out of memory, after one that fitted.
+SHRINK, GROW = 0.6, 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class DeepSettings:
-    """What decides the rows, and how they are made.
-
-    `devices` None takes every GPU there is, else the CPU; `dtype` auto is bfloat16 on GPUs and
-    float32 on CPUs.
-    """
+    """What decides the rows, and how they are made; the names are those of the command's flags."""
 
     text_field: str = "text"
     batch_size: int = 32
@@ -56,8 +54,8 @@ class DeepSettings:
     max_tokens: int | None = None
     limit: int | None = None
     is_reverse: bool = False
-    devices: tuple[str, ...] | None = None
-    dtype: str = "auto"
+    devices: tuple[str, ...] | None = None  # None: every GPU there is, else the CPU
+    dtype: str = "auto"  # bfloat16 on GPUs and float32 on CPUs
     tokenizer: str | None = None
     on_error: OnError = "fail"
     tensor_parallel: int = 1
@@ -80,17 +78,17 @@ def embed_deep(
         CheckpointError, TokenizerError: The checkpoint's files or tokenizer cannot be used.
         LockedError: Another process is writing the same output (E-LOCKED).
     """
-    if settings.tensor_parallel != 1:
-        raise _no_tensor_parallel(settings.tensor_parallel)
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+    from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
 
+    _refuse_tensor_parallel(settings.tensor_parallel)
     tokenizer = open_tokenizer(model_dir, table_shape(model_dir)[0], settings.tokenizer)
     records = scan_jsonl(input_path, settings.text_field, settings.on_error)
-    devices = settings.devices or deep_worker.all_devices()
-    dtype = settings.dtype
+    devices, dtype = settings.devices or _all_devices(), settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if devices[0].startswith("cuda") else "float32"
-    width, most_tokens = deep_worker.model_limits(model_dir)
+    with open_checkpoint(model_dir) as checkpoint:  # reads no weight
+        config = checkpoint.config
+    most_tokens, width = config.max_position_embeddings, config.hidden_size
     max_tokens = min(settings.max_tokens or most_tokens, most_tokens)
     model = sha256_json([METHOD, checkpoint_digest(model_dir), dtype, tokenizer.fingerprint])
     paths = JsonlPaths(input_path, output.with_suffix(""), model_dir)
@@ -102,12 +100,30 @@ def embed_deep(
         todo = chosen[missing_records(cache, keys[chosen])]
         todo = todo[np.argsort(counts[todo], kind="stable")]
         todo = todo[::-1] if settings.is_reverse else todo
-        work = _Work(records, tokenizer, counts, max_tokens, settings)
+        batches = list(_batches(todo, np.minimum(counts, max_tokens), settings))
+
+        def tokens(batch: np.ndarray) -> list[np.ndarray]:
+            encoded = tokenizer.encode_batch(list(records.texts(batch)))
+            return [ids[:max_tokens].astype(np.int64) for ids in encoded]
+
+        results = map_shards(
+            embed_batch,
+            map(tokens, batches),
+            ComputeTable(workers=len(devices)),
+            initializer=partial(open_embedder, str(model_dir), dtype, _hand_out(devices)),
+        )
         too_long: list[int] = []
-        found = _blocks(work, todo, too_long, devices, (str(model_dir), dtype))
+        found = _blocks(zip(batches, results), len(todo), counts, too_long)
         fill_cache(cache, keys, found, len(todo), progress=progress)
         if too_long:
-            raise _out_of_memory(output, len(too_long), int(counts[too_long].min()))
+            shortest = int(counts[too_long].min())
+            raise CurationError(
+                "documents do not fit into memory alone; all others are kept",
+                where=output,
+                found=f"{len(too_long)} documents of at least {shortest} tokens",
+                do=f"run again with --max-tokens {max(1, shortest // 2)}, or on a larger device",
+                code="E-CURATION-MEMORY",
+            )
         facts = {
             "input": str(input_path),
             "input_sha256": records.sha256,
@@ -127,61 +143,37 @@ def embed_deep(
     return facts
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    records: JsonlInput
-    tokenizer: TextTokenizer
-    counts: np.ndarray
-    max_tokens: int
-    settings: DeepSettings
-
-    def batches(self, todo: np.ndarray) -> Iterator[np.ndarray]:
-        """Runs of documents of at most `batch_size`, and `batch_tokens` when padded."""
-        start = 0
-        while start < len(todo):
-            stop, longest = start, 0
-            while stop < len(todo) and stop - start < self.settings.batch_size:
-                longest = max(longest, min(int(self.counts[todo[stop]]), self.max_tokens))
-                if stop > start and longest * (stop - start + 1) > self.settings.batch_tokens:
-                    break
-                stop += 1
-            yield todo[start:stop]
-            start = stop
-
-    def tokens(self, batch: np.ndarray) -> list[np.ndarray]:
-        """Token ids of a batch, cut to `max_tokens`."""
-        encoded = self.tokenizer.encode_batch(list(self.records.texts(batch)))
-        return [ids[: self.max_tokens].astype(np.int64) for ids in encoded]
+def _batches(todo: np.ndarray, lengths: np.ndarray, settings: DeepSettings) -> Iterator[np.ndarray]:
+    """Runs of documents of at most `batch_size`, and `batch_tokens` when padded."""
+    start = 0
+    while start < len(todo):
+        stop, longest = start, 0
+        while stop < len(todo) and stop - start < settings.batch_size:
+            longest = max(longest, int(lengths[todo[stop]]))
+            if stop > start and longest * (stop - start + 1) > settings.batch_tokens:
+                break
+            stop += 1
+        yield todo[start:stop]
+        start = stop
 
 
 def _blocks(
-    work: _Work,
-    todo: np.ndarray,
+    results: Iterable[tuple[np.ndarray, np.ndarray]],
+    num_left: int,
+    counts: np.ndarray,
     too_long: list[int],
-    devices: tuple[str, ...],
-    model: tuple[str, str],
 ) -> Iterator[Block]:
     """Embedded documents in blocks; those that did not fit into memory alone join `too_long`."""
-    batches = list(work.batches(todo))
-    items = (work.tokens(batch) for batch in batches)
-    results = map_shards(
-        deep_worker.embed_batch,
-        items,
-        ComputeTable(workers=len(devices)),
-        initializer=partial(deep_worker.open_embedder, *model, deep_worker.hand_out(devices)),
-    )
     pending: list[tuple[np.ndarray, np.ndarray]] = []
-    num_left = len(todo)
-    for batch, found in zip(batches, results):
+    for batch, found in results:
         pending.append((batch, found))
         num_left -= len(batch)
         if num_left and sum(len(one) for one, _ in pending) < COMMIT_ROWS:
             continue
-        documents = np.concatenate([one for one, _ in pending])
-        rows = np.concatenate([part for _, part in pending])
+        documents, rows = (np.concatenate(parts) for parts in zip(*pending))
         has_fit = np.isfinite(rows).all(axis=1)
         too_long.extend(documents[~has_fit].tolist())
-        yield documents[has_fit], work.counts[documents[has_fit]], rows[has_fit]
+        yield documents[has_fit], counts[documents[has_fit]], rows[has_fit]
         pending.clear()
 
 
@@ -194,24 +186,107 @@ def _keys(records: JsonlInput, counts: np.ndarray, max_tokens: int) -> np.ndarra
     return keys
 
 
-def _no_tensor_parallel(degree: int) -> ConfigError:
-    return ConfigError(
-        "embedding splits documents over devices, not the model",
-        found=f"--tp {degree}",
-        expected="--devices cuda:0 cuda:1 ...",
-        do=(
-            "each device holds the whole model (MXFP4 experts stay packed) and takes documents of "
-            "its own: no all-reduce per layer, and a row does not depend on their number"
-        ),
-        code="E-CONFIG-TP",
-    )
+def _refuse_tensor_parallel(degree: int) -> None:
+    if degree != 1:
+        raise ConfigError(
+            "embedding splits documents over devices, not the model",
+            found=f"--tp {degree}",
+            expected="--devices cuda:0 cuda:1 ...",
+            do=(
+                "each device holds the whole model (MXFP4 experts stay packed) and takes documents "
+                "of its own: no all-reduce per layer, and a row does not depend on their number"
+            ),
+            code="E-CONFIG-TP",
+        )
 
 
-def _out_of_memory(output: Path, num_documents: int, shortest: int) -> CurationError:
-    return CurationError(
-        "documents do not fit into memory alone; all others are kept",
-        where=output,
-        found=f"{num_documents} documents of at least {shortest} tokens",
-        do=f"run again with --max-tokens {max(1, shortest // 2)}, or on a larger device",
-        code="E-CURATION-MEMORY",
-    )
+class DeepEmbedder:
+    """A model on a device, and the most tokens that one pass of it can hold.
+
+    Args:
+        model: Of the engine: called for the residual after its last block; has `norm`.
+        device: Where it lies.
+    """
+
+    def __init__(self, model: Any, device: str) -> None:
+        self._model, self._device = model, device
+        self._most_tokens = float("inf")  # padding included
+
+    def __call__(self, texts: list[np.ndarray]) -> np.ndarray:
+        """Unit rows, zero for empty documents, NaN for ones too long: float32 `[N, hidden]`."""
+        rows = np.zeros((len(texts), self._model.config.hidden_size), np.float32)
+        waiting = [[i for i, text in enumerate(texts) if len(text)]]
+        while waiting:
+            part = waiting.pop()
+            if not part:
+                continue
+            size = len(part) * max(len(texts[i]) for i in part)
+            halves = part[len(part) // 2 :], part[: len(part) // 2]
+            if len(part) > 1 and size > self._most_tokens:
+                waiting += halves
+                continue
+            try:
+                rows[part] = self._forward([texts[i] for i in part])
+            except MemoryError:
+                self._most_tokens = min(self._most_tokens, size) * SHRINK
+                if len(part) == 1:
+                    rows[part] = np.nan
+                else:
+                    waiting += halves
+            else:
+                self._most_tokens *= GROW
+        return rows
+
+    def _forward(self, texts: list[np.ndarray]) -> np.ndarray:
+        """Normalised means of one pass; MemoryError where it does not fit."""
+        import torch
+
+        lengths = torch.tensor([len(text) for text in texts])
+        ids = torch.zeros(len(texts), int(lengths.max()), dtype=torch.int64)
+        for row, text in zip(ids, texts):
+            row[: len(text)] = torch.from_numpy(text)
+        try:
+            with torch.inference_mode():
+                last = self._model.config.num_hidden_layers
+                ids, lengths = ids.to(self._device), lengths.to(self._device)
+                _, states = self._model(
+                    ids, lengths=lengths, return_hidden_states=(last,), no_logits=True
+                )
+                # Padded rows are zero, before the norm and after it.
+                total = self._model.norm(states[last]).float().sum(dim=1)
+                mean = total / lengths[:, None]
+                return torch.nn.functional.normalize(mean, dim=1).cpu().numpy()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise MemoryError from None
+
+
+def open_embedder(model_dir: str, dtype: str, devices: Any) -> DeepEmbedder:
+    """Take a device and load the model onto it, once in a process."""
+    import torch
+
+    from nmoe_core.engine import Transformer
+
+    device = devices.get()
+    model = Transformer.from_checkpoint(Path(model_dir), device=device, dtype=getattr(torch, dtype))
+    return DeepEmbedder(model, device)
+
+
+def embed_batch(embedder: DeepEmbedder, texts: list[np.ndarray]) -> np.ndarray:
+    """Embed one batch."""
+    return embedder(texts)
+
+
+def _hand_out(devices: tuple[str, ...]) -> Any:
+    """A queue from which each worker takes its device."""
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    for device in devices:
+        queue.put(device)
+    return queue
+
+
+def _all_devices() -> tuple[str, ...]:
+    """Every GPU, else the CPU."""
+    import torch
+
+    return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count())) or ("cpu",)

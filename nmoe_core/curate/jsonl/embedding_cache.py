@@ -80,21 +80,26 @@ class EmbeddingCache:
             stored = np.concatenate([stored, *self._held])
         return stored[rows]
 
-    def append(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
-        """Commit rows; call inside `writer()`. Keys must be new and distinct."""
-        records = _records(keys, tokens)
-        for name, array in ((ROWS_NAME, embeddings.astype(np.float32)), (KEYS_NAME, records)):
+    def append(
+        self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray, *, is_kept: bool = True
+    ) -> None:
+        """Commit rows of new and distinct keys; call inside `writer()`.
+
+        Where they are not to be kept, this object alone knows them and the files stay as they are.
+        """
+        records = np.empty(len(keys), KEY)
+        records["sha256"], records["tokens"] = keys, tokens
+        rows = np.ascontiguousarray(embeddings, np.float32)
+        self._keys = np.concatenate([self._keys, records])
+        if not is_kept:
+            self._held.append(rows)
+            return
+        for name, array in ((ROWS_NAME, rows), (KEYS_NAME, records)):
             with open(self.directory / name, "ab") as file:
-                file.write(np.ascontiguousarray(array).tobytes())
+                file.write(array.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-        self._keys = np.concatenate([self._keys, records])
         write_json(self.directory / HEADER_NAME, self._header() | {"num_rows": self.num_rows})
-
-    def hold(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
-        """As `append`, but for this object alone: the files stay as they are."""
-        self._keys = np.concatenate([self._keys, _records(keys, tokens)])
-        self._held.append(embeddings.astype(np.float32))
 
     @property
     def num_rows(self) -> int:
@@ -134,9 +139,3 @@ class EmbeddingCache:
             do="delete the directory, or name another one",
             code="E-CURATION-CACHE",
         )
-
-
-def _records(keys: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    records = np.empty(len(keys), KEY)
-    records["sha256"], records["tokens"] = keys, tokens
-    return records

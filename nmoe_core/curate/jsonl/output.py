@@ -13,8 +13,6 @@ import numpy as np
 
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock
 from nmoe_core.base.errors import CurationError
-from nmoe_core.base.fingerprint import sha256_file
-from nmoe_core.curate.jsonl.input import JsonlInput
 
 ORDERING_NAME, CLOUD_NAME = "ordering_comparison.png", "cluster_cloud.png"
 SHARES_NAME, HEAD_TAIL_NAME = "cluster_shares.png", "head_tail.png"
@@ -24,21 +22,13 @@ PICTURE_NAMES = (ORDERING_NAME, CLOUD_NAME, SHARES_NAME, HEAD_TAIL_NAME, CALIBRA
 
 @dataclass(frozen=True, slots=True)
 class JsonlPaths:
-    """Where everything lies that a curation of a file reads and writes.
-
-    Attributes:
-        input: The file.
-        output: The reordered file; the names of most others begin with its own.
-        model: Checkpoint of embedding table and tokenizer.
-        embeddings: A `.npy` file that stands in for shallow embeddings.
-        counts: Of the token counts, in place of `token_counts`' default.
-    """
+    """Where everything lies that a curation of a file reads and writes."""
 
     input: Path
-    output: Path
-    model: Path
-    embeddings: Path | None = None
-    counts: Path | None = None
+    output: Path  # the reordered file; the names of most others begin with its own
+    model: Path  # checkpoint of embedding table and tokenizer
+    embeddings: Path | None = None  # a `.npy` file that stands in for shallow embeddings
+    counts: Path | None = None  # of the token counts, in place of `token_counts`' default
 
     def beside(self, ending: str) -> Path:
         """`{output without .jsonl}{ending}`."""
@@ -47,9 +37,8 @@ class JsonlPaths:
     @property
     def token_counts(self) -> Path:
         """`{input without .jsonl}_token_counts.npy`, unless `counts` names another file."""
-        if self.counts is not None:
-            return self.counts
-        return self.input.with_name(self.input.name.removesuffix(".jsonl") + "_token_counts.npy")
+        stem = self.input.name.removesuffix(".jsonl")
+        return self.counts or self.input.with_name(f"{stem}_token_counts.npy")
 
     def require_counts(self) -> None:
         """Refuse token counts that cannot be written, before anything is computed.
@@ -98,12 +87,10 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
         LockedError: Another process is curating the same output (E-LOCKED).
     """
     with output_lock(paths.cache):
-        directory = paths.output.parent
-        names = [f"{paths.beside('').name}*", *PICTURE_NAMES]
-        places = [(directory, name) for name in names]
-        places.append((paths.token_counts.parent, paths.token_counts.name))
-        for place, name in places:
-            for left in place.glob(f"{name}{TMP_MARK}*"):
+        written = [paths.beside("*"), paths.token_counts]
+        written += [paths.output.with_name(name) for name in PICTURE_NAMES]
+        for path in written:
+            for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
                 # Pictures and token counts may be those of another output too, now being written.
                 if not _is_running(left.name.rpartition(".")[2]):
                     left.unlink(missing_ok=True)
@@ -118,36 +105,6 @@ def _is_running(process: str) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
-    """Commit the records in an order, byte for byte, one line end each.
-
-    Raises:
-        CurationError: The order is no permutation (E-CURATION-ORDER), or the input changed since
-            it was scanned (E-CURATION-INPUT).
-    """
-    if not np.array_equal(np.sort(order), np.arange(len(records))):
-        raise CurationError("order is no permutation of the records", code="E-CURATION-ORDER")
-    with atomic_file(path) as file:
-        for line in records.lines(records.spans[order]):
-            file.write(line + b"\n")
-        if sha256_file(records.path) != records.sha256:
-            raise CurationError(
-                "input changed while it was curated",
-                where=records.path,
-                do="run again",
-                code="E-CURATION-INPUT",
-            )
-
-
-def write_set_aside(path: Path, records: JsonlInput) -> None:
-    """Commit the lines that are no records, byte for byte; no file where there are none."""
-    path.unlink(missing_ok=True)
-    if records.rejected:
-        with atomic_file(path) as file:
-            for line in records.lines(records.rejected):
-                file.write(line + b"\n")
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

@@ -1,27 +1,31 @@
-"""Embeddings of the records of a JSONL file, through the cache: only new texts are computed.
+"""Embeddings and token counts of records, through the cache: only new texts are computed.
 
 A row is found by the digest of its text and of the model, so appended records cost themselves and
 an edited one costs one. Each block is committed to the cache when it is done: a killed run loses
-one block. Equal texts are computed once.
+one block. Equal texts are computed once. Special tokens are never added, texts are never cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.errors import TokenizerError
+from nmoe_core.base.fingerprint import sha256_file, sha256_json
+from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl.input import JsonlInput
+from nmoe_core.curate.jsonl.records import JsonlInput
 from nmoe_core.curate.topics.embed import EmbeddingTable, pool, runs_within
-from nmoe_core.curate.topics.model_tokenizer import TextTokenizer
+from nmoe_core.text.engines import Encoded
+from nmoe_core.text.tokenizer import FileTokenizer, load_tokenizer
 
 BLOCK_BYTES = 2**23
 BLOCK_RECORDS = 16_384
+_HARMONY_ROWS = 201_088
 Progress = Callable[[str, int, int], None]
 # Records, their lengths in tokens without EOS, and their rows.
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -32,18 +36,54 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordEmbeddings:
-    """What was found or made for the records of an input.
+class TextTokenizer:
+    """What embedding needs of a tokenizer; `fingerprint` is a digest of vocabulary and rules."""
 
-    Attributes:
-        tokens: int64 `[N]`, length of each text in tokens, without EOS.
-        rows: float32 `[N, width]`; width 0 where only tokens were asked for.
-        num_computed: Texts that were not in the cache.
+    fingerprint: str
+    encode: Callable[[Sequence[str]], Encoded]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text: uint32 `[length]` each."""
+        encoded = self.encode(texts)
+        return np.split(encoded.ids, encoded.offsets[1:-1]) if texts else []
+
+
+def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> TextTokenizer:
+    """The tokenizer of a checkpoint: its `tokenizer.json`, or an encoding by name.
+
+    A checkpoint with neither is taken for gpt-oss if its table has that vocabulary's size.
+
+    Args:
+        model_dir: Directory of the checkpoint, or the one above its `original/`.
+        num_rows: Rows of its embedding table.
+        name: A tiktoken encoding that stands in for what the directory holds.
+
+    Raises:
+        TokenizerError: There is none (E-TOKENIZER-NAME), or it is broken (E-TOKENIZER-FILE).
     """
+    path = model_dir / "tokenizer.json"
+    if name is None and path.is_file():
+        no_eos = 0  # texts are embedded without one
+        return TextTokenizer(sha256_file(path), FileTokenizer(str(path), no_eos).encode_batch)
+    if name is None and num_rows != _HARMONY_ROWS:
+        raise TokenizerError(
+            "the checkpoint has no tokenizer",
+            where=model_dir,
+            found=f"no tokenizer.json, {num_rows} rows of embeddings",
+            do="put its tokenizer.json there, or name an encoding with --tokenizer",
+            code="E-TOKENIZER-NAME",
+        )
+    tokenizer = load_tokenizer(name or DEFAULT_TOKENIZER)
+    return TextTokenizer(tokenizer.fingerprint, tokenizer.encode_batch)
 
-    tokens: np.ndarray
-    rows: np.ndarray
-    num_computed: int
+
+@dataclass(frozen=True, slots=True)
+class RecordEmbeddings:
+    """What was found or made for the records of an input."""
+
+    tokens: np.ndarray  # length of each text in tokens, without EOS: int64 [N]
+    rows: np.ndarray  # float32 [N, width]; width 0 where only tokens were asked for
+    num_computed: int  # texts that were not in the cache
 
 
 def embed_records(
@@ -76,8 +116,8 @@ def embed_records(
     missing = missing_records(cache, records.keys)
 
     def compute() -> Iterator[Block]:
-        lengths = records.lengths()[missing]
-        for run in runs_within(lengths, BLOCK_BYTES, BLOCK_RECORDS):
+        sizes = np.diff(records.spans[missing], axis=1).ravel()
+        for run in runs_within(sizes, BLOCK_BYTES, BLOCK_RECORDS):
             block = missing[run]
             texts = tokenizer.encode_batch(list(records.texts(block)))
             tokens = np.array([len(text) for text in texts], np.int64)
@@ -121,6 +161,6 @@ def fill_cache(
     done = 0
     with cache.writer() if is_kept and total else nullcontext():
         for records, tokens, rows in found:
-            (cache.append if is_kept else cache.hold)(keys[records], tokens, rows)
+            cache.append(keys[records], tokens, rows, is_kept=is_kept)
             done += len(records)
             progress("embedded", done, total)

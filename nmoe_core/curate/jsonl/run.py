@@ -2,17 +2,19 @@
 
 Outputs, each committed whole and the metadata last: the reordered file, embeddings, token counts,
 labels, order, clusters, pictures. A run after a kill embeds again only the last block. With
-`stats_only` no file is written.
+`stats_only` no file is written. `*_meta.json` has every key of the published tool, and our own.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from nmoe_core.base.atomic import write_bytes, write_json
+from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.jsonl.compute import (
     Curated,
     JsonlSettings,
@@ -20,7 +22,6 @@ from nmoe_core.curate.jsonl.compute import (
     embed_jsonl,
     open_jsonl,
 )
-from nmoe_core.curate.jsonl.meta import meta
 from nmoe_core.curate.jsonl.output import (
     CALIBRATION_NAME,
     CLOUD_NAME,
@@ -30,14 +31,15 @@ from nmoe_core.curate.jsonl.output import (
     JsonlPaths,
     lock_outputs,
     write_array,
-    write_records,
-    write_set_aside,
 )
 from nmoe_core.curate.jsonl.record_embeddings import Progress, silent
+from nmoe_core.curate.jsonl.records import write_records, write_set_aside
 from nmoe_core.curate.topics.calibrate_k import Calibration, calibrate_k
 from nmoe_core.curate.topics.clusters import fit_pca, project, save_clusters
+from nmoe_core.curate.topics.model import sample_rows
 
-CALIBRATION_ENDING = "_calibrate_k.json"
+_SIMILARITY_ROWS = 5_000
+_HIGH_SIMILARITY = 0.9
 
 
 def curate_file(
@@ -61,7 +63,7 @@ def curate_file(
     with nullcontext() if stats_only else lock_outputs(paths):
         embedded = embed_jsonl(paths, settings, opened, is_kept=not stats_only, progress=progress)
         curated = curate_jsonl(paths, embedded, settings)
-        facts = meta(paths, curated, settings)
+        facts = _meta(paths, curated, settings)
         if not stats_only:
             _write(paths, curated)
             if plot:
@@ -89,7 +91,7 @@ def calibrate_file(
             from nmoe_core.plots import k_plot
 
             write_bytes(paths.output.with_name(CALIBRATION_NAME), k_plot(found.to_json()))
-        write_json(paths.beside(CALIBRATION_ENDING), found.to_json())
+        write_json(paths.beside("_calibrate_k.json"), found.to_json())
     return found
 
 
@@ -126,3 +128,86 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     cloud = cloud_plot(points, labels, curated.terms, method)
     for name, png in zip((*names, CLOUD_NAME), (*pngs.values(), cloud)):
         write_bytes(paths.output.with_name(name), png)
+
+
+def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[str, Any]:
+    """Everything that is known about a curated file, ready for JSON."""
+    embedded, clusters, name = curated.embedded, curated.clusters, curated.order_name
+    records, lengths, order = embedded.records, embedded.lengths, curated.order
+    sizes = np.bincount(curated.labels, minlength=settings.n_clusters)
+    pca = {
+        "n_components": len(clusters.axes),
+        "explained_variance": clusters.header["explained_variance"],
+        "original_dim": embedded.rows.shape[1],
+    }
+    # The published keys; windows are closed there when a record does not fit.
+    published = {
+        "input": str(paths.input),
+        "output": str(paths.output),
+        "input_count": len(records),
+        "final_count": len(curated.order),
+        "n_clusters": settings.n_clusters,
+        "ordering": "stratified_greedy" if name == "stratified" else name,
+        "sequence_length": settings.seq_len,
+        "total_tokens": int(embedded.tokens.sum()),
+        "n_training_sequences": -(-int(lengths.sum()) // settings.seq_len),
+        "embedding_method": embedded.method,
+        "load_embeddings_path": str(paths.embeddings) if paths.embeddings else None,
+        "pca": pca if len(clusters.axes) else None,
+        "token_window_diversity": {
+            "original": _published(curated.labels, lengths, settings.seq_len),
+            "curated": _published(curated.labels[order], lengths[order], settings.seq_len),
+        },
+        "similarity_stats": _similarity_stats(curated.rows, settings.seed),
+        "cluster_sizes": {str(k): int(sizes[k]) for k in np.argsort(-sizes, kind="stable")},
+    }
+    return published | {
+        "cluster_terms": {str(k): words for k, words in enumerate(curated.terms)},
+        "diversity": curated.metrics,
+        "clusters": {
+            "version": clusters.header["version"],
+            "fitted_on": clusters.header["num_rows"],
+            "is_refitted": curated.is_refitted,
+            "share_tv": curated.drift.share_tv,
+            "distance_ratio": curated.drift.distance_ratio,
+        },
+        "counts": {
+            "embedded_now": embedded.num_computed,
+            "blank_lines": records.num_blank,
+            "empty_texts": records.num_empty,
+            "set_aside": len(records.rejected),
+            "not_finite_rows": embedded.num_nan,
+            "eos_per_record": 1,
+        },
+        "input_sha256": records.sha256,
+        "settings": asdict(settings),
+    }
+
+
+def _similarity_stats(rows: np.ndarray, seed: int) -> dict[str, Any]:
+    """Cosines of all pairs of a sample of rows that are not zero."""
+    with_text = np.flatnonzero(rows.any(axis=1))
+    sample = rows[with_text[sample_rows(len(with_text), _SIMILARITY_ROWS, seed)]]
+    cosines = (sample @ sample.T)[np.triu_indices(len(sample), 1)]
+    mean = std = median = None
+    if len(cosines):
+        mean, std = float(cosines.mean(dtype=np.float64)), float(cosines.std(dtype=np.float64))
+        median = float(np.median(cosines))
+    return {
+        "mean": mean,
+        "std": std,
+        "median": median,
+        "high_sim_pairs_gt_0.9": int((cosines > _HIGH_SIMILARITY).sum()),
+        "total_pairs_sampled": len(cosines),
+    }
+
+
+def _published(labels: np.ndarray, lengths: np.ndarray, seq_len: int) -> dict[str, Any]:
+    counts = window_topics(labels, lengths, seq_len, "flush")
+    return {
+        "mean": round(float(counts.mean()), 2),
+        "min": int(counts.min()),
+        "max": int(counts.max()),
+        "std": round(float(counts.std()), 2),
+        "n_sequences": len(counts),
+    }

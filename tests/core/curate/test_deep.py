@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.curate.jsonl import deep, deep_worker
-from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
-from nmoe_core.curate.jsonl.deep_worker import DeepEmbedder
+from nmoe_core.curate.jsonl import deep
+from nmoe_core.curate.jsonl.deep import DeepEmbedder, DeepSettings, embed_deep
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from tests.refusals import refused
 
@@ -96,7 +95,7 @@ def test_a_limit_takes_the_first_records(tmp_path, checkpoint):
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(deep, "COMMIT_ROWS", 4)
     found = texts(16)
-    embedded = deep_worker.embed_batch
+    embedded = deep.embed_batch
     calls = []
 
     def dies_in_the_fourth(embedder, batch):
@@ -105,11 +104,11 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, checkpoint, monkeypatch
             raise KeyboardInterrupt
         return embedded(embedder, batch)
 
-    monkeypatch.setattr(deep_worker, "embed_batch", dies_in_the_fourth)
+    monkeypatch.setattr(deep, "embed_batch", dies_in_the_fourth)
     with pytest.raises(KeyboardInterrupt):
         embed(tmp_path, checkpoint, found, batch_size=4)
     assert not (tmp_path / "deep.npy").exists()
-    monkeypatch.setattr(deep_worker, "embed_batch", embedded)
+    monkeypatch.setattr(deep, "embed_batch", embedded)
     facts, rows = embed(tmp_path, checkpoint, found, batch_size=4)
     assert facts["embedded_now"] == 4
     np.testing.assert_allclose(rows[5], alone(checkpoint, found[5]), atol=1e-5)
@@ -162,7 +161,7 @@ def test_a_document_that_does_not_fit_alone_is_an_error_that_keeps_the_others(
     tmp_path, checkpoint, monkeypatch
 ):
     monkeypatch.setattr(
-        deep_worker,
+        deep,
         "embed_batch",
         lambda _, batch: np.stack([np.full(32, np.nan if len(ids) > 20 else 1.0) for ids in batch]),
     )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nmoe_core.base.errors import LockedError
 from nmoe_core.curate.jsonl import record_embeddings
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl.input import scan_jsonl
 from nmoe_core.curate.jsonl.record_embeddings import RecordEmbeddings, embed_records
+from nmoe_core.curate.jsonl.records import scan_jsonl
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from tests.refusals import refused
 

@@ -1,4 +1,4 @@
-"""The records of a JSONL file: where each line lies, and the digest of its text.
+"""The records of a JSONL file: where each line lies, the digest of its text, and its copies.
 
 One pass reads, parses and hashes; memory is 48 bytes per record, not the text. Blank lines are no
 records and are counted. A line that is not a JSON object with a text is refused with its number
@@ -17,7 +17,9 @@ from typing import Literal
 
 import numpy as np
 
+from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import CurationError
+from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.jsonl import is_plain_file, parse_object, read_lines, text_of
 
 OnError = Literal["fail", "set-aside"]
@@ -26,27 +28,17 @@ _NAMED_LINES = 5
 
 @dataclass(slots=True)
 class JsonlInput:
-    """A scanned file.
-
-    Attributes:
-        path: The file.
-        text_field: Field of the text.
-        sha256: Digest of the file's bytes.
-        spans: int64 `[N, 2]`: first byte of each record and the one after its last.
-        keys: `S32 [N]`: SHA-256 of each text.
-        num_blank: Lines of white space.
-        num_empty: Records whose text is empty.
-        rejected: Byte spans of lines that are no records.
-    """
+    """A scanned file."""
 
     path: Path
     text_field: str
-    sha256: str = ""
+    sha256: str = ""  # of the file's bytes
+    # First byte of each record and the one after its last: int64 [N, 2].
     spans: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    keys: np.ndarray = field(default_factory=lambda: np.empty(0, "S32"))
-    num_blank: int = 0
-    num_empty: int = 0
-    rejected: list[tuple[int, int]] = field(default_factory=list)
+    keys: np.ndarray = field(default_factory=lambda: np.empty(0, "S32"))  # SHA-256 of each text
+    num_blank: int = 0  # lines of white space
+    num_empty: int = 0  # records whose text is empty
+    rejected: list[tuple[int, int]] = field(default_factory=list)  # spans that are no records
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -66,10 +58,6 @@ class JsonlInput:
             for start, end in np.asarray(spans, np.int64).reshape(-1, 2).tolist():
                 yield view[start:end]
 
-    def lengths(self) -> np.ndarray:
-        """Bytes of each record's line: int64 `[N]`."""
-        return self.spans[:, 1] - self.spans[:, 0]
-
 
 def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail") -> JsonlInput:
     """Find the records of a file.
@@ -84,9 +72,8 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
             line is no record and `on_error` is `fail`, or a line is too long (E-CURATION-LINE).
     """
     if not is_plain_file(path):
-        raise _refuse(
-            "cannot be read", path, "no plain file", "decompress it first, or mend --input"
-        )
+        do = "decompress it first, or mend --input"
+        raise _refuse("cannot be read", path, "no plain file", do)
     found = JsonlInput(path, text_field)
     digest = hashlib.sha256()
     spans: list[tuple[int, int]] = []
@@ -110,11 +97,42 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
     if bad and on_error == "fail":
         raise _bad_lines(path, bad)
     if not spans:
-        raise _refuse("holds no record", path, f"{found.num_blank} blank lines", "mend --input")
+        blank = f"{found.num_blank} blank lines"
+        raise _refuse("holds no record", path, blank, "mend --input")
     found.spans = np.array(spans, np.int64)
     found.keys = np.array(keys, "S32")
     found.sha256 = digest.hexdigest()
     return found
+
+
+def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
+    """Commit the records in an order, byte for byte, one line end each.
+
+    Raises:
+        CurationError: The order is no permutation (E-CURATION-ORDER), or the input changed since
+            it was scanned (E-CURATION-INPUT).
+    """
+    if not np.array_equal(np.sort(order), np.arange(len(records))):
+        raise CurationError("order is no permutation of the records", code="E-CURATION-ORDER")
+    with atomic_file(path) as file:
+        for line in records.lines(records.spans[order]):
+            file.write(line + b"\n")
+        if sha256_file(records.path) != records.sha256:
+            raise CurationError(
+                "input changed while it was curated",
+                where=records.path,
+                do="run again",
+                code="E-CURATION-INPUT",
+            )
+
+
+def write_set_aside(path: Path, records: JsonlInput) -> None:
+    """Commit the lines that are no records, byte for byte; no file where there are none."""
+    path.unlink(missing_ok=True)
+    if records.rejected:
+        with atomic_file(path) as file:
+            for line in records.lines(records.rejected):
+                file.write(line + b"\n")
 
 
 def _text(line: bytes, text_field: str) -> str:
