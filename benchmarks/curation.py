@@ -21,8 +21,7 @@ import numpy as np  # noqa: E402 (threads are read at import)
 import torch  # noqa: E402
 
 from benchmarks.rounds import alternate, ratios, spread  # noqa: E402
-from nmoe_core.curate.topics.embed import pool  # noqa: E402
-from nmoe_core.curate.topics.embedding_table import projection  # noqa: E402
+from nmoe_core.curate.topics.embed import pool, projection  # noqa: E402
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics  # noqa: E402
 
 VOCAB, HIDDEN, WIDTH = 201_088, 2880, 256

@@ -108,9 +108,8 @@ def _draw_topics(
     run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
 ) -> tuple[dict[str, bytes], list[list[str]]]:
     from nmoe_core.curate.topics.calibrate_k import CANDIDATES, calibrate_k
-    from nmoe_core.curate.topics.clusters import flat_projection
+    from nmoe_core.curate.topics.clusters import flat_projection, typical_terms
     from nmoe_core.curate.topics.model import nearest_topics
-    from nmoe_core.curate.topics.terms import typical_terms
     from nmoe_core.plots import cloud_plot, k_plot
 
     seed = run.loader.seed

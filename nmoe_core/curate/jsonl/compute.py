@@ -28,10 +28,15 @@ from nmoe_core.curate.jsonl.record_embeddings import (
 from nmoe_core.curate.jsonl.records import JsonlInput, OnError, scan_jsonl
 from nmoe_core.curate.order import ORDERS, arrange
 from nmoe_core.curate.shards.planning import AUTO, CurateSettings, plan_order
-from nmoe_core.curate.topics.clusters import Clusters, Drift, fit_clusters, load_clusters
-from nmoe_core.curate.topics.embed import DEFAULT_WIDTH, EmbeddingTable
-from nmoe_core.curate.topics.embedding_table import table_shape
-from nmoe_core.curate.topics.terms import sample_records, typical_terms
+from nmoe_core.curate.topics.clusters import (
+    Clusters,
+    Drift,
+    fit_clusters,
+    load_clusters,
+    sample_records,
+    typical_terms,
+)
+from nmoe_core.curate.topics.embed import DEFAULT_WIDTH, EmbeddingTable, table_shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from nmoe_core.curate.jsonl.record_embeddings import (
     silent,
 )
 from nmoe_core.curate.jsonl.records import JsonlInput, OnError, scan_jsonl
-from nmoe_core.curate.topics.embedding_table import table_shape
+from nmoe_core.curate.topics.embed import table_shape
 
 METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from nmoe_core.base.atomic import atomic_file, fsync_dir, output_lock, replacing
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import is_current, seal_summary, sha256_file, sha256_json
 from nmoe_core.base.result import Result
-from nmoe_core.config.tree import TOPICS_NAME, ShardPaths, Tree
+from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.order.spacing import PLASTIC
 from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
 from nmoe_core.curate.topics.model import (
@@ -28,16 +27,13 @@ from nmoe_core.curate.topics.model import (
     fit_centroids,
     load_topic_model,
     nearest_topics,
-    save_topic_model,
+    save_tensors,
 )
 from nmoe_core.shards.documents import ShardFile, open_entry, shard_files
 from nmoe_core.shards.manifest import documents_digest
 
 SUMMARY_NAME = "summary.json"
 ASSIGN_CODE = "topics/1"
-DEFAULT_NUM_TOPICS = 30
-DEFAULT_SEED = 42
-DEFAULT_SAMPLE_DOCUMENTS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +44,9 @@ class TopicSettings:
         CurationError: A number is out of range (E-CURATION-TOPICS).
     """
 
-    num_topics: int = DEFAULT_NUM_TOPICS
-    seed: int = DEFAULT_SEED
-    sample_documents: int = DEFAULT_SAMPLE_DOCUMENTS
+    num_topics: int = 30
+    seed: int = 42
+    sample_documents: int = 65_536
 
     def __post_init__(self) -> None:
         if not 2 <= self.num_topics <= MAX_TOPICS or self.sample_documents < self.num_topics:
@@ -88,7 +84,15 @@ def fit_topic_model(
         changed = not path.exists() or load_topic_model(path).header["fingerprints"] != fingerprints
         if changed:
             rows = _sample(tree, manifests, table, settings)
-            _check_enough(len(rows), settings.num_topics, sources)
+            if len(rows) < settings.num_topics:
+                raise CurationError(
+                    "fewer documents with text than topics",
+                    where=", ".join(sources),
+                    found=f"{len(rows)} documents",
+                    expected=f"at least {settings.num_topics}",
+                    do="lower num_topics, or prepare more documents",
+                    code="E-CURATION-TOPICS",
+                )
             centroids = fit_centroids(rows, settings.num_topics, settings.seed)
             counts = _count(nearest_topics(rows, centroids), settings.num_topics)
             header = {
@@ -102,7 +106,7 @@ def fit_topic_model(
                 "num_sampled": len(rows),
                 "count_per_topic": counts,
             }
-            save_topic_model(path, centroids, header)
+            save_tensors(path, {"centroids": centroids}, header)
         model = load_topic_model(path)
     counts = model.header["count_per_topic"]
     facts = {
@@ -124,7 +128,15 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             embedding is not finite (E-CURATION-EMBEDDING).
         FormatError: The shard is missing or broken.
     """
-    _check_backbone(table, model, f"{shard.source} {shard.name}")
+    if table.backbone != model.header["backbone"]:
+        raise CurationError(
+            "topic model was fitted on another backbone",
+            where=f"{shard.source} {shard.name}",
+            found=table.backbone,
+            expected=model.header["backbone"],
+            do="fit the topic model again, or use its backbone",
+            code="E-CURATION-BACKBONE",
+        )
     manifest = load_manifest(shard.manifest)
     fingerprints = {
         "code": ASSIGN_CODE,
@@ -133,13 +145,17 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
     }
     summary_path = shard.with_topics / SUMMARY_NAME
     with output_lock(shard.with_topics):
-        changed = not (is_current(summary_path, fingerprints) and _is_whole(summary_path))
+        changed = not is_current(summary_path, fingerprints) or not _is_whole(shard)
         if changed:
             files = shard_files(shard.tree.data, manifest)
             blocks = (b for f in files for b in embed_documents(f.tokens, f.spans, table))
             labels = [nearest_topics(block, model.centroids) for block in blocks]
             topics = np.concatenate([np.empty(0, np.uint16), *labels])
-            _commit_topics(summary_path, topics)
+            # The old summary goes first: were the run killed here, it would vouch for new labels.
+            summary_path.unlink(missing_ok=True)
+            fsync_dir(summary_path.parent)
+            with atomic_file(shard.topics) as file:
+                np.save(file, topics)
             summary = {
                 "source": shard.source,
                 "shard": shard.name,
@@ -191,43 +207,10 @@ def _sample(
     return rows[rows.any(axis=1)]
 
 
-def _is_whole(summary_path: Path) -> bool:
-    topics = summary_path.with_name(TOPICS_NAME)
-    checksum = read_json_object(summary_path)["topics_checksum"]
-    return topics.is_file() and sha256_file(topics) == checksum
-
-
-def _commit_topics(summary_path: Path, topics: np.ndarray) -> None:
-    # The old summary goes first: were the run killed here, it would vouch for the new labels.
-    summary_path.unlink(missing_ok=True)
-    fsync_dir(summary_path.parent)
-    with atomic_file(summary_path.with_name(TOPICS_NAME)) as file:
-        np.save(file, topics)
+def _is_whole(shard: ShardPaths) -> bool:
+    checksum = read_json_object(shard.with_topics / SUMMARY_NAME)["topics_checksum"]
+    return shard.topics.is_file() and sha256_file(shard.topics) == checksum
 
 
 def _count(topics: np.ndarray, num_topics: int) -> list[int]:
     return np.bincount(topics, minlength=num_topics).tolist()
-
-
-def _check_enough(num_documents: int, num_topics: int, sources: list[str]) -> None:
-    if num_documents < num_topics:
-        raise CurationError(
-            "fewer documents with text than topics",
-            where=", ".join(sources),
-            found=f"{num_documents} documents",
-            expected=f"at least {num_topics}",
-            do="lower num_topics, or prepare more documents",
-            code="E-CURATION-TOPICS",
-        )
-
-
-def _check_backbone(table: EmbeddingTable, model: TopicModel, where: str) -> None:
-    if table.backbone != model.header["backbone"]:
-        raise CurationError(
-            "topic model was fitted on another backbone",
-            where=where,
-            found=table.backbone,
-            expected=model.header["backbone"],
-            do="fit the topic model again, or use its backbone",
-            code="E-CURATION-BACKBONE",
-        )

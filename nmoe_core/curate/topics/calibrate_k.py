@@ -26,17 +26,14 @@ _PEAK_FROM_K = 10
 
 @dataclass(frozen=True, slots=True)
 class KResult:
-    """One k: cosine silhouette of the sample, cluster sizes, and the share of k in a mean window.
-
-    `reachable` is the ceiling of distinct clusters in a window of `seq_len` tokens, over k.
-    """
+    """One k: how well the clusters separate, their sizes, and what windows can hold of them."""
 
     k: int
-    silhouette: float
+    silhouette: float  # cosine, of the sample
     smallest: int
     median: float
     largest: int
-    reachable: float
+    reachable: float  # ceiling of distinct clusters in a window of `seq_len` tokens, over k
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +49,7 @@ class Calibration:
         return asdict(self)
 
 
-def calibrate_k(
-    rows: np.ndarray,
-    doc_tokens: np.ndarray,
-    seq_len: int,
-    seed: int,
-    candidates: tuple[int, ...] = CANDIDATES,
-) -> Calibration:
+def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: int) -> Calibration:
     """Fit each k below the number of rows and measure it.
 
     Args:
@@ -66,18 +57,17 @@ def calibrate_k(
         doc_tokens: int `[N]`, at least 1 each.
         seq_len: Tokens of a window.
         seed: Of the sample and the fits.
-        candidates: Ascending numbers of clusters.
 
     Raises:
         CurationError: No candidate is below the number of rows with text (E-CURATION-TOPICS).
     """
     with_text = np.flatnonzero(rows.any(axis=1))
-    usable = [k for k in candidates if 2 <= k < len(with_text)]
+    usable = [k for k in CANDIDATES if k < len(with_text)]
     if not usable:
         raise CurationError(
             "too few records with text to choose a number of clusters",
             found=len(with_text),
-            expected=f"more than {candidates[0]}",
+            expected=f"more than {CANDIDATES[0]}",
             code="E-CURATION-TOPICS",
         )
     sample = with_text[sample_rows(len(with_text), SAMPLE_ROWS, seed)]
@@ -87,16 +77,9 @@ def calibrate_k(
         labels = nearest_topics(rows, fit_centroids(rows[with_text], k, seed)).astype(np.int64)
         sizes = np.bincount(labels, minlength=k)
         ceiling = diversity_ceiling(labels, doc_tokens, seq_len, "concat")
-        results.append(
-            KResult(
-                k=k,
-                silhouette=silhouette(distances, labels[sample]),
-                smallest=int(sizes.min()),
-                median=float(np.median(sizes)),
-                largest=int(sizes.max()),
-                reachable=ceiling / k,
-            )
-        )
+        spread = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
+        separation = silhouette(distances, labels[sample])
+        results.append(KResult(k, separation, *spread, reachable=ceiling / k))
     return Calibration(tuple(results), rule_within_5pct(results), rule_reachable(results))
 
 

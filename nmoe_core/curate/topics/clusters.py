@@ -4,11 +4,16 @@ New records are assigned to the frozen centroids, so labels of old ones do not c
 are appended. Drift is measured on each use: the total variation between the cluster shares now and
 at the fit, and how much the mean distance to the nearest centroid has grown. Past a limit the
 clusters are fitted again under the next version number. The projection (PCA) is frozen with them.
+Clusters are named by the words most typical of each, of a bounded sample of records.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +38,9 @@ MAX_DISTANCE_GROWTH = 1.1
 _PCA_ROWS, _UMAP_ROWS = 50_000, 50_000
 _UMAP_WIDTH = 50
 _BLOCK_ROWS = 65_536
+MAX_NAMED = 20_000  # records of which words are counted
+_MAX_CHARS, _MAX_SHARE, _NUM_TERMS = 20_000, 0.2, 4
+_WORD = re.compile(r"[^\W\d_]{3,24}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +58,12 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Frozen clusters.
+    """Frozen clusters."""
 
-    Attributes:
-        centroids: float32 `[K, D]`, the mean of each cluster.
-        mean: float32 `[W]`, subtracted before `axes`; empty without PCA.
-        axes: float32 `[D, W]`, principal components; empty without PCA.
-        header: Settings, version, and what was measured at the fit.
-    """
-
-    centroids: np.ndarray
-    mean: np.ndarray
-    axes: np.ndarray
-    header: dict[str, Any]
+    centroids: np.ndarray  # the mean of each cluster: float32 [K, D]
+    mean: np.ndarray  # subtracted before `axes`: float32 [W]; empty without PCA
+    axes: np.ndarray  # principal components: float32 [D, W]; empty without PCA
+    header: dict[str, Any]  # settings, version, and what was measured at the fit
 
     def project(self, embeddings: np.ndarray) -> np.ndarray:
         """Unit rows in the space of the centroids: float32 `[N, D]`; zero rows stay zero."""
@@ -177,13 +178,8 @@ def flat_projection(
     UMAP (McInnes et al. 2018; 15 neighbours, after PCA to 50) is fitted on at most 50,000 rows and
     takes minutes there; its other rows are placed by the fit.
 
-    Args:
-        rows: float32 `[N, D]`.
-        seed: Of the fits.
-        method: Default: `umap` if the library is there, else `pca`.
-
     Returns:
-        float32 `[N, 2]` and the method.
+        float32 `[N, 2]` and the method; by default `umap` if the library is there, else `pca`.
     """
     method = method or ("umap" if find_spec("umap") else "pca")
     width = min(2 if method == "pca" else _UMAP_WIDTH, rows.shape[1], len(rows) - 1)
@@ -230,3 +226,45 @@ def load_clusters(path: Path) -> Clusters:
     do = "delete it: the clusters are fitted again"
     tensors, header = load_tensors(path, CLUSTERS_FORMAT, ("centroids", "mean", "axes"), do)
     return Clusters(**tensors, header=header)
+
+
+def sample_records(num_records: int) -> np.ndarray:
+    """At most `MAX_NAMED` record numbers, evenly spaced, ascending."""
+    return np.unique(np.linspace(0, num_records - 1, min(num_records, MAX_NAMED)).astype(int))
+
+
+def typical_terms(texts: Iterable[str], labels: np.ndarray, num_clusters: int) -> list[list[str]]:
+    """The most typical words of each cluster, best first; fewer where a cluster has few words.
+
+    A word's score is p log(p / q): p the share of the cluster's records that hold it, q the share
+    of all (its part of the Kullback-Leibler divergence). Words of more than a fifth of the records
+    name no cluster.
+
+    Args:
+        texts: Sampled texts, of which the beginnings count.
+        labels: Cluster of each.
+        num_clusters: K.
+    """
+    counts: list[Counter[str]] = [Counter() for _ in range(num_clusters)]
+    for text, label in zip(texts, labels.tolist()):
+        counts[label].update(set(_WORD.findall(text[:_MAX_CHARS].lower())))
+    everywhere: Counter[str] = Counter()
+    for words in counts:
+        everywhere.update(words)
+    sizes = np.bincount(labels, minlength=num_clusters).tolist()
+    return [_best(words, size, everywhere, len(labels)) for words, size in zip(counts, sizes)]
+
+
+def _best(words: Counter[str], size: int, everywhere: Counter[str], num_records: int) -> list[str]:
+    scores = {
+        word: count / size * math.log(count / size * num_records / everywhere[word])
+        for word, count in words.items()
+        if everywhere[word] <= max(_MAX_SHARE * num_records, size)
+    }
+    ranked = sorted(scores, key=lambda word: (-scores[word], word))
+    chosen: list[str] = []
+    for word in ranked[: 10 * _NUM_TERMS]:
+        # "returns" adds no meaning to "return".
+        if not any(word[:5] == other[:5] for other in chosen):
+            chosen.append(word)
+    return chosen[:_NUM_TERMS]

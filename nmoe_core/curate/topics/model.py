@@ -28,17 +28,11 @@ _MAX_STARTS = 10
 
 @dataclass(frozen=True, slots=True)
 class TopicModel:
-    """A committed topic model.
+    """A committed topic model."""
 
-    Attributes:
-        centroids: float32 `[num_topics, hidden]`, the mean of each topic.
-        digest: SHA-256 of the file.
-        header: Format, settings, counts of the sample, fingerprints.
-    """
-
-    centroids: np.ndarray
-    digest: str
-    header: dict[str, Any]
+    centroids: np.ndarray  # the mean of each topic: float32 [num_topics, hidden]
+    digest: str  # SHA-256 of the file
+    header: dict[str, Any]  # format, settings, counts of the sample, fingerprints
 
 
 def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
@@ -48,30 +42,29 @@ def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
 
 
 def fit_centroids(embeddings: np.ndarray, num_topics: int, seed: int) -> np.ndarray:
-    """Cluster unit rows; return the means of the clusters, float32 `[num_topics, D]`.
+    """Cluster unit rows `[N, D]`; return the means of the clusters, float32 `[num_topics, D]`.
 
     k-means over `FIRST_ROWS` random rows gives the start; mini-batch steps over up to
     `STREAMED_ROWS` others, in random order, refine it (Sculley 2010): more would move the means by
     less than their error. Rows are gathered batch by batch, so `embeddings` may be a mapped file:
     memory is one batch.
-
-    Args:
-        embeddings: float32 `[N, D]`, N >= num_topics.
-        num_topics: Clusters.
-        seed: Of the row order and the initial centroids.
     """
     from sklearn.cluster import KMeans, MiniBatchKMeans
+    from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
     # A legacy generator: NumPy keeps its stream the same over versions.
     shuffled = np.random.RandomState(seed).permutation(len(embeddings))
-    with threadpool_limits(limits=1):  # sums over threads would differ from run to run
+    # Sums over threads would differ from run to run.
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        # Fewer distinct rows than clusters: some centroids coincide and stay empty.
+        warnings.simplefilter("ignore", ConvergenceWarning)
         is_whole = len(embeddings) <= FIRST_ROWS  # then several starts are affordable
         first = np.asarray(embeddings[np.sort(shuffled[:FIRST_ROWS])])
         # The stubs of scikit-learn know only n_init="auto".
         num_starts = min(_MAX_STARTS, 3 * FIRST_ROWS // len(first)) if is_whole else 1
         start: Any = KMeans(num_topics, random_state=seed, n_init=num_starts)  # pyright: ignore[reportArgumentType]
-        centers = _without_warnings(start, first)
+        centers = start.fit(first).cluster_centers_
         if not is_whole:
             stream: Any = MiniBatchKMeans(
                 num_topics,
@@ -85,15 +78,6 @@ def fit_centroids(embeddings: np.ndarray, num_topics: int, seed: int) -> np.ndar
                 stream.partial_fit(embeddings[np.sort(shuffled[at : at + BATCH_ROWS])])
             centers = stream.cluster_centers_
     return np.ascontiguousarray(centers, np.float32)
-
-
-def _without_warnings(kmeans: Any, rows: np.ndarray) -> np.ndarray:
-    from sklearn.exceptions import ConvergenceWarning
-
-    with warnings.catch_warnings():
-        # Fewer distinct rows than clusters: some centroids coincide and stay empty.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return kmeans.fit(rows).cluster_centers_
 
 
 def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
@@ -123,11 +107,6 @@ def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     return topics.astype(np.uint16)
 
 
-def save_topic_model(path: Path, centroids: np.ndarray, header: dict[str, Any]) -> None:
-    """Commit centroids and header; the same arguments give the same bytes."""
-    save_tensors(path, {"centroids": centroids}, header)
-
-
 def load_topic_model(path: Path) -> TopicModel:
     """Read a topic model.
 
@@ -152,13 +131,7 @@ def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, A
 def load_tensors(
     path: Path, expected_format: str, names: tuple[str, ...], do: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Finite float32 matrices and the header of a file that `save_tensors` wrote.
-
-    Args:
-        path: The file.
-        expected_format: `format` of its header.
-        names: Of the tensors; `mean` is a vector.
-        do: What the user should do about a file that cannot be used.
+    """Finite float32 matrices (`mean` is a vector) and header of a file of `save_tensors`.
 
     Raises:
         CurationError: The file is missing, or is none of this format (E-CURATION-MODEL).

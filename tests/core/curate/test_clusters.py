@@ -7,13 +7,13 @@ import pytest
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 
-from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.diversity.compare import (
     compare_embeddings,
     linear_cka,
     neighbour_overlap,
     verdict,
 )
+from nmoe_core.curate.topics import calibrate_k as calibrate
 from nmoe_core.curate.topics import model as topic_model
 from nmoe_core.curate.topics.calibrate_k import (
     KResult,
@@ -39,13 +39,17 @@ def planted(num_rows: int, num_groups: int, width: int = 16, noise: float = 0.25
 
 
 @pytest.mark.parametrize(("first_rows", "least"), [(400, 0.75), (10_000, 0.95)])
-def test_streamed_and_whole_fits_find_planted_groups_in_sorted_rows(monkeypatch, first_rows, least):
+def test_streamed_and_whole_fits_find_planted_groups_in_sorted_rows(
+    monkeypatch, tmp_path, first_rows, least
+):
     monkeypatch.setattr(topic_model, "FIRST_ROWS", first_rows)
     monkeypatch.setattr(topic_model, "BATCH_ROWS", 256)
     rows, group = planted(4000, 8)
     centroids = fit_centroids(rows, 8, 1)
     assert adjusted_rand_score(group, nearest_topics(rows, centroids)) > least
-    assert fit_centroids(rows, 8, 1).tobytes() == centroids.tobytes()
+    np.save(tmp_path / "rows.npy", rows)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert fit_centroids(mapped, 8, 1).tobytes() == centroids.tobytes()
 
 
 def test_a_stream_is_within_half_a_percent_of_the_published_inertia(monkeypatch):
@@ -63,34 +67,23 @@ def inertia(rows: np.ndarray, labels: np.ndarray) -> float:
     )
 
 
-def test_rows_from_a_file_give_the_same_centroids(tmp_path: Path):
-    rows, _ = planted(500, 5)
-    np.save(tmp_path / "rows.npy", rows)
-    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    assert fit_centroids(mapped, 5, 0).tobytes() == fit_centroids(rows, 5, 0).tobytes()
-
-
-def test_appended_records_keep_old_labels_and_show_no_drift():
-    rows, _ = planted(2000, 6)
-    clusters = fit_clusters(rows[::2], 6, 0)
-    labels, _ = clusters.assign(clusters.project(rows[::2]))
-    more, distance = clusters.assign(clusters.project(rows))
-    assert np.array_equal(more[::2], labels)
-    drift = clusters.drift(more, distance)
-    assert not drift.is_large
-    assert drift.share_tv < 0.05
-
-
-def test_a_new_topic_and_skewed_shares_are_drift():
+def test_drift_is_what_new_topics_and_skewed_shares_are_and_appended_records_are_not():
     rows, group = planted(2000, 6, noise=0.1)
+    clusters = fit_clusters(rows[::2], 6, 0)
+    labels, distance = clusters.assign(clusters.project(rows))
+    assert np.array_equal(labels[::2], clusters.assign(clusters.project(rows[::2]))[0])
+    more = clusters.drift(labels, distance)
+    assert not more.is_large
+    assert more.share_tv < 0.05
     clusters = fit_clusters(rows[group < 5], 5, 0)
-    found = clusters.drift(*clusters.assign(clusters.project(rows)))
-    assert found.distance_ratio > 1.1
-    assert found.is_large
-    skewed = rows[group == 0]
-    assert clusters.drift(*clusters.assign(clusters.project(skewed))).share_tv > 0.5
-    unchanged = clusters.drift(*clusters.assign(clusters.project(rows[group < 5])))
-    assert (unchanged.share_tv, unchanged.distance_ratio) == (0, 1)
+    new, skewed, same = (
+        clusters.drift(*clusters.assign(clusters.project(part)))
+        for part in (rows, rows[group == 0], rows[group < 5])
+    )
+    assert new.distance_ratio > 1.1
+    assert new.is_large
+    assert skewed.share_tv > 0.5
+    assert (same.share_tv, same.distance_ratio) == (0, 1)
 
 
 def test_saved_clusters_are_the_same_clusters(tmp_path: Path):
@@ -99,10 +92,9 @@ def test_saved_clusters_are_the_same_clusters(tmp_path: Path):
     save_clusters(tmp_path / "c.safetensors", clusters)
     read = load_clusters(tmp_path / "c.safetensors")
     assert read.header == clusters.header
-    assert read.project(rows).tobytes() == clusters.project(rows).tobytes()
-    assert np.array_equal(
-        read.assign(read.project(rows))[0], clusters.assign(clusters.project(rows))[0]
-    )
+    flat = clusters.project(rows)
+    assert read.project(rows).tobytes() == flat.tobytes()
+    assert np.array_equal(read.assign(flat)[0], clusters.assign(flat)[0])
     (tmp_path / "c.safetensors").write_bytes(b"no")
     with refused("E-CURATION-MODEL"):
         load_clusters(tmp_path / "c.safetensors")
@@ -143,10 +135,11 @@ def test_the_silhouette_is_that_of_scikit_learn(num_clusters: int):
     assert silhouette(cosine_distances(rows), labels) == pytest.approx(expected, abs=1e-6)
 
 
-def test_planted_groups_are_recommended():
+def test_planted_groups_are_recommended(monkeypatch):
     rows, _ = planted(3000, 8, noise=0.15)
     tokens = np.full(3000, 100)
-    found = calibrate_k(rows, tokens, 4000, 0, candidates=(2, 4, 8, 16, 32))
+    monkeypatch.setattr(calibrate, "CANDIDATES", (2, 4, 8, 16, 32))
+    found = calibrate_k(rows, tokens, 4000, 0)
     assert found.within_5pct == 8
     assert found.reachable == 16  # still above 70 % of the peak, and windows hold all of them
     assert max(found.results, key=lambda r: r.silhouette).k == 8
@@ -157,21 +150,22 @@ def result(k: int, silhouette: float, reachable: float = 1.0) -> KResult:
     return KResult(k, silhouette, 1, 1.0, 1, reachable)
 
 
-def test_the_published_rule_on_the_published_table_gives_ten():
-    table = {10: 0.307, 20: 0.235, 30: 0.234, 40: 0.215, 50: 0.214, 100: 0.152}
-    assert rule_within_5pct([result(k, s) for k, s in table.items()]) == 10
+PUBLISHED = {10: 0.307, 20: 0.235, 30: 0.234, 40: 0.215, 50: 0.214, 100: 0.152}
 
 
-def test_a_peak_below_zero_has_a_recommendation_too():
-    results = [result(5, -0.10), result(10, -0.104), result(20, -0.3)]
-    assert rule_within_5pct(results) == 10
-    assert rule_reachable(results) == 10
-
-
-def test_the_reachable_rule_takes_the_largest_k_that_windows_can_hold():
-    results = [result(5, 0.5), result(10, 0.2), result(15, 0.19, 0.96), result(20, 0.2, 0.8)]
-    assert rule_reachable(results) == 15
-    assert rule_reachable([result(5, 0.5, 0.4)]) is None
+@pytest.mark.parametrize(
+    ("results", "within_5pct", "reachable"),
+    [
+        ([result(k, s) for k, s in PUBLISHED.items()], 10, 40),
+        ([result(5, -0.10), result(10, -0.104), result(20, -0.3)], 10, 10),
+        ([result(5, 0.5), result(10, 0.2), result(15, 0.19, 0.96), result(20, 0.2, 0.8)], 5, 15),
+        ([result(5, 0.5, 0.4)], 5, None),
+    ],
+    ids=["published table", "peak below zero", "what windows can hold", "none"],
+)
+def test_the_two_rules_recommend_a_number_of_clusters(results, within_5pct, reachable):
+    assert rule_within_5pct(results) == within_5pct
+    assert rule_reachable(results) == reachable
 
 
 def test_identical_spaces_agree_and_independent_ones_do_not():
@@ -199,16 +193,12 @@ def test_rows_that_are_missing_in_one_space_are_left_out():
     deep = rows.copy()
     deep[3], deep[7] = np.nan, 0
     assert compare_embeddings(rows, deep, 4, 0).comparison.num_records == 98
-    with pytest.raises(CurationError, match="same records"):
+    with refused("E-CURATION-EMBEDDING", "same records"):
         compare_embeddings(rows, rows[:-1], 4, 0)
-    with pytest.raises(CurationError, match="fewer"):
+    with refused("E-CURATION-TOPICS", "fewer"):
         compare_embeddings(rows[:4], rows[:4], 4, 0)
 
 
 def test_the_verdict_has_the_published_bands():
-    assert [verdict(x) for x in (0.29, 0.3, 0.7, 0.71)] == [
-        "different",
-        "moderate",
-        "moderate",
-        "redundant",
-    ]
+    found = [verdict(x) for x in (0.29, 0.3, 0.7, 0.71)]
+    assert found == ["different", "moderate", "moderate", "redundant"]

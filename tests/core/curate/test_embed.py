@@ -11,8 +11,13 @@ from safetensors.torch import save_file
 
 from nmoe_core.base.errors import CheckpointError, CurationError
 from nmoe_core.curate.topics import embed
-from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
-from nmoe_core.curate.topics.embedding_table import projection, read_table, table_digest
+from nmoe_core.curate.topics.embed import (
+    EmbeddingTable,
+    embed_documents,
+    projection,
+    read_table,
+    table_digest,
+)
 from tests.refusals import refused
 
 EOS = 49

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.jsonl.output import JsonlPaths
 from nmoe_core.curate.jsonl.records import scan_jsonl, write_records, write_set_aside
-from nmoe_core.curate.topics.terms import typical_terms
+from nmoe_core.curate.topics.clusters import typical_terms
 from tests.refusals import refused
 
 RECORDS = st.dictionaries(st.sampled_from(["id", "x"]), st.integers() | st.text(), max_size=2)

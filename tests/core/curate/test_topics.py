@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nmoe_core.base.result import Result
 from nmoe_core.curate.shards.inputs import load_topics
 from nmoe_core.curate.topics.embed import EmbeddingTable
-from nmoe_core.curate.topics.model import load_topic_model, nearest_topics, save_topic_model
+from nmoe_core.curate.topics.model import load_topic_model, nearest_topics, save_tensors
 from nmoe_core.shards.manifest import documents_digest
 from tests.core.curate.corpus import shard_manifest
 from tests.refusals import refused
@@ -174,7 +174,7 @@ def test_a_file_that_is_no_topic_model_is_refused(tmp_path: Path, damage: str):
     centroids = np.full((2, 3), np.nan if damage == "nan" else 1.0, np.float32)
     if damage != "missing":
         header = {"format": "other/1" if damage == "foreign" else "topic-model/2"}
-        save_topic_model(path, centroids, header)
+        save_tensors(path, {"centroids": centroids}, header)
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-1])
     with refused("E-CURATION-MODEL"):
