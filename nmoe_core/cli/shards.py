@@ -139,18 +139,19 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     """Exit 1 if any file has an issue, or coverage is too low."""
     if arguments.manifest is not None:
         manifest = _manifest(arguments.manifest)
-        files, vocab_size = files_of_manifest(manifest), manifest.vocab_size
+        seen, vocab_size = files_of_manifest(manifest), manifest.vocab_size
         eos_token_id, tokenizer = manifest.eos_token_id, manifest.tokenizer
     else:
-        files, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
+        seen, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
         eos_token_id, tokenizer = _DEFAULT_EOS_TOKEN_ID, DEFAULT_TOKENIZER
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
     if not arguments.all:
-        files = files[: arguments.num_shards]
+        seen = seen[: arguments.num_shards]
     is_counted = arguments.stats or arguments.min_coverage is not None
     counts = np.zeros(vocab_size, np.int64) if is_counted else None
-    seen = [inspect_file(file, eos_token_id, vocab_size, counts) for file in files]
+    for file in seen:
+        inspect_file(file, eos_token_id, vocab_size, counts)
     issues = {str(s.path): s.issues() for s in seen if s.issues()}
     stats = None if counts is None else token_statistics(counts)
     if stats is not None and stats["vocab_coverage"] < (arguments.min_coverage or 0):

@@ -29,16 +29,12 @@ _FIRST_INTERVAL_S = 0.25
 _LOST_SHARE = 0.02
 # Syncing may take longer than the interval on a slow disk: then it takes this share of the time.
 _MAX_SHARE = 0.5
-_Entry = Callable[[], dict[str, Any]]
-_Flush = Callable[[], list[int]]
+_Entry = Callable[[], dict[str, Any]]  # gives the state
+_Flush = Callable[[], list[int]]  # hands files to the system; duplicate descriptors, to be synced
 
 
 class Journal:
-    """The journal of one split.
-
-    Args:
-        split_dir: `{data_root}/{source}/{split}`.
-    """
+    """The journal of one split, whose directory is `{data_root}/{source}/{split}`."""
 
     def __init__(self, split_dir: Path) -> None:
         self.directory = split_dir / STAGING_NAME
@@ -56,15 +52,8 @@ class Journal:
         """
         return read_sealed(self._path)
 
-    def commit_if_due(
-        self, entry: Callable[[], dict[str, Any]], flush: Callable[[], list[int]]
-    ) -> None:
-        """Start to commit the present state, unless the last commit was a moment ago.
-
-        Args:
-            entry: Gives the state.
-            flush: Hands all files to the system; gives duplicate descriptors of them to sync.
-        """
+    def commit_if_due(self, entry: _Entry, flush: _Flush) -> None:
+        """Start to commit the present state, unless the last commit was a moment ago."""
         if time.monotonic() < self._next_s or (self._thread and self._thread.is_alive()):
             return
         self.wait()

@@ -7,8 +7,6 @@ are views on `{data_root}/{source}/{split}`, never copies.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from loader.plan.mixture import Stage, quotas, resolve_stages
 from loader.plan.tables import read_toml
@@ -31,7 +29,6 @@ class SourcePlan:
 
     @property
     def name(self) -> str:
-        """Source name."""
         return self.spec.id
 
     @property
@@ -57,13 +54,9 @@ def run_sources(
     stage: str | None = None,
     max_tokens: str | int | None = None,
 ) -> list[SourcePlan]:
-    """The sources of the run in mixture order.
+    """The sources of the run in mixture order, or only those of `stage`.
 
-    Args:
-        run: The configuration.
-        flow: Flow profile; the configured one when None.
-        stage: Only this stage's sources.
-        max_tokens: Total over all sources; `[prep] max_tokens` when None.
+    `flow` and `max_tokens`, the total over all sources, are the configured ones when None.
 
     Raises:
         ConfigError: Unknown stage, or two stages define one source differently.
@@ -78,7 +71,9 @@ def run_sources(
     shares: dict[str, float] = {}
     for part in stages:
         total_weight = sum(source.weight for source in part.sources)
-        for spec in _specs(tables[part.mixture], mixture_toml, part.mixture):
+        for i, table in enumerate(tables[part.mixture]["sources"]):
+            where = f"{mixture_toml} [mixtures.{part.mixture}] source {i}"
+            spec = validate(SourceSpec, table, where)
             if specs.setdefault(spec.id, spec).reading_digest("") != spec.reading_digest(""):
                 raise ConfigError(
                     "two mixtures read one source differently", where=mixture_toml, found=spec.id
@@ -86,10 +81,12 @@ def run_sources(
         for source in part.sources:
             share = part.num_tokens * source.weight / total_weight
             shares[source.name] = shares.get(source.name, 0.0) + share
-    budget = _budget(run, stages, max_tokens)
     names = [name for name, share in shares.items() if share > 0]
-    if budget is None:
+    asked = run.config.prep.max_tokens if max_tokens is None else max_tokens
+    if asked == "all":
         return [SourcePlan(specs[name], None) for name in names]
+    whole_flow = sum(stage.num_tokens for stage in stages)
+    budget = whole_flow if asked == "flow" else parse_count(asked)
     parts = quotas(budget, [shares[name] for name in names])
     # A share too small for one token still takes a document: no source vanishes by rounding.
     return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
@@ -113,19 +110,3 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         eos_token_id=run.loader.eos_token_id,
         compute=config.compute.for_work(workers=prep.workers),
     )
-
-
-def _budget(run: Run, stages: list[Stage], max_tokens: str | int | None) -> int | None:
-    asked = run.config.prep.max_tokens if max_tokens is None else max_tokens
-    if asked == "all":
-        return None
-    if asked == "flow":
-        return sum(stage.num_tokens for stage in stages)
-    return parse_count(asked)
-
-
-def _specs(table: dict[str, Any], where: Path, mixture: str) -> list[SourceSpec]:
-    return [
-        validate(SourceSpec, source, f"{where} [mixtures.{mixture}] source {i}")
-        for i, source in enumerate(table["sources"])
-    ]

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,7 @@ class Counts:
 
 
 class Pass:
-    """State of a pass.
-
-    Args:
-        plan: What it reads and makes.
-        journal: Where the state is kept.
-        entry: State of the pass to go on from, as the journal gave it.
-    """
+    """A pass; `entry` is the state to go on from, as the journal gave it."""
 
     def __init__(self, plan: PassPlan, journal: Journal, entry: dict[str, Any] | None) -> None:
         self.plan, self.journal = plan, journal
@@ -115,8 +109,10 @@ class Pass:
         self._checksums: dict[int, list[str]] = {}
         try:
             for bucket in plan.wanted:
+                name, size = shard_dir_name(bucket), plan.settings.tokens_per_shard
+                final, staged = plan.split_dir / name, journal.directory / name
                 state = None if entry is None else entry["shards"][str(bucket)]
-                self.writers[bucket] = self._writer(bucket, state)
+                self.writers[bucket] = ShardWriter(final, plan.fmt, size, staged, state)
         except BaseException:
             self.suspend()
             raise
@@ -181,18 +177,14 @@ class Pass:
             made=list(self.plan.wanted),
         )
 
-    def _writer(self, bucket: int, state: Any) -> ShardWriter:
-        name, size = shard_dir_name(bucket), self.plan.settings.tokens_per_shard
-        staged = self.journal.directory / name
-        return ShardWriter(self.plan.split_dir / name, self.plan.fmt, size, staged, state)
-
     def _blocks(self) -> Iterator[Block]:
         if self.counts.is_complete:
-            return iter(())
-        return takewhile(self._is_needed, self.plan.split.source.blocks(self.counts.position))
-
-    def _is_needed(self, block: Block) -> bool:
-        return self.plan.rows.stop is None or block.start.row < self.plan.rows.stop
+            return
+        stop = self.plan.rows.stop
+        for block in self.plan.split.source.blocks(self.counts.position):
+            if stop is not None and block.start.row >= stop:
+                return
+            yield block
 
     def _append(self, block: TokenizedBlock) -> None:
         counts, columns, stop = self.counts, block.columns, len(block.columns.rows)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from loader.files.addresses import local_path
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
@@ -30,37 +30,24 @@ from nmoe_core.sources.spec import SourceSpec
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
-class SourceDescription(Protocol):
-    """What a pipeline reads."""
-
-    def table(self) -> dict[str, Any]:
-        """The keys of a mixture's source table that say how to read it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSource:
-    """A dataset of the hub, or a local directory of the same shape.
-
-    Args:
-        dataset: Hub id, or path of a directory.
-        split: A split or a slice of one: `train`, `train[:1%]`, `train[100:200]`.
-        subset: Configuration of the dataset.
-        streaming: Accepted as it is; a hub dataset is always read as a stream.
-        data_files: Files of the repository, globs.
-        revision: Commit, branch or tag; it is resolved to a commit once and that is read.
-        text_field: Field of the text.
-        id_field: Field of the ids; None numbers the rows.
-    """
+    """A dataset of the hub, or a local directory of the same shape."""
 
     dataset: str
+    """Hub id, or path of a directory."""
     split: str = "train"
+    """A split or a slice of one: `train`, `train[:1%]`, `train[100:200]`."""
     subset: str | None = None
     streaming: bool = True
+    """Accepted as it is; a hub dataset is always read as a stream."""
     data_files: str | Sequence[str] | None = None
+    """Files of the repository, globs."""
     revision: str | None = None
+    """Commit, branch or tag; it is resolved to a commit once and that is read."""
     text_field: str = "text"
     id_field: str | None = None
+    """None numbers the rows."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
@@ -79,19 +66,14 @@ class HuggingFaceSource:
 
 @dataclass(frozen=True, slots=True)
 class _FileSource:
-    """Files on this machine or in a store.
-
-    Args:
-        paths: Paths, globs or URLs (`/in/*.jsonl.zst`, `s3://bucket/{a,b}/**/*.parquet`).
-        text_field: Field or column of the text.
-        id_field: Field or column of the ids.
-        split: `train`, or a slice of all rows such as `train[:1%]`.
-    """
+    """Files on this machine or in a store."""
 
     paths: Paths
+    """Paths, globs or URLs (`/in/*.jsonl.zst`, `s3://bucket/{a,b}/**/*.parquet`)."""
     text_field: str = "text"
     id_field: str | None = None
     split: str = "train"
+    """`train`, or a slice of all rows such as `train[:1%]`."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
@@ -125,26 +107,20 @@ class ArrowSource(_FileSource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepConfig(PrepSettings):
-    """What decides the shards, and how many processes make them.
-
-    Args:
-        output_dir: The split's directory, which will hold `manifest.json`.
-        dataset_name: Source name: letters, digits and underscores.
-        num_workers: Processes; the bytes do not depend on it.
-        force: Make shards again that are there.
-
-    The others are those of `PrepSettings`: `version`, `tokenizer`, `vocab_size`, `eos_token_id`,
-    `num_shards`, `tokens_per_shard`, `min_doc_tokens`, `max_doc_tokens`, `max_tokens`, `on_error`,
-    `max_bad_share`, `engine`.
+    """What decides the shards (see `PrepSettings`), where they lie, and who makes them.
 
     Raises:
         ConfigError: A value is out of range.
     """
 
     output_dir: str | PathLike[str]
+    """The split's directory, which will hold `manifest.json`."""
     dataset_name: str
+    """Source name: letters, digits and underscores."""
     num_workers: int = 1
+    """Processes; the bytes do not depend on it."""
     force: bool = False
+    """Make shards again that are there."""
 
     def __post_init__(self) -> None:
         PrepSettings.__post_init__(self)
@@ -157,17 +133,17 @@ class PrepConfig(PrepSettings):
 class ParallelPrepPipeline:
     """Reads a source, tokenises it in `num_workers` processes and commits shards and manifest.
 
-    Args:
-        source: What to read.
-        config: What to make of it.
-        progress: Called after every block.
+    `progress` is called after every block.
 
     Raises:
         ConfigError: A key of the source does not fit its kind.
     """
 
     def __init__(
-        self, source: SourceDescription, config: PrepConfig, progress: Progress | None = None
+        self,
+        source: HuggingFaceSource | _FileSource,
+        config: PrepConfig,
+        progress: Progress | None = None,
     ) -> None:
         table = {
             "id": config.dataset_name,

@@ -16,20 +16,19 @@ _BAR_CELLS = 24
 
 @dataclass(frozen=True, slots=True)
 class PrepProgress:
-    """State of a pass after a block; an earlier run's work is counted in all but `seconds`.
-
-    `size_bytes` and `total_bytes` are of the source as it is stored; the total is None where it
-    is not known beforehand. `resumed_bytes` of them were done by an earlier run. `max_tokens` is
-    the budget that may end the pass sooner.
-    """
+    """State of a pass after a block; an earlier run's work is counted in all but `seconds`."""
 
     documents: int
     tokens: int
     size_bytes: int
+    """Of the source as it is stored."""
     total_bytes: int | None
+    """None where it is not known beforehand."""
     seconds: float
     resumed_bytes: int = 0
+    """Of `size_bytes`, what an earlier run did."""
     max_tokens: int | None = None
+    """Budget that may end the pass sooner."""
 
     @property
     def rate(self) -> float:
@@ -71,12 +70,9 @@ Progress = Callable[[PrepProgress], None]
 def progress_printer(
     name: str, stream: TextIO | None = None, log: Callable[[str], object] | None = None
 ) -> Iterator[Progress]:
-    """A callback that shows progress, and ends its line when the block ends.
+    """A callback that shows progress on standard error or `stream`: a bar if it is a terminal.
 
-    Args:
-        name: What is being prepared, at the front of every line.
-        stream: Where to print, standard error when None; a bar if it is a terminal.
-        log: Takes a plain line now and then instead, such as a logger's `info`.
+    Every line starts with `name`. A function `log` takes plain lines now and then instead.
     """
     out = stream or sys.stderr
     is_bar = log is None and out.isatty()
@@ -94,7 +90,8 @@ def progress_printer(
         if log is not None:
             log(text)
         elif is_bar:
-            text = f"{name} {_bar(progress.share)} {progress.line()}"
+            cells = "#" * round(_BAR_CELLS * (progress.share or 0.0))
+            text = f"{name} [{cells:.<{_BAR_CELLS}}] {progress.line()}"
             out.write("\r" + text.ljust(width))
             width = len(text)
         else:
@@ -108,11 +105,6 @@ def progress_printer(
         if width:
             out.write("\r" + " " * width + "\r")
             out.flush()
-
-
-def _bar(share: float | None) -> str:
-    filled = round(_BAR_CELLS * (share or 0.0))
-    return "[" + "#" * filled + "." * (_BAR_CELLS - filled) + "]"
 
 
 def _short(count: int) -> str:

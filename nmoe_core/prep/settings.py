@@ -30,45 +30,39 @@ _COUNTS = ("num_shards", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens",
 class PrepSettings:
     """Everything besides the source that decides the bytes of its shards; and how they are made.
 
-    Attributes:
-        name: Source name: letters, digits and underscores.
-        version: Part of the file names.
-        tokenizer: A tiktoken encoding.
-        num_shards: Buckets that documents are hashed into.
-        tokens_per_shard: Most tokens in one file.
-        min_doc_tokens: Shorter documents are left out.
-        max_doc_tokens: Longer documents are cut.
-        max_tokens: Total, EOS tokens included; prep stops after the document that reaches it. None
-            takes all.
-        on_error: `fail`, `skip` or `replace`, for records that cannot be read.
-        max_bad_share: Part of the records that `fail` leaves out and counts before it fails.
-        reading_digest: What the source's table says about reading.
-        vocab_size: Refused unless it is the tokenizer's.
-        eos_token_id: Refused unless it is the tokenizer's.
-        vocabulary: What manifests say in place of the tokenizer's own name, size and EOS.
-        engine: `quicktok`, `tiktoken` or `gigatoken`: same ids, other speed.
-        compute: Where blocks are tokenised; the bytes do not depend on it.
-
     Raises:
         ConfigError: A number is below 1.
     """
 
     name: str = ""
+    """Source name: letters, digits and underscores."""
     version: str = "v1"
+    """Part of the file names."""
     tokenizer: str = DEFAULT_TOKENIZER
     num_shards: int = 64
+    """Buckets that documents are hashed into."""
     tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
+    """Most tokens in one file."""
     min_doc_tokens: int = 10
+    """Shorter documents are left out."""
     max_doc_tokens: int = 1_000_000
+    """Longer documents are cut."""
     max_tokens: int | None = None
+    """Total, EOS tokens included; prep stops after the document that reaches it. None: all."""
     on_error: OnError = "fail"
     max_bad_share: float = 0.001
+    """Part of the records that `fail` leaves out and counts before it fails."""
     reading_digest: str = ""
+    """What the source's table says about reading."""
     vocab_size: int | None = None
+    """Refused unless it is the tokenizer's; so is `eos_token_id`."""
     eos_token_id: int | None = None
     engine: Engine = "quicktok"
+    """Same ids, other speed."""
     vocabulary: Vocabulary = _OWN
+    """What manifests say in place of the tokenizer's own name, size and EOS."""
     compute: ComputeTable = HERE
+    """Where blocks are tokenised; the bytes do not depend on it."""
 
     def __post_init__(self) -> None:
         for key in _COUNTS:
@@ -89,7 +83,7 @@ class PrepReport:
     num_tokens: int = 0
     num_text_bytes: int = 0
     documents_tokenized: int = 0
-    """Documents that this run tokenised."""
+    """By this run."""
     num_replaced: int = 0
     """Records with bytes that were replaced."""
     outcomes: Counter[str] = field(default_factory=Counter)

@@ -24,21 +24,18 @@ from nmoe_core.base.errors import FormatError
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One `.npy` file of a manifest with the spans of its documents.
-
-    Attributes:
-        source: First directory of `rel`.
-        rel: POSIX path relative to the data root.
-        tokens: uint32 `[num_tokens]`, mapped read-only.
-        spans: int64 `[num_documents, 2]`: start and end of each document, its EOS inside.
-        ids_path: The `.ids.jsonl` beside it; None in trees of other tools.
-    """
+    """One `.npy` file of a manifest with the spans of its documents."""
 
     source: str
+    """First directory of `rel`."""
     rel: str
+    """POSIX path relative to the data root."""
     tokens: np.ndarray
+    """uint32 `[num_tokens]`, mapped read-only."""
     spans: np.ndarray
+    """int64 `[num_documents, 2]`: start and end of each document, its EOS inside."""
     ids_path: Path | None
+    """The `.ids.jsonl` beside it; None in trees of other tools."""
 
     def doc_ids(self) -> Iterator[str]:
         """Document ids in index order."""
@@ -73,9 +70,8 @@ class ShardFile:
 def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
     """Open all files of a manifest in document order: files by path, as docid slices have them.
 
-    Args:
-        tree_root: Directory that document ids are relative to; it holds the manifest.
-        manifest: Of one shard directory, or of a whole split.
+    `tree_root` is the directory that document ids are relative to; it holds the manifest, which is
+    that of one shard directory or of a whole split.
 
     Raises:
         FormatError: A file, index or count is not what the manifest says (E-SHARD-..., E-INDEX-...)
@@ -147,11 +143,7 @@ def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 class DocumentReader:
-    """Reads the tokens of documents by id under one data root; keeps the last shard mapped.
-
-    Args:
-        data_root: Directory that document ids are relative to.
-    """
+    """Reads the tokens of documents by id under one data root; keeps the last shard mapped."""
 
     def __init__(self, data_root: Path) -> None:
         self.data_root = data_root
@@ -160,9 +152,7 @@ class DocumentReader:
     def tokens(self, doc_id: str | DocId, eos_token_id: int | None = None) -> np.ndarray:
         """Token ids of a document: uint32 `[length]`, a view of the mapped shard.
 
-        Args:
-            doc_id: The id, as text or parsed.
-            eos_token_id: When given, the span must end with this token, which is left out.
+        A span must end with `eos_token_id`, where it is given, which is then left out.
 
         Raises:
             FormatError: The id is malformed (E-DOCID), leads outside the data root
@@ -194,8 +184,6 @@ class DocumentReader:
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that gives text."""
-
     def decode(self, ids: np.ndarray) -> str: ...
 
 

@@ -21,25 +21,17 @@ def index_header(num_documents: int) -> bytes:
 def index_rows(start: int, num_tokens: np.ndarray) -> bytes:
     """Index rows of documents that follow each other from token `start`.
 
-    Args:
-        start: Tokens before the first document.
-        num_tokens: int64 `[documents]`: tokens of each, its EOS included.
+    `num_tokens` is int64 `[documents]`: tokens of each, its EOS included.
     """
     rows = np.empty((len(num_tokens), 2), "<u8")
-    ends = num_tokens.cumsum()
-    ends += start
-    rows[:, 1] = ends
-    rows[1:, 0] = ends[:-1]
+    rows[:, 1] = num_tokens.cumsum() + start
+    rows[1:, 0] = rows[:-1, 1]
     rows[:1, 0] = start
     return rows.tobytes()
 
 
 class IndexWriter:
-    """Collects document spans and writes an `.idx` file.
-
-    Args:
-        path: Where `finalize` writes.
-    """
+    """Collects document spans and writes an `.idx` file."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -68,12 +60,9 @@ class IndexWriter:
 def regenerate_index(
     shard: Path, eos_token_id: int, *, allow_tail: bool = False
 ) -> tuple[Path, int]:
-    """Rebuild the index of a shard from its EOS tokens; return its path and number of documents.
+    """Rebuild the index beside a shard from its EOS tokens; return its path and its documents.
 
-    Args:
-        shard: The `.npy` file; the index goes next to it.
-        eos_token_id: Token that ends every document.
-        allow_tail: Make a document of tokens after the last EOS instead of refusing them.
+    `allow_tail` makes a document of tokens after the last EOS instead of refusing them.
 
     Raises:
         FormatError: Not a shard, or tokens follow the last EOS (E-SHARD-TAIL).

@@ -25,24 +25,17 @@ _CONTEXT_TOKENS = 8
 _MAX_POSITIONS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedFile:
-    """One `.npy` file to look into; the count is None where neither manifest nor index gives it."""
+@dataclass(slots=True)
+class ShardInspection:
+    """What was seen in one `.npy` file; of positions, the first three."""
 
     path: Path
     num_documents: int | None
-
-
-@dataclass(slots=True)
-class ShardInspection:
-    """What was seen in one file; of positions, the first three."""
-
-    path: Path
+    """None where neither manifest nor index gives it."""
     num_tokens: int = 0
     num_eos: int = 0
     num_double_eos: int = 0
     double_eos: list[int] = field(default_factory=list)
-    num_documents: int | None = None
     num_out_of_vocabulary: int = 0
     out_of_vocabulary: list[int] = field(default_factory=list)
     is_terminated: bool = True
@@ -76,12 +69,12 @@ class ShardInspection:
         }
 
 
-def files_of_manifest(manifest: Manifest) -> list[InspectedFile]:
-    """The files a manifest lists."""
-    return [InspectedFile(manifest.shard_path(s), s.num_documents) for s in manifest.shards]
+def files_of_manifest(manifest: Manifest) -> list[ShardInspection]:
+    """The files a manifest lists, to be looked into."""
+    return [ShardInspection(manifest.shard_path(s), s.num_documents) for s in manifest.shards]
 
 
-def files_of_directory(directory: Path) -> list[InspectedFile]:
+def files_of_directory(directory: Path) -> list[ShardInspection]:
     """All `.npy` files below a directory; hidden ones, which may be half made, are left out.
 
     Raises:
@@ -94,26 +87,20 @@ def files_of_directory(directory: Path) -> list[InspectedFile]:
     )
     if not files:
         raise FormatError("no .npy file below it", where=directory, code="E-SHARD-MISSING")
-    return [InspectedFile(path, _indexed_documents(path.with_suffix(".idx"))) for path in files]
+    indexes = [path.with_suffix(".idx") for path in files]
+    counts = [IndexReader(index).num_docs if index.is_file() else None for index in indexes]
+    return list(map(ShardInspection, files, counts))
 
 
 def inspect_file(
-    file: InspectedFile, eos_token_id: int, vocab_size: int, counts: np.ndarray | None = None
-) -> ShardInspection:
-    """Look into one file.
-
-    Args:
-        file: The file.
-        eos_token_id: Token that ends documents.
-        vocab_size: Ids must be below it.
-        counts: int64 `[vocab_size]` that the file's token counts are added to.
-    """
-    seen = ShardInspection(file.path, num_documents=file.num_documents)
+    seen: ShardInspection, eos_token_id: int, vocab_size: int, counts: np.ndarray | None = None
+) -> None:
+    """Look into one file; its token counts are added to `counts`, int64 `[vocab_size]`."""
     try:
-        tokens = open_shard(file.path)
+        tokens = open_shard(seen.path)
     except FormatError as error:
         seen.unreadable = error
-        return seen
+        return
     seen.num_tokens = len(tokens)
     last_is_eos = False
     for start in range(0, len(tokens), CHUNK_TOKENS):
@@ -129,7 +116,6 @@ def inspect_file(
         if counts is not None:
             counts += np.bincount(chunk[~outside], minlength=vocab_size)
     seen.is_terminated = last_is_eos or not len(tokens)
-    return seen
 
 
 def token_statistics(counts: np.ndarray) -> dict[str, Any]:
@@ -179,7 +165,3 @@ def _note(positions: list[int], found: np.ndarray, start: int) -> int:
     places = np.flatnonzero(found)
     positions += (start + places[: _MAX_POSITIONS - len(positions)]).tolist()
     return len(places)
-
-
-def _indexed_documents(index: Path) -> int | None:
-    return IndexReader(index).num_docs if index.is_file() else None

@@ -18,7 +18,7 @@ from loader.files.sealed import sealed
 from loader.files.shard import INDEX_HEADER, read_npy_header
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints, first_difference, recorded, sha256_json
 from nmoe_core.config.tree import shard_dir_name
 
 PIPELINE_VERSION = "nmoe-data/1"
@@ -74,15 +74,21 @@ def combine_shards(
         FormatError: A shard has no manifest (E-MANIFEST-MISSING), or shards were made from
             different inputs (E-MANIFEST-MIXED).
     """
-    entries: list[dict[str, Any]] = []
-    parts = [
-        load_manifest(split_dir / shard_dir_name(bucket) / MANIFEST_NAME)
-        for bucket in range(num_buckets)
-    ]
-    _refuse_mixture(parts)
-    for part in parts:
-        entries += [entry_row(entry, part.path.parent.name) for entry in part.shards]
+    paths = [split_dir / shard_dir_name(bucket) / MANIFEST_NAME for bucket in range(num_buckets)]
+    parts = [load_manifest(path) for path in paths]
     fingerprints = parts[0].extra.get("fingerprints", {})
+    for part in parts[1:]:
+        other = part.extra.get("fingerprints", {})
+        if key := first_difference(other, fingerprints):
+            raise FormatError(
+                f"shards were made from different inputs: {key} differs",
+                where=part.path,
+                found=other.get(key),
+                expected=f"{fingerprints.get(key)} as in {parts[0].path.parent.name}",
+                do="make the older shards again",
+                code="E-MANIFEST-MIXED",
+            )
+    entries = [entry_row(entry, part.path.parent.name) for part in parts for entry in part.shards]
     return build_manifest(fmt, entries, fingerprints, source_info | {"num_buckets": num_buckets})
 
 
@@ -104,17 +110,8 @@ def documents_digest(manifest: Manifest) -> str:
     does not cover what the shards were made from: prep writes every manifest of a source again when
     one record was edited, yet the bytes of only one shard differ.
     """
-    files = [
-        {
-            "path": entry.path,
-            "num_tokens": entry.num_tokens,
-            "num_documents": entry.num_documents,
-            "checksum": entry.checksum,
-            "index_checksum": entry.extra.get("index_checksum"),
-            "ids_checksum": entry.extra.get("ids_checksum"),
-        }
-        for entry in manifest.shards
-    ]
+    keys = ("path", "num_tokens", "num_documents", "checksum", "index_checksum", "ids_checksum")
+    files = [{key: entry_row(entry).get(key) for key in keys} for entry in manifest.shards]
     tokenizer = manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer
     return sha256_json(
         {"files": files, "tokenizer": tokenizer, "eos_token_id": manifest.eos_token_id}
@@ -137,32 +134,13 @@ def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
 
 
 def _is_whole(manifest: Manifest, entry: ShardEntry) -> bool:
-    num_tokens, _ = read_npy_header(manifest.shard_path(entry))
-    index_bytes = INDEX_HEADER.size + 16 * entry.num_documents
-    names = [entry.extra[key] for key in ("ids_path",) if key in entry.extra]
+    index, ids = manifest.index_path(entry), entry.extra.get("ids_path")
     return (
-        num_tokens == entry.num_tokens
-        and manifest.index_path(entry).is_file()
-        and manifest.index_path(entry).stat().st_size == index_bytes
-        and all((manifest.path.parent / name).is_file() for name in names)
+        read_npy_header(manifest.shard_path(entry))[0] == entry.num_tokens
+        and index.is_file()
+        and index.stat().st_size == INDEX_HEADER.size + 16 * entry.num_documents
+        and (ids is None or (manifest.path.parent / ids).is_file())
     )
-
-
-def _refuse_mixture(parts: list[Manifest]) -> None:
-    first = parts[0].extra.get("fingerprints", {})
-    for part in parts[1:]:
-        other = part.extra.get("fingerprints", {})
-        differing = [key for key in sorted(first | other) if first.get(key) != other.get(key)]
-        if differing:
-            key = differing[0]
-            raise FormatError(
-                f"shards were made from different inputs: {key} differs",
-                where=part.path,
-                found=other.get(key),
-                expected=f"{first.get(key)} as in {parts[0].path.parent.name}",
-                do="make the older shards again",
-                code="E-MANIFEST-MIXED",
-            )
 
 
 def entry_row(entry: ShardEntry, directory: str = "") -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """One `.npy` file being written, with its index and its ids: appended to, then given its headers.
 
-All three are appended to behind headers that are patched at the end, so memory grows neither with
-the tokens nor with the documents. What was appended up to a `state` can be taken up again by
-another process: longer files are cut back to it.
+Memory grows neither with the tokens nor with the documents. What was appended up to a `state` can
+be taken up again by another process: longer files are cut back to it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,11 @@ def seal_file(path: Path) -> str:
 
 
 class OpenShardFile:
-    """The `.npy` file being written, with its index and ids."""
+    """The `.npy` file being written, with its index and ids; taken up at an earlier `state`.
+
+    Raises:
+        FormatError: A file is shorter than `state` says (E-PREP-JOURNAL).
+    """
 
     def __init__(self, directory: Path, stem: str, state: FileState = (0, 0, 0)) -> None:
         self.npy = directory / f"{stem}.npy"
@@ -61,8 +64,16 @@ class OpenShardFile:
         if self.npy.exists():  # its writer was ended between publishing and the swap
             self.npy.rename(self._part)
         for path, size_bytes in zip(self.paths(), sizes):
-            if self.num_documents:
-                _require_size(path, size_bytes)
+            found = path.stat().st_size if path.exists() else 0
+            if self.num_documents and found < size_bytes:
+                raise FormatError(
+                    "a half-written file is shorter than its journal says",
+                    where=path,
+                    found=f"{found} bytes",
+                    expected=f"{size_bytes} bytes",
+                    do="start over",
+                    code="E-PREP-JOURNAL",
+                )
         self._files = [_open_at(path, size) for path, size in zip(self.paths(), sizes)]
         self._tokens, self._index, self._ids = self._files
 
@@ -123,19 +134,6 @@ class OpenShardFile:
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-def _require_size(path: Path, size_bytes: int) -> None:
-    found = path.stat().st_size if path.exists() else 0
-    if found < size_bytes:
-        raise FormatError(
-            "a half-written file is shorter than its journal says",
-            where=path,
-            found=f"{found} bytes",
-            expected=f"{size_bytes} bytes",
-            do="start over",
-            code="E-PREP-JOURNAL",
-        )
 
 
 def _open_at(path: Path, size_bytes: int) -> IO[bytes]:

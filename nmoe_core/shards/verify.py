@@ -44,11 +44,8 @@ def verify_manifest(
 ) -> list[Problem]:
     """Every problem of a manifest's files; empty when all is well.
 
-    Args:
-        manifest: A manifest that loaded.
-        checksums: Hash every file and compare.
-        deep: Do that too, and read every token: one EOS at the end of each document and nowhere
-            else, and every id inside the vocabulary.
+    `checksums` hashes every file; `deep` does that too, and reads every token: one EOS at the end
+    of each document and nowhere else, and every id inside the vocabulary.
     """
     problems = list(_unknown_files(manifest))
     parts, found = _shard_manifests(manifest)
@@ -122,25 +119,20 @@ def _structure(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:
         index = IndexReader(manifest.index_path(entry))
         if index.num_docs != entry.num_documents:
             yield _differs("index", index.path, index.num_docs, entry.num_documents)
-        if index.num_docs and index.get_document(index.num_docs - 1)[1] != num_tokens:
-            end = index.get_document(index.num_docs - 1)[1]
+        end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
+        if end != num_tokens:
             yield _differs("index", index.path, f"last document ends at {end}", num_tokens)
-        if not index.num_docs and num_tokens:
-            yield _differs("index", index.path, "no document", f"documents of {num_tokens} tokens")
-        ids = entry.extra.get("ids_path")
-        if isinstance(ids, str) and not resolve_inside(manifest.path.parent, ids).is_file():
-            yield Problem("index", _missing(resolve_inside(manifest.path.parent, ids)))
+        name = entry.extra.get("ids_path")
+        ids = resolve_inside(manifest.path.parent, name) if isinstance(name, str) else None
+        if ids is not None and not ids.is_file():
+            raise FormatError(
+                "file is missing",
+                where=ids,
+                do="remove its shard directory and run prep again, or restore the file",
+                code="E-IDS-MISSING",
+            )
     except FormatError as error:
         yield Problem("index", error)
-
-
-def _missing(path: Path) -> FormatError:
-    return FormatError(
-        "file is missing",
-        where=path,
-        do="remove its shard directory and run prep again, or restore the file",
-        code="E-IDS-MISSING",
-    )
 
 
 def _digests(

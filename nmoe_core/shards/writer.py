@@ -30,8 +30,8 @@ class ShardWriter:
         directory: Final directory, `.../shard_NNNN`.
         fmt: Source name, version and tokenizer facts.
         tokens_per_shard: Most tokens in one file.
-        staged: Directory that the shard is made in; a hidden one beside the final one when None.
-        state: What an earlier writer's `state` was; its files are in `staged`.
+        staged: Where the shard is made; a hidden directory beside the final one when None.
+        state: The `state` of an earlier writer, whose files are in `staged`.
 
     Raises:
         FormatError: A file in `staged` is shorter than `state` says (E-PREP-JOURNAL).
@@ -51,13 +51,10 @@ class ShardWriter:
         self._staged = staged or directory.with_name(f".{directory.name}{TMP_MARK}new")
         self._file: OpenShardFile | None = None
         self._full: list[OpenShardFile] = []
-        if state is None:
-            if self._staged.exists():
-                shutil.rmtree(self._staged)
-            self._staged.mkdir(parents=True)
-            return
+        if state is None and self._staged.exists():
+            shutil.rmtree(self._staged)
         self._staged.mkdir(parents=True, exist_ok=True)
-        self._take_up(state)
+        self._take_up(state or ())
 
     @property
     def state(self) -> list[FileState]:
@@ -66,12 +63,7 @@ class ShardWriter:
         return [file.state for file in files]
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
-        """Append one document and its EOS.
-
-        Args:
-            tokens: uint32 `[length]`; a final EOS is accepted and not doubled.
-            ingest_id: Id of the record in its source.
-            text_sha256: Hex digest of the normalised text.
+        """Append one document, uint32 `[length]`, and its EOS; one that is there is not doubled.
 
         Raises:
             FormatError: EOS inside the document, an id outside the vocabulary, or a document
@@ -101,7 +93,7 @@ class ShardWriter:
 
         Args:
             tokens: `<u4` `[ids of all documents]`, contiguous.
-            num_tokens: int64 `[documents]`: ids of each.
+            num_tokens: int64 `[documents]`.
             ids: Their lines of the `.ids.jsonl` file.
             id_bytes: int64 `[documents]`: bytes of each line.
 
@@ -155,10 +147,7 @@ class ShardWriter:
     ) -> dict[str, Any]:
         """Write the manifest and swap the directory in; return the manifest.
 
-        Args:
-            checksums: SHA-256 of each path that `close` returned.
-            fingerprints: What the shard was made from.
-            source_info: Facts for the manifest.
+        `checksums` are the SHA-256 of the paths that `close` returned.
         """
         digests = iter(checksums)
         entries = [file.publish(*(next(digests) for _ in file.paths())) for file in self._full]
@@ -184,17 +173,17 @@ class ShardWriter:
 
     def _open(self) -> OpenShardFile:
         if self._file is None:
-            self._file = OpenShardFile(self._staged, self._stem(len(self._full)))
+            self._file = self._next_file()
         return self._file
 
-    def _stem(self, number: int) -> str:
-        return f"{self.fmt.dataset}-{self.fmt.version}-shard-{number:06d}"
+    def _next_file(self, state: FileState = (0, 0, 0)) -> OpenShardFile:
+        stem = f"{self.fmt.dataset}-{self.fmt.version}-shard-{len(self._full):06d}"
+        return OpenShardFile(self._staged, stem, state)
 
     def _take_up(self, state: Sequence[FileState]) -> None:
-        for number, file_state in enumerate(state):
-            if self._file is not None:
-                self._close_file()
-            self._file = OpenShardFile(self._staged, self._stem(number), file_state)
+        for file_state in state:
+            self._close_file()
+            self._file = self._next_file(file_state)
         kept = {path.name for file in [*self._full, self._file] if file for path in file.paths()}
         for path in self._staged.iterdir():
             if path.name not in kept:

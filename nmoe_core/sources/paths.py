@@ -16,15 +16,13 @@ import os
 import posixpath
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.storage import SourceFile, file_system, is_url, path_text, store_errors
-
-__all__ = ["SourceFile", "expand_braces", "find_files", "path_text", "sample_files"]
 
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _PLACEHOLDERS = {"{stdlib}/": "stdlib", "{site_packages}/": "purelib"}
@@ -34,11 +32,7 @@ _MAX_EXPANSIONS = 100_000
 def find_files(
     patterns: Sequence[str], base: Path, exclude: Sequence[str] = ()
 ) -> list[SourceFile]:
-    """All files the patterns match, by name, each once.
-
-    Args:
-        patterns: Paths, globs or URLs; relative paths start at `base`.
-        exclude: Globs over the names of files to leave out.
+    """All files the patterns match, by name, each once, but those whose names `exclude` matches.
 
     Raises:
         SourceError: A pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
@@ -46,13 +40,25 @@ def find_files(
             of several stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK,
             E-SOURCE-EXTRA).
     """
-    expanded = [(p, one) for p in patterns for one in _checked(p)]
-    if any(is_url(one) for _, one in expanded):
-        files = _remote_files(expanded)
-    else:
-        files = _local_files(expanded, base)
-    kept = [file for file in files if not _excluded(file.name, exclude)]
-    return sorted(kept, key=lambda file: file.name)
+    for pattern in patterns:
+        if not pattern or "\0" in pattern:
+            raise SourceError("not a path", found=repr(pattern), code="E-SOURCE-PATTERN")
+    expanded = [(p, one) for p in patterns for one in expand_braces(p.removeprefix("file://"))]
+    is_remote = any(is_url(one) for _, one in expanded)
+    found = _remote_files(expanded) if is_remote else _local_files(expanded, base)
+    files: dict[str, SourceFile] = {}
+    for file in found:
+        other = files.setdefault(file.name, file)
+        if other is not file:
+            raise SourceError(
+                f"two files have the name {file.name!r}",
+                where=other.where,
+                found=file.where,
+                do="rename one of them, or name each file once",
+                code="E-SOURCE-DUPLICATE",
+            )
+    names = [name for name in files if not any(fnmatch.fnmatch(name, one) for one in exclude)]
+    return [files[name] for name in sorted(names)]
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -119,13 +125,6 @@ def _too_many(pattern: str) -> SourceError:
     )
 
 
-def _checked(pattern: str) -> list[str]:
-    if not pattern or "\0" in pattern:
-        raise SourceError("not a path", found=repr(pattern), code="E-SOURCE-PATTERN")
-    local = pattern.removeprefix("file://")
-    return expand_braces(local)
-
-
 def _nothing_found(pattern: str, found: str) -> SourceError:
     return SourceError(
         "no such file",
@@ -137,23 +136,31 @@ def _nothing_found(pattern: str, found: str) -> SourceError:
     )
 
 
-def _local_files(expanded: Sequence[tuple[str, str]], base: Path) -> list[SourceFile]:
+def _local_files(expanded: Sequence[tuple[str, str]], base: Path) -> Iterator[SourceFile]:
     tops: list[str] = []
     found: dict[Path, None] = {}
     for pattern, one in expanded:
-        root, rest = _rooted(one, base)
+        root, rest = base, one
+        for mark, key in _PLACEHOLDERS.items():
+            if one.startswith(mark):
+                root, rest = Path(sysconfig.get_path(key)), one.removeprefix(mark)
         matches = _matches(root, rest)
         if not matches:
             raise _nothing_found(pattern, str(root / rest))
-        tops.append(_fixed_directory(root, rest))
+        parts = Path(rest).parts
+        tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))
         found.update(dict.fromkeys(matches))
     top = os.path.commonpath(tops) if tops else ""
-    return _named(
-        SourceFile(path, path_text(Path(os.path.abspath(path)).relative_to(top))) for path in found
-    )
+    for path in found:
+        yield SourceFile(path, path_text(Path(os.path.abspath(path)).relative_to(top)))
 
 
-def _remote_files(expanded: Sequence[tuple[str, str]]) -> list[SourceFile]:
+def _num_fixed(parts: Sequence[str]) -> int:
+    """How many directories a pattern starts with that are no patterns."""
+    return next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+
+
+def _remote_files(expanded: Sequence[tuple[str, str]]) -> Iterator[SourceFile]:
     stores = {urlsplit(one).scheme if is_url(one) else "this machine" for _, one in expanded}
     if len(stores) > 1:
         raise SourceError(
@@ -174,11 +181,11 @@ def _remote_files(expanded: Sequence[tuple[str, str]]) -> list[SourceFile]:
         if not matches:
             raise _nothing_found(pattern, one)
         parts = key.split("/")
-        fixed = next((i for i, p in enumerate(parts) if glob.has_magic(p)), len(parts) - 1)
-        tops.append("/".join(parts[:fixed]) or "/")
+        tops.append("/".join(parts[: _num_fixed(parts)]) or "/")
         found |= {match: str(fs.unstrip_protocol(match)) for match in matches}
     top = posixpath.commonpath(tops)
-    return _named(SourceFile(url, posixpath.relpath(key, top)) for key, url in found.items())
+    for key, url in found.items():
+        yield SourceFile(url, posixpath.relpath(key, top))
 
 
 def _type(fs: Any, key: str) -> str:
@@ -187,14 +194,6 @@ def _type(fs: Any, key: str) -> str:
         return str(fs.info(key)["type"])
     except FileNotFoundError:
         return "absent"
-
-
-def _rooted(pattern: str, base: Path) -> tuple[Path, str]:
-    """The directory that a pattern starts at, and the rest of the pattern."""
-    for mark, key in _PLACEHOLDERS.items():
-        if pattern.startswith(mark):
-            return Path(sysconfig.get_path(key)), pattern.removeprefix(mark)
-    return base, pattern
 
 
 def _matches(root: Path, pattern: str) -> list[Path]:
@@ -227,38 +226,8 @@ def _refuse_loops(top: Path) -> None:
                 code="E-SOURCE-LOOP",
             )
         above |= {identity}
-        waiting += [
-            (entry.path, above)
-            for entry in entries
-            if not entry.name.startswith(".") and _is_dir(entry)
-        ]
-
-
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    # Costs a call of the system for a link alone.
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-
-
-def _fixed_directory(root: Path, pattern: str) -> str:
-    parts = Path(pattern).parts
-    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    return os.path.abspath(root.joinpath(*parts[:fixed]))
-
-
-def _named(found: Iterable[SourceFile]) -> list[SourceFile]:
-    files: dict[str, SourceFile] = {}
-    for file in found:
-        other = files.setdefault(file.name, file)
-        if other is not file:
-            raise SourceError(
-                f"two files have the name {file.name!r}",
-                where=other.where,
-                found=file.where,
-                do="rename one of them, or name each file once",
-                code="E-SOURCE-DUPLICATE",
-            )
-    return list(files.values())
-
-
-def _excluded(name: str, exclude: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in exclude)
+        for entry in entries:
+            # Costs a call of the system for a link alone.
+            is_dir = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+            if is_dir and not entry.name.startswith("."):
+                waiting.append((entry.path, above))

@@ -107,11 +107,9 @@ def _rounding(text: str | None, percent: set[bool], where: str) -> Rounding:
         return "closest"
     if percent != {True}:
         raise _refused("a rounding needs percentages", where)
-    if text == "closest":
-        return "closest"
-    if text == "pct1_dropremainder":
-        return "pct1_dropremainder"
-    raise _refused("no such rounding", where, "use closest or pct1_dropremainder")
+    if text != "closest" and text != "pct1_dropremainder":
+        raise _refused("no such rounding", where, "use closest or pct1_dropremainder")
+    return text
 
 
 def _refused(what: str, text: str, do: str | None = None) -> ConfigError:

@@ -38,7 +38,6 @@ class SourceFile(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies on this machine."""
         return isinstance(self.path, Path)
 
     @property

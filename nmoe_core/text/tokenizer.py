@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.text.engines import ENGINES, Encoded, Engine
-from nmoe_core.text.long_text import safe_pieces
 from nmoe_core.text.vocabulary import load_tiktoken
 
 _PROBES = (
@@ -35,15 +35,13 @@ _PROBES = (
 # One character in a hundred of a batch, from the starts of every hundredth text.
 _SAMPLE_EVERY = 100
 _MIN_SAMPLE_CHARS = 1000
+PIECE_CHARS = 2**20
+_LETTERS = "A-Za-zА-Яа-яぁ-ゖァ-ヺ一-龥가-힣"
+_CUT = re.compile(f"(?<=[{_LETTERS}])(?=[\x00-&(-@\\[-`{{-\x7f、。，：；！？])")
 
 
 class Tokenizer:
-    """One encoding, used through one engine.
-
-    Args:
-        name: A tiktoken encoding name.
-        engine: `quicktok`, `gigatoken`, or `tiktoken` for the reference itself.
-        eos_token_id: The id that ends a document; the encoding's own when left out.
+    """One encoding of tiktoken, used through one engine; its own EOS unless another id is given.
 
     Raises:
         TokenizerError: As `load_tiktoken` (E-TOKENIZER-NAME, E-TOKENIZER-VOCABULARY); the
@@ -68,13 +66,9 @@ class Tokenizer:
         for text, ids in zip(_PROBES, np.split(encoded.ids, encoded.offsets[1:-1])):
             self._compare(text, ids)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the name, size, special ids, split pattern and ranks of the encoding."""
-        return self._fingerprint
-
-    @functools.cached_property
-    def _fingerprint(self) -> str:
         ref = self._reference
         ranks = hashlib.sha256()
         pack, update = struct.Struct("<II").pack, ranks.update
@@ -142,9 +136,7 @@ class FileTokenizer(Tokenizer):
     """A tokenizer of Hugging Face's `tokenizers`. It does not say which token ends a document, so
     its user does; special tokens are never added.
 
-    Args:
-        path: A `tokenizer.json`, a directory that holds one, or a tokenizer's name on the hub.
-        eos_token_id: The id that ends a document.
+    `path` is a `tokenizer.json`, a directory that holds one, or a tokenizer's name on the hub.
 
     Raises:
         TokenizerError: It cannot be read or fetched, or `tokenizers` is not installed
@@ -172,7 +164,7 @@ class FileTokenizer(Tokenizer):
         self.eos_token_id = eos_token_id
 
     @functools.cached_property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         """SHA-256 of the tokenizer as JSON."""
         return hashlib.sha256(self._own.to_str().encode()).hexdigest()
 
@@ -199,10 +191,8 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of that name, made once in a process.
 
-    Args:
-        name: An encoding of tiktoken; or a tokenizer's file, its directory or its name on the hub.
-        engine: Which engine encodes for tiktoken's encodings.
-        eos_token_id: The id that ends a document; only encodings have one of their own.
+    `name` is an encoding of tiktoken; or a tokenizer's file, its directory or its name on the hub,
+    which needs an `eos_token_id`.
 
     Raises:
         TokenizerError: As `Tokenizer` and `FileTokenizer`; a file is given no EOS
@@ -218,6 +208,28 @@ def load_tokenizer(
             code="E-TOKENIZER-FILE",
         )
     return FileTokenizer(name, eos_token_id)
+
+
+def safe_pieces(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
+    """The text in pieces of at least `piece_chars` characters, but the last, and seldom many more.
+
+    No token spans a cut, so the pieces give the ids of the whole. Every encoding of tiktoken first
+    splits text by a pattern in which a run of letters ends at the next character that is no letter,
+    and the next match starts there. The one exception is an apostrophe, which may belong to a
+    contraction. A cut therefore falls between a letter and a following ASCII or CJK character that
+    is none of letter, mark and apostrophe. A stretch without such a place stays whole.
+
+    >>> list(safe_pieces("one two three", 4))
+    ['one two', ' three']
+    """
+    start = 0
+    while len(text) - start > piece_chars:
+        cut = _CUT.search(text, start + piece_chars)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
 def _unreadable(path: str, found: str, do: str) -> TokenizerError:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +21,12 @@ CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 
 
 class Carried(NamedTuple):
-    """A vocabulary that quicktok carries; `file` is its name in a cache of tiktoken.
-
-    That name is the SHA-1 of the address the file would be fetched from.
-    """
+    """A vocabulary that quicktok carries."""
 
     num_ranks: int
     sha256: str
     file: str
+    """Its name in a cache of tiktoken: the SHA-1 of the address it would be fetched from."""
 
 
 CARRIED = {
@@ -86,32 +82,24 @@ def load_tiktoken(name: str) -> Any:
             "unknown tokenizer", found=name, expected=", ".join(known), code="E-TOKENIZER-NAME"
         )
     base = "o200k_base" if name.startswith("o200k") else name
-    with _cache_of_tiktoken(ensure_vocabulary(base) if base in CARRIED else None):
-        try:
-            return tiktoken.get_encoding(name)
-        except (OSError, ValueError, ImportError) as error:
-            raise TokenizerError(
-                f"the vocabulary of {name} is not on this machine and cannot be fetched",
-                found=f"{type(error).__name__}",
-                do=f"set {CACHE_VARIABLE} to a directory that holds it; "
-                f"these need no network: {', '.join(sorted(CARRIED))}, o200k_harmony",
-                code="E-TOKENIZER-VOCABULARY",
-            ) from error
-
-
-@contextmanager
-def _cache_of_tiktoken(directory: Path | None) -> Iterator[None]:
-    """tiktoken reads its cache directory from the environment only; None leaves the user's own."""
+    # tiktoken reads its cache directory from the environment only.
     before = os.environ.get(CACHE_VARIABLE)
-    if directory is not None:
-        os.environ[CACHE_VARIABLE] = str(directory)
+    if base in CARRIED:
+        os.environ[CACHE_VARIABLE] = str(ensure_vocabulary(base))
     try:
-        yield
+        return tiktoken.get_encoding(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise TokenizerError(
+            f"the vocabulary of {name} is not on this machine and cannot be fetched",
+            found=f"{type(error).__name__}",
+            do=f"set {CACHE_VARIABLE} to a directory that holds it; "
+            f"these need no network: {', '.join(sorted(CARRIED))}, o200k_harmony",
+            code="E-TOKENIZER-VOCABULARY",
+        ) from error
     finally:
+        os.environ.pop(CACHE_VARIABLE, None)
         if before is not None:
             os.environ[CACHE_VARIABLE] = before
-        else:
-            os.environ.pop(CACHE_VARIABLE, None)
 
 
 def _rebuilt(name: str, carried: Carried) -> bytes:

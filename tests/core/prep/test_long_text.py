@@ -12,8 +12,7 @@ import tiktoken_ext.openai_public
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.text.long_text import safe_pieces
-from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.tokenizer import load_tokenizer, safe_pieces
 
 _SOURCE = inspect.getsource(tiktoken_ext.openai_public)
 _ALPHABET = (

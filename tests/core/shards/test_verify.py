@@ -111,8 +111,8 @@ def test_doubled_eos_is_counted_across_chunk_edges(
     tokens = np.load(_npy(tree))
     tokens[4] = EOS
     np.save(_npy(tree), tokens)
-    (file,) = files_of_manifest(load_manifest(tree / "manifest.json"))
-    seen = inspect_file(file, EOS, 100)
+    (seen,) = files_of_manifest(load_manifest(tree / "manifest.json"))
+    inspect_file(seen, EOS, 100)
     assert seen.double_eos == [4, 5]
     assert (seen.num_eos, seen.num_documents) == (5, 4)
     assert len(seen.issues()) == 2
