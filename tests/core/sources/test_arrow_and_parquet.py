@@ -16,6 +16,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.arrow import ArrowSource, ParquetSource
 from nmoe_core.sources.records import BadRecord, Reading, Record
 from nmoe_core.sources.storage import SourceFile
+from tests.core.sources.read import good, records, spans
 from tests.refusals import refused
 
 pa = pytest.importorskip("pyarrow")
@@ -41,7 +42,7 @@ def _source(kind: str, *paths: Path, **options: Any) -> Source:
 
 def _records(source: Source) -> list[Record | BadRecord]:
     source.check()
-    return [record for block in source.blocks() for record in block.records()]
+    return records(source)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,15 +59,9 @@ def test_texts_of_every_arrow_type_are_read_and_numbered(
     text = text.dictionary_encode() if of == "dictionary" else text.cast(target)
     _write(tmp_path / "a", pa.table({"n": range(36), "body": text}), kind)
     source = _source(kind, tmp_path / "a", tmp_path / "a", text_field="body")
-    records = _records(source)
-    assert [r.text for r in records if isinstance(r, Record)] == [t or "" for t in texts] * 2
-    assert [r.row for r in records] == list(range(72))
-    assert [r.id for r in records if isinstance(r, Record)][34:38] == [
-        "web/a:34",
-        "web/a:35",
-        "web/a:0",
-        "web/a:1",
-    ]
+    found = good(source)
+    assert [(r.row, r.text) for r in found] == list(enumerate([t or "" for t in texts] * 2))
+    assert [r.id for r in found][34:38] == ["web/a:34", "web/a:35", "web/a:0", "web/a:1"]
     assert source.num_rows() == 72
 
 
@@ -77,8 +72,7 @@ def test_ids_are_text_or_whole_numbers_and_a_null_id_takes_its_place(
     table = pa.table({"text": ["a", "b", "c"], "key": ["x", None, ""], "n": [3, None, 2**62]})
     _write(tmp_path / "a", table, kind)
     for field, ids in (("key", ["x", "web/a:1", "web/a:2"]), ("n", ["3", "web/a:1", str(2**62)])):
-        records = _records(_source(kind, tmp_path / "a", id_field=field))
-        assert [r.id for r in records if isinstance(r, Record)] == ids
+        assert [r.id for r in good(_source(kind, tmp_path / "a", id_field=field))] == ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,14 +82,11 @@ def test_a_text_that_is_not_utf8_is_a_bad_record_that_names_file_and_row(
     raw = pa.array([b"good", b"b\xffd", b"good"], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
     _write(tmp_path / "a", pa.table({"text": text}), kind)
-    first, bad, last = _records(_source(kind, tmp_path / "a"))
-    assert isinstance(first, Record)
-    assert isinstance(last, Record)
-    assert isinstance(bad, BadRecord)
-    assert (bad.where, bad.reason) == (f"{tmp_path}/a: row 1", "not UTF-8 at byte 1")
-    replaced = _records(_source(kind, tmp_path / "a", on_error="replace"))[1]
-    assert isinstance(replaced, Record)
-    assert replaced.text == "b\ufffdd"
+    source = _source(kind, tmp_path / "a")
+    bad = BadRecord(1, f"{tmp_path}/a: row 1", "not UTF-8 at byte 1")
+    assert [r.text for r in good(source)] == ["good", "good"]
+    assert records(source)[1] == bad
+    assert good(_source(kind, tmp_path / "a", on_error="replace"))[1].text == "b\ufffdd"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,9 +105,8 @@ def test_a_field_that_cannot_be_read_is_refused_before_the_first_row(
 ) -> None:
     table = pa.table({"text": ["a"], "n": [1], "half": [0.5], "deep": [{"text": "a"}]})
     _write(tmp_path / "a", table, kind)
-    with refused("E-SOURCE-FIELD", says) as caught:
+    with refused("E-SOURCE-FIELD", f"{tmp_path}/a.*{says}"):
         _source(kind, tmp_path / "a", **options).check()
-    assert f"{tmp_path}/a" in str(caught.value)
 
 
 @settings(max_examples=30)
@@ -141,11 +131,9 @@ def test_reading_goes_on_at_the_end_of_any_block(
         patch.setattr("nmoe_core.sources.columns.BLOCK_BYTES", block_bytes)
         patch.setattr("nmoe_core.sources.arrow.BLOCK_BYTES", block_bytes)
         source = _source(kind, directory / "a", directory / "b")
-        blocks = list(source.blocks())
-        whole = [(b.start, b.end, list(b.records())) for b in blocks]
-        for i in range(0, len(blocks), 5):
-            rest = source.blocks(blocks[i].end)
-            assert [(b.start, b.end, list(b.records())) for b in rest] == whole[i + 1 :]
+        whole = spans(source)
+        for i in range(0, len(whole), 5):
+            assert spans(source, whole[i][1]) == whole[i + 1 :]
     assert [r.text for _, _, rs in whole for r in rs if isinstance(r, Record)] == texts * 2
     assert [start for start, _, _ in whole[1:]] == [
         end if end.file == start.file else start for (_, end, _), (start, _, _) in pairwise(whole)
@@ -162,8 +150,7 @@ def test_a_run_that_goes_on_reads_no_row_group_before_its_start(tmp_path: Path) 
     payload = bytearray((tmp_path / "a").read_bytes())
     payload[100:20_000] = bytes(19_900)  # the first row groups are no longer readable
     (tmp_path / "a").write_bytes(payload)
-    read = [record.row for block in source.blocks(late) for record in block.records()]
-    assert read == list(range(late.row, 400))
+    assert [record.row for record in records(source, late)] == list(range(late.row, 400))
     with pytest.raises(SourceError):
         list(source.blocks())
 
@@ -184,9 +171,8 @@ def test_a_file_cut_short_is_one_error_that_names_it(tmp_path: Path, kind: str, 
     payload = (tmp_path / "a").read_bytes()
     num_bytes = cut if isinstance(cut, int) else int(len(payload) * cut)
     (tmp_path / "a").write_bytes(payload[:num_bytes])
-    with refused("E-SOURCE-TORN") as caught:
+    with refused("E-SOURCE-TORN", f"{tmp_path}/a"):
         _records(_source(kind, tmp_path / "a"))
-    assert f"{tmp_path}/a" in str(caught.value)
 
 
 def test_a_stream_cut_between_two_batches_is_not_taken_for_a_shorter_one(tmp_path: Path) -> None:

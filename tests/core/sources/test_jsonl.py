@@ -7,63 +7,70 @@ import json
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import BadRecord, Reading, Record
+from nmoe_core.sources.records import Reading, Record
 from nmoe_core.sources.storage import SourceFile
+from tests.core.sources.read import outcome, records, texts
+from tests.refusals import refused
+
+MARK = b"\xef\xbb\xbf"
+LINE = b'{"text": "a"}\n'
+NO_ID = "field 'id' is %s, not text or a whole number"
 
 
-def _source(tmp_path: Path, payload: bytes, name: str = "a.jsonl") -> JsonlSource:
+def _source(tmp_path: Path, payload: bytes, name: str = "a.jsonl", **how: Any) -> JsonlSource:
     (tmp_path / name).write_bytes(payload)
-    return JsonlSource(Reading("web", on_error="skip"), [SourceFile(tmp_path / name, name)])
+    reading = Reading("web", on_error="skip", **how)
+    return JsonlSource(reading, [SourceFile(tmp_path / name, name)])
 
 
-def _records(source: JsonlSource) -> list[Record | BadRecord]:
-    source.check()
-    return [record for block in source.blocks() for record in block.records()]
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b'{"text": "a", "id": 1.0}', NO_ID % "float"),
+        (b'{"text": "a", "id": true}', NO_ID % "bool"),
+        (b'{"text": "a", "id": ["a"]}', NO_ID % "list"),
+        (b'{"text": "a", "id": {"a": 1}}', NO_ID % "dict"),
+        (b'{"text": "a", "id": 18446744073709551616}', NO_ID % "float"),
+        (b'{"text": null}', ""),
+        (b'{"body": "b"}', "field 'text' is missing"),
+        (b'{"text": 3}', "field 'text' is int, not text"),
+        (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "not JSON: "),
+        (MARK + b'{"text": "a"}', "not JSON: "),
+    ],
+)
+def test_a_line_is_a_text_or_says_why_it_is_none(tmp_path: Path, line: bytes, found: str) -> None:
+    first, second, third = records(_source(tmp_path, LINE + line + b"\n" + LINE))
+    assert (first, third) == (Record(0, "web/a.jsonl:0", "a"), Record(2, "web/a.jsonl:2", "a"))
+    assert outcome(second) == found or (found.endswith(": ") and outcome(second).startswith(found))
 
 
-@pytest.mark.parametrize("value", [1.0, True, ["a"], {"a": 1}, 2**64])
-def test_only_text_and_whole_numbers_are_ids(tmp_path: Path, value: object) -> None:
-    line = json.dumps({"text": "a", "id": value}).encode()
-    (bad,) = _records(_source(tmp_path, line))
-    assert isinstance(bad, BadRecord)
-    kind = "float" if value == 2**64 else type(value).__name__
-    assert bad.reason == f"field 'id' is {kind}, not text or a whole number"
-
-
-def test_a_null_text_is_empty_and_a_missing_one_is_bad(tmp_path: Path) -> None:
-    lines = b'{"text": null}\n{"body": "b"}\n{"text": 3}\n'
-    empty, missing, number = _records(_source(tmp_path, lines))
-    assert empty == Record(0, "web/a.jsonl:0", "")
-    assert isinstance(missing, BadRecord)
-    assert missing.reason == "field 'text' is missing"
-    assert isinstance(number, BadRecord)
-    assert number.reason == "field 'text' is int, not text"
-
-
-def test_json_nested_too_deep_is_a_bad_record(tmp_path: Path) -> None:
-    deep = b'{"text": "a", "x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n"
-    bad, good = _records(_source(tmp_path, deep + b'{"text": "b"}\n'))
-    assert isinstance(bad, BadRecord)
-    assert good == Record(1, "web/a.jsonl:1", "b")
+def test_ids_come_from_the_record_or_from_its_place(tmp_path: Path) -> None:
+    lines = b'{"text": "a", "id": "x"}\n\n{"text": "b"}\n{"text": "c", "id": 7}'
+    found = [(record.row, record.id) for record in records(_source(tmp_path, lines))]
+    assert found == [(0, "x"), (2, "web/a.jsonl:2"), (3, "7")]
+    assert texts(_source(tmp_path, lines, id_field="key")) == []
 
 
 @pytest.mark.parametrize("block_bytes", [1, 2**20])
-def test_a_byte_order_mark_is_skipped_at_the_start_of_a_file_only(
+def test_a_byte_order_mark_is_skipped_at_the_start_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", block_bytes)
-    mark = b"\xef\xbb\xbf"
-    line = b'{"text": "a"}\n'
-    assert _records(_source(tmp_path, mark + line)) == [Record(0, "web/a.jsonl:0", "a")]
-    good, bad = _records(_source(tmp_path, line + mark + line))
-    assert isinstance(good, Record)
-    assert isinstance(bad, BadRecord)
-    assert _source(tmp_path, mark).num_rows() == 0
+    assert records(_source(tmp_path, MARK + LINE)) == [Record(0, "web/a.jsonl:0", "a")]
+    assert _source(tmp_path, MARK).num_rows() == 0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_torn_stream_is_an_error_that_names_the_file(tmp_path: Path, suffix: str) -> None:
+    payload = {".gz": gzip.compress, ".zst": zstandard.compress}[suffix](LINE * 100)
+    with refused("E-SOURCE-TORN", f"a.jsonl{suffix}"):
+        records(_source(tmp_path, payload[: len(payload) // 2], "a.jsonl" + suffix))
 
 
 def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> None:
@@ -86,8 +93,8 @@ def test_a_line_longer_than_many_blocks_is_one_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 256)
-    texts = ["short", "x" * 10_000_000, "end"]
-    payload = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    written = ["short", "x" * 10_000_000, "end"]
+    payload = "".join(json.dumps({"text": text}) + "\n" for text in written).encode()
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
     source = _source(tmp_path, pack(payload), "a.jsonl" + suffix)
     num_joins = 0
@@ -98,7 +105,7 @@ def test_a_line_longer_than_many_blocks_is_one_record(
 
     sys.setprofile(count_joins)
     try:
-        assert [r.text for r in _records(source) if isinstance(r, Record)] == texts
+        assert texts(source) == written
     finally:
         sys.setprofile(None)
     assert [block.start.row for block in source.blocks()][-1] <= 2

@@ -15,8 +15,8 @@ import zstandard
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.strict import validate
 from nmoe_core.cli import main
-from nmoe_core.sources.open import open_reader
 from nmoe_core.sources.spec import SourceSpec
+from tests.core.sources.read import opened, records
 from tests.refusals import refused
 
 MIB = 2**20
@@ -37,13 +37,8 @@ def _write(path: Path, size_mb: int) -> None:
             file.write(piece)
 
 
-def _source(path: Path, **keys: object) -> Any:
-    table = {"id": "web", "kind": "jsonl", "paths": [str(path)], **keys}
-    return open_reader(validate(SourceSpec, table, "test"), path.parent, "train")
-
-
-def _records(source: Any) -> list[Any]:
-    return [record for block in source.blocks() for record in block.records()]
+def _source(path: Path, kind: str = "jsonl", **keys: Any) -> Any:
+    return opened(path.parent, kind=kind, paths=[str(path)], **keys).source
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
@@ -55,7 +50,7 @@ def test_a_line_past_the_limit_is_refused_before_more_than_the_limit_is_held(
     source = _source(path, max_record_mb=LIMIT_MB)
     tracemalloc.start()
     with pytest.raises(SourceError) as caught:
-        _records(source)
+        records(source)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # One input of zstd may give more than is asked for: 512 bytes, where this line begins.
@@ -71,9 +66,9 @@ def test_a_line_past_the_limit_is_refused_before_more_than_the_limit_is_held(
 def test_a_long_line_below_the_limit_is_read(tmp_path: Path, name: str) -> None:
     _write(tmp_path / name, size_mb=LIMIT_MB - 1)
     source = _source(tmp_path / name, max_record_mb=LIMIT_MB)
-    records = _records(source)
-    assert len(records) == 101
-    assert len(records[50].text) == (LIMIT_MB - 1) * MIB
+    found = records(source)
+    assert len(found) == 101
+    assert len(found[50].text) == (LIMIT_MB - 1) * MIB
 
 
 def test_a_text_file_past_the_limit_is_refused_by_name(tmp_path: Path) -> None:
@@ -98,8 +93,8 @@ def test_a_cell_past_the_limit_is_refused_by_row(tmp_path: Path, kind: str) -> N
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
     with pytest.raises(SourceError, match="row 2: a record is longer"):
-        _records(_source(path, kind=kind, max_record_mb=2))
-    assert len(_records(_source(path, kind=kind, max_record_mb=4))) == 4
+        records(_source(path, kind=kind, max_record_mb=2))
+    assert len(records(_source(path, kind=kind, max_record_mb=4))) == 4
 
 
 def test_prep_refuses_a_long_line_in_one_line_and_leaves_nothing(

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from nmoe_core.sources.arrow import ParquetSource
-from nmoe_core.sources.open import open_source
 from nmoe_core.sources.paths import find_files
-from nmoe_core.sources.records import Reading, Record, Source
-from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.records import Reading
 from nmoe_core.sources.storage import SourceFile
+from tests.core.sources.read import good, opened, texts
 from tests.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
@@ -33,11 +32,6 @@ def memory() -> Iterator[Any]:
 
 def _names(*patterns: str) -> list[str]:
     return [file.name for file in find_files(patterns, Path("/nowhere"))]
-
-
-def _texts(source: Source) -> list[str]:
-    records = (record for block in source.blocks() for record in block.records())
-    return [record.text for record in records if isinstance(record, Record)]
 
 
 def test_braces_stars_and_double_stars_find_files_in_a_store(memory: Any) -> None:
@@ -91,12 +85,9 @@ def test_a_local_and_a_remote_tree_hold_the_same_documents(memory: Any, tmp_path
     for kind, name in (("parquet", "b.parquet"), ("jsonl", "a.jsonl.gz"), ("files", "c.txt")):
         found = []
         for base in ("memory://in", str(tmp_path), f"file://{tmp_path}"):
-            table = {"id": "s", "kind": kind, "paths": (f"{base}/{name}",)}
-            source, _ = open_source(SourceSpec.model_validate(table), Path("/"), "train")
+            source, _ = opened(Path("/"), kind=kind, paths=[f"{base}/{name}"])
             source.check()
-            records = [r for block in source.blocks() for r in block.records()]
-            assert all(isinstance(record, Record) for record in records)
-            found.append(records)
+            found.append(good(source))
         assert len(found[0]) in (1, 50)
         assert found[0] == found[1] == found[2]
 
@@ -130,9 +121,8 @@ def test_a_missing_client_is_one_pip_line(monkeypatch: pytest.MonkeyPatch, missi
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with refused("E-SOURCE-EXTRA") as caught:
+    with refused("E-SOURCE-EXTRA", r"pip install 'nmoe-data\[remote\]'"):
         find_files(["s3://bucket/key"], Path("/"))
-    assert "pip install 'nmoe-data[remote]'" in str(caught.value)
 
 
 def test_a_file_that_went_away_is_not_found(memory: Any, tmp_path: Path) -> None:
@@ -172,16 +162,15 @@ def test_an_s3_bucket_is_read_like_a_directory(bucket: Any, tmp_path: Path) -> N
     assert [file.name for file in files] == ["a/x.parquet", "b/x.parquet"]
     source = ParquetSource(Reading("web"), files)
     assert source.num_rows() == 6000
-    assert _texts(source) == [f"{part}{i}" for part in ("a", "b") for i in range(3000)]
+    assert texts(source) == [f"{part}{i}" for part in ("a", "b") for i in range(3000)]
     assert files[0].revision().startswith("etag:")
     before = source.revision()
     # Another client writes: what this one remembers of its listing must not be the answer.
     type(bucket)(skip_instance_cache=True).pipe("corpus/a/x.parquet", b"other")
     assert source.revision() != before
-    with refused("E-SOURCE-NOTFOUND"):
-        find_files(["s3://corpus/c/*.parquet"], Path("/"))
-    with refused("E-SOURCE-NOTFOUND"):
-        find_files(["s3://other/x.parquet"], Path("/"))
+    for absent in ("s3://corpus/c/*.parquet", "s3://other/x.parquet"):
+        with refused("E-SOURCE-NOTFOUND"):
+            find_files([absent], Path("/"))
 
 
 def test_a_store_that_does_not_answer_is_a_network_error(monkeypatch: pytest.MonkeyPatch) -> None:
