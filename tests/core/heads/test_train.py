@@ -237,6 +237,7 @@ def test_labels_that_cannot_be_learned_from_are_refused_and_no_head_is_written(
         assert not list(tmp_path.glob("*.safetensors"))
 
     is_refused("E-HEAD-FEW", write_labels(bad, rows[:9], scores))
+    is_refused("E-HEAD-FEW", write_labels(bad, rows[:30], scores, ok=False))
     is_refused("E-HEAD-CONSTANT", write_labels(bad, rows[:30], np.full((30, 5), 3)))
     for mixed in ({"rubric_hash": ["r"] * 29 + ["s"]}, {"scorer_version": "v2"}):
         is_refused("E-LABEL-MIXED", write_labels(bad, rows[:30], scores, **mixed))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.labels.oracles.connection import Address, CannotConnectError, Connection, Response
+from nmoe_core.labels.oracles.connection import Address, CannotConnectError, Connection
 from tests.core.labels.oracles.loopback import Client, Loopback, Talk
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
@@ -30,14 +30,16 @@ def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
         return asyncio.run(main(server.url))
 
 
-def says(*parts: bytes) -> Talk:
+def post_one(*parts: bytes) -> Any:
+    """The response of a server that sends these pieces to each request."""
+
     async def talk(client: Client) -> None:
         await client.request()
         for part in parts:
             await client.send(part)
             await asyncio.sleep(0.002)
 
-    return talk
+    return with_server(talk, lambda connection: connection.post(b"{}"))
 
 
 FORMS = {
@@ -58,29 +60,27 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_response_is_read_whole_in_every_form_a_server_may_send(form: str) -> None:
-    response = with_server(says(*FORMS[form]), lambda connection: connection.post(b"{}"))
+    response = post_one(*FORMS[form])
     assert (response.status, response.body) == (200, b"hello")
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("sent", "reason"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello",),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhel",),
-        (b"HTTP/1.1 200 OK\r\nContent-Le",),
-        (b"SSH-2.0-OpenSSH_9.6\r\n",),
-        (),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello", "before the response was whole"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhel", "before the response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", "before the response was whole"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "not an HTTP response"),
+        (b"", "before the response was whole"),
+        (b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", "another protocol"),
     ],
 )
-def test_a_response_that_breaks_off_is_an_error_and_never_a_short_body(parts: Any) -> None:
-    with pytest.raises(OSError) as lost:
-        with_server(says(*parts), lambda connection: connection.post(b"{}"))
-    assert not isinstance(lost.value, CannotConnectError | TimeoutError)
+def test_a_response_that_is_not_whole_is_an_error_with_its_reason(sent: bytes, reason: str) -> None:
+    with pytest.raises(ConnectionError, match=reason):
+        post_one(*([sent] if sent else []))
 
 
-def test_one_connection_serves_many_requests_and_is_opened_again_when_the_server_closed_it() -> (
-    None
-):
+def test_one_connection_serves_many_requests_until_the_server_closes_it() -> None:
     seen: list[tuple[int, bytes]] = []
 
     async def talk(client: Client) -> None:
@@ -106,85 +106,60 @@ def test_one_connection_serves_many_requests_and_is_opened_again_when_the_server
     assert [body for _, body in seen] == [b"%d" % i for i in range(7)]
 
 
-def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:
-    async def talk(client: Client) -> None:
-        while True:
-            _, body = await client.request()
-            await asyncio.sleep(0.1 if body == b"slow" else 0)
-            client.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n" + body)
-
-    async def use(connection: Connection) -> Response:
-        task = asyncio.create_task(connection.post(b"slow"))
-        await asyncio.sleep(0.02)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return await connection.post(b"next")
-
-    assert with_server(talk, use).body == b"next"
-
-
-def test_a_silent_server_and_an_absent_one_are_different_errors() -> None:
-    async def silent(client: Client) -> None:
-        await asyncio.sleep(600)
-
-    async def use(connection: Connection) -> None:
-        connection.timeout_s = 0.05
-        await connection.post(b"{}")
-
-    with pytest.raises(TimeoutError):
-        with_server(silent, use)
-    with pytest.raises(CannotConnectError):
-        asyncio.run(Connection(Address("http://127.0.0.1:9/", {}), 60.0, 2**20).post(b""))
-
-
-@pytest.mark.parametrize("partial", [b"", b"HTTP/1.1 2"])
-def test_a_request_lost_on_a_kept_connection_is_sent_once_more_unless_an_answer_had_begun(
-    partial: bytes,
-) -> None:
-    seen: list[tuple[int, bytes]] = []
-
-    async def talk(client: Client) -> None:
-        for reply in (OK + b"%d" % client.nth, partial):
-            seen.append((client.nth, (await client.request())[1]))
-            client.writer.write(reply)
-
-    async def use(connection: Connection) -> bytes:
-        await connection.post(b"a")
-        return (await connection.post(b"b")).body
-
-    if partial:
-        with pytest.raises(ConnectionError):
-            with_server(talk, use)
-        assert seen == [(0, b"a"), (0, b"b")]
-    else:
-        assert with_server(talk, use) == b"1"
-        assert seen == [(0, b"a"), (0, b"b"), (1, b"b")]
-
-
-def test_a_request_is_sent_twice_at_most_and_never_on_a_timeout() -> None:
+def test_a_lost_request_is_sent_once_more_but_not_after_a_byte_or_a_timeout() -> None:
     seen: list[tuple[int, bytes]] = []
 
     async def talk(client: Client) -> None:
         while True:
-            seen.append((client.nth, (await client.request())[1]))
-            if seen[-1][1] == b"slow":
+            body = (await client.request())[1]
+            seen.append((client.nth, body))
+            if body == b"slow":
                 await asyncio.sleep(600)
-            if seen[-1][1] == b"lost":
+            if body == b"begun":
+                client.writer.write(b"HTTP/1.1 2")
+            if body in (b"begun", b"lost") or (client.nth, body) == (0, b"once"):
                 break
             client.writer.write(OK + b"1")
 
     async def use(connection: Connection) -> None:
-        await connection.post(b"a")
-        patience_s, connection.timeout_s = connection.timeout_s, 0.1
-        with pytest.raises(TimeoutError):
-            await connection.post(b"slow")
-        connection.timeout_s = patience_s
-        await connection.post(b"b")
-        with pytest.raises(ConnectionError):
-            await connection.post(b"lost")
+        for body, error in (
+            *((b"a", None), (b"once", None)),
+            *((b"slow", TimeoutError), (b"b", None)),
+            *((b"begun", ConnectionError), (b"c", None)),
+            (b"lost", ConnectionError),
+        ):
+            connection.timeout_s = 0.1 if error is TimeoutError else 60.0
+            if error is None:
+                assert (await connection.post(body)).body == b"1"
+            else:
+                with pytest.raises(error):
+                    await connection.post(body)
 
     with_server(talk, use)
-    assert seen == [(0, b"a"), (0, b"slow"), (1, b"b"), (1, b"lost"), (2, b"lost")]
+    expected = [(0, b"a"), (0, b"once"), (1, b"once"), (1, b"slow"), (2, b"b"), (2, b"begun")]
+    assert seen == [*expected, (3, b"c"), (3, b"lost"), (4, b"lost")]
+
+
+def test_an_absent_server_is_an_error_of_its_own() -> None:
+    with pytest.raises(CannotConnectError):
+        asyncio.run(Connection(Address("http://127.0.0.1:9/", {}), 60.0, 2**20).post(b""))
+
+
+def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:
+    async def talk(client: Client) -> None:
+        while True:
+            _, body = await client.request()
+            await asyncio.sleep(0.1 if body == b"s" else 0)
+            client.writer.write(OK + body)
+
+    async def use(connection: Connection) -> bytes:
+        task = asyncio.create_task(connection.post(b"s"))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return (await connection.post(b"n")).body
+
+    assert with_server(talk, use) == b"n"
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
@@ -218,8 +193,7 @@ def test_bytes_that_wait_in_the_socket_while_the_loop_stands_still_are_no_answer
     async def talk(client: Client) -> None:
         writers.append(client.writer)
         while True:
-            _, body = await client.request()
-            client.writer.write(OK + body)
+            client.writer.write(OK + (await client.request())[1])
 
     async def use(connection: Connection) -> bytes:
         await connection.post(b"a")
@@ -228,9 +202,3 @@ def test_bytes_that_wait_in_the_socket_while_the_loop_stands_still_are_no_answer
 
     assert with_server(talk, use) == b"b"
     assert len(writers) == 2
-
-
-def test_a_server_that_switches_protocols_is_a_failure_with_its_reason() -> None:
-    switching = b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n"
-    with pytest.raises(ConnectionError, match="another protocol"):
-        with_server(says(switching), lambda connection: connection.post(b"{}"))

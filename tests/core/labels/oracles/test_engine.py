@@ -20,6 +20,7 @@ from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles import engine, make_oracle
 from nmoe_core.labels.oracles.engine import EngineOracle, model_name
 from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS, encoding
+from nmoe_core.labels.records import read_records
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.labels.oracles.server import GOOD, SCORES
 from tests.refusals import refused
@@ -41,11 +42,6 @@ def _forget_the_model() -> Iterator[None]:
     clear()
 
 
-@pytest.fixture
-def _short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
-
-
 def settings(**more: Any) -> EngineOracleTable:
     return EngineOracleTable(**{"max_ctx": 900, "max_new": 160, "max_batch": 3} | more)
 
@@ -61,37 +57,28 @@ def ask(oracle: EngineOracle, texts: list[str]) -> dict[int, OracleResult]:
     return dict(results)
 
 
-@pytest.mark.usefixtures("_short_answers")
-def test_random_weights_give_failures_that_are_counted_and_kept(
-    make: Callable, tmp_path: Path
+def test_random_weights_give_failures_that_are_counted_and_do_not_depend_on_the_batch(
+    make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
     rows = [{"id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(TEXTS)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     documents = jsonl_documents(JsonlTexts(tmp_path / "in.jsonl"), load_tokenizer(), 2048)
     oracle = make(max_ctx=764, max_new=24)
     report = label_shard(documents, tmp_path / "out", oracle)
     assert (report.facts["total"], report.facts["parsed"]) == (5, 0)
-    lines = (tmp_path / "out" / "scores.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    records = list(read_records(tmp_path / "out" / "scores.jsonl"))
     assert [record["doc_id"] for record in records] == [row["id"] for row in rows]
     assert all(record["finish_reason"] in REASONS and record["raw"] for record in records)
     assert [record["truncated"] for record in records] == [False, True, False, False, False]
+    # Reasoning ends at its budget.
+    assert {record["num_new_tokens"] for record in records} == {24}
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["parse_rate"] == 0.0
     assert summary["scorer_model"] == "gpt-oss-shaped-2x32x4"
     assert len(summary["oracle"]["weights"]) == 64
     assert label_shard(documents, tmp_path / "out", oracle).facts["num_new"] == 0
-
-
-@pytest.mark.usefixtures("_short_answers")
-def test_answers_do_not_depend_on_the_batch_and_reasoning_ends_at_its_budget(
-    make: Callable,
-) -> None:
-    oracle = make(max_ctx=764, max_new=24)
-    together = ask(oracle, TEXTS)
-    alone = make(max_ctx=764, max_new=24, max_batch=1)
-    assert together == ask(alone, TEXTS)
-    assert {result.num_new_tokens for result in together.values()} == {24}
+    assert ask(oracle, TEXTS) == ask(make(max_ctx=764, max_new=24, max_batch=1), TEXTS)
 
 
 class Scripted:
@@ -160,30 +147,22 @@ def test_an_answer_ends_with_its_first_action_stop_and_not_with_the_end_of_reaso
         assert sum(token in STOP_IDS for token in written) == 1
 
 
-def test_reasoning_that_does_not_end_is_ended_and_the_answer_still_comes(
-    make: Callable, scripted: Callable
+@pytest.mark.parametrize("is_answering", [False, True])
+def test_reasoning_ends_at_its_budget_but_an_answer_under_way_is_not_interrupted(
+    make: Callable, scripted: Callable, is_answering: bool
 ) -> None:
     room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
-    thoughts = script("<|channel|>analysis<|message|>" + "hm " * 400)[:room]
+    thoughts = script("<|channel|>analysis<|message|>" + "hm " * 400)
+    thoughts = thoughts[: room - 10 if is_answering else room]
     generator = scripted("")
-    # The script goes on as a model would that finds its final channel opened.
-    generator.scripts[0] = [*thoughts, *engine.TO_FINAL, *script(GOOD), RETURN]
-    generator.scripts[0][room] = 11
+    wanted = [*thoughts, *engine.TO_FINAL, *script(GOOD), RETURN]
+    generator.scripts[0] = list(wanted)
+    if not is_answering:
+        # The model wants to think on; it goes on as one does that finds its final channel opened.
+        generator.scripts[0][room] = 11
     result = ask(make(), ["a"])[0]
     assert (result.finish_reason, result.scores) == ("final_stop", SCORES)
-    assert generator.written[0][room : room + len(engine.TO_FINAL)] == list(engine.TO_FINAL)
-
-
-def test_a_final_answer_under_way_at_the_budget_is_not_interrupted(
-    make: Callable, scripted: Callable
-) -> None:
-    room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
-    head = script("<|channel|>analysis<|message|>" + "hm " * 100)[: room - 10]
-    generator = scripted("")
-    generator.scripts[0] = [*head, *engine.TO_FINAL, *script(GOOD), RETURN]
-    result = ask(make(), ["a"])[0]
-    assert (result.finish_reason, result.scores) == ("final_stop", SCORES)
-    assert generator.written[0] == generator.scripts[0]
+    assert generator.written[0] == wanted
 
 
 def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_rest(
@@ -220,12 +199,12 @@ def test_the_version_is_measured_from_weights_prompt_and_decoding(
     assert len({base, *(oracle.fingerprint for oracle in changed)}) == 6
 
 
-def test_published_shapes_have_their_names() -> None:
-    for layers, experts, name in ((24, 32, "gpt-oss-20b"), (36, 128, "gpt-oss-120b")):
-        config: Any = SimpleNamespace(
-            num_hidden_layers=layers, hidden_size=2880, num_experts=experts
-        )
-        assert model_name(config) == name
+@pytest.mark.parametrize(
+    ("layers", "experts", "name"), [(24, 32, "gpt-oss-20b"), (36, 128, "gpt-oss-120b")]
+)
+def test_published_shapes_have_their_names(layers: int, experts: int, name: str) -> None:
+    config: Any = SimpleNamespace(num_hidden_layers=layers, hidden_size=2880, num_experts=experts)
+    assert model_name(config) == name
 
 
 def test_what_cannot_label_is_refused_before_anything_is_loaded(

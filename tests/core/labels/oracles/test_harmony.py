@@ -35,44 +35,30 @@ NEXT = "<|end|><|start|>assistant"
 
 # What comes of an answer: a label, one only when salvaging, or none.
 LABEL, SALVAGED, NONE = "label", "salvaged", "none"
+ANALYSIS = "<|channel|>analysis<|message|>"
 STREAMS = {
-    # name: (the model's tokens as text, a stop token came, finish reason, what comes of it)
-    "reasoning then final": (THINK + FINAL + GOOD, True, "final_stop", LABEL),
-    "constrained final": (CONSTRAINED + GOOD, True, "final_stop", LABEL),
-    "return inside reasoning": (THINK[:35], True, "stop_outside_final", NONE),
-    "channel misspelt": (f"<|channel|>finalx<|message|>{GOOD}", True, "stop_outside_final", NONE),
-    "message marker missing": (f"<|channel|>final{GOOD}", True, "stop_outside_final", SALVAGED),
-    "cut in the answer": (FINAL + GOOD[:-4], False, "length", NONE),
-    "cut after the answer": (FINAL + GOOD, False, "length", LABEL),
-    "cut in the reasoning": (THINK[:35], False, "length", NONE),
-    "text between messages": (
-        "<|channel|>analysis<|message|>Hm.<|end|> well <|start|>assistant" + FINAL + GOOD,
-        *(True, "parser_error", SALVAGED),
-    ),
-    "end, then return": (FINAL + GOOD + "<|end|>", True, "final_stop", LABEL),
-    "doubled opening": ("<|start|>assistant" + FINAL + GOOD, True, "final_stop", LABEL),
-    "no channel at all": (GOOD, True, "stop_outside_final", SALVAGED),
-    "two finals that differ": (FINAL + GOOD + NEXT + FINAL + OTHER, True, "final_stop", NONE),
-    "a final, then other thoughts": (
-        FINAL + GOOD + NEXT + "<|channel|>analysis<|message|>No, that",
-        *(True, "stop_outside_final", SALVAGED),
-    ),
-    "tool call": ("<|channel|>commentary to=f<|message|>{}", True, "stop_outside_final", NONE),
-    "quoted scores in the reasoning only": (
-        f"<|channel|>analysis<|message|>It says {OTHER}.",
-        *(True, "stop_outside_final", NONE),
-    ),
-    "final spelled in the reasoning": (
-        f"<|channel|>analysis<|message|>maybe {GOOD}assistantfinal{GOOD}",
-        *(True, "stop_outside_final", NONE),
-    ),
-    "prose around": (FINAL + f"Sure: {GOOD}!", True, "final_stop", SALVAGED),
-    "a refusal that quotes": (
-        FINAL + f"The document tells me to print {GOOD} so I will not comply",
-        *(True, "final_stop", SALVAGED),
-    ),
-    "a fence and nothing else": (FINAL + f"```json\n{GOOD}\n```", True, "final_stop", LABEL),
-    "nothing": ("", True, "stop_outside_final", NONE),
+    # the model's tokens as text: (finish reason, what comes of it)
+    THINK + FINAL + GOOD: ("final_stop", LABEL),
+    CONSTRAINED + GOOD: ("final_stop", LABEL),
+    FINAL + GOOD + "<|end|>": ("final_stop", LABEL),
+    "<|start|>assistant" + FINAL + GOOD: ("final_stop", LABEL),
+    FINAL + f"```json\n{GOOD}\n```": ("final_stop", LABEL),
+    FINAL + GOOD + NEXT + FINAL + OTHER: ("final_stop", NONE),
+    FINAL + f"Sure: {GOOD}!": ("final_stop", SALVAGED),
+    FINAL + f"The document tells me to print {GOOD} so I will not comply": ("final_stop", SALVAGED),
+    THINK[:35]: ("stop_outside_final", NONE),
+    f"<|channel|>finalx<|message|>{GOOD}": ("stop_outside_final", NONE),
+    f"<|channel|>final{GOOD}": ("stop_outside_final", SALVAGED),
+    GOOD: ("stop_outside_final", SALVAGED),
+    FINAL + GOOD + NEXT + f"{ANALYSIS}No, that": ("stop_outside_final", SALVAGED),
+    "<|channel|>commentary to=f<|message|>{}": ("stop_outside_final", NONE),
+    f"{ANALYSIS}It says {OTHER}.": ("stop_outside_final", NONE),
+    f"{ANALYSIS}maybe {GOOD}assistantfinal{GOOD}": ("stop_outside_final", NONE),
+    "": ("stop_outside_final", NONE),
+    f"{ANALYSIS}Hm.<|end|> well <|start|>assistant{FINAL}{GOOD}": ("parser_error", SALVAGED),
+    FINAL + GOOD[:-4]: ("length", NONE),
+    f"{THINK}{FINAL}{GOOD}\n": ("length", LABEL),
+    THINK[:34]: ("length", NONE),
 }
 
 
@@ -80,10 +66,10 @@ def tokens_of(text: str) -> list[int]:
     return encoding().encode(text, allowed_special="all")
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_token_streams_give_a_label_only_where_the_final_answer_is_the_object(name: str) -> None:
-    text, has_stopped, reason, outcome = STREAMS[name]
-    tokens = tokens_of(text)
+@pytest.mark.parametrize("text", STREAMS)
+def test_token_streams_give_a_label_only_where_the_final_answer_is_the_object(text: str) -> None:
+    tokens, (reason, outcome) = tokens_of(text), STREAMS[text]
+    has_stopped = reason != "length"
     strict, lenient = (read_answer(tokens, has_stopped, salvage=s) for s in (False, True))
     assert strict.scores == (SCORES if outcome == LABEL else None)
     assert lenient.scores == (None if outcome == NONE else SCORES)
@@ -92,12 +78,9 @@ def test_token_streams_give_a_label_only_where_the_final_answer_is_the_object(na
         assert (result.finish_reason, result.num_new_tokens) == (reason, len(tokens))
 
 
-def test_an_answer_in_an_opened_final_channel_is_read() -> None:
+def test_an_opened_final_channel_is_read_and_only_return_and_call_stop_an_answer() -> None:
     result = read_answer(tokens_of(GOOD), True, opened=True)
     assert (result.scores, result.finish_reason) == (SCORES, "final_stop")
-
-
-def test_only_return_and_call_stop_an_answer() -> None:
     actions = set(encoding().stop_tokens_for_assistant_actions())
     assert harmony.STOP_IDS == actions == {RETURN, CALL}
     assert END not in harmony.STOP_IDS
@@ -107,12 +90,9 @@ def test_a_prompt_reads_as_harmony_renders_the_same_conversation(rubric: Rubric)
     import openai_harmony as oh
 
     text = "A document of a few words."
-    system = (
-        oh.SystemContent.new()
-        .with_reasoning_effort(oh.ReasoningEffort.LOW)
-        .with_conversation_start_date(harmony.CONVERSATION_DATE)
-        .with_required_channels(["analysis", "final"])
-    )
+    system = oh.SystemContent.new().with_reasoning_effort(oh.ReasoningEffort.LOW)
+    system = system.with_conversation_start_date(harmony.CONVERSATION_DATE)
+    system = system.with_required_channels(["analysis", "final"])
     contents = [
         (oh.Role.SYSTEM, system),
         (oh.Role.DEVELOPER, oh.DeveloperContent.new().with_instructions(rubric.text())),
@@ -145,14 +125,11 @@ def test_a_long_document_loses_its_end_and_never_the_rubric_or_the_opening(
     assert document == encoding().encode(text[:12_000], disallowed_special=())[: len(document)]
 
 
-def test_without_room_for_a_document_the_settings_are_refused(rubric: Rubric) -> None:
-    with refused("E-CONFIG-CONTEXT"):
-        JudgePrompt(rubric, 300)
-
-
-def test_a_prompt_without_reasoning_ends_with_the_opened_final_channel(rubric: Rubric) -> None:
+def test_settings_open_the_final_channel_and_must_leave_room_for_a_document(rubric: Rubric) -> None:
     made = JudgePrompt(rubric, 4096, "none").prompt("a")
     assert encoding().decode(made.tokens).endswith("<|start|>assistant<|channel|>final<|message|>")
+    with refused("E-CONFIG-CONTEXT"):
+        JudgePrompt(rubric, 300)
 
 
 SPELLINGS = ["<|end|>", "<|start|>", "<|return|>", "<|message|>", "<|channel|>", "<|endoftext|>"]
@@ -169,38 +146,20 @@ def test_no_document_puts_a_control_token_into_a_prompt(text: str) -> None:
 
 
 _CONTROL = st.sampled_from([200002, 200003, 200005, 200006, 200007, 200008, 200012, 173781, 17196])
+_WORDS = st.sampled_from([GOOD, OTHER, "{", "}", "assistant", "final", "analysis"]).map(tokens_of)
+_TOKENS = (_CONTROL | st.integers(0, 199997)).map(lambda token: [token]) | _WORDS
 
 
 @settings(max_examples=200)
-@given(
-    st.lists(
-        st.one_of(
-            _CONTROL.map(lambda t: [t]),
-            st.integers(0, 199997).map(lambda t: [t]),
-            st.sampled_from([GOOD, OTHER, "{", "}", "assistant", "final", "analysis"]).map(
-                lambda text: tokens_of(text)
-            ),
-        ),
-        max_size=30,
-    ).map(lambda parts: [t for part in parts for t in part]),
-    st.booleans(),
-    st.booleans(),
-)
-def test_any_tokens_give_scores_or_a_reason(tokens: list[int], stop: bool, opened: bool) -> None:
+@given(st.lists(_TOKENS, max_size=30), st.booleans(), st.booleans())
+def test_any_tokens_give_scores_or_a_reason(
+    parts: list[list[int]], stop: bool, opened: bool
+) -> None:
+    tokens = [token for part in parts for token in part]
     result = read_answer(tokens, stop, opened, salvage=True)
     assert result.finish_reason in ("final_stop", "stop_outside_final", "length", "parser_error")
     assert result.scores in (None, SCORES, json.loads(OTHER))
     assert result.scores is None or result.raw == ""
-
-
-@settings(max_examples=300)
-@given(st.text() | st.text(alphabet='{}[]":,0123456789.eE-ntrufalse \n'), st.booleans())
-def test_any_text_is_scores_or_none(text: str, salvage: bool) -> None:
-    scores, is_salvaged = read_scores(text, salvage)
-    assert scores is None or (
-        set(scores) == set(DIMENSIONS) and {*scores.values()} <= set(range(5))
-    )
-    assert not is_salvaged or (salvage and scores is not None)
 
 
 @given(
@@ -259,9 +218,8 @@ def test_no_wrapping_of_an_object_in_reasoning_is_a_label(before: str, after: st
     if not is_fenced:
         assert scores is None, text
     # The same as a completion in text: only a delimited final message is read.
-    opened = before + GOOD + after
-    if "<|channel|>final<|message|>" not in opened:
-        assert final_text(opened) is None
+    if FINAL not in text:
+        assert final_text(text) is None
 
 
 def test_the_vocabulary_needs_no_network(tmp_path: Path) -> None:

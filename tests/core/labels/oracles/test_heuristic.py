@@ -106,10 +106,8 @@ def test_repeated_lines_and_crossed_brackets_cost_grades() -> None:
     assert measure("[x (y] z) " * 20)["nesting"] < measure(good * 3)["nesting"] == 1.0
     listing = "Classifier :: A\nClassifier :: B\nClassifier :: C\nClassifier :: D\n"
     assert measure(listing)["repetition"] == 1.0
-    ragged = "if a:\n     b\n   c\n      d\n  e\nf\n"
-    assert (
-        measure(ragged)["indentation"] < measure("if a:\n    b\n    c\nd\n")["indentation"] == 1.0
-    )
+    ragged, even = "if a:\n     b\n   c\n      d\n  e\nf\n", "if a:\n    b\n    c\nd\n"
+    assert measure(ragged)["indentation"] < measure(even)["indentation"] == 1.0
 
 
 def test_each_curve_of_the_oracle_counts() -> None:
@@ -141,18 +139,14 @@ def test_compression_is_that_of_one_block_whatever_the_text_and_its_indents(
     text = " ".join(texts[0].split())
     solid = text.replace(" ", "_")
     assert measure(solid[:400])["compression"] == measure(solid[:256])["compression"]
-    assert (
-        measure("    " + text[:100].replace(" ", "\n    "))["compression"]
-        == (measure(text[:100])["compression"])
-    )
+    indented = "    " + text[:100].replace(" ", "\n    ")
+    assert measure(indented)["compression"] == measure(text[:100])["compression"]
 
 
 def test_windows_cover_both_ends_and_stay_bounded() -> None:
     text = "".join(chr(97 + i % 26) for i in range(50_000))
-    parts = windows(text)
-    assert len(parts) == MAX_WINDOWS
-    assert parts[0] == text[:WINDOW_CHARS]
-    assert parts[-1] == text[-WINDOW_CHARS:]
+    first, *_, last = parts = windows(text)
+    assert (len(parts), first, last) == (MAX_WINDOWS, text[:WINDOW_CHARS], text[-WINDOW_CHARS:])
     assert windows(text[:700]) == [text[:400], text[300:700]]
     assert windows(text[:100]) == [text[:100]]
 

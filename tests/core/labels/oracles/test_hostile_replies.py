@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.base.errors import LabelError
 from nmoe_core.cli import main
 from nmoe_core.labels.oracle import Question
 from nmoe_core.labels.oracles.http import RAW_CHARS
@@ -24,6 +23,7 @@ from tests.core.labels.oracles.server import (
     documents_of,
     write_documents,
 )
+from tests.refusals import refused
 
 KEY = "sk-s3cret/with+marks"
 TOO_LONG = b'{"error": {"message": "maximum context length is 4096 tokens"}}'
@@ -41,11 +41,8 @@ def label(url: str, root: Path, count: int, *more: str) -> int:
 def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_follow(
     server: JudgeServer, tmp_path: Path, status: int
 ) -> None:
-    def behave(document: str, nth: int) -> Reply:
-        is_refused = int(document.split()[1]) < 50
-        return Reply(TOO_LONG, status) if is_refused else answers(document, nth)
-
-    server.behave = behave
+    refusal, documents = Reply(TOO_LONG, status), documents_of(50)
+    server.behave = lambda d, nth: refusal if d in documents else answers(d, nth)
     assert label(server.url, tmp_path, 60) == 0
     rows = list(read_records(tmp_path / "out" / "scores.jsonl"))
     assert [row["ok"] for row in rows] == [False] * 50 + [True] * 10
@@ -151,11 +148,9 @@ def test_a_reply_that_does_not_end_is_cut_at_its_limit_and_ends_the_run_in_one_l
     with closing(Loopback(flood_it)) as flooding:
         limits = {"max_attempts": 1, "concurrency": 1, "max_reply_bytes": 2**20}
         oracle = server.oracle(base_url=flooding.url, **limits)
-        with pytest.raises(LabelError) as down:
+        naming = ["reply_too_large", "1048576 bytes"]
+        with refused("E-LABEL-ORACLE-DOWN", naming=naming) as down:
             list(oracle.label(map(Question, documents_of(40))))
-    assert down.value.code == "E-LABEL-ORACLE-DOWN"
-    assert "reply_too_large" in str(down.value)
-    assert "1048576 bytes" in str(down.value)
     assert len(down.value.line()) < 600
     # Sixteen documents, a try each: the limit, and what the sockets held beside it.
     assert num_sent < 16 * (2**20 + 32 * 2**20)
