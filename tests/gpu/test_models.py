@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import runpy
 import shutil
 import subprocess
 import sys
@@ -24,10 +22,10 @@ from nmoe_core.engine import (
 from nmoe_core.engine.block import PLAIN
 from nmoe_core.engine.devices import ModelSource, Shard
 from nmoe_core.engine.kernels.block import KERNELS
+from tests.golden.engine import recipe
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "engine"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The plain path's bounds (tests/core/engine/test_goldens.py), five times: another order of sums.
 LOGITS_ATOL, HIDDEN_RTOL = 1e-3, 5e-5
@@ -37,35 +35,14 @@ BFLOAT16_LOGITS = {"tiny4": 0.0242, "deep24": 0.0229}
 
 @pytest.fixture(scope="module")
 def golden_path(tmp_path_factory):
-    """`golden_path(name)`: the checkpoint stored, or written by its recipe."""
-    recipe = runpy.run_path(str(GOLDEN / "recipe.py"))
-
-    @functools.cache
-    def path(name: str) -> Path:
-        if (GOLDEN / name).is_dir():
-            return GOLDEN / name
-        directory = tmp_path_factory.mktemp("golden") / name
-        recipe["write"](name, directory)
-        return directory
-
-    return path
+    root = tmp_path_factory.mktemp("golden")
+    return lambda name: recipe.checkpoint(name, root)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
     sizes = {"vocab_size": 300, "num_layers": 4, "sliding_window": 16}
     return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", **sizes)
-
-
-def prompts_of(name: str):
-    arrays = np.load(GOLDEN / f"{name}.expected.npz")
-    for n in range(sum(key.endswith("_ids") for key in arrays)):
-        prefix = f"p{n}_"
-        yield {k.removeprefix(prefix): arrays[k] for k in arrays if k.startswith(prefix)}
-
-
-def ids_of(prompt) -> torch.Tensor:
-    return torch.from_numpy(prompt["ids"].astype(np.int64))[None]
 
 
 def test_every_way_to_a_model_on_the_gpu_gives_kernels(tiny):
@@ -83,9 +60,8 @@ def test_every_way_to_a_model_on_the_gpu_gives_kernels(tiny):
 @pytest.mark.parametrize("name", ["tiny4", "deep24"])
 def test_goldens_equal_transformers(golden_path, name, experts):
     model = Transformer.from_checkpoint(golden_path(name), device=DEVICE, experts=experts)
-    for prompt in prompts_of(name):
-        taps = sorted(int(key.rpartition("_")[2]) for key in prompt if key.startswith("hidden"))
-        logits, hidden = model(ids_of(prompt), return_hidden_states=taps)
+    for prompt in recipe.prompts(name):
+        logits, hidden = model(recipe.ids(prompt), return_hidden_states=recipe.taps(prompt))
         logits = logits[0].cpu()
         assert logits.argmax(-1).tolist() == prompt["argmax"].tolist()
         assert np.abs(logits.numpy() - prompt["logits"]).max() <= LOGITS_ATOL
@@ -98,8 +74,8 @@ def test_goldens_equal_transformers(golden_path, name, experts):
 @pytest.mark.parametrize("name", BFLOAT16_LOGITS)
 def test_bfloat16_logits_are_as_near_as_those_of_transformers(golden_path, name):
     model = Transformer.from_checkpoint(golden_path(name), device=DEVICE, dtype=torch.bfloat16)
-    for prompt in prompts_of(name):
-        logits, expected = model(ids_of(prompt))[0].cpu().numpy(), prompt["logits"]
+    for prompt in recipe.prompts(name):
+        logits, expected = model(recipe.ids(prompt))[0].cpu().numpy(), prompt["logits"]
         error = np.linalg.norm(logits - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
         assert np.median(error) <= 2 * BFLOAT16_LOGITS[name]
 
@@ -107,7 +83,7 @@ def test_bfloat16_logits_are_as_near_as_those_of_transformers(golden_path, name)
 @pytest.mark.parametrize("name", ["tiny4", "deep24"])
 def test_goldens_greedy_tokens_come_out_of_the_generator(golden_path, name):
     model = Transformer.from_checkpoint(golden_path(name), device=DEVICE)
-    prompts = list(prompts_of(name))
+    prompts = list(recipe.prompts(name))
     count = min(len(prompt["greedy"]) for prompt in prompts)
     generator = BatchedGenerator(model, 1024, 4)
     got = generator.generate_batch([prompt["ids"].tolist() for prompt in prompts], count)

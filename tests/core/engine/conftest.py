@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +14,12 @@ from safetensors.torch import save_file
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 from tests.core.engine.builders import SMALL
+from tests.golden.engine import recipe
 
 # Read when transformers is first imported; local directories need no hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 MakeCheckpoint = Callable[..., Path]
-GOLDEN = Path(__file__).parents[2] / "golden" / "engine"
 
 
 @pytest.fixture(autouse=True)
@@ -36,18 +35,7 @@ def _one_thread():
 def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`golden_checkpoint(name)`: the stored one, or the one written by recipe, once per session."""
     root = tmp_path_factory.mktemp("golden")
-    recipe = runpy.run_path(str(GOLDEN / "recipe.py"))
-
-    def directory(name: str) -> Path:
-        if (GOLDEN / name).is_dir():
-            return GOLDEN / name
-        if not (root / name).is_dir():
-            recipe["write"](name, root / name)
-            digest = recipe["content_digest"](root / name)
-            assert digest == recipe["CONTENT_DIGESTS"][name], f"{name} is not what it was"
-        return root / name
-
-    return directory
+    return lambda name: recipe.checkpoint(name, root)
 
 
 @pytest.fixture(scope="session")

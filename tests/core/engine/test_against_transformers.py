@@ -1,65 +1,187 @@
-"""Against transformers itself, on shapes the goldens do not have.
+"""Against transformers on seeded random shapes and every way a checkpoint can be stored.
 
-Each checkpoint is written by the test, loaded by both, and computed in float32.
+Each case draws a shape (depth, experts and how many run, grouped heads, window, kinds of layers,
+rotary scaling and how it is written) and weights, writes it in one layout with MXFP4 or bfloat16
+experts over one or several files, and writes the Hugging Face twin that transformers can read.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
+import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from nmoe_core.engine import ModelConfig, Transformer
-from nmoe_core.engine.weights.config import FULL, SLIDING
+from nmoe_core.engine.weights import mxfp4
+from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
+from nmoe_core.engine.weights.layout import EXPERT_PARTS, HUGGING_FACE, ORIGINAL, part_shapes
+from tests.core.engine.builders import SMALL
 from tests.core.engine.reference import assert_equal_to_transformers, load_reference
 
+NUM_SHAPES = 16
+LAYOUTS = ("hugging face", "original")
+FORMS = (MXFP4, "bfloat16")
 
-def test_tiny_checkpoint_loads_in_transformers_and_gives_the_same(tiny_dir: Path):
+
+def _config(rng: random.Random, layout: str, form: str) -> ModelConfig:
+    num_layers, num_experts = rng.randint(1, 4), rng.choice([1, 3, 5, 8])
+    num_kv = rng.choice([1, 2, 3])
+    kinds = [(SLIDING, FULL)[i % 2] for i in range(num_layers)]
+    if layout != "original":  # its config has no field for either
+        kinds = [rng.choice([SLIDING, FULL]) for _ in kinds]
+    scaling = YarnScaling(
+        factor=rng.choice([4.0, 32.0]),
+        original_max_position=rng.choice([16, 64]),
+        beta_fast=rng.choice([8.0, 32.0]),
+        truncate=layout != "original" and rng.random() < 0.3,
+    )
+    return ModelConfig(
+        num_hidden_layers=num_layers,
+        num_experts=num_experts,
+        experts_per_token=rng.randint(1, num_experts),
+        vocab_size=rng.randint(50, 300),
+        hidden_size=32 * rng.randint(1, 3),
+        intermediate_size=32 * rng.randint(1, 3),
+        head_dim=rng.choice([8, 16, 32]),
+        num_attention_heads=num_kv * rng.choice([1, 2, 4]),
+        num_key_value_heads=num_kv,
+        sliding_window=rng.randint(1, 20),
+        layer_types=tuple(kinds),
+        rope_theta=rng.choice([10_000.0, 150_000.0]),
+        rope_scaling=None if layout != "original" and rng.random() < 0.2 else scaling,
+        max_position_embeddings=int(scaling.original_max_position * scaling.factor),
+        swiglu_limit=rng.choice([0.7, 7.0]),
+        quant_method=MXFP4 if form == MXFP4 else None,
+    )
+
+
+def _parts(config: ModelConfig, seed: int) -> list[dict[str, Tensor]]:
+    """Weights of every block by part; those of experts are values MXFP4 holds exactly."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(part: str, shape: tuple[int, ...]) -> Tensor:
+        values = torch.randn(shape, generator=generator)
+        if part.endswith("norm"):
+            return (1 + 0.1 * values).bfloat16()
+        values = values * (1.5 / shape[-1] ** 0.5) if part.endswith("weight") else values
+        if part not in EXPERT_PARTS:
+            return values.bfloat16()
+        return mxfp4.decode(*mxfp4.encode(values), torch.bfloat16)
+
+    shapes = part_shapes(config)
+    return [
+        {part: draw(part, shape) for part, shape in shapes.items()}
+        for _ in range(config.num_hidden_layers)
+    ]
+
+
+def _tensors(config: ModelConfig, seed: int, layout: str, form: str) -> dict[str, Tensor]:
+    names = ORIGINAL if layout == "original" else HUGGING_FACE
+    generator = torch.Generator().manual_seed(-seed - 1)
+    table = torch.randn(2, config.vocab_size, config.hidden_size, generator=generator).bfloat16()
+    tensors = {names.embedding: table[0].clone(), names.unembedding: table[1].clone()}
+    tensors[names.final_norm] = torch.full((config.hidden_size,), 1.25).bfloat16()
+    for layer, parts in enumerate(_parts(config, seed)):
+        for part, value in parts.items():
+            if part in EXPERT_PARTS:
+                stem = names.block_name(layer, names.experts[part])
+                if form == MXFP4:
+                    packed = zip(names.packed_suffixes, mxfp4.encode(value.float()), strict=True)
+                    tensors |= {stem + suffix: tensor for suffix, tensor in packed}
+                else:
+                    value = value.mT if names.is_input_major else value
+                    tensors[stem] = value.contiguous()
+                continue
+            pieces = names.parts[part]
+            sizes = config.qkv_sizes if len(pieces) == 3 else [len(value)]
+            for piece, rows in zip(pieces, value.split(list(sizes)), strict=True):
+                tensors[names.block_name(layer, piece)] = rows.contiguous()
+    return tensors
+
+
+def _raw_config(config: ModelConfig, layout: str, rope_field: str) -> dict[str, Any]:
+    raw = config.to_hf()
+    if layout == "original":
+        shared = "num_hidden_layers vocab_size hidden_size intermediate_size head_dim swiglu_limit"
+        shared += " num_attention_heads num_key_value_heads sliding_window rope_theta"
+        assert config.rope_scaling is not None
+        return {name: raw[name] for name in shared.split()} | {
+            "num_experts": config.num_experts,
+            "experts_per_token": config.experts_per_token,
+            "initial_context_length": config.rope_scaling.original_max_position,
+            "rope_scaling_factor": config.rope_scaling.factor,
+            "rope_ntk_alpha": config.rope_scaling.beta_slow,
+            "rope_ntk_beta": config.rope_scaling.beta_fast,
+        }
+    if rope_field == "rope_parameters" and "rope_scaling" in raw:
+        raw["rope_parameters"] = raw.pop("rope_scaling") | {"rope_theta": raw.pop("rope_theta")}
+    return raw
+
+
+def _write(
+    directory: Path, raw: dict[str, Any], tensors: dict[str, Tensor], num_files: int
+) -> None:
+    directory.mkdir(parents=True)
+    names = sorted(tensors)
+    for i in range(num_files):
+        part = {name: tensors[name] for name in names[i::num_files]}
+        save_file(part, directory / f"model-{i}.safetensors", metadata={"format": "pt"})
+    places = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(names)}
+    index = {"metadata": {}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "config.json").write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize("seed", range(NUM_SHAPES))
+def test_a_random_shape_equals_transformers(tmp_path: Path, seed: int):
+    rng = random.Random(seed)
+    layout, form = LAYOUTS[seed % 2], FORMS[seed // 2 % 2]
+    config = _config(rng, layout, form)
+    rope_field = ("rope_scaling", "rope_parameters")[seed // 4 % 2]
+    below = "" if layout == "hugging face" else "original"
+    raw = _raw_config(config, layout, rope_field)
+    _write(tmp_path / "ours" / below, raw, _tensors(config, seed, layout, form), rng.randint(1, 3))
+    twin = _raw_config(config, "hugging face", rope_field)
+    twin.pop("quantization_config", None)
+    _write(tmp_path / "twin", twin, _tensors(config, seed, "hugging face", "bfloat16"), 1)
+    assert_equal_to_transformers(tmp_path / "ours", tmp_path / "twin", length=45)
+
+
+def test_the_shapes_cover_what_checkpoints_do():
+    configs = [
+        _config(random.Random(seed), LAYOUTS[seed % 2], FORMS[seed // 2 % 2])
+        for seed in range(NUM_SHAPES)
+    ]
+    assert any(c.experts_per_token == 1 < c.num_experts for c in configs)
+    assert any(c.experts_per_token == c.num_experts > 1 for c in configs)
+    assert any(c.num_attention_heads == c.num_key_value_heads > 1 for c in configs)
+    assert any(c.num_attention_heads == 4 * c.num_key_value_heads for c in configs)
+    assert any(c.rope_scaling is None for c in configs)
+    assert any(c.rope_scaling is not None and c.rope_scaling.truncate for c in configs)
+    assert any(c.layer_types[::2] != (SLIDING,) * len(c.layer_types[::2]) for c in configs)
+    assert {c.swiglu_limit for c in configs} == {0.7, 7.0}
+
+
+def test_a_tiny_checkpoint_equals_transformers(tiny_dir: Path):
     assert_equal_to_transformers(tiny_dir)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"num_key_value_heads": 6},
-        {"experts_per_token": 1},
-        {"experts_per_token": 6},
-        {"layer_types": (FULL, FULL, SLIDING)},
-        {"rope_scaling": None},
-        {"swiglu_limit": 0.5},
-    ],
-    ids=["base", "no GQA", "top-1", "all experts", "layer types", "no yarn", "low limit"],
-)
-def test_unquantised_shapes_equal_transformers(small_config: ModelConfig, make_checkpoint, change):
-    assert_equal_to_transformers(make_checkpoint(dataclasses.replace(small_config, **change)))
 
 
 @pytest.mark.parametrize("window", [7, 128])
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
-def test_lengths_around_the_window_equal_transformers(
-    small_config: ModelConfig, make_checkpoint, window: int, beyond: int
-):
-    config = dataclasses.replace(small_config, sliding_window=window)
+def test_lengths_around_the_window_equal_transformers(make_checkpoint, window: int, beyond: int):
+    config = replace(SMALL, sliding_window=window)
     assert_equal_to_transformers(make_checkpoint(config), length=window + beyond)
 
 
-@pytest.mark.parametrize("truncate", [False, True])
-def test_rope_parameters_of_newer_files_equal_transformers(
-    small_config: ModelConfig, make_checkpoint, truncate: bool
-):
-    rope = small_config.to_hf()["rope_scaling"] | {"rope_theta": 5000.0, "truncate": truncate}
-    raw = {"rope_parameters": rope, "rope_scaling": None, "rope_theta": None}
-    directory = make_checkpoint(small_config, raw)
-    assert_equal_to_transformers(directory, length=150)
-
-
-def test_what_transformers_saves_can_be_loaded(
-    small_config: ModelConfig, make_checkpoint, tmp_path
-):
-    written = make_checkpoint(small_config)
+def test_what_transformers_saves_can_be_loaded(make_checkpoint, tmp_path: Path):
+    written = make_checkpoint(SMALL)
     load_reference(written).bfloat16().save_pretrained(tmp_path / "saved")
     ids = torch.arange(50)[None]
     saved = Transformer.from_checkpoint(tmp_path / "saved")

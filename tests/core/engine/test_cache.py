@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nmoe_core.engine import ModelConfig
-from nmoe_core.engine.generation.cache import PagedCache, Prefix
+from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.prefixes import MIN_SHARED_TOKENS, Node, PrefixTree
 from nmoe_core.engine.generation.step import Chunk, StepBatch
 
@@ -17,11 +17,6 @@ PAGE = 4
 
 def _cache(config: ModelConfig, max_batch: int = 3, num_pages: int = 12) -> PagedCache:
     return PagedCache(config, max_batch, 40, num_pages, PAGE, torch.empty(0))
-
-
-def _open(cache: PagedCache, prefix: Prefix | None = None) -> int:
-    slot = cache.open(prefix)
-    return slot
 
 
 def _write(cache: PagedCache, slot: int, start: int, count: int) -> None:
@@ -52,7 +47,7 @@ def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: Mode
     per_position = 2 * 8 * 4
     assert cache.keys[0].nbytes == cache.values[0].nbytes == 3 * 8 * per_position
     assert cache.keys[1].nbytes == 300 * PAGE * per_position
-    slot = _open(cache)
+    slot = cache.open()
     for start in range(0, 80, 5):
         _write(cache, slot, start, 5)
         assert _positions(cache, slot, 0, start + 5)[-8:] == list(
@@ -64,7 +59,7 @@ def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: Mode
 @pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 30])
 def test_every_position_is_where_the_tables_say(small_config: ModelConfig, count: int):
     cache = _cache(small_config, num_pages=16)
-    slots = [_open(cache), _open(cache)]
+    slots = [cache.open(), cache.open()]
     for start in range(0, 30, count):
         for slot in slots:
             _write(cache, slot, start, min(count, 30 - start))
@@ -78,14 +73,14 @@ def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_f
     small_config: ModelConfig, length: int
 ):
     cache = _cache(small_config)
-    maker = _open(cache)
+    maker = cache.open()
     _write(cache, maker, 0, length)
     prefix = cache.keep_prefix(maker, length)
     assert prefix is not None
     _write(cache, maker, length, 9)
     cache.close(maker)
     for _ in range(2):
-        slot = _open(cache, prefix)
+        slot = cache.open(prefix)
         assert _positions(cache, slot, 0, length) == list(map(float, range(length - 7, length)))
         _write(cache, slot, length, 5)
         assert _positions(cache, slot, 1, length + 5) == list(map(float, range(length + 5)))
@@ -97,10 +92,10 @@ def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_f
 
 def test_a_shared_page_is_stored_once_and_a_part_page_is_copied(small_config: ModelConfig):
     cache = _cache(small_config)
-    maker = _open(cache)
+    maker = cache.open()
     _write(cache, maker, 0, 10)
     prefix = cache.keep_prefix(maker, 10)
-    slot = _open(cache, prefix)
+    slot = cache.open(prefix)
     # Three pages of the maker; the prefix and the slot each copy the third, half full.
     assert len(cache.free_pages) == 12 - 5
     assert cache.tables[maker, :2].tolist() == cache.tables[slot, :2].tolist()
@@ -109,9 +104,9 @@ def test_a_shared_page_is_stored_once_and_a_part_page_is_copied(small_config: Mo
 
 def test_too_few_pages_is_a_refusal_that_changes_nothing(small_config: ModelConfig):
     cache = _cache(small_config, num_pages=5)
-    slot = _open(cache)
+    slot = cache.open()
     assert cache.reserve(slot, 18)
-    other = _open(cache)
+    other = cache.open()
     assert not cache.reserve(other, 1)
     assert cache.keep_prefix(slot, 10) is None
     assert len(cache.free_pages) == 0
@@ -120,9 +115,9 @@ def test_too_few_pages_is_a_refusal_that_changes_nothing(small_config: ModelConf
     assert cache.reserve(other, 1)
 
 
-def _tree(config: ModelConfig, max_kept: int = 8) -> tuple[PrefixTree, PagedCache]:
-    cache = _cache(config, num_pages=30)
-    return PrefixTree(cache, max_kept), cache
+@pytest.fixture
+def cache(small_config: ModelConfig) -> PagedCache:
+    return _cache(small_config, num_pages=30)
 
 
 def _kept(tree: PrefixTree, ends: list[list[Node]]) -> list[int]:
@@ -131,8 +126,8 @@ def _kept(tree: PrefixTree, ends: list[list[Node]]) -> list[int]:
     return [0 if node is None else node.length for node in nodes]
 
 
-def test_prompts_share_up_to_where_they_part_but_never_all(small_config: ModelConfig):
-    tree, _ = _tree(small_config)
+def test_prompts_share_up_to_where_they_part_but_never_all(cache: PagedCache):
+    tree = PrefixTree(cache, max_kept=8)
     common = list(range(20))
     first = tree.add([*common, 50, 51])
     assert tree.to_make(first, 0) == []
@@ -146,22 +141,22 @@ def test_prompts_share_up_to_where_they_part_but_never_all(small_config: ModelCo
     assert [node.length for node in tree.to_make(equal[0], 0)] == [29]
 
 
-def test_a_short_beginning_is_not_worth_keeping(small_config: ModelConfig):
-    tree, _ = _tree(small_config)
+def test_a_short_beginning_is_not_worth_keeping(cache: PagedCache):
+    tree = PrefixTree(cache, max_kept=8)
     for length, is_worth in ((MIN_SHARED_TOKENS - 1, False), (MIN_SHARED_TOKENS, True)):
         nodes = [tree.add([length] * length + [90 + i, 1]) for i in range(2)]
         assert bool(tree.to_make(nodes[0], 0)) == is_worth
 
 
 def test_the_tree_forgets_prompts_that_are_gone_and_drops_the_beginning_used_longest_ago(
-    small_config: ModelConfig,
+    cache: PagedCache,
 ):
-    tree, cache = _tree(small_config, max_kept=2)
+    tree = PrefixTree(cache, max_kept=2)
     ends = []
     for token in range(3):
         pair = [tree.add([token] * 20 + [90 + i, 1]) for i in range(2)]
         (node,) = tree.to_make(pair[0], 0)
-        slot = _open(cache)
+        slot = cache.open()
         _write(cache, slot, 0, 20)
         assert tree.keep(node, slot)
         cache.close(slot)

@@ -10,6 +10,7 @@ import pytest
 
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.weights.config import FULL, SLIDING, ModelConfig, YarnScaling, tap_layers
+from tests.refusals import refused
 
 ORIGINAL_20B = {
     "num_hidden_layers": 24,
@@ -77,14 +78,7 @@ def test_newer_names_of_fields_mean_the_same(published: ModelConfig):
 def test_a_missing_field_is_named(published: ModelConfig, field: str):
     raw = published.to_hf()
     del raw[field]
-    with pytest.raises(CheckpointError, match=field) as caught:
-        ModelConfig.from_dict(raw)
-    assert caught.value.code == "E-CHECKPOINT-CONFIG"
-
-
-def test_a_missing_field_of_the_original_form_is_named():
-    raw = {key: value for key, value in ORIGINAL_20B.items() if key != "rope_ntk_beta"}
-    with pytest.raises(CheckpointError, match="rope_ntk_beta"):
+    with refused("E-CHECKPOINT-CONFIG", field):
         ModelConfig.from_dict(raw)
 
 
@@ -100,9 +94,8 @@ def test_a_missing_field_of_the_original_form_is_named():
     ],
 )
 def test_another_architecture_or_variant_is_refused(published: ModelConfig, change, named: str):
-    with pytest.raises(CheckpointError, match=named) as caught:
+    with refused("E-CHECKPOINT-ARCH", named):
         ModelConfig.from_dict(published.to_hf() | change)
-    assert caught.value.code == "E-CHECKPOINT-ARCH"
 
 
 @pytest.mark.parametrize(
@@ -162,17 +155,19 @@ def test_a_rope_factor_that_is_not_above_zero_is_named(
 ) -> None:
     raw = published.to_hf()
     raw["rope_scaling"] = raw["rope_scaling"] | {key: value}
-    with pytest.raises(CheckpointError, match=key) as caught:
+    with refused("E-CHECKPOINT-CONFIG", key):
         ModelConfig.from_dict(raw)
-    assert caught.value.code == "E-CHECKPOINT-CONFIG"
 
 
 @pytest.mark.parametrize(
-    "field", ["rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta", "initial_context_length"]
+    ("field", "value"),
+    [
+        *[(name, 0) for name in ("rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta")],
+        *[("initial_context_length", -1), ("num_hidden_layers", 10**9), ("rope_ntk_beta", None)],
+    ],
 )
-def test_a_rope_factor_of_the_original_form_that_is_not_above_zero_is_refused(field: str) -> None:
-    for value in (0, -1):
-        with pytest.raises(CheckpointError):
-            ModelConfig.from_dict({**ORIGINAL_20B, field: value})
-    with pytest.raises(CheckpointError):
-        ModelConfig.from_dict({**ORIGINAL_20B, "num_hidden_layers": 10**9})
+def test_a_field_of_the_original_form_that_no_model_can_have_is_refused(
+    field: str, value: object
+) -> None:
+    with refused("E-CHECKPOINT-CONFIG"):
+        ModelConfig.from_dict({**ORIGINAL_20B, field: value})

@@ -109,7 +109,3 @@ def test_the_goldens_fail_for_a_fault(tmp_path: Path, fault: str):
     assert run.returncode == 1, run.stdout
     assert re.search(r"^E +(AssertionError: )?assert ", run.stdout, re.MULTILINE), run.stdout
     assert "1 failed" in run.stdout
-
-
-def test_all_fifteen_faults_are_there():
-    assert len(FAULTS) == 15

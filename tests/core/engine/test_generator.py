@@ -1,22 +1,19 @@
-"""Generation gives what the forward pass gives: in any batch, any chunks, any pages.
-
-The twin is the model's own forward pass over whole sequences, one by one, without a cache.
-"""
+"""Generation gives what the forward pass gives: in any batch, any chunks, any pages, any order."""
 
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from nmoe_core.engine import BatchedGenerator, ModelConfig, Sampling, Transformer
+from nmoe_core.engine import BatchedGenerator, ModelConfig, Request, Sampling, Transformer
+from nmoe_core.engine.transfers import Arriving
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
 
 WINDOW = 16
-
-
 LENGTHS = (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 33, 10 * WINDOW)
 
 
@@ -63,13 +60,6 @@ def test_bfloat16_generates_what_its_forward_pass_does(tiny_dir: Path):
     assert sorted(errors)[4] <= 0.03 * sorted(sizes)[4]
 
 
-def test_packed_experts_generate_the_same(tiny_dir: Path, expected):
-    model = Transformer.from_checkpoint(tiny_dir, experts="packed")
-    generator = make_generator(model, 200, 3)
-    got = generator.generate_batch([prompt_of(n) for n in LENGTHS[:5]], max_tokens=18)
-    assert got == [expected[n] for n in LENGTHS[:5]]
-
-
 def _logits_along(generator: BatchedGenerator, prompts: list[list[int]]) -> dict[int, list]:
     """Rows of logits that each prompt's sequence was given."""
     rows: dict[int, list[torch.Tensor]] = {}
@@ -114,11 +104,6 @@ def test_sampling_depends_on_seed_and_position_not_on_the_batch(tiny_model: Tran
     assert again != together
 
 
-def test_a_checkpoint_directory_does_as_well_as_a_model(tiny_dir: Path, expected):
-    generator = make_generator(str(tiny_dir), max_seq_len=64, max_batch=2)
-    assert generator.generate_batch([prompt_of(17)], max_tokens=18) == [expected[17]]
-
-
 @pytest.mark.parametrize(
     "layer_types",
     [("full_attention",) * 3, ("sliding_attention",) * 3],
@@ -155,3 +140,54 @@ def test_greedy_equals_transformers_generate(small_config: ModelConfig, make_che
             pad_token_id=99,
         )
         assert tokens == expected[0, len(prompt) :].tolist()
+
+
+def _requests(seed: int) -> list[Request]:
+    """Greedy and sampled, most with stop ids that come early, some with a shared beginning."""
+    rng = random.Random(seed)
+    starts = [[], prompt_of(20, 11), prompt_of(37, 11)]
+    return [
+        Request(
+            rng.choice(starts) + rng.choices(range(300), k=rng.randint(1, 25)),
+            rng.randint(1, 24),
+            Sampling(rng.choice([0.0, 0.9]), rng.choice([0.9, 1.0]), rng.choice([0, 40]), seed=i),
+            frozenset(rng.sample(range(300), rng.choice([0, 10, 40]))),
+        )
+        for i in range(12)
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_pages": 6, "max_step_tokens": 24}, {"max_batch": 1, "max_prefixes": 0}],
+    ids=["plain", "few pages", "alone"],
+)
+def test_completions_are_those_of_reading_at_once(tiny_model: Transformer, options: dict[str, int]):
+    requests = _requests(seed=1)
+    at_once, ahead = (
+        make_generator(tiny_model, 96, launches_ahead=is_ahead, **options)
+        for is_ahead in (False, True)
+    )
+    expected = sorted(at_once.complete(requests), key=lambda done: done.index)
+    got = sorted(ahead.complete(requests), key=lambda done: done.index)
+    assert got == expected
+    reasons = [done.finish_reason for done in expected]
+    assert min(reasons.count("stop"), reasons.count("length")) >= 3
+    assert all_free(ahead)
+    assert ahead.counts.preemptions > 0 or "num_pages" not in options
+    assert list(ahead.complete(requests[:3]))  # and goes on as if new
+
+
+def test_a_pass_is_launched_before_the_tokens_of_the_last_are_read(
+    tiny_model: Transformer, monkeypatch: pytest.MonkeyPatch
+):
+    events: list[str] = []
+    extend, tolist = Transformer.extend, Arriving.tolist
+    monkeypatch.setattr(Transformer, "extend", lambda *a: events.append("run") or extend(*a))
+    monkeypatch.setattr(Arriving, "tolist", lambda a: events.append("read") or tolist(a))
+    prompt = prompt_of(12)
+    list(make_generator(tiny_model, 96, launches_ahead=True).complete([Request(prompt, 4)]))
+    assert events == ["run", "run", "read", "run", "read", "run", "read", "read"]
+    events.clear()
+    list(make_generator(tiny_model, 96, launches_ahead=False).complete([Request(prompt, 4)]))
+    assert events == ["run", "read"] * 4

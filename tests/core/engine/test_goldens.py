@@ -7,16 +7,15 @@ moves the logits least, by 3e-4: a tolerance above that would not see it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from nmoe_core.engine import Residual, Transformer
+from tests.golden.engine.recipe import ids, prompts, taps
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "engine"
 ModelOf = Callable[[str], Transformer]
 NAMES = ("tiny4", "deep24", "vocab201k")
 LOGITS_ATOL = 2e-4
@@ -37,26 +36,11 @@ BFLOAT16_HIDDEN = {
 }
 
 
-def _prompts(name: str) -> Iterator[dict[str, np.ndarray]]:
-    arrays = np.load(GOLDEN / f"{name}.expected.npz")
-    for n in range(sum(key.endswith("_ids") for key in arrays)):
-        prefix = f"p{n}_"
-        yield {k.removeprefix(prefix): arrays[k] for k in arrays if k.startswith(prefix)}
-
-
-def _ids(prompt: dict[str, np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(prompt["ids"].astype(np.int64))[None]
-
-
-def _taps(prompt: dict[str, np.ndarray]) -> list[int]:
-    return sorted(int(key.rpartition("_")[2]) for key in prompt if key.startswith("hidden"))
-
-
-def _greedy(model: Transformer, ids: torch.Tensor, num_new: int) -> list[int]:
+def _greedy(model: Transformer, tokens: torch.Tensor, num_new: int) -> list[int]:
     """The most likely continuation; every step computes the whole prefix again."""
     for _ in range(num_new):
-        ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], dim=1)
-    return ids[0, -num_new:].tolist()
+        tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], dim=1)
+    return tokens[0, -num_new:].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +53,8 @@ def model_of(golden_checkpoint) -> ModelOf:
     ("name", "n"), [(name, n) for name, count in zip(NAMES, (6, 4, 2)) for n in range(count)]
 )
 def test_goldens_equal_transformers(model_of: ModelOf, name: str, n: int):
-    model, prompt = model_of(name), list(_prompts(name))[n]
-    logits, hidden = model(_ids(prompt), return_hidden_states=_taps(prompt))
+    model, prompt = model_of(name), list(prompts(name))[n]
+    logits, hidden = model(ids(prompt), return_hidden_states=taps(prompt))
     logits = logits[0]
     assert logits.argmax(-1).tolist() == prompt["argmax"].tolist()
     assert np.abs(logits.logsumexp(-1).numpy() - prompt["logsumexp"]).max() <= LOGITS_ATOL
@@ -81,48 +65,42 @@ def test_goldens_equal_transformers(model_of: ModelOf, name: str, n: int):
         expected = prompt[f"hidden_{tap}"]
         error = np.linalg.norm(states[0].numpy() - expected) / np.linalg.norm(expected)
         assert error <= HIDDEN_RTOL
-    assert _greedy(model, _ids(prompt), len(prompt["greedy"])) == prompt["greedy"].tolist()
+    assert _greedy(model, ids(prompt), len(prompt["greedy"])) == prompt["greedy"].tolist()
 
 
 def test_the_final_norm_equals_transformers(model_of: ModelOf):
-    prompt = list(_prompts("tiny4"))[4]
-    _, hidden = model_of("tiny4")(_ids(prompt), return_hidden_states=(4,), no_logits=True)
+    prompt = list(prompts("tiny4"))[4]
+    _, hidden = model_of("tiny4")(ids(prompt), return_hidden_states=(4,), no_logits=True)
     normed = model_of("tiny4").norm(hidden[4])[0].numpy()
     np.testing.assert_allclose(normed, prompt["final_norm"], rtol=1e-4, atol=1e-5)
 
 
 def test_prompts_in_one_padded_batch_equal_transformers(model_of: ModelOf):
-    prompts = list(_prompts("tiny4"))
-    lengths = torch.tensor([len(prompt["ids"]) for prompt in prompts])
-    ids = torch.full((len(prompts), int(lengths.max())), -1)
-    for row, prompt in zip(ids, prompts, strict=True):
+    stored = list(prompts("tiny4"))
+    lengths = torch.tensor([len(prompt["ids"]) for prompt in stored])
+    padded = torch.full((len(stored), int(lengths.max())), -1)
+    for row, prompt in zip(padded, stored, strict=True):
         row[: len(prompt["ids"])] = torch.from_numpy(prompt["ids"].astype(np.int64))
-    logits = model_of("tiny4")(ids, lengths)
-    for got, prompt in zip(logits, prompts, strict=True):
+    logits = model_of("tiny4")(padded, lengths)
+    for got, prompt in zip(logits, stored, strict=True):
         got = got[: len(prompt["ids"])].numpy()
         assert np.abs(got - prompt["logits"]).max() <= LOGITS_ATOL
 
 
 def test_going_on_from_the_probes_tap_equals_transformers(model_of: ModelOf):
-    prompt = list(_prompts("deep24"))[3]
+    prompt = list(prompts("deep24"))[3]
     call = {"return_hidden_states": (18,), "up_to_layer": 18, "no_logits": True}
-    _, hidden = model_of("deep24")(_ids(prompt), **call)
+    _, hidden = model_of("deep24")(ids(prompt), **call)
     logits = model_of("deep24")(Residual(18, hidden[18]))
     assert np.abs(logits[0].numpy() - prompt["logits"]).max() <= LOGITS_ATOL
-
-
-def test_packed_experts_give_the_same_bits(model_of: ModelOf, golden_checkpoint):
-    prompt = list(_prompts("deep24"))[2]
-    packed = Transformer.from_checkpoint(golden_checkpoint("deep24"), experts="packed")
-    assert torch.equal(packed(_ids(prompt)), model_of("deep24")(_ids(prompt)))
 
 
 @pytest.mark.parametrize("name", BFLOAT16_LOGITS)
 def test_bfloat16_logits_are_as_near_as_those_of_transformers(golden_checkpoint, name: str):
     """Medians over positions: near a router's tie another expert may be picked at some."""
     model = Transformer.from_checkpoint(golden_checkpoint(name), dtype=torch.bfloat16)
-    for prompt, seen in zip(_prompts(name), BFLOAT16_LOGITS[name], strict=True):
-        logits = model(_ids(prompt))
+    for prompt, seen in zip(prompts(name), BFLOAT16_LOGITS[name], strict=True):
+        logits = model(ids(prompt))
         assert logits.dtype == torch.float32
         if name == "vocab201k":
             logits = logits[:, -4:, STORED_COLUMNS]
@@ -134,8 +112,8 @@ def test_bfloat16_states_are_as_near_as_those_of_transformers(
     golden_checkpoint, name: str, tap: int
 ):
     model = Transformer.from_checkpoint(golden_checkpoint(name), dtype=torch.bfloat16)
-    for prompt, seen in zip(_prompts(name), BFLOAT16_HIDDEN[name, tap], strict=True):
-        _, hidden = model(_ids(prompt), return_hidden_states=(tap,), no_logits=True)
+    for prompt, seen in zip(prompts(name), BFLOAT16_HIDDEN[name, tap], strict=True):
+        _, hidden = model(ids(prompt), return_hidden_states=(tap,), no_logits=True)
         assert _median_error(hidden[tap].float(), prompt[f"hidden_{tap}"]) <= 1.5 * seen
 
 

@@ -1,14 +1,15 @@
-"""The engine stands on torch, numpy and safetensors: every other import fails here and it works.
-
-Its kernels add triton, the tests of the kernels pytest: a machine with a GPU needs no more.
-"""
+"""What the engine imports, and that its page and its benchmark run as they are written."""
 
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,8 +64,10 @@ def test_the_engine_needs_torch_numpy_and_safetensors_alone():
 
 
 def test_tests_and_figures_on_a_gpu_need_torch_triton_numpy_and_pytest_alone():
-    allowed = {"torch", "triton", "numpy", "safetensors", "pytest", "nmoe_core", "benchmarks"}
-    files = [*(ROOT / "tests" / "gpu").glob("*.py"), *(ROOT / "benchmarks" / "gpu").glob("*.py")]
+    allowed = {"torch", "triton", "numpy", "safetensors", "pytest"}
+    ours = ("nmoe_core.engine", "benchmarks.gpu", "tests.golden.engine", "tests.gpu")
+    folders = ("tests/gpu", "tests/golden/engine", "benchmarks/gpu")
+    files = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
     assert len(files) >= 8
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -72,6 +75,34 @@ def test_tests_and_figures_on_a_gpu_need_torch_triton_numpy_and_pytest_alone():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 root = name.partition(".")[0]
-                assert root in allowed | sys.stdlib_module_names, f"{path.name} imports {name}"
-                ours = ("nmoe_core.engine", "benchmarks.gpu")
-                assert root not in ("nmoe_core", "benchmarks") or name.startswith(ours), name
+                is_known = root in allowed | sys.stdlib_module_names or name.startswith(ours)
+                assert is_known, f"{path.name} imports {name}"
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/engine.md", "exec"), names)
+    assert getattr(names["logits"], "shape", None) == (2, 40, 300)
+    assert str(names["device"]) == "cpu"
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_a_line_for_each_case():
+    options = ["--rounds", "1", "--lengths", "64"]
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.engine", *options],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("float32, 1 thread")
+    assert len(lines) == 2 + 1 + 2 + 2 + 1
+    assert all(float(line.split()[-3]) > 0 for line in lines[2:])

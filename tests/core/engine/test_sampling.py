@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from nmoe_core.base.errors import CheckpointError, ConfigError
 from nmoe_core.engine.generation.sampling import (
     Sampling,
     checked,
@@ -20,6 +19,7 @@ from nmoe_core.engine.generation.sampling import (
     sample,
     uniform,
 )
+from tests.refusals import refused
 
 
 def _twin(logits: list[float], temperature: float, top_p: float, top_k: int) -> np.ndarray:
@@ -89,23 +89,21 @@ def test_uniform_numbers_are_uniform():
     assert stats.kstest(numbers, "uniform").pvalue > 1e-3
 
 
-def test_temperature_zero_takes_the_first_of_the_largest():
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300, 1e-9])
+def test_a_temperature_of_or_near_zero_takes_the_largest(temperature: float):
+    logits = torch.tensor([-3.0, 30.0, -torch.inf, 29.99])
+    assert {sample(logits, Sampling(temperature), i) for i in range(20)} == {1}
     assert sample(torch.tensor([1.0, 3.0, 3.0]), Sampling(0.0, 0.5, 2, 9), 0) == 1
 
 
-@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9])
-def test_a_temperature_near_zero_takes_the_largest(temperature: float):
-    logits = torch.tensor([-3.0, 30.0, -torch.inf, 29.99])
-    assert {sample(logits, Sampling(temperature), i) for i in range(20)} == {1}
-
-
 def test_sets_at_their_ends_keep_one_or_all():
-    logits = torch.tensor([1.0, 3.0, 2.0, -torch.inf])
-    kept = kept_probabilities(logits[None], [Sampling(1.0, top_p=1e-12)])[0]
-    assert (kept > 0).tolist() == [False, True, False, False]
-    everything = kept_probabilities(logits[None], [Sampling(1.0)])[0]
-    kept = kept_probabilities(logits[None], [Sampling(1.0, top_k=99)])[0]
-    assert torch.equal(kept, everything)
+    logits = torch.tensor([[1.0, 3.0, 2.0, -torch.inf]])
+    one, every, widest = (
+        kept_probabilities(logits, [sampling])[0]
+        for sampling in (Sampling(1.0, top_p=1e-12), Sampling(1.0), Sampling(1.0, top_k=99))
+    )
+    assert (one > 0).tolist() == [False, True, False, False]
+    assert torch.equal(widest, every)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +111,11 @@ def test_sets_at_their_ends_keep_one_or_all():
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_token_is_taken_from_logits_that_are_not_finite(logits, temperature: float):
-    with pytest.raises(CheckpointError, match="not finite"):
+    with refused("E-CHECKPOINT-LOGITS", "not finite"):
         sample(torch.tensor(logits), Sampling(temperature), 0)
     rows = torch.tensor([[1.0] * len(logits), logits])
     ids = choose(rows, [Sampling(temperature)] * 2, [0, 0]).tolist()
-    with pytest.raises(CheckpointError, match="not finite"):
+    with refused("E-CHECKPOINT-LOGITS", "not finite"):
         checked(ids)
 
 
@@ -141,19 +139,12 @@ def test_only_kept_tokens_are_drawn_at_both_ends(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"temperature": float("inf")},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"top_k": -1},
-        {"seed": -1},
-        {"seed": 2**64},
+        *[("temperature", value) for value in (-0.1, float("nan"), float("inf"))],
+        *[("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("seed", -1), ("seed", 2**64)],
     ],
 )
-def test_settings_out_of_range_are_refused(wrong: dict[str, float]):
-    with pytest.raises(ConfigError, match=next(iter(wrong))) as caught:
-        Sampling(**wrong)
-    assert caught.value.code == "E-CONFIG-SAMPLING"
+def test_settings_out_of_range_are_refused(name: str, value: float):
+    with refused("E-CONFIG-SAMPLING", name):
+        Sampling(**{name: value})

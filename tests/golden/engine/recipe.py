@@ -1,4 +1,4 @@
-"""Writes the golden checkpoints that are not stored: `python recipe.py deep24|vocab201k DIR`.
+"""Reads the goldens, and writes the checkpoints that are not stored: deep24 and vocab201k.
 
 Their weights are sums of four hashed integers, so that any machine and any version of numpy writes
 the same ones; `CONTENT_DIGESTS` names what must come out. The two differ from tiny4 in depth (taps
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nmoe_core.engine.weights import mxfp4
 
+GOLDEN = Path(__file__).parent
 _COMMON = {
     "architectures": ["GptOssForCausalLM"],
     "attention_bias": True,
@@ -85,6 +86,35 @@ def write(name: str, directory: Path) -> Path:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     return directory
+
+
+def checkpoint(name: str, root: Path) -> Path:
+    """The stored checkpoint, or the one written below `root`, once."""
+    stored, written = GOLDEN / name, root / name
+    if stored.is_dir():
+        return stored
+    if not written.is_dir():
+        digest = content_digest(write(name, written))
+        assert digest == CONTENT_DIGESTS[name], f"{name} is not what it was"
+    return written
+
+
+def prompts(name: str) -> Iterator[dict[str, np.ndarray]]:
+    """What transformers computed for each prompt of a golden."""
+    arrays = np.load(GOLDEN / f"{name}.expected.npz")
+    for n in range(sum(key.endswith("_ids") for key in arrays)):
+        prefix = f"p{n}_"
+        yield {k.removeprefix(prefix): arrays[k] for k in arrays if k.startswith(prefix)}
+
+
+def ids(prompt: dict[str, np.ndarray]) -> Tensor:
+    """int64 [1, T]."""
+    return torch.from_numpy(prompt["ids"].astype(np.int64))[None]
+
+
+def taps(prompt: dict[str, np.ndarray]) -> list[int]:
+    """Blocks whose hidden states are stored."""
+    return sorted(int(key.rpartition("_")[2]) for key in prompt if key.startswith("hidden"))
 
 
 def content_digest(directory: Path) -> str:

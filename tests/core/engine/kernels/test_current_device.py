@@ -144,17 +144,6 @@ def cache(cuda: _Cuda, config: ModelConfig) -> PagedCache:
     return cache
 
 
-def test_the_kernels_of_a_block_are_launched_on_the_device_of_its_tensors(
-    cuda: _Cuda, config: ModelConfig, cache: PagedCache
-) -> None:
-    step = KernelStep(cache, [Chunk(0, 2, 1), Chunk(1, 2, 1)])
-    rotation = rotation_table(config, 64, DEVICE)[:2]
-    for block in _blocks(config):
-        block(torch.empty(2, 64, device=DEVICE), step, rotation)
-    assert {name for name, _ in cuda.seen} == KERNELS
-    assert {device for _, device in cuda.seen} == {DEVICE}
-
-
 def test_a_decoding_step_is_recorded_on_the_device_of_its_tensors(
     cuda: _Cuda, config: ModelConfig, cache: PagedCache
 ) -> None:

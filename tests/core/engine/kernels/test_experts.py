@@ -6,10 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton.runtime.interpreter import InterpretedFunction
 
 from nmoe_core.base.errors import CheckpointError
-from nmoe_core.engine.kernels import expert_product, routing
 from nmoe_core.engine.kernels.expert_product import TileShape, grouped_product
 from nmoe_core.engine.kernels.expert_weights import DenseExperts, tile_experts
 from nmoe_core.engine.kernels.mixture import FusedExperts, combine
@@ -36,11 +34,6 @@ def make_weights(num_experts, rows, columns, kind, generator):
         return tile_experts(blocks, scales, bias), mxfp4.decode(blocks, scales)
     weight = values.to(torch.bfloat16 if kind == "bf16" else torch.float32)
     return DenseExperts(weight, bias), weight.float()
-
-
-def test_the_interpreter_runs_these_kernels():
-    assert isinstance(expert_product._product_kernel, InterpretedFunction)
-    assert isinstance(routing._choose_kernel, InterpretedFunction)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_experts", "k"), [(1, 4, 4), (19, 5, 2), (40, 128, 4)])
