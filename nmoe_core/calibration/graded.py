@@ -18,7 +18,7 @@ from nmoe_core.base.fingerprint import Fingerprints, read_sealed, read_summary, 
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.calibration.thresholds import DECISIONS
 from nmoe_core.config.tree import SCORES_NAME
-from nmoe_core.labels.intervals import upper_bound
+from nmoe_core.labels.agreement import upper_bound
 
 SUMMARY_NAME = "summary.json"
 SUMMARY_FORMAT = "grade-summary/2"

@@ -33,8 +33,7 @@ from nmoe_core.calibration.thresholds import (
     fit_weights,
     would_keep,
 )
-from nmoe_core.labels.agreement import auc
-from nmoe_core.labels.intervals import Z975, Interval, wilson
+from nmoe_core.labels.agreement import Z975, Interval, auc, wilson
 from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS
 
 MIN_TEST_DOCUMENTS = 3

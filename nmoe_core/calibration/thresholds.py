@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
-from nmoe_core.labels.intervals import chance_of_at_most, upper_bound
+from nmoe_core.labels.agreement import chance_of_at_most, upper_bound
 from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE
 
 Decision = Literal["drop", "band", "keep"]

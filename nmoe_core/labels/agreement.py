@@ -1,22 +1,90 @@
-"""How well predictions agree with the oracle, and what source or length alone would have given.
+"""How well predictions agree with the oracle, how sure that is, and what source or length give.
 
 A predictor that knows only a document's source, or only its length, is shown beside every head:
 agreement below it says that nothing was learned about the text. Ranks, Spearman and AUC are written
 out, because scipy's and scikit-learn's take 4 to 80 times as long and every bootstrap calls them
-200 times; the other figures are theirs, and loaded on call.
+200 times; Wilson's interval, because scipy's takes no fractional counts; the bootstrap, because
+scipy's takes no statistic that is undefined on some draws. The other figures are theirs, and loaded
+on call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from nmoe_core.labels.intervals import bootstrap
 from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE, aggregate
 
 NUM_LENGTH_GROUPS = 10
+NUM_RESAMPLES = 200
+Z95 = 1.959963984540054
+Z975 = 2.241402727604947
+Interval = tuple[float, float]
+
+
+def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
+    """Interval of a share seen as `num_hits` of `num_trials` (Wilson 1927), `z` deviations wide.
+
+    >>> [round(bound, 3) for bound in wilson(5, 10)]
+    [0.237, 0.763]
+    """
+    if num_trials == 0:
+        return 0.0, 1.0
+    share, width = num_hits / num_trials, z**2 / num_trials
+    centre = (share + width / 2) / (1 + width)
+    spread = z * math.sqrt(share * (1 - share) / num_trials + width / num_trials / 4)
+    half = spread / (1 + width)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def upper_bound(num_errors: int, num_trials: int, delta: float = 0.05) -> float:
+    """Largest error rate that gives so few errors with probability `delta` (Clopper-Pearson 1934).
+
+    >>> round(upper_bound(0, 149), 4)
+    0.0199
+    """
+    from scipy.special import betaincinv
+
+    if num_errors >= num_trials:
+        return 1.0
+    return float(betaincinv(num_errors + 1, num_trials - num_errors, 1 - delta))
+
+
+def lower_bound(num_errors: int, num_trials: int, delta: float = 0.05) -> float:
+    """Smallest error rate that gives so many errors with probability `delta`; 0 of no trial.
+
+    >>> round(lower_bound(5, 5), 4)
+    0.5493
+    """
+    return 1 - upper_bound(num_trials - num_errors, num_trials, delta) if num_errors else 0.0
+
+
+def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
+    """Probability that `num_trials` with an error rate of `rate` have at most `most` errors.
+
+    >>> round(chance_of_at_most(1, 2, 0.5), 6)
+    0.75
+    """
+    from scipy.special import bdtr
+
+    return float(bdtr(most, num_trials, rate)) if most < num_trials else 1.0
+
+
+def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -> Interval | None:
+    """95 % percentile interval of a statistic of rows, drawn with replacement from a fixed seed.
+
+    None where the statistic is undefined on more than half of the draws.
+    """
+    rng = np.random.default_rng(0)
+    draws = (rng.integers(0, num_items, num_items) for _ in range(NUM_RESAMPLES))
+    values = [v for draw in draws if (v := statistic(draw)) is not None]
+    if len(values) < NUM_RESAMPLES // 2:
+        return None
+    low, high = np.quantile(values, [0.025, 0.975])
+    return round(float(low), 6), round(float(high), 6)
 
 
 def mean_ranks(values: np.ndarray) -> np.ndarray:
@@ -119,10 +187,9 @@ def agreement(
 ) -> dict[str, Any]:
     """Agreement of predicted scores `[N, 5]` with the oracle's, overall and inside each source.
 
-    Returns:
-        `n`; `mae`, `r2` and `qwk` of each dimension, in grades; `dimensions`, the rank correlations
-        of each with their intervals; `spearman`, `mae_aggregate`, `r2_aggregate` of the aggregate,
-        with `_ci95` and `_within_source` forms; `per_source`. Undefined values are None.
+    `mae`, `r2` and `qwk` are of each dimension, in grades, and `dimensions` holds its rank
+    correlations; `spearman`, `mae_aggregate` and `r2_aggregate` are of the aggregate. Undefined
+    values are None.
     """
     a, b = aggregate(predicted, weights), aggregate(oracle, weights)
     error = predicted - oracle
@@ -177,11 +244,8 @@ def baselines(
 ) -> dict[str, Any]:
     """What predictors that do not read the text reach on val, after the same training labels.
 
-    Args:
-        train: The oracle's scores `[N, 5]`, sources, and document lengths `[N]` in tokens (0 where
-            unknown).
-        val: The same of the val documents.
-        weights: Of the aggregate.
+    `train` and `val` are the oracle's scores `[N, 5]`, sources, and document lengths `[N]` in
+    tokens (0 where unknown).
     """
     fitted, truth = aggregate(train[0], weights), aggregate(val[0], weights)
     by_source = _group_means(train[1], fitted, val[1])

@@ -61,13 +61,7 @@ class Documents:
 def shard_documents(
     slice_file: Path, data_root: Path, tokenizer: Tokenizer, max_doc_tokens: int
 ) -> Documents:
-    """The documents of a slice file, decoded from token shards without their EOS.
-
-    Args:
-        slice_file: Rows of (document id, source).
-        data_root: Directory that document ids are relative to.
-        tokenizer: Decodes token ids.
-        max_doc_tokens: Tokens of a document that are read, from its start.
+    """The documents of a slice file: at most `max_doc_tokens` of each, decoded, without the EOS.
 
     Raises:
         FormatError: The slice is missing or malformed, names a document twice (E-DOCID), or a

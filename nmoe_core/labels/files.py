@@ -1,9 +1,8 @@
 """Label files: where labelling stands, digests, the merged file of a split, and what heads read.
 
-A merged file holds each document once, shards in the order of their numbers, records in the order
-they were written; of several records of a document the last parsed one counts, else the last.
-Labels of two scorers, or made with two rubrics, are refused: their grades do not mean the same. So
-is a file that is not the one its summary was written for, and a summary that was changed.
+A merged file holds each document once, in the order of the shards and their records. Labels of two
+scorers, or made with two rubrics, are refused: their grades do not mean the same. So is a file that
+is not the one its summary was written for, and a summary that was changed.
 """
 
 from __future__ import annotations

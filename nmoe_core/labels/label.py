@@ -1,11 +1,10 @@
 """Oracle labels of documents: `scores.jsonl`, appended record by record, `summary.json` last.
 
-Records are appended and flushed as answers come, in any order; a killed run loses at most the
-record it was writing. The next one cuts the torn line and asks only about documents that have no
-record. When all have one, the file is put in the order of the documents, one record each, so its
-bytes do not depend on kills or on which answer came first. Labels of another scorer or rubric are
-refused unless `replace`; when documents or settings changed, labelling starts over. Memory does not
-grow with the documents' text.
+Records are appended and flushed as answers come; a killed run loses at most the record it was
+writing. The next one cuts the torn line and asks only about documents that have no record. At the
+end the file is put in the order of the documents, so its bytes depend neither on kills nor on which
+answer came first. When documents or settings changed, labelling starts over. Memory does not grow
+with the documents' text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The oracle's own noise: a sample labelled twice, and how well the two labellings agree.
 
-The second labelling asks with the rubric's dimensions in reverse order and lies beside the first in
-`relabelled/`. Its agreement bounds what a head can reach: a head that predicted the oracle's true
-opinion would correlate with one labelling at about the root of the two labellings' own correlation.
+The second labelling asks with the rubric's dimensions in reverse order (`Rubric.turned`) and lies
+beside the first in `relabelled/`. Its agreement bounds what a head can reach: a head that predicted
+the oracle's true opinion would correlate with one labelling at about the root of the two
+labellings' own correlation.
 """
 
 from __future__ import annotations
@@ -13,29 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import spearman
-from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
-from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.records import Record, latest, read_records
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
 RELABELLED_NAME = "relabelled"
-
-
-def label_again(
-    documents: Documents, count: int, out_dir: Path, oracle: Oracle, **options: Any
-) -> Result:
-    """Label `count` of the documents, at most all, once more into `out_dir/relabelled`.
-
-    `oracle` was made with the first rubric turned round (`Rubric.turned`); the rest is as for
-    `label_shard`.
-    """
-    return label_shard(documents.sample(count), out_dir / RELABELLED_NAME, oracle, **options)
 
 
 def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
@@ -52,7 +38,9 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
         shard = tree.label_shard(split, i)
         again = shard / RELABELLED_NAME / SCORES_NAME
         if again.is_file():
-            first, second = (_finished_records(path) for path in (shard / SCORES_NAME, again))
+            for path in (shard / SCORES_NAME, again):
+                checked_digest(path)
+            first, second = (latest(read_records(p)) for p in (shard / SCORES_NAME, again))
             pairs += [(first[doc_id], record) for doc_id, record in second.items()]
     path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     if not pairs:
@@ -71,11 +59,6 @@ def read_noise(path: Path) -> dict[str, Any] | None:
         LabelError: It was changed after it was written (E-LABEL-CORRUPT).
     """
     return read_summary(path) if path.is_file() else None
-
-
-def _finished_records(path: Path) -> dict[str, Record]:
-    checked_digest(path)
-    return latest(read_records(path))
 
 
 def agreement(pairs: list[tuple[Record, Record]]) -> dict[str, Any]:

@@ -26,14 +26,9 @@ def label_record(
     scorer: Scorer,
     attempts: int,
 ) -> Record:
-    """The record of an answer.
+    """The record of an answer to the `attempts`-th question about a document.
 
-    Args:
-        row: Document id and source.
-        shown: The beginning of the text, and whether the oracle was shown only a part.
-        result: The answer.
-        scorer: Who gave it.
-        attempts: How often it was asked, this time included.
+    `row` is its id and source, `shown` the beginning of its text and whether that was cut.
     """
     if result.scores is None:
         answer: Record = {"raw": result.raw}

@@ -1,10 +1,8 @@
 """Slices: the ids of all training documents, divided into train, val and test by their MD5.
 
-`write_source_slices` lists one source; `combine_slices` joins sources and deals each split out to
-eight shards for the oracle: train to fit heads on, val to choose by, test to report on only. Order
-is that of the files a committed manifest names, by path component, then of the documents in each
-index. Only `train/` is sliced. Rows and rules are a contract with other tools (docs/formats.md).
-Memory is one index at a time.
+Heads are fitted on train, chosen by val, and only reported on for test. Order is that of the files
+a committed manifest names, by path component, then of the documents in each index. Only `train/` is
+sliced. Rows and rules are a contract with other tools (docs/formats.md). Memory is one index.
 """
 
 from __future__ import annotations
@@ -184,10 +182,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def _check_digest(path: Path, found: str) -> None:
-    """Refuse a slice file whose SHA-256 is not the one in the summary beside it.
-
-    A file that no summary names is the user's own.
-    """
+    """Refuse a slice file that the summary beside it names with another SHA-256."""
     for summary in (path.with_name(SUMMARY_NAME), path.with_name(COMBINED_NAME)):
         files = _read_summary(summary)["files"] if summary.is_file() else {}
         if files.get(path.name, found) != found:

@@ -94,7 +94,7 @@ def label_documents(
         As `label_shard`; the facts also name the `scorer` and count those `relabelled`.
     """
     from nmoe_core.labels.label import label_shard
-    from nmoe_core.labels.noise import label_again
+    from nmoe_core.labels.noise import RELABELLED_NAME
 
     table, oracle = run.config.oracle, oracles(run.rubric)
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
@@ -102,7 +102,8 @@ def label_documents(
     facts = made.facts | {"scorer": oracle.scorer.name}
     if relabel:
         turned = oracles(run.rubric.turned())
-        again = label_again(documents, relabel, out_dir, turned, **options)
+        again_dir = out_dir / RELABELLED_NAME
+        again = label_shard(documents.sample(relabel), again_dir, turned, **options)
         facts["relabelled"] = again.facts["total"]
     return Result(made.digest, facts)
 

@@ -28,7 +28,7 @@ from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.base.fingerprint import recorded, sha256_file
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.labels.intervals import wilson
+from nmoe_core.labels.agreement import wilson
 from nmoe_core.prep.estimate import PlannedSplit, plan_prep
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
 from nmoe_core.shards.manifest import documents_digest

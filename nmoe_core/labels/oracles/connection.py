@@ -86,18 +86,14 @@ class Connection:
                     if self._wire.num_received:
                         raise
             self.close()
-            self._wire = await self._connect()
+            where, loop = self._address, asyncio.get_running_loop()
+            try:
+                _, self._wire = await loop.create_connection(
+                    lambda: _Wire(self._max_reply_bytes), where.host, where.port, ssl=where.ssl
+                )
+            except OSError as error:
+                raise CannotConnectError(*error.args) from error
             return await self._wire.exchange(request)
-
-    async def _connect(self) -> _Wire:
-        address, loop = self._address, asyncio.get_running_loop()
-        try:
-            _, wire = await loop.create_connection(
-                lambda: _Wire(self._max_reply_bytes), address.host, address.port, ssl=address.ssl
-            )
-        except OSError as error:
-            raise CannotConnectError(*error.args) from error
-        return wire
 
     def close(self) -> None:
         """Close at once; `post` opens a new connection."""

@@ -123,19 +123,18 @@ def grade(statistics: Mapping[str, float]) -> dict[str, int]:
     A statistic that a text does not have (no brackets, no second sentence) is left out of the
     weighted mean; a dimension with none at all gets 0.
     """
-    return {name: _grade(statistics, DIMENSION_CURVES[name]) for name in DIMENSIONS}
-
-
-def _grade(statistics: Mapping[str, float], dimension: DimensionCurves) -> int:
-    total = weight = 0.0
-    for statistic, share, at, gives in dimension.curves:
-        if statistic in statistics:
-            total += share * _interpolate(statistics[statistic], at, gives)
-            weight += share
-    if not weight:
-        return 0
-    # Halves go up: rounding to even would favour grades 0, 2 and 4.
-    return int(_interpolate(total / weight, dimension.grades_at, _GRADES) + 0.5)
+    grades: dict[str, int] = dict.fromkeys(DIMENSIONS, 0)
+    for name in DIMENSIONS:
+        curves, grades_at = DIMENSION_CURVES[name]
+        total = weight = 0.0
+        for statistic, share, at, gives in curves:
+            if statistic in statistics:
+                total += share * _interpolate(statistics[statistic], at, gives)
+                weight += share
+        if weight:
+            # Halves go up: rounding to even would favour grades 0, 2 and 4.
+            grades[name] = int(_interpolate(total / weight, grades_at, _GRADES) + 0.5)
+    return grades
 
 
 def _interpolate(x: float, at: Sequence[float], gives: Sequence[float]) -> float:

@@ -1,11 +1,9 @@
 """The `http` oracle: any server that speaks OpenAI's protocol (vLLM, SGLang, llama-server, Ollama).
 
 A connection sends its next request when it has the last answer; answers come in any order. The
-answer's JSON schema is asked for and always checked here, since servers ignore schemas silently. An
-overloaded or absent server slows the run down and at last ends it (`Flow`); a document that the
-server refuses, or keeps failing on, becomes a failed label with its reason (see `replies`). A wrong
-key or address, and a reply from another model, end the run at once. No message and no record holds
-the key. Cost beside the server's time: about a quarter of a millisecond of one core per document.
+answer's JSON schema is asked for and always checked here, since servers ignore schemas silently.
+What a reply leads to is in `replies`. No message and no record holds the key. Cost beside the
+server's time: about a quarter of a millisecond of one core per document.
 """
 
 from __future__ import annotations

@@ -17,18 +17,17 @@ ends: documents are not marked failed for an outage.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from nmoe_core.base.errors import LabelError
+from nmoe_core.base.jsonl import parse_object
 from nmoe_core.labels.oracle import OracleResult
 
 if TYPE_CHECKING:
@@ -81,10 +80,8 @@ async def post(connection: Connection, body: bytes) -> Reply:
         wait_s = retry_after_s(headers.get(b"retry-after", b"").decode("latin-1"))
         return Reply(_kind_of(status), f"http_{status}", text, status, retry_after_s=wait_s)
     try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+        value = parse_object(payload)
+    except ValueError:
         return Reply("failure", "not_json", text, status)
     # Gateways and some servers put their errors into a reply of status 200.
     if value.get("error") or value.get("object") == "error":
@@ -127,27 +124,13 @@ def backoff_s(attempt: int, rng: random.Random) -> float:
 
 
 class Flow:
-    """Admission of requests to one server.
-
-    Args:
-        concurrency: Most requests under way.
-        max_outage_s: How long the server may refuse before the run ends.
-        where: The server, for errors.
-        rng: Source of jitter.
-        clock: Monotonic seconds.
-    """
+    """Admission of at most `concurrency` requests to the server `where`."""
 
     def __init__(
-        self,
-        concurrency: int,
-        max_outage_s: float,
-        where: str,
-        rng: random.Random,
-        clock: Callable[[], float] = time.monotonic,
+        self, concurrency: int, max_outage_s: float, where: str, rng: random.Random
     ) -> None:
         self._limit = self._concurrency = concurrency
-        self._max_outage_s, self._where = max_outage_s, where
-        self._rng, self._clock = rng, clock
+        self._max_outage_s, self._where, self._rng = max_outage_s, where, rng
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._in_flight, self._open_at = 0, 0.0
         self._down_since: float | None = None
@@ -156,7 +139,7 @@ class Flow:
     async def enter(self) -> None:
         """Wait for a place; `leave` gives it back."""
         while True:
-            pause_s = self._open_at - self._clock()
+            pause_s = self._open_at - time.monotonic()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
             elif self._in_flight < self._limit:
@@ -189,7 +172,7 @@ class Flow:
             LabelError: It has not answered for `max_outage_s`, or asks to wait longer than that
                 (E-LABEL-ORACLE-DOWN).
         """
-        now = self._clock()
+        now = time.monotonic()
         self._down_since = now if self._down_since is None else self._down_since
         if max(now - self._down_since, retry_after_s) > self._max_outage_s:
             raise down(self._where, reason, f"an answer within {self._max_outage_s:g} s")

@@ -170,7 +170,7 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
     A summary without a certificate is of an older version, which held nothing to its bound: there
     the documents reported on have to prove it.
     """
-    from nmoe_core.labels.intervals import lower_bound, upper_bound
+    from nmoe_core.labels.agreement import lower_bound, upper_bound
 
     if "max_false_drop" not in summary:
         return Verdict(False, "nothing bounds false drops: this is the published rule")

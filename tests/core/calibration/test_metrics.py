@@ -15,13 +15,16 @@ from nmoe_core.labels.agreement import (
     auc,
     average_precision,
     calibration_error,
+    chance_of_at_most,
     isotonic,
+    lower_bound,
     quadratic_kappa,
     regression_line,
     spearman,
+    upper_bound,
+    wilson,
     within_groups,
 )
-from nmoe_core.labels.intervals import chance_of_at_most, lower_bound, upper_bound, wilson
 from nmoe_core.labels.scores import DIMENSIONS
 
 TRIALS = settings(max_examples=60, derandomize=True)

@@ -15,7 +15,7 @@ from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LockedError
 from nmoe_core.cli import main
 from nmoe_core.labels.files import label_status, merge_labels, read_labels, require_current_labels
-from nmoe_core.labels.noise import label_again, merge_noise, read_noise
+from nmoe_core.labels.noise import merge_noise, read_noise
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import FakeOracle
@@ -108,7 +108,7 @@ def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_
 
 def test_noise_that_was_changed_is_refused(labelled: Labelling) -> None:
     for i in range(8):
-        label_again(labelled.documents(i, "val"), 2, labelled.shard(i, "val"), FakeOracle())
+        labelled.run_again(i, 2)
     merge_noise(labelled.tree, "val")
     path = labelled.tree.labels / "merged" / "noise_val.json"
     kept = path.read_bytes()

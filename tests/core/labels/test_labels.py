@@ -13,7 +13,7 @@ import pytest
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.files import label_status, merge_labels, read_labels
-from nmoe_core.labels.noise import agreement, label_again, merge_noise
+from nmoe_core.labels.noise import agreement, merge_noise
 from nmoe_core.labels.records import read_records
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import read_slice
@@ -297,7 +297,7 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
         documents = labelling.documents(i, "val")
         num_rows += min(3, len(documents.rows))
         again = FakeOracle(rubric_hash="turned", change=noisy)
-        label_again(documents, 3, labelling.shard(i, "val"), again)
+        labelling.run_again(i, 3, again)
     noise = merge_noise(labelling.tree, "val")
     assert noise is not None
     assert noise["asked"] == noise["count"] == num_rows
