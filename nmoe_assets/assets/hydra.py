@@ -8,7 +8,7 @@ from nmoe_assets.assets.partitions import label_keys, label_partitions, shard_pa
 from nmoe_assets.automation.conditions import FOLLOW, regrade
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, hydra, samples, versions
+from nmoe_core.tasks import checks, hydra, report, versions
 from nmoe_core.tasks.backbone import make_backbone
 from nmoe_core.tasks.shards import attempt, each_shard
 
@@ -65,7 +65,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         lambda keys: (
             attempt(key, lambda key: hydra.label_slices(run, names, [key])[key]) for key in keys
         ),
-        lambda key, result: table(samples.sample_labels(run, key)),
+        lambda key, result: table(report.sample_labels(run, key)),
     )
 
 
@@ -138,5 +138,5 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         check=lambda made: checks.check_grades(run, name, map(int, made)),
     ).partitioned(
         lambda keys: each_shard(run, "grade", name, keys),
-        lambda key, result: table(samples.sample_grades(run, name, int(key))),
+        lambda key, result: table(report.sample_grades(run, name, int(key))),
     )

@@ -15,7 +15,7 @@ from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, prep, samples, versions
+from nmoe_core.tasks import checks, prep, report, versions
 
 
 def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
@@ -66,7 +66,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         parts = {}
         for bucket, result in made.shards.items():
             facts = {key: shown(key, value) for key, value in result.facts.items()}
-            sample = table(samples.sample_documents(run, name, split, bucket))
+            sample = table(report.sample_documents(run, name, split, bucket))
             page = {**facts, **sample, **pass_facts}
             parts[f"{bucket:04d}"] = PartitionResult(result.digest, page)
         log_partitions(

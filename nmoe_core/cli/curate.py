@@ -15,7 +15,7 @@ from typing import Any
 
 from nmoe_core.cli import curate_shards
 from nmoe_core.cli.flags import number
-from nmoe_core.cli.output import print_json, print_table
+from nmoe_core.cli.output import print_facts, print_json, print_table
 
 _SEQ_LEN = 131_072
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -154,11 +154,7 @@ def run_curate(arguments: argparse.Namespace) -> int:
         plot=not arguments.no_plot,
         progress=_progress,
     )
-    if arguments.json:
-        print_json(facts)
-    else:
-        _print_curated(facts, arguments)
-    return 0
+    return print_facts(facts, arguments.json, lambda _: _print_curated(facts, arguments))
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import default_dtype
-from nmoe_core.cli.output import print_json
+from nmoe_core.cli.output import print_facts
 from nmoe_core.tasks.generate import Prompts, Settings, complete_file
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     made = complete_file(prompts, arguments.output, generator, settings, progress)
     elapsed_s = time.perf_counter() - started
     per_second = round(made.facts["new_tokens"] / max(elapsed_s, 1e-9), 1)
-    _print({**made.facts, "tokens_per_s": per_second}, arguments.json)
-    return 0
+    return print_facts({**made.facts, "tokens_per_s": per_second}, arguments.json, _print)
 
 
 def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settings]:
@@ -105,10 +104,7 @@ def _show_progress(num_records: int) -> None:
         print(f"{num_records:,} completions", file=sys.stderr)
 
 
-def _print(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-        return
+def _print(facts: dict[str, Any]) -> None:
     print(
         f"{facts['output']}: {facts['completions']:,} completions, {facts['new']:,} new, "
         f"{facts['new_tokens']:,} new tokens ({facts['tokens_per_s']:,} a second)"

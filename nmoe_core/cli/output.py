@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
+    """Print facts as JSON, or as `show` does it; return the exit status."""
+    (print_json if as_json else show)(facts)
+    return 0
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from loader.files.addresses import local_path
 from loader.files.format import Manifest, load_manifest, read_json_object
@@ -20,7 +20,7 @@ from nmoe_core.base.fingerprint import (
     sha256_json,
 )
 from nmoe_core.base.result import Result
-from nmoe_core.export import mds, megatron, olmo
+from nmoe_core.export import mds, raw
 from nmoe_core.shards.documents import open_entry
 from nmoe_core.shards.manifest import documents_digest
 
@@ -58,7 +58,14 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
             do="leave it out; these trainers cut windows themselves",
         )
     output, manifest = local_path(output).resolve(), load_manifest(manifest_path)
-    _refuse_large_ids(manifest)
+    if manifest.vocab_size > _MAX_INT32:
+        raise FormatError(
+            "token ids do not fit 32 bits with a sign",
+            where=manifest.path,
+            found=manifest.vocab_size,
+            expected=f"at most {_MAX_INT32}",
+            code="E-EXPORT-OUTPUT",
+        )
     made_from = {
         "code": EXPORT_CODE,
         "data": documents_digest(manifest),
@@ -73,29 +80,25 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
         staged = output.with_name(f".{output.name}{TMP_MARK}new")
         staged.mkdir()
         try:
-            paths = tuple(_write(form, staged, manifest, seq_len))
-            value = _summary(form, manifest, paths, made_from)
+            files = {
+                path.name: sha256_file(path) for path in _write(form, staged, manifest, seq_len)
+            }
+            value = {
+                "format": form,
+                "manifest": str(manifest.path),
+                "num_documents": manifest.total_documents,
+                "num_tokens": manifest.total_tokens,
+                "eos_token_id": manifest.eos_token_id,
+                "files": files,
+                "fingerprints": made_from,
+            }
             write_json(staged / SUMMARY_NAME, seal_summary(value))
             _refuse_changed(manifest, made_from)
             replace_dir(staged, output)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-    return _result(value["files"], manifest, changed=True)
-
-
-def _summary(
-    form: Form, manifest: Manifest, paths: Iterable[Path], made_from: Fingerprints
-) -> dict[str, Any]:
-    return {
-        "format": form,
-        "manifest": str(manifest.path),
-        "num_documents": manifest.total_documents,
-        "num_tokens": manifest.total_tokens,
-        "eos_token_id": manifest.eos_token_id,
-        "files": {path.name: sha256_file(path) for path in paths},
-        "fingerprints": made_from,
-    }
+    return _result(files, manifest, changed=True)
 
 
 def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
@@ -122,22 +125,11 @@ def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) ->
     files = (open_entry(manifest.path.parent, manifest, entry) for entry in manifest.shards)
     match form:
         case "megatron":
-            return megatron.write(output, manifest.dataset, files)
+            return raw.write_megatron(output, manifest.dataset, files)
         case "olmo":
-            return olmo.write(output, manifest.dataset, files)
+            return raw.write_olmo(output, manifest.dataset, files)
         case "mds":
             return mds.write(output, files, seq_len)
-
-
-def _refuse_large_ids(manifest: Manifest) -> None:
-    if manifest.vocab_size > _MAX_INT32:
-        raise FormatError(
-            "token ids do not fit 32 bits with a sign",
-            where=manifest.path,
-            found=manifest.vocab_size,
-            expected=f"at most {_MAX_INT32}",
-            code="E-EXPORT-OUTPUT",
-        )
 
 
 def _refuse_other(output: Path, made_from: Fingerprints) -> None:

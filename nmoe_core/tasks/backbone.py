@@ -40,7 +40,7 @@ def make_backbone(run: Run) -> Result:
 
 
 def load_backbone(run: Run) -> Transformer:
-    """The run's backbone, loaded once in a process. Raises CheckpointError (E-CHECKPOINT-...)."""
+    """The run's backbone; as `load_checkpoint`."""
     table = run.config.backbone
     return load_checkpoint(run.tree.checkpoint, table.device, table.dtype, table.experts)
 

@@ -1,8 +1,12 @@
-"""The table of a run: the result of each task, read from the files it committed."""
+"""What people look at: the table of a run, and a few rows of the result of a task."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
+
+import orjson
 
 from loader.__main__ import fingerprint
 from loader.files.format import load_manifest
@@ -10,11 +14,16 @@ from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.calibration.files import read_calibration
-from nmoe_core.calibration.graded import read_grading_summary
+from nmoe_core.calibration.graded import read_graded, read_grading_summary
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
+from nmoe_core.text.tokenizer import load_tokenizer
 
 DIGEST_STEPS = 8
+Row = dict[str, str | int | float]
+_TEXT_CHARS = 160
+_TEXT_TOKENS = 64
 
 
 def run_report(run: Run) -> dict[str, Any]:
@@ -74,9 +83,89 @@ def _heads(run: Run) -> dict[str, dict[str, Any]]:
 
     keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
     found: dict[str, dict[str, Any]] = {}
-    for kind, path in (("probe", run.tree.probe), ("judge", run.tree.judge)):
-        header = read_header(path)
+    for kind in ("probe", "judge"):
+        header = read_header(getattr(run.tree, kind))
         test = header.get("test_metrics") or {}
         found[kind] = {key: header["metrics"].get(key) for key in keys}
         found[kind]["test"] = {key: test[key] for key in ("n", "spearman", "spearman_ci95") if test}
     return found
+
+
+def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:
+    """The first documents of a shard: their number of tokens and the start of their text."""
+    path = run.tree.shard(source, bucket, split).manifest
+    documents = list(islice(document_ids(run.tree.data, load_manifest(path)), count))
+    texts = _texts(run, [str(document) for document in documents])
+    return [
+        {"text": text, "tokens": document.end - document.start, "doc_id": str(document)}
+        for document, text in zip(documents, texts)
+    ]
+
+
+def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
+    """Documents of a graded shard at even ranks of their score, lowest first.
+
+    Columns are few and narrow, so that the text has room: the decision, the score it rests on and
+    whose that is, and the probe's own.
+    """
+    path = read_graded(run.tree.shard(source, bucket).graded).path
+    with open(path, "rb") as file:
+        scores = [orjson.loads(line)["aggregated"] for line in file]
+    ranked = sorted(range(len(scores)), key=scores.__getitem__)
+    num = min(count, len(ranked))
+    chosen = [ranked[i * (len(ranked) - 1) // max(num - 1, 1)] for i in range(num)]
+    wanted = set(chosen)
+    with open(path, "rb") as file:
+        rows = {i: orjson.loads(line) for i, line in enumerate(file) if i in wanted}
+    picked = [rows[i] for i in chosen]
+    texts = _texts(run, [row["doc_id"] for row in picked])
+    return [
+        {
+            "decision": row["decision"],
+            "score": round(row["aggregated"], 3),
+            "probe": round(row["q_probe"], 3),
+            "by": "probe" if row["early_exit"] else "judge",
+            "text": text,
+        }
+        for row, text in zip(picked, texts)
+    ]
+
+
+def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
+    """The first parsed labels of a slice: scores and the start of the text.
+
+    The five scores are one column, in the order of the schema, which leaves the text its room.
+    """
+    from nmoe_core.labels.files import SCORES_NAME
+    from nmoe_core.labels.scores import DIMENSIONS
+
+    split, _, number = key.rpartition("-")
+    lines = (run.tree.label_shard(split, int(number)) / SCORES_NAME).read_bytes().splitlines()
+    parsed = (record for record in map(orjson.loads, lines) if record["ok"])
+    return [
+        {
+            "aggregated": round(record["aggregated"], 3),
+            "scores": ",".join(str(record["scores"][name]) for name in DIMENSIONS),
+            "text": _start(record["snippet"]),
+        }
+        for record in islice(parsed, count)
+    ]
+
+
+def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
+    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
+    reader = DocumentReader(run.tree.data)
+    texts = []
+    for doc_id in doc_ids:
+        tokens = reader.tokens(doc_id, tokenizer.eos_token_id)
+        text, is_truncated = beginning(tokens, tokenizer, _TEXT_TOKENS)
+        texts.append(_start(text, is_whole=not is_truncated))
+    return texts
+
+
+def _start(text: str, *, is_whole: bool = True) -> str:
+    """The start of a text on one line; an ellipsis says that it goes on."""
+    line = " ".join(text.split())
+    if is_whole and len(line) <= _TEXT_CHARS:
+        return line
+    return f"{line[:_TEXT_CHARS].rstrip()}…"

@@ -20,7 +20,7 @@ from loader.files.sealed import sealed
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.strict import validate
 from nmoe_core.cli import main
-from nmoe_core.export import mds, megatron
+from nmoe_core.export import mds, raw
 from nmoe_core.export.run import export
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
@@ -201,7 +201,7 @@ def test_shards_that_are_replaced_meanwhile_are_refused(
     split = tmp_path / "train"
     shutil.copytree(manifest.parent, split)
 
-    write = megatron.write
+    write = raw.write_megatron
 
     def replaced(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
         yield from write(output, name, files)
@@ -209,7 +209,7 @@ def test_shards_that_are_replaced_meanwhile_are_refused(
         value["shards"][0]["checksum"] = "0" * 64
         (split / MANIFEST_NAME).write_text(json.dumps(sealed(value)))
 
-    monkeypatch.setattr("nmoe_core.export.run.megatron.write", replaced)
+    monkeypatch.setattr("nmoe_core.export.raw.write_megatron", replaced)
     with pytest.raises(FormatError, match="replaced while") as caught:
         export(split / MANIFEST_NAME, tmp_path / "out", "megatron")
     assert caught.value.code == "E-EXPORT-CHANGED"

@@ -1,0 +1,238 @@
+"""`nmoe plan`, `nmoe report`, `nmoe explain`: a run before its work, after it, and in between."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli.flags import add_run_flags, number, run_of
+from nmoe_core.cli.output import print_facts, print_table
+
+if TYPE_CHECKING:
+    from nmoe_core.tasks.preview import RegradePlan, RunPlan
+
+_NOT_YET = "not yet"
+
+
+def register(verbs: Any) -> None:
+    """Add the verbs."""
+    plan = verbs.add_parser("plan", help="what a run would do, before it does it")
+    add_run_flags(plan, is_required=True)
+    plan.add_argument(
+        "--sample",
+        type=number(0),
+        default=32,
+        metavar="N",
+        help="documents graded for flips and time where scores are stale (default 32; 0: no model)",
+    )
+    plan.add_argument(
+        "--read-sources", action="store_true", help="read every source to see whether it changed"
+    )
+    plan.add_argument("--json", action="store_true")
+    plan.set_defaults(run=show_plan)
+    lineage = verbs.add_parser(
+        "explain", help="from a step to its source documents, or from a document to its steps"
+    )
+    what = lineage.add_mutually_exclusive_group(required=True)
+    what.add_argument("document", nargs="?", metavar="DOC_ID", help="document id, or ingest id")
+    what.add_argument("--step", type=int, metavar="N", help="step of the loader plan")
+    lineage.add_argument("--row", type=int, metavar="R", help="only row R of the step")
+    add_run_flags(lineage, is_required=True)
+    lineage.add_argument("--json", action="store_true")
+    lineage.set_defaults(run=explain)
+    report = verbs.add_parser("report", help="what came out of a run")
+    add_run_flags(report, is_required=True)
+    report.add_argument("--json", action="store_true")
+    report.set_defaults(run=run_report)
+
+
+def show_plan(arguments: argparse.Namespace) -> int:
+    """Print the plan of a run."""
+    from nmoe_core.prep.mixture import run_sources
+    from nmoe_core.tasks.preview import plan_run
+
+    run = run_of(arguments)
+    options = {"sample_documents": arguments.sample, "read_sources": arguments.read_sources}
+    plan = plan_run(run, run_sources(run), **options)
+    return print_facts(asdict(plan), arguments.json, lambda _: _print_plan(plan))
+
+
+def _print_plan(plan: RunPlan) -> None:
+    rows = []
+    for part in plan.splits:
+        estimate = part.estimate
+        state = "changed" if part.is_changed else "" if part.made == part.num_shards else "to make"
+        if estimate is not None and estimate.problem is not None:
+            state = str(estimate.problem)
+        keys = ("tokens", "seconds", "disk_bytes")
+        tokens, seconds, disk = (getattr(estimate, key, None) for key in keys)
+        disk_mb = None if disk is None else disk / 1e6
+        made = f"{part.made} of {part.num_shards}"
+        rows.append([part.source, part.split, made, tokens, seconds, disk_mb, state])
+    print_table(["source", "split", "shards", "tokens", "seconds", "MB", "state"], rows)
+    print()
+    _print_regrade(plan.regrade)
+    curated = {name: shards for name, shards in plan.curated.items() if shards}
+    if curated:
+        print("\ncurated shards to write again, as things lie now:")
+        for name, shards in curated.items():
+            reasons = ", ".join(f"{why} ({n})" for why, n in Counter(shards.values()).items())
+            print(f"  {name}: {len(shards)} shards: {reasons}")
+    elif plan.regrade.shards:
+        print("curated shards and the loader plan follow where scores change")
+
+
+def _print_regrade(regrade: RegradePlan) -> None:
+    if regrade.problem:
+        print(f"grades: cannot be given yet: {regrade.problem}")
+        return
+    if not regrade.shards:
+        print(f"grades: all {regrade.current_shards} shards are current")
+        return
+    groups: dict[tuple[str, str], list[int]] = {}
+    for shard in regrade.shards:
+        key = shard.source, ", ".join(shard.reasons)
+        groups.setdefault(key, []).append(shard.documents)
+    rows = [[source, len(docs), sum(docs), why] for (source, why), docs in groups.items()]
+    print_table(["source", "stale shards", "documents", "why"], rows)
+    low, high = regrade.may_flip
+    sampled = f" ({regrade.sampled_flips} of {regrade.sampled} sampled do)" * (regrade.sampled > 0)
+    print(f"\ndecisions that may flip: {low:,} to {high:,}{sampled}")
+    time = "not measured (--sample 0)" if regrade.seconds is None else f"{regrade.seconds:,.0f} s"
+    print(f"time to grade: {time}; {regrade.current_shards} shards are current")
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Print the table of a run whose pipeline has ended."""
+    from nmoe_core.tasks.report import run_report as collect
+
+    return print_facts(collect(run_of(arguments)), arguments.json, _print_report)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    columns = list(report["sources"][0])
+    rows = [[source[key] for key in columns] for source in report["sources"]]
+    summed = columns[1:8]
+    totals = [sum(source[key] for source in report["sources"]) for key in summed]
+    print_table(columns, [*rows, ["total", *totals, None, None, None]])
+    print("topics: distinct topics in a window of seq_len tokens, mean over windows\n")
+    for kind, metrics in report["heads"].items():
+        low, high = metrics["spearman_ci95"] or (float("nan"), float("nan"))
+        test = metrics["test"]
+        print(
+            f"{kind}: Spearman {_two(metrics['spearman'])} with the oracle "
+            f"on {metrics['n']} held-out documents (95 % {low:.2f} to {high:.2f}; "
+            f"source alone {_two(metrics['spearman_source_only'])}, "
+            f"length alone {_two(metrics['spearman_length_only'])}); "
+            + (
+                f"{_two(test['spearman'])} on {test['n']} untouched test documents"
+                if test
+                else "no figure of untouched documents: test has no labels"
+            )
+        )
+    taus = ", ".join(f"{name} {value:.3f}" for name, value in report["thresholds"].items())
+    print(f"thresholds: {taus}")
+    print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
+    if report["backbone"] == "tiny":
+        print("(both stand in for large models: the figures show the machinery, not the text)")
+    plan = report["plan"]
+    print(
+        f"\nloader: {plan['steps']} steps of {plan['batch_size']} x {plan['seq_len']} tokens; "
+        f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
+    )
+    print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
+
+
+def _two(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Print one lineage."""
+    from nmoe_core.lineage import explain_document, explain_step
+
+    if arguments.row is not None and arguments.step is None:
+        raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
+    run = run_of(arguments)
+    if arguments.step is None:
+        facts = explain_document(run, arguments.document)
+        return print_facts(facts, arguments.json, _print_document)
+    facts = explain_step(run, arguments.step, arguments.row)
+    return print_facts(facts, arguments.json, _print_step)
+
+
+def _print_step(facts: dict[str, Any]) -> None:
+    print(f"step {facts['step']} of plan {facts['plan_hash'][:12]}, lr_scale {facts['lr_scale']:g}")
+    keys = ("row_start", "tokens", "decision", "aggregated", "label", "topic", "ingest_id")
+    table = [
+        [str(row["sequence"]), row["source"], *(document.get(key) for key in keys)]
+        for row in facts["rows"]
+        for document in row["documents"]
+    ]
+    print_table(["sequence", "source", "from", *keys[1:-1], "document"], table)
+
+
+def _print_document(facts: dict[str, Any]) -> None:
+    print(f"document    {facts['doc_id']}")
+    print(f"ingest id   {facts['ingest_id']}")
+    print(f"text        {facts['text']!r}")
+    print(f"            {facts['tokens']:,} tokens, SHA-256 {facts['text_sha256']}")
+    lists = {k: v if isinstance(v, (list, tuple)) else [v] for k, v in facts["provenance"].items()}
+    provenance = ", ".join(f"{k} {' '.join(map(str, v))}" for k, v in lists.items() if any(v))
+    print(f"source      {facts['source']}, {facts['split']}, {facts['shard']}: {provenance}")
+    if facts["split"] != "train":
+        return
+    print(f"label       {_label(facts)}")
+    print(f"grade       {_grade(facts)}")
+    print(f"curated     {_curated(facts['curated'])}")
+    print(f"training    {_training(facts['readings'])}")
+
+
+def _label(facts: dict[str, Any]) -> str:
+    split, label = facts["label_split"], facts["label"]
+    if label is None:
+        return f"{split} slice, {_NOT_YET}"
+    scorer = f"{label['scorer_model']}/{label['scorer_version']}"
+    if not label["ok"]:
+        return f"{split} slice, {scorer}: no scores in its answer"
+    return f"{split} slice, {scorer}: {label['aggregated']:.3f} ({_scores(label['scores'])})"
+
+
+def _grade(facts: dict[str, Any]) -> str:
+    grade, taus = facts["grade"], facts["thresholds"]
+    if grade is None:
+        return _NOT_YET
+    probe = "" if grade["q_probe"] is None else f"probe {grade['q_probe']:.3f}"
+    if "failed" in grade:
+        judge = f"failed: {grade['failed']}"
+    elif grade["early_exit"]:
+        judge = "left at the probe"
+    else:
+        judge = f"judge {grade['aggregated']:.3f} ({_scores(grade['scores'])})"
+    now = "" if taus is None else "; " + ", ".join(f"{k} {v:.3f}" for k, v in taus.items())
+    return f"{grade['decision']}: {probe}, {judge}{now}"
+
+
+def _curated(curated: dict[str, Any] | None) -> str:
+    if curated is None:
+        return _NOT_YET
+    if not curated["is_included"]:
+        return "left out"
+    return f"{curated['doc_id']}, number {curated['number']} of its shard, topic {curated['topic']}"
+
+
+def _training(readings: list[dict[str, Any]] | None) -> str:
+    if readings is None:
+        return _NOT_YET
+    places = [
+        f"step {r['step']}, row {r['row']}: {r['tokens']:,} tokens from {r['row_start']:,}"
+        for r in readings
+    ]
+    return ("\n" + " " * 12).join(places) or "the plan does not read it"
+
+
+def _scores(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
