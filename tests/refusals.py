@@ -1,4 +1,4 @@
-"""What a refusal looks like: one error with a code."""
+"""What a refusal looks like: one error with a code; of a command, one line and exit status 1."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from loader.errors import NmoeError
+from nmoe_core.cli import main
 
 
 @contextmanager
@@ -19,3 +20,12 @@ def refused(
         yield caught
     assert caught.value.code == code
     assert all(text in str(caught.value) for text in naming)
+
+
+def refused_line(capsys: pytest.CaptureFixture[str], *argv: str, code: str = "E-") -> str:
+    """The line that a command refuses with, whose code begins with `code`."""
+    capsys.readouterr()
+    assert main(argv) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ERROR [{code}")
+    return line

@@ -53,7 +53,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
     """
-    require_checkpoint(path)
+    _require(path)
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
 
     return _loaded(path, checkpoint_digest(path), device, dtype, experts)
@@ -65,16 +65,14 @@ def require_checkpoints(run: Run) -> None:
     Raises:
         CheckpointError: One that the run names is missing (E-CHECKPOINT-MISSING).
     """
-    backbone, oracle = run.config.backbone, run.config.oracle
-    named = [run.tree.checkpoint] if backbone.kind == "checkpoint" else []
+    oracle = run.config.oracle
+    if run.config.backbone.kind == "checkpoint":
+        _require(run.tree.checkpoint)
     if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
-        named.append(run.resolve(oracle.engine.checkpoint))
-    for path in named:
-        require_checkpoint(path)
+        _require(run.resolve(oracle.engine.checkpoint))
 
 
-def require_checkpoint(path: Path) -> None:
-    """Refuse a directory of weights that is not there. Raises CheckpointError."""
+def _require(path: Path) -> None:
     if not path.is_dir():
         raise CheckpointError(
             "no checkpoint here",

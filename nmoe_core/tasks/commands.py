@@ -51,19 +51,13 @@ def check_sources(run: Run, jobs: Sequence[Job]) -> None:
 def make_split(
     run: Run, job: Job, output: Path | None = None, *, is_forced: bool = False
 ) -> Result:
-    """Prepare one split and commit its manifest.
+    """Prepare one split and commit its manifest; raises as `prep_shards`.
 
     Args:
         run: The configuration.
         job: The source and the split.
         output: Directory of the split; by default that of the run's tree.
         is_forced: Whether shards made from other inputs, and current ones, are made again.
-
-    Returns:
-        The manifest's digest, and its counts beside what this run did.
-
-    Raises:
-        NmoeError: As `prep_shards`.
     """
     (plan, split), started = job, time.monotonic()
     output = (output or run.tree.split(plan.name, split)).absolute()

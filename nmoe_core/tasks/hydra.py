@@ -254,25 +254,20 @@ def labelled_splits(run: Run) -> list[str]:
     return [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
 
 
-def _eos_token_id(run: Run) -> int:
-    """The tokenizer's; where no file names a tokenizer, what the shards say."""
-    if not run.has_file:
-        return eos_of(run.tree.data)
-    return load_tokenizer(run.tokenizer, run.config.prep.engine).eos_token_id
-
-
 def _corpus(run: Run) -> Corpus:
+    """Where documents lie, and the token that ends them: the tokenizer's, or without a file that
+    names a tokenizer what the shards say."""
     from nmoe_core.heads.features import Corpus
 
-    return Corpus(run.tree.data, _eos_token_id(run), run.config.heads.max_ctx)
+    if run.has_file:
+        eos_token_id = load_tokenizer(run.tokenizer, run.config.prep.engine).eos_token_id
+    else:
+        eos_token_id = _eos_of(run.tree.data)
+    return Corpus(run.tree.data, eos_token_id, run.config.heads.max_ctx)
 
 
-def eos_of(data_root: Path) -> int:
-    """The token that ends every document of the sources below a data root.
-
-    Raises:
-        ConfigError: There is no source, or two differ in it.
-    """
+def _eos_of(data_root: Path) -> int:
+    """The token that ends every document of the sources below a data root."""
     manifests = sorted(data_root.glob(f"*/train/{MANIFEST_NAME}"))
     found = sorted({load_manifest(path).eos_token_id for path in manifests})
     if len(found) != 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,43 +13,21 @@ import numpy as np
 import pytest
 
 from loader.files.format import load_manifest
-from nmoe_core.base.errors import SourceError
 from nmoe_core.cli import main
 from nmoe_core.shards.documents import ingest_ids
+from tests.project import Source, json_lines, jsonl_source, write_project
+from tests.refusals import refused, refused_line
 
 ROWS = [{"key": f"k{i}", "text": f"row {i} " + "some words " * (i % 9 + 6)} for i in range(400)]
-CONFIG = """
-root = "out"
-mixture_toml = "mixture.toml"
-flow_profiles_toml = "flows.toml"
-flow_mode = "small"
-[prep]
-num_shards = 2
-"""
-MIXTURE = """
-[mixtures.mix]
-total_tokens_b = 0.00001
-[[mixtures.mix.sources]]
-id = "web"
-tokens_b = 0.000007
-kind = "parquet"
-paths = ["in/{a,b}.parquet"]
-id_field = "key"
-split = "train[5%:]"
-valid_split = "train[:10%]"
-[[mixtures.mix.sources]]
-id = "notes"
-tokens_b = 0.000003
-kind = "jsonl"
-paths = ["in/*.jsonl"]
-"""
-FLOWS = """
-[flow.small]
-stages = ["pretrain"]
-scale = 1.0
-[flow.small.mixture]
-pretrain = "mix"
-"""
+NAMED = ("prep", "--source", "jsonl", "--name", "web")
+PREP = (*NAMED, "--paths", "in/notes.jsonl")
+MIX = ("prep-mixture", "--config", "run.toml")
+
+
+def _sources(**web: Any) -> list[Source]:
+    table = {"id": "web", "tokens_b": 7e-6, "kind": "parquet", "paths": ["in/{a,b}.parquet"]}
+    table |= {"id_field": "key", "split": "train[5%:]", "valid_split": "train[:10%]"}
+    return [Source(table | web, {}), jsonl_source("notes", ROWS, tokens_b=3e-6)]
 
 
 @pytest.fixture
@@ -58,15 +35,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A mixture of a Parquet and a JSONL source, with the working directory there."""
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
-    (tmp_path / "in").mkdir()
-    for name, text in (
-        ("workspace.yaml", ""),
-        ("run.toml", CONFIG),
-        ("mixture.toml", MIXTURE),
-        ("flows.toml", FLOWS),
-        ("in/c.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS)),
-    ):
-        (tmp_path / name).write_text(text)
+    write_project(tmp_path, _sources(), {"prep": {"max_tokens": "flow"}})
     table = pa.Table.from_pylist(ROWS)
     for name, part in (("a", table[:250]), ("b", table[250:])):
         pq.write_table(part, tmp_path / "in" / f"{name}.parquet", row_group_size=64)
@@ -74,16 +43,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _prep(*flags: str, kind: str = "jsonl", paths: str = "in/c.jsonl", out: str = "out/w") -> int:
-    command = ["prep", "--source", kind, "--paths", paths, "--name", "web", "--output", out]
-    return main([*command, "--num-shards", "2", *flags])
-
-
-def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    capsys.readouterr()
-    assert main(argv) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+def _prep(*flags: str, kind: str = "jsonl", paths: str = "notes.jsonl", out: str = "w") -> int:
+    where = ("--source", kind, "--paths", paths if "/" in paths else f"in/{paths}")
+    command = ("prep", "--name", "web", *where, "--output", f"out/{out}", "--num-shards", "2")
+    return main([*command, *flags])
 
 
 def _ids(manifest: str) -> set[str]:
@@ -98,7 +61,7 @@ def _bytes(directory: str) -> dict[str, bytes]:
 def test_a_slice_of_train_is_left_out_of_training_by_itself(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["prep-mixture", "--config", "run.toml", "--max-tokens", "1M"]) == 0
+    assert main([*MIX, "--max-tokens", "1M"]) == 0
     assert "no validation split is named for: notes" in capsys.readouterr().out
     train, valid = (_ids(f"out/data/web/{split}/manifest.json") for split in ("train", "valid"))
     assert valid == {f"k{i}" for i in range(40)}
@@ -106,9 +69,8 @@ def test_a_slice_of_train_is_left_out_of_training_by_itself(
 
 
 def test_an_overlap_is_kept_only_where_the_mixture_allows_it(project: Path) -> None:
-    mixture = MIXTURE.replace("[5%:]", "[5%:]'\nallow_overlap = true\n#'".replace("'", '"'))
-    (project / "mixture.toml").write_text(mixture)
-    assert main(["prep-mixture", "--config", "run.toml", "--max-tokens", "1M"]) == 0
+    write_project(project, _sources(allow_overlap=True))
+    assert main([*MIX, "--max-tokens", "1M"]) == 0
     assert _ids("out/data/web/train/manifest.json") == {f"k{i}" for i in range(20, 400)}
 
 
@@ -126,7 +88,7 @@ def test_max_tokens_is_reached_and_passed_by_less_than_a_document(
 
 
 def test_max_tokens_of_a_mixture_is_a_total_over_its_sources(project: Path) -> None:
-    command = ["prep-mixture", "--config", "run.toml", "--max-tokens", "4K", "--splits", "train"]
+    command = [*MIX, "--max-tokens", "4K", "--splits", "train"]
     assert main(command) == 0
     web, notes = (load_manifest(f"out/data/{s}/train/manifest.json") for s in ("web", "notes"))
     assert 2800 <= web.total_tokens < 2800 + 40
@@ -138,7 +100,7 @@ def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(project.rglob("*"))
-    command = ["prep-mixture", "--config", "run.toml", "--max-tokens", "100K"]
+    command = [*MIX, "--max-tokens", "100K"]
     assert main([*command, "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert main([*command, "--dry-run"]) == 0
@@ -163,8 +125,8 @@ def test_a_dry_run_names_what_is_wrong_with_every_source(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "in" / "a.parquet").write_bytes(b"PAR1 nothing")
-    (project / "in" / "c.jsonl").unlink()
-    assert main(["prep-mixture", "--config", "run.toml", "--dry-run"]) == 1
+    (project / "in" / "notes.jsonl").unlink()
+    assert main([*MIX, "--dry-run"]) == 1
     errors = capsys.readouterr().err.splitlines()
     assert [line.split("]")[0] for line in errors] == [
         "web/train: ERROR [E-SOURCE-TORN",
@@ -179,25 +141,24 @@ def test_few_bad_records_are_left_out_and_named_and_many_fail_the_run(
 ) -> None:
     lines = [json.dumps(row).encode() for row in ROWS * 5]
     lines[700] = b'{"text": "torn'
-    Path("in/c.jsonl").write_bytes(b"\n".join(lines))
+    Path("in/notes.jsonl").write_bytes(b"\n".join(lines))
     assert _prep("--json") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)[0]["bad_records"] == 1
-    assert "in/c.jsonl:701: " in shown.err
-    command = ("prep", "--source", "jsonl", "--paths", "in/c.jsonl", "--name", "web")
-    line = _refused(capsys, *command, "--output", "out/x", "--max-bad-share", "0")
-    assert line.startswith("ERROR [E-SOURCE-RECORD]")
-    assert "in/c.jsonl:701: " in line
+    assert "in/notes.jsonl:701: " in shown.err
+    flags = ("--output", "out/x")
+    line = refused_line(capsys, *PREP, *flags, "--max-bad-share", "0", code="E-SOURCE-RECORD]")
+    assert "in/notes.jsonl:701: " in line
     for i in (3, 30):
         lines[i] = b'{"text": "\xff"}'
-    Path("in/c.jsonl").write_bytes(b"\n".join(lines))
-    line = _refused(capsys, *command, "--output", "out/x")
+    Path("in/notes.jsonl").write_bytes(b"\n".join(lines))
+    line = refused_line(capsys, *PREP, *flags)
     assert "3 of 2000 records" in line
-    assert "in/c.jsonl:4: " in line
+    assert "in/notes.jsonl:4: " in line
     assert not Path("out/x").exists()
-    assert _prep("--on-error", "skip", "--json", out="out/skip") == 0
+    assert _prep("--on-error", "skip", "--json", out="skip") == 0
     assert json.loads(capsys.readouterr().out)[0]["bad_records"] == 3
-    assert _prep("--on-error", "replace", "--json", out="out/replace") == 0
+    assert _prep("--on-error", "replace", "--json", out="replace") == 0
     assert json.loads(capsys.readouterr().out)[0]["bad_records"] == 1
 
 
@@ -206,55 +167,52 @@ def test_force_makes_it_again_and_an_unhappy_one_leaves_the_old_output_readable(
 ) -> None:
     assert _prep() == 0
     before = _bytes("out/w")
-    Path("in/c.jsonl").write_bytes(b"not JSON\n" * 50)
-    assert _refused(
-        capsys,
-        *("prep", "--source", "jsonl", "--paths", "in/c.jsonl", "--name", "web"),
-        *("--output", "out/w", "--num-shards", "2", "--force"),
-    ).startswith("ERROR [E-SOURCE-RECORD]")
+    Path("in/notes.jsonl").write_bytes(b"not JSON\n" * 50)
+    flags = ("--output", "out/w", "--num-shards", "2", "--force")
+    refused_line(capsys, *PREP, *flags, code="E-SOURCE-RECORD]")
     assert _bytes("out/w") == before
     assert main(["verify", "out/w", "--checksums", "--deep"]) == 0
-    Path("in/c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:100]))
+    Path("in/notes.jsonl").write_text(json_lines(ROWS[:100]))
     assert _prep("--force") == 0
     assert load_manifest("out/w/manifest.json").total_documents == 100
     assert main(["verify", "out/w", "--checksums", "--deep"]) == 0
 
 
-BAD = [
-    (("--source", "parquet", "--paths", "in/c.jsonl"), "E-SOURCE-TORN"),
-    (("--source", "parquet", "--paths", "in/*.arrow"), "E-SOURCE-NOTFOUND"),
-    (("--source", "parquet", "--paths", "in/a.parquet", "--text-field", "body"), "E-SOURCE-FIELD"),
-    (("--source", "parquet", "--paths", "in/a.parquet", "--id-field", "uid"), "E-SOURCE-FIELD"),
-    (("--source", "arrow", "--paths", "in/a.parquet"), "E-SOURCE-TORN"),
-    (("--source", "arrow", "--paths", "in/empty"), "E-SOURCE-TORN"),
-    (("--source", "jsonl", "--paths", "in/a.parquet"), "E-SOURCE-RECORD"),
-    (("--source", "jsonl", "--paths", "in/empty"), "E-SOURCE-EMPTY"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--split", "valid"), "E-SOURCE-SPLIT"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--split", "train[:1"), "E-CONFIG"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--split", "train[400:]"), "E-SOURCE-EMPTY"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--subset", "x"), "E-CONFIG"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--max-tokens", "1X"), "E-CONFIG"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--max-bad-share", "2"), "E-CONFIG"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--workers", "0"), "E-CONFIG"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--version", "../x"), "E-CONFIG"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--eos-token-id", "5"), "E-TOKENIZER-DRIFT"),
-    (("--source", "jsonl", "--paths", "in/c.jsonl", "--tokenizer", "gpt9"), "E-TOKENIZER"),
-    (("--source", "jsonl"), "E-CONFIG"),
-    (("--source", "jsonl", "--paths", "nosuch://a/b"), "E-SOURCE-PROTOCOL"),
-    (("--source", "hf"), "E-CONFIG"),
-    (("--source", "hf", "--dataset", "./nowhere"), "E-SOURCE-NOTFOUND"),
-    (("--source", "hf", "--dataset", "./in", "--paths", "in/c.jsonl"), "E-CONFIG"),
-]
+_JSONL = ("--source", "jsonl", "--paths", "in/notes.jsonl")
+BAD = {
+    ("--source", "parquet", "--paths", "in/notes.jsonl"): "E-SOURCE-TORN",
+    ("--source", "parquet", "--paths", "in/*.arrow"): "E-SOURCE-NOTFOUND",
+    ("--source", "parquet", "--paths", "in/a.parquet", "--text-field", "body"): "E-SOURCE-FIELD",
+    ("--source", "parquet", "--paths", "in/a.parquet", "--id-field", "uid"): "E-SOURCE-FIELD",
+    ("--source", "arrow", "--paths", "in/a.parquet"): "E-SOURCE-TORN",
+    ("--source", "arrow", "--paths", "in/empty"): "E-SOURCE-TORN",
+    ("--source", "jsonl", "--paths", "in/a.parquet"): "E-SOURCE-RECORD",
+    ("--source", "jsonl", "--paths", "in/empty"): "E-SOURCE-EMPTY",
+    (*_JSONL, "--split", "valid"): "E-SOURCE-SPLIT",
+    (*_JSONL, "--split", "train[:1"): "E-CONFIG",
+    (*_JSONL, "--split", "train[400:]"): "E-SOURCE-EMPTY",
+    (*_JSONL, "--subset", "x"): "E-CONFIG",
+    (*_JSONL, "--max-tokens", "1X"): "E-CONFIG",
+    (*_JSONL, "--max-bad-share", "2"): "E-CONFIG",
+    (*_JSONL, "--workers", "0"): "E-CONFIG",
+    (*_JSONL, "--version", "../x"): "E-CONFIG",
+    (*_JSONL, "--eos-token-id", "5"): "E-TOKENIZER-DRIFT",
+    (*_JSONL, "--tokenizer", "gpt9"): "E-TOKENIZER",
+    ("--source", "jsonl"): "E-CONFIG",
+    ("--source", "jsonl", "--paths", "nosuch://a/b"): "E-SOURCE-PROTOCOL",
+    ("--source", "hf"): "E-CONFIG",
+    ("--source", "hf", "--dataset", "./nowhere"): "E-SOURCE-NOTFOUND",
+    ("--source", "hf", "--dataset", "./in", "--paths", "in/notes.jsonl"): "E-CONFIG",
+}
 
 
-@pytest.mark.parametrize(("flags", "code"), BAD, ids=[" ".join(flags) for flags, _ in BAD])
+@pytest.mark.parametrize(("flags", "code"), BAD.items(), ids=map(" ".join, BAD))
 def test_bad_input_is_one_line_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], code: str
 ) -> None:
     (project / "in" / "empty").write_bytes(b"")
     before = sorted(project.rglob("*"))
-    line = _refused(capsys, "prep", *flags, "--name", "web", "--output", "out/w")
-    assert line.startswith(f"ERROR [{code}")
+    refused_line(capsys, "prep", *flags, "--name", "web", "--output", "out/w", code=code)
     assert sorted(project.rglob("*")) == before
 
 
@@ -274,18 +232,19 @@ def test_bad_input_is_one_line_and_writes_nothing(
 def test_a_flag_of_a_mixture_that_cannot_be_is_one_line_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], says: str
 ) -> None:
-    line = _refused(capsys, "prep-mixture", "--config", "run.toml", *flags)
+    line = refused_line(capsys, *MIX, *flags)
     assert says in line
     assert not Path("out").exists()
 
 
 def test_flags_of_a_mixture_stand_in_for_the_configuration(project: Path) -> None:
-    (project / "other").mkdir()
-    flows = FLOWS.replace("flow.small", "flow.tiny").replace("1.0", "0.1")
-    (project / "other" / "flows.toml").write_text(flows)
-    (project / "other" / "mixture.toml").write_text(MIXTURE.replace('"notes"', '"memos"'))
-    command = ["prep-mixture", "--config", "run.toml", "--mixture", "other/mixture.toml"]
-    command += ["--flow-profiles", "other/flows.toml", "--flow", "tiny", "--data-root", "d"]
+    memos = jsonl_source("memos", [], tokens_b=3e-6, paths=["in/notes.jsonl"])
+    write_project(project / "other", [_sources()[0], memos])
+    flows = project / "other" / "flows.toml"
+    tiny = flows.read_text().replace("flow.small", "flow.tiny").replace("1.0", "0.1")
+    flows.write_text(tiny)
+    command = [*MIX, "--mixture", "other/mixture.toml", "--flow-profiles", "other/flows.toml"]
+    command += ["--flow", "tiny", "--data-root", "d"]
     command += ["--num-shards", "3", "--workers", "1", "--splits", "train", "--stage", "pretrain"]
     command += ["--tokenizer", "o200k_harmony", "--vocab-size", "201088", "--engine", "tiktoken"]
     assert main([*command, "--eos-token-id", "199999", "--parallel"]) == 0
@@ -301,10 +260,10 @@ def test_one_bad_source_of_a_mixture_does_not_stop_the_others_when_asked(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "in" / "b.parquet").write_bytes(b"PAR1")
-    line = _refused(capsys, "prep-mixture", "--config", "run.toml")
+    line = refused_line(capsys, *MIX)
     assert "in/b.parquet" in line
     assert not Path("out").exists()
-    assert main(["prep-mixture", "--config", "run.toml", "--continue-on-error"]) == 1
+    assert main([*MIX, "--continue-on-error"]) == 1
     errors = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in errors] == ["web/train", "web/valid"]
     assert main(["verify", "out/data/notes/train", "--deep"]) == 0
@@ -338,15 +297,15 @@ def bucket(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.slow
 def test_a_bucket_is_prepared_to_the_bytes_of_the_same_files_here(bucket: Any) -> None:
     flags = ("--id-field", "key")
-    for kind, name in (("parquet", "*.parquet"), ("jsonl", "c.jsonl")):
-        assert _prep(*flags, kind=kind, paths=f"in/{name}", out=f"out/{kind}") == 0
+    for kind, name in (("parquet", "*.parquet"), ("jsonl", "notes.jsonl")):
+        assert _prep(*flags, kind=kind, paths=name, out=kind) == 0
         workers = (*flags, "--workers", "2")
         remote = f"s3://corpus/in/{name}"
-        assert _prep(*workers, kind=kind, paths=remote, out=f"out/s3_{kind}") == 0
+        assert _prep(*workers, kind=kind, paths=remote, out=f"s3_{kind}") == 0
         assert _bytes(f"out/{kind}") == _bytes(f"out/s3_{kind}")
-    assert _prep(*flags, kind="jsonl", paths=remote, out="out/s3_jsonl") == 0  # nothing to do
-    bucket.pipe("corpus/in/c.jsonl", b'{"key": "new", "text": "some other words"}\n' * 9)
-    assert _prep(*flags, kind="jsonl", paths=remote, out="out/s3_jsonl") == 1
+    assert _prep(*flags, kind="jsonl", paths=remote, out="s3_jsonl") == 0  # nothing to do
+    bucket.pipe("corpus/in/notes.jsonl", b'{"key": "new", "text": "some other words"}\n' * 9)
+    assert _prep(*flags, kind="jsonl", paths=remote, out="s3_jsonl") == 1
 
 
 def test_a_change_in_a_bucket_while_it_is_read_is_refused(
@@ -358,13 +317,11 @@ def test_a_change_in_a_bucket_while_it_is_read_is_refused(
 
     def blocks(self: JsonlSource, *args: Any) -> Iterator[Any]:
         yield from real(self, *args)
-        bucket.pipe("corpus/in/c.jsonl", b'{"text": "other"}\n')
+        bucket.pipe("corpus/in/notes.jsonl", b'{"text": "other"}\n')
 
     monkeypatch.setattr(JsonlSource, "blocks", blocks)
-    command = ["prep", "--source", "jsonl", "--paths", "s3://corpus/in/c.jsonl", "--name", "web"]
-    with pytest.raises(SourceError) as caught:
-        main(["-v", *command, "--output", "out/w"])
-    assert caught.value.code == "E-SOURCE-CHANGED"
+    with refused("E-SOURCE-CHANGED"):
+        main(["-v", *NAMED, "--paths", "s3://corpus/in/notes.jsonl", "--output", "out/w"])
     assert not Path("out/w/manifest.json").exists()
 
 
@@ -376,12 +333,6 @@ def test_an_interrupted_command_exits_130(project: Path) -> None:
         "p.prep_shards = stop\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    command = ["prep", "--source", "jsonl", "--paths", "in/c.jsonl", "--name", "w"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command, "--output", "out/w"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ),
-    )
+    command = [sys.executable, "-c", code, *PREP, "--output", "out/w"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
