@@ -49,11 +49,7 @@ class Calibration:
         return self.aggregate(probe_scores) < self.thresholds.tau_probe
 
     def require_heads(self, heads_digest: str, *, compat: bool = False) -> None:
-        """Refuse heads that this calibration was not fitted for.
-
-        Args:
-            heads_digest: Of the heads that grade.
-            compat: Whether one that names no heads is accepted.
+        """Refuse heads that this calibration was not fitted for; `compat` accepts one of no heads.
 
         Raises:
             CalibrationError: The digests differ (E-CALIBRATION-HEADS).

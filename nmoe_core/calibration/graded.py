@@ -25,7 +25,7 @@ SUMMARY_FORMAT = "grade-summary/2"
 PARTIAL_NAME = ".quality_scores.partial.jsonl"
 NOTE_NAME = ".quality_scores.partial.json"
 Row = dict[str, Any]
-Progress = Callable[[int, int | None], None]
+Progress = Callable[[int, int], None]
 _DO = "it was edited or damaged: grade again, which writes it anew, or restore it"
 
 

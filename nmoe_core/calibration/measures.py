@@ -70,22 +70,24 @@ def errors(scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray) -> di
     return {
         "num_dropped": int(drops.sum()),
         "num_false_drops": int((drops & oracle_keeps).sum()),
-        **_rate("false_drop_rate", oracle_keeps, drops),
-        **_rate("probe_false_drop_rate", oracle_keeps, exits),
-        **_rate("probe_judge_conflict_rate", judge_keeps, exits),
-        **_rate("probe_lost_keep_rate", judge_keeps & exits, np.ones_like(exits)),
-        "precision_keep": _share(oracle_keeps, keeps),
-        "precision_keep_ci95": _share_interval(oracle_keeps, keeps),
-        "recall_keep": _share(keeps, oracle_keeps),
-        "recall_keep_ci95": _share_interval(keeps, oracle_keeps),
+        **_share("false_drop_rate", oracle_keeps, drops, "upper95"),
+        **_share("probe_false_drop_rate", oracle_keeps, exits, "upper95"),
+        **_share("probe_judge_conflict_rate", judge_keeps, exits, "upper95"),
+        **_share("probe_lost_keep_rate", judge_keeps & exits, np.ones_like(exits), "upper95"),
+        **_share("precision_keep", oracle_keeps, keeps, "ci95"),
+        **_share("recall_keep", keeps, oracle_keeps, "ci95"),
         "oracle_keep": rounded(oracle_keeps.mean()),
     }
 
 
-def _rate(name: str, errors: np.ndarray, among: np.ndarray) -> dict[str, Any]:
-    """The rate, and the bound that it stays under with a confidence of 95 %."""
-    bound = upper_bound(int(errors[among].sum()), int(among.sum())) if among.any() else None
-    return {name: _share(errors, among), f"{name}_upper95": rounded(bound)}
+def _share(name: str, of: np.ndarray, among: np.ndarray, bound: str) -> dict[str, Any]:
+    """A share of documents, and its 95 % interval (`ci95`) or upper bound (`upper95`)."""
+    hits, count = int(of[among].sum()), int(among.sum())
+    if not count:
+        return {name: None, f"{name}_{bound}": None}
+    interval = interval_of(wilson(hits, count))
+    found = interval if bound == "ci95" else rounded(upper_bound(hits, count))
+    return {name: rounded(hits / count), f"{name}_{bound}": found}
 
 
 def decision_agreement(
@@ -162,14 +164,6 @@ def keep_curve(scores: np.ndarray) -> list[list[float]]:
     descending = np.sort(scores)[::-1]
     counts = ((percent, max(1, round(percent * len(scores) / 100))) for percent in range(1, 100))
     return [[percent / 100, midpoint_above(descending, count)] for percent, count in counts]
-
-
-def _share(of: np.ndarray, among: np.ndarray) -> float | None:
-    return rounded(of[among].mean()) if among.any() else None
-
-
-def _share_interval(of: np.ndarray, among: np.ndarray) -> list[float | None] | None:
-    return interval_of(wilson(int(of[among].sum()), int(among.sum()))) if among.any() else None
 
 
 def interval_of(value: Interval) -> list[float | None]:

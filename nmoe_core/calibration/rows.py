@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.docid import parse_doc_id
-from nmoe_core.base.errors import CalibrationError, FormatError
+from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded, read_grading_summary
 from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.heads.features import BUFFER_BATCHES, Corpus, require_few_failed
 from nmoe_core.heads.files import heads_digest
-from nmoe_core.heads.metrics import held_out
+from nmoe_core.heads.metrics import document_lengths, held_out
 from nmoe_core.heads.scoring import HeadScorer
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, as_vector
@@ -157,7 +156,7 @@ def _rows(
     return CalibrationRows(
         keys=np.array(keys, np.str_),
         sources=np.array(labels.sources, np.str_),
-        lengths=np.array([_length(doc_id) for doc_id in labels.doc_ids], np.int64),
+        lengths=document_lengths(labels.doc_ids),
         oracle=labels.scores.astype(np.float64),
         targets=labels.targets,
         probe=probe,
@@ -166,14 +165,6 @@ def _rows(
         heads_digest=digest,
         left_out={"label_failed": labels.num_failed, "label_salvaged": labels.num_salvaged},
     )
-
-
-def _length(doc_id: str) -> int:
-    try:
-        span = parse_doc_id(doc_id)
-    except FormatError:
-        return 0
-    return span.end - span.start
 
 
 def _predictions(path: Path) -> dict[str, dict[str, Any]]:

@@ -123,8 +123,7 @@ def _certified(
 def _shares(
     fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float], taus: Thresholds
 ) -> dict[str, Any]:
-    """Shares of the report half's documents by decision, with 95 % intervals of what a new document
-    gets."""
+    """Shares of the report half by decision, with 95 % intervals of a new document's chances."""
     scores = Aggregates.of(report, weights)
     decided = scores.decisions(taus)
     fit_keep = Aggregates.of(fit, weights).decisions(taus) == 2
@@ -149,12 +148,8 @@ def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarra
     Both halves tell of it: the report half by counting, and the fit half because a threshold at an
     order statistic keeps a share of known law, Beta(k, n - k + 1), whatever the scores' own law is.
     The interval is of both counts together, at 97.5 %: it is to hold the share of new documents and
-    the report half's own at once, and each may fail half the time (Bonferroni).
-
-    Args:
-        fit_keep: Which documents of the fit half are kept: bool.
-        report_keep: The same of the report half.
-        keys: Contents of the documents of both.
+    the report half's own at once, and each may fail half the time (Bonferroni). `keys` name the
+    contents of the documents of both.
     """
     return wilson(*_independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
 

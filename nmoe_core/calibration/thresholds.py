@@ -107,9 +107,7 @@ def fit_thresholds(
         probe: Aggregated probe scores `[N]`; without them no document leaves early.
         judge: Aggregated judge scores `[N]`.
         oracle_keeps: Whether the oracle would keep the document: bool `[N]`.
-        targets: Early exits count as not kept, and as dropped. `max_false_drop` bounds the share
-            of documents that the oracle would keep among those that leave at the probe, and among
-            all that are dropped.
+        targets: Early exits count as dropped; `max_false_drop` bounds them alone, and all drops.
         is_proof: Documents that bounds are proved on, bool `[N]`: no head was trained on them,
             and no two have the same content. All when left out.
 

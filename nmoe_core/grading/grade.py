@@ -167,14 +167,14 @@ def grade_documents(
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
         known, batches = known_scores(out_dir, scorer), dict[str, list[int]]()
         tally = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep)
-        num_done, total = partial.resume(tally), documents.count()
+        num_done, total = partial.resume(tally), documents.count
         source = documents.documents(num_done, heads.max_ctx)
         for rows, scores in grader.buffers(source, known):
             for key, places in scores.batches.items():
                 batches[key] = [tally.total + i for i in places]
             partial.append(rows)
             tally.add(rows)
-            require_few_failed(tally.failed, total if total is not None else tally.total)
+            require_few_failed(tally.failed, total)
             if progress is not None:
                 progress(tally.total, total)
         facts = {

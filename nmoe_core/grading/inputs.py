@@ -1,17 +1,12 @@
-"""Documents to grade: from token shards by id, without tokenising again, or from JSONL text.
-
-An input yields its documents in a fixed order from any position on, so that a grading that was
-killed can go on; it names, as fingerprints, what its documents are.
-"""
+"""Documents to grade: from token shards by id, without tokenising again, or from JSONL text."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -34,112 +29,76 @@ class GradeDocument:
     tokens: np.ndarray
 
 
-class GradeInput(Protocol):
-    """Where documents come from."""
+@dataclass(frozen=True, slots=True)
+class GradeInput:
+    """Documents in a fixed order.
 
-    def fingerprints(self) -> Fingerprints:
-        """What the documents are made from."""
-        ...
-
-    def count(self) -> int | None:
-        """How many there are, where that is known beforehand."""
-        ...
-
-    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        """Documents from number `start` on, each cut to `max_ctx` tokens."""
-        ...
-
-
-class ShardInput:
-    """All documents of one manifest of a source, of a shard or a split, in slice order.
-
-    Document ids are relative to `data_root`.
+    `fingerprints()` say what they are made from; `documents(start, max_ctx)` gives those from
+    number `start` on, so that a grading that was killed can go on, each cut to `max_ctx` tokens.
     """
 
-    def __init__(self, manifest: Manifest, data_root: Path, source: str) -> None:
-        self._manifest, self._data_root, self._source = manifest, data_root, source
+    count: int
+    fingerprints: Callable[[], Fingerprints]
+    documents: Callable[[int, int], Iterator[GradeDocument]]
 
-    def fingerprints(self) -> Fingerprints:
-        return {"shard": documents_digest(self._manifest)}
 
-    def count(self) -> int:
-        return self._manifest.total_documents
+def shard_input(manifest: Manifest, data_root: Path, source: str) -> GradeInput:
+    """All documents of one manifest of a source, of a shard or a split, in slice order."""
 
-    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        reader, eos = DocumentReader(self._data_root), self._manifest.eos_token_id
-        for document in islice(document_ids(self._data_root, self._manifest), start, None):
+    def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        reader, eos = DocumentReader(data_root), manifest.eos_token_id
+        for document in islice(document_ids(data_root, manifest), start, None):
             tokens = as_seen(reader.tokens(document, eos), eos, max_ctx)
-            yield GradeDocument(str(document), self._source, tokens)
+            yield GradeDocument(str(document), source, tokens)
+
+    digest = {"shard": documents_digest(manifest)}
+    return GradeInput(manifest.total_documents, lambda: digest, documents)
 
 
-class DocIdInput:
+def docid_input(
+    rows: Sequence[tuple[str, str]], data_root: Path, sample: int | None = None
+) -> GradeInput:
     """Documents of a slice file, (document id, source) pairs, read from the shards they name.
 
     Of a `sample` only so many are graded, chosen by the MD5 of their ids.
     """
+    rows = list(rows) if sample is None else _sampled(rows, sample)
+    sources = sorted({source for _, source in rows})
 
-    def __init__(
-        self, rows: Sequence[tuple[str, str]], data_root: Path, sample: int | None = None
-    ) -> None:
-        self._rows = _sampled(rows, sample) if sample is not None else list(rows)
-        self._data_root = data_root
-
-    def fingerprints(self) -> Fingerprints:
-        sources = sorted({source for _, source in self._rows})
-        return {"documents": sha256_json(self._rows), "data": data_digest(self._data_root, sources)}
-
-    def count(self) -> int:
-        return len(self._rows)
-
-    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        reader = DocumentReader(self._data_root)
-        eos = {
-            source: source_manifest(self._data_root, source).eos_token_id
-            for source in sorted({source for _, source in self._rows})
-        }
-        for doc_id, source in self._rows[start:]:
+    def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        reader = DocumentReader(data_root)
+        eos = {source: source_manifest(data_root, source).eos_token_id for source in sources}
+        for doc_id, source in rows[start:]:
             tokens = as_seen(reader.tokens(doc_id, eos[source]), eos[source], max_ctx)
             yield GradeDocument(doc_id, source, tokens)
 
+    def fingerprints() -> Fingerprints:
+        return {"documents": sha256_json(rows), "data": data_digest(data_root, sources)}
 
-class TextInput:
-    """The documents of a JSON lines file , tokenised as prep does it.
+    return GradeInput(len(rows), fingerprints, documents)
 
-    Args:
-        path: The file.
-        tokenizer: The one the heads' backbone was trained with.
-        text_field: Key of the text.
-        id_field: Key of the id; None takes `doc_id`, or else `id`, where a line has one.
+
+def text_input(
+    path: Path, tokenizer: Tokenizer, text_field: str = "text", id_field: str | None = None
+) -> GradeInput:
+    """The documents of a JSON lines file (`JsonlTexts`), tokenised as prep does it.
+
+    `tokenizer` is that of the heads' backbone. Without `id_field`, the id of a line is its `doc_id`
+    or else its `id`, where it has one.
 
     Raises:
         SourceError: A line is not a document (E-SOURCE-RECORD).
         FormatError: A document id comes twice (E-DOCID).
     """
+    texts, eos = JsonlTexts(path, text_field, id_field), tokenizer.eos_token_id
 
-    def __init__(
-        self,
-        path: Path,
-        tokenizer: Tokenizer,
-        text_field: str = "text",
-        id_field: str | None = None,
-    ) -> None:
-        self._texts, self._tokenizer = JsonlTexts(path, text_field, id_field), tokenizer
+    def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        for doc_id, source in texts.rows[start:]:
+            tokens = tokenizer.encode_long(texts.text(doc_id), max_ctx)
+            yield GradeDocument(doc_id, source, as_seen(tokens, eos, max_ctx))
 
-    def fingerprints(self) -> Fingerprints:
-        return {
-            "texts": self._texts.sha256,
-            "tokenizer": self._tokenizer.fingerprint,
-            **self._texts.fingerprints,
-        }
-
-    def count(self) -> int:
-        return len(self._texts.rows)
-
-    def documents(self, start: int, max_ctx: int) -> Iterator[GradeDocument]:
-        for doc_id, source in self._texts.rows[start:]:
-            tokens = self._tokenizer.encode_long(self._texts.text(doc_id), max_ctx)
-            seen = as_seen(tokens, self._tokenizer.eos_token_id, max_ctx)
-            yield GradeDocument(doc_id, source, seen)
+    made_from = {"texts": texts.sha256, "tokenizer": tokenizer.fingerprint, **texts.fingerprints}
+    return GradeInput(len(texts.rows), lambda: made_from, documents)
 
 
 def _sampled(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:

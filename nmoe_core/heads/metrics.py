@@ -6,6 +6,7 @@ corpus holds the same text under several ids, in train and in val.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
-from nmoe_core.base.errors import LabelError
+from nmoe_core.base.errors import FormatError, LabelError
 from nmoe_core.labels.agreement import agreement, baselines
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.noise import read_noise
@@ -67,8 +68,8 @@ def head_metrics(
     sources = [labels.sources[i] for i in good.tolist()]
     metrics = agreement(predicted[good], labels.scores[good], sources)
     metrics |= baselines(
-        (train.scores, train.sources, _lengths(train)),
-        (labels.scores[good], sources, _lengths(labels)[good]),
+        (train.scores, train.sources, document_lengths(train.doc_ids)),
+        (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
     )
     ceiling = _noise_ceiling(labels.path)
     share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
@@ -88,10 +89,14 @@ def _noise_ceiling(labels: Path) -> float | None:
     return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
 
 
-def _lengths(labels: Labels) -> np.ndarray:
-    """Tokens of each document, int64 `[N]`."""
-    spans = map(parse_doc_id, labels.doc_ids)
-    return np.array([span.end - span.start for span in spans], np.int64)
+def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
+    """Tokens of each document, int64 `[N]`; 0 where its id does not tell."""
+    lengths = np.zeros(len(doc_ids), np.int64)
+    for i, doc_id in enumerate(doc_ids):
+        with contextlib.suppress(FormatError):
+            span = parse_doc_id(doc_id)
+            lengths[i] = span.end - span.start
+    return lengths
 
 
 def require_same_scorer(labels: Labels, scorer: Scorer) -> None:

@@ -62,23 +62,19 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int) -> Heads:
             reads no earlier block (E-HEAD-FORMAT).
     """
     paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
-    (probe, header, seen), (judge, judge_header, judge_seen) = (
-        load_head(path, model, max_ctx) for path in paths
-    )
+    loaded = [load_head(path, model, max_ctx) for path in paths]
+    (probe, header, seen), (judge, _, judge_seen) = loaded
     if not isinstance(probe, Probe) or not isinstance(judge, Judge):
         raise bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
-    taps = (
-        tap_of("probe", model, header.get("tap"), paths[0]),
-        tap_of("judge", model, judge_header.get("tap"), paths[1]),
+    found = zip(loaded, paths)
+    probe_tap, judge_tap = (
+        tap_of(one.head.kind, model, one.header.get("tap"), path) for one, path in found
     )
-    if taps[0] > taps[1]:
-        raise bad_format(heads_dir, f"the probe reads block {taps[0]}, the judge {taps[1]}")
+    if probe_tap > judge_tap:
+        raise bad_format(heads_dir, f"the probe reads block {probe_tap}, the judge {judge_tap}")
     return Heads(
         *(probe, judge, local_digest(paths[0]), local_digest(paths[1])),
-        scorer_model=str(header.get("scorer_model", "")),
-        max_ctx=max_ctx,
-        probe_tap=taps[0],
-        judge_tap=taps[1],
+        *(str(header.get("scorer_model", "")), max_ctx, probe_tap, judge_tap),
         train_contents=np.unique(np.concatenate([seen, judge_seen])),
     )
 

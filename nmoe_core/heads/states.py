@@ -32,9 +32,7 @@ FEATURE_BATCH = 32
 PART_DOCUMENTS = 2048
 
 
-def pooled_features(
-    model: Transformer, documents: DocumentTokens, tap: int, cache: Path | None = None
-) -> Tensor:
+def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cache: Path) -> Tensor:
     """Pooled states after block `tap`: float32 `[N, H]` on the backbone's device.
 
     Rows of documents whose states are not finite are NaN. Parts that are in the directory `cache`
@@ -44,30 +42,22 @@ def pooled_features(
         HeadError: More than a few documents have such states (E-HEAD-NONFINITE).
     """
     parts = []
-    for start in range(0, len(documents), PART_DOCUMENTS):
-        path = cache / f"part_{start // PART_DOCUMENTS:06d}.npy" if cache is not None else None
-        if path is not None and path.is_file():
-            parts.append(torch.from_numpy(np.load(path, allow_pickle=False)))
-            continue
-        part = _pooled_part(model, documents[start : start + PART_DOCUMENTS], tap)
-        if path is not None:
+    for number, start in enumerate(range(0, len(documents), PART_DOCUMENTS)):
+        path, some = cache / f"part_{number:06d}.npy", documents[start : start + PART_DOCUMENTS]
+        if not path.is_file():
+            part = np.full((len(some), model.config.hidden_size), np.nan, np.float32)
+            for batch in batches(some, FEATURE_BATCH, device_of(model)):
+                states, good = finite_states(model, batch, tap, {})
+                part[good.rows] = pooled(states, good.lengths).cpu()
             payload = io.BytesIO()
-            np.save(payload, part.numpy(), allow_pickle=False)
+            np.save(payload, part, allow_pickle=False)
             write_bytes(path, payload.getvalue())
-        parts.append(part)
-    features = torch.cat(parts)
+        parts.append(np.load(path, allow_pickle=False))
+    features = torch.from_numpy(np.concatenate(parts))
     bad: list[int] = torch.nonzero(~torch.isfinite(features).all(dim=1)).flatten().tolist()
     reason = f"backbone states after block {tap} are not finite"
     require_few_failed({documents.names[i]: reason for i in bad}, len(documents))
     return features.to(device_of(model))
-
-
-def _pooled_part(model: Transformer, documents: DocumentTokens, tap: int) -> Tensor:
-    features = torch.full((len(documents), model.config.hidden_size), torch.nan)
-    for batch in batches(documents, FEATURE_BATCH, device_of(model)):
-        states, good = finite_states(model, batch, tap, {})
-        features[good.rows] = pooled(states, good.lengths).cpu()
-    return features
 
 
 class TapStates:

@@ -8,7 +8,7 @@ else computed again for each batch. A killed training goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,115 +47,109 @@ _REPORTED_ON = ("labels_val", "labels_test")
 HeadKind = Literal["probe", "judge"]
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """What a head is trained from, and where it goes.
+class HeadTraining:
+    """One training of a head, from merged label files by split.
 
-    Of the merged label files, `train` is fitted; `val` and `test` are only reported on, where they
-    are there. The corpus's `max_ctx` counts, not that of the table.
-    """
-
-    labels: Mapping[str, Path | None]
-    corpus: Corpus
-    model: Transformer
-    heads_dir: Path
-    table: HeadsTable
-
-
-def train_head(kind: HeadKind, training: Training) -> Result:
-    """Train `hydra_probe.safetensors` or `hydra_judge.safetensors`, and write its card beside it.
-
-    A current head is left as it is; on failure no head is written. Facts: the numbers of its
-    agreement on val, `labels`, `steps`, `head_steps` and `backbone_tokens` (both 0 of a head that
-    is current), `path`.
+    `train` is fitted; `val` and `test` are only reported on, where they are there. The corpus's
+    `max_ctx` counts, not that of the table.
 
     Raises:
         LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
-        HeadError: Too few labels (E-HEAD-FEW), all alike (E-HEAD-CONSTANT), the tap is no block
-            (E-HEAD-FORMAT), or states or a loss that are not finite (E-HEAD-NONFINITE).
+        HeadError: Too few labels (E-HEAD-FEW), all alike (E-HEAD-CONSTANT), or the tap is no block
+            (E-HEAD-FORMAT).
     """
-    run, model = _Run(kind, training), training.model
-    path = training.heads_dir / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
-    header = _current_header(path, run.fingerprints)
-    if header is not None:
-        return _result(path, header, backbone_tokens=0, head_steps=0)
-    tokens_before = model.tokens_processed
-    seeded = reproducible(run.recipe.seed, device_of(model))
-    with output_lock(path.parent / f".{kind}"), seeded:
-        # Val and test labels do not move the weights, so with others the training is the same.
-        made_from = {k: v for k, v in run.fingerprints.items() if k not in _REPORTED_ON}
-        state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)
-        documents = training.corpus.read(run.labels.doc_ids)
-        head, losses, states, num_failed = run.fit(documents, state)
-        contents, labels = documents.digests(), run.labels
-        header = {
-            **header_of(model, run.tap, run.corpus.max_ctx, labels.digest, labels.scorer),
-            "settings": run.settings,
-            **run.figures(head, contents),
-            "training": {
-                "num_documents": len(labels.doc_ids) - num_failed,
-                "num_failed_documents": num_failed,
-                "num_salvaged_left_out": labels.num_salvaged,
-                "num_steps": len(losses),
-                "states": states,
-                "loss_curve": thin_curve(losses),
-            },
-            "fingerprints": run.fingerprints,
-        }
-        digest = save_head(path, head, header, contents)
-        write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
-        state.path.unlink(missing_ok=True)
-    tokens = model.tokens_processed - tokens_before
-    return _result(path, header, backbone_tokens=tokens, head_steps=len(losses))
 
-
-class _Run:
-    """One training: its recipe, its shape, its labels, and what it is made from."""
-
-    def __init__(self, kind: HeadKind, training: Training) -> None:
-        self.training, self.model, self.corpus = training, training.model, training.corpus
-        table, self.arch = training.table.probe, None
+    def __init__(
+        self,
+        kind: HeadKind,
+        labels: Mapping[str, Path | None],
+        corpus: Corpus,
+        model: Transformer,
+        heads_dir: Path,
+        table: HeadsTable,
+    ) -> None:
+        self.kind, self.corpus, self.model, self.table = kind, corpus, model, table
+        self.path = heads_dir / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
+        own, self.arch = table.probe, None
         if kind == "judge":
-            judge = table = training.table.judge
+            own = judge = table.judge
             sizes = judge.mid_dim, judge.num_heads, judge.ffn_dim
-            self.arch = JudgeArch(self.model.config.hidden_size, *sizes)
-        self.recipe = Recipe(table.batch_size, table.epochs, table.lr, seed=training.table.seed)
+            self.arch = JudgeArch(model.config.hidden_size, *sizes)
+        self.recipe = Recipe(own.batch_size, own.epochs, own.lr, seed=table.seed)
         self.settings = asdict(self.recipe) | (asdict(self.arch) if self.arch is not None else {})
-        self.tap = tap_of(kind, self.model, table.tap)
-        files, salvaged = training.labels.items(), training.table.use_salvaged
-        self.reported = {split: read_labels(f, salvaged) for split, f in files if f is not None}
-        self.labels = self.reported.pop("train")
-        _require_learnable(self.labels)
-        for labels in self.reported.values():
-            require_same_scorer(labels, self.labels.scorer)
-        self.fingerprints = self._made_from()
-
-    def _made_from(self) -> Fingerprints:
+        self.tap = tap_of(kind, model, own.tap)
+        files = {split: path for split, path in labels.items() if path is not None}
+        self.reported = {s: read_labels(path, table.use_salvaged) for s, path in files.items()}
+        self.train = self.reported.pop("train")
+        _require_learnable(self.train)
+        for others in self.reported.values():
+            require_same_scorer(others, self.train.scorer)
+        read = [self.train, *self.reported.values()]
+        sources = sorted({source for part in read for source in part.sources})
         digests = {split: labels.digest for split, labels in self.reported.items()}
-        read = [self.labels, *self.reported.values()]
-        sources = sorted({source for labels in read for source in labels.sources})
-        settings = {"max_ctx": self.corpus.max_ctx, "tap": self.tap, **self.settings}
-        return {
+        self.fingerprints = {
             "code": TRAIN_CODE,
-            "labels_train": self.labels.digest,
+            "labels_train": self.train.digest,
             "labels_val": digests.get("val", ""),
             "labels_test": digests.get("test", ""),
-            "data": data_digest(self.corpus.data_root, sources),
-            "backbone": self.model.digest,
-            "settings": sha256_json(settings),
+            "data": data_digest(corpus.data_root, sources),
+            "backbone": model.digest,
+            "settings": sha256_json({"max_ctx": corpus.max_ctx, "tap": self.tap, **self.settings}),
         }
 
-    def fit(
+    def run(self) -> Result:
+        """Train the head and write it, with its card beside it; a current one is left as it is.
+
+        Facts: the numbers of its agreement on val, `labels`, `steps`, `head_steps` and
+        `backbone_tokens` (both 0 of a head that is current), `path`.
+
+        Raises:
+            HeadError: States or a loss are not finite (E-HEAD-NONFINITE); no head is written.
+        """
+        path, model, train = self.path, self.model, self.train
+        header = _current_header(path, self.fingerprints)
+        if header is not None:
+            return _result(path, header, backbone_tokens=0, head_steps=0)
+        tokens_before = model.tokens_processed
+        seeded = reproducible(self.recipe.seed, device_of(model))
+        with output_lock(path.parent / f".{self.kind}"), seeded:
+            # Val and test labels do not move the weights, so with others the training is the same.
+            made_from = {k: v for k, v in self.fingerprints.items() if k not in _REPORTED_ON}
+            state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)
+            documents = self.corpus.read(train.doc_ids)
+            head, losses, states, num_failed = self._fit(documents, state)
+            contents = documents.digests()
+            header = {
+                **header_of(model, self.tap, self.corpus.max_ctx, train.digest, train.scorer),
+                "settings": self.settings,
+                **self._figures(head, contents),
+                "training": {
+                    "num_documents": len(train.doc_ids) - num_failed,
+                    "num_failed_documents": num_failed,
+                    "num_salvaged_left_out": train.num_salvaged,
+                    "num_steps": len(losses),
+                    "states": states,
+                    "loss_curve": thin_curve(losses),
+                },
+                "fingerprints": self.fingerprints,
+            }
+            digest = save_head(path, head, header, contents)
+            write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
+            state.path.unlink(missing_ok=True)
+        tokens = model.tokens_processed - tokens_before
+        return _result(path, header, backbone_tokens=tokens, head_steps=len(losses))
+
+    def _fit(
         self, documents: DocumentTokens, state: TrainingState
     ) -> tuple[Probe | Judge, list[float], str, int]:
         """The head, the loss of each step, where states were kept, how many documents failed."""
-        targets = torch.from_numpy(self.labels.scores).to(device_of(self.model))
+        targets = torch.from_numpy(self.train.scores).to(device_of(self.model))
         if self.arch is None:
-            features = self._pooled(self.labels, documents)
+            features = self._pooled(self.train, documents)
             good = torch.isfinite(features).all(dim=1)
             probe, losses = fit_probe(features[good], targets[good], self.recipe, state)
             return probe, losses, "pooled, on disk", int((~good).sum())
-        cache_bytes = int(self.training.table.cache_gib * 2**30)
+        cache_bytes = int(self.table.cache_gib * 2**30)
         states = TapStates(self.model, documents, self.tap, cache_bytes)
         judge, losses = fit_judge(self.arch, states, targets, self.recipe, state)
         held = "in memory" if states.is_cached else "computed for each batch"
@@ -171,10 +165,10 @@ class _Run:
             "arithmetic": arithmetic(self.model),
             "settings": [self.tap, corpus.max_ctx, corpus.eos_token_id, FEATURE_BATCH],
         }
-        cache = self.training.heads_dir / FEATURES_DIR / sha256_json(made_from)[:32]
+        cache = self.path.parent / FEATURES_DIR / sha256_json(made_from)[:32]
         return pooled_features(self.model, documents, self.tap, cache)
 
-    def figures(self, head: Probe | Judge, seen: np.ndarray) -> dict[str, dict[str, Any]]:
+    def _figures(self, head: Probe | Judge, seen: np.ndarray) -> dict[str, dict[str, Any]]:
         """Agreement on val and on test, by the path that grades; empty where there are no labels.
 
         A document counts where its content is not in train, and of test not in val either.
@@ -187,7 +181,7 @@ class _Run:
                 contents = documents.digests()
                 fresh = held_out(contents, seen)
                 predicted = self._predict(head, labels, documents)
-                found[name] = head_metrics(predicted, labels, self.labels, fresh)
+                found[name] = head_metrics(predicted, labels, self.train, fresh)
                 seen = np.concatenate([seen, contents])
         return found
 

@@ -128,14 +128,14 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
         NmoeError: As `load_grader` and `grade_documents`.
     """
     from nmoe_core.grading.grade import grade_documents
-    from nmoe_core.grading.inputs import DocIdInput, TextInput
+    from nmoe_core.grading.inputs import docid_input, text_input
     from nmoe_core.labels.slices import read_slice
 
     if file.is_text:
         tokenizer = load_tokenizer(run.tokenizer)
-        documents = TextInput(file.path, tokenizer, file.text_field, file.id_field)
+        documents = text_input(file.path, tokenizer, file.text_field, file.id_field)
     else:
-        documents = DocIdInput(read_slice(file.path), run.tree.data, file.sample)
+        documents = docid_input(read_slice(file.path), run.tree.data, file.sample)
     done = grade_documents(load_grader(run), documents, out, progress)
     return Result(done.digest, done.facts | {"path": str(out / SCORES_NAME)})
 

@@ -130,14 +130,13 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
         labels: Files of labels by split, in place of the merged ones; None for no labels.
     """
     from nmoe_core.heads.files import read_header
-    from nmoe_core.heads.train import Training
-    from nmoe_core.heads.train import train_head as train
+    from nmoe_core.heads.train import HeadTraining
     from nmoe_core.plots import loss_plot, png_markdown
 
     paths = {split: _labels(run, labels, split) for split in ("val", "test")}
     paths["train"] = labels.get("train") or _merged(run, "train")
     model, corpus = load_backbone(run), _corpus(run)
-    done = train(kind, Training(paths, corpus, model, run.tree.heads, run.config.heads))
+    done = HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
     curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
     return replace(done, picture=png_markdown(loss_plot({kind: curve}), f"loss of the {kind}"))
 
@@ -176,12 +175,12 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Grade shards of a source; current ones are left alone."""
     from nmoe_core.grading.grade import grade_documents
-    from nmoe_core.grading.inputs import ShardInput
+    from nmoe_core.grading.inputs import shard_input
 
     grader, results = load_grader(run), {}
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
-        documents = ShardInput(load_manifest(shard.manifest), run.tree.data, source)
+        documents = shard_input(load_manifest(shard.manifest), run.tree.data, source)
         results[bucket] = grade_documents(grader, documents, shard.graded)
     return results
 

@@ -266,7 +266,7 @@ def _graded_sample(
     run: Run, shards: Sequence[StaleShard], count: int
 ) -> tuple[list[tuple[str | None, str]], float]:
     """(decision before, decision now) of documents spread over the shards, and the seconds."""
-    from nmoe_core.grading.inputs import DocIdInput
+    from nmoe_core.grading.inputs import docid_input
     from nmoe_core.shards.documents import document_ids
     from nmoe_core.tasks.hydra import load_grader
 
@@ -281,7 +281,7 @@ def _graded_sample(
         wanted = set(ids)
         before = {row["doc_id"]: row["decision"] for row in graded if row["doc_id"] in wanted}
         started = time.perf_counter()
-        now = list(grader.rows(DocIdInput([(i, stale.source) for i in ids], run.tree.data)))
+        now = list(grader.rows(docid_input([(i, stale.source) for i in ids], run.tree.data)))
         seconds += time.perf_counter() - started
         rows += [(before.get(row["doc_id"]), row["decision"]) for row in now]
     return rows, seconds

@@ -21,7 +21,7 @@ from nmoe_core.calibration.thresholds import Targets
 from nmoe_core.config.tree import Tree
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import Grader, grade_documents
-from nmoe_core.grading.inputs import DocIdInput, GradeInput, ShardInput
+from nmoe_core.grading.inputs import GradeInput, docid_input, shard_input
 from nmoe_core.heads.features import Corpus
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
@@ -236,7 +236,7 @@ class Grading:
 
     def grade(self, source: str = "web", shard: int = 0, **grader: Any) -> GradedShard:
         """Grade a shard; `grader` is as for `Grading.grader`."""
-        documents = ShardInput(self.manifest(source, shard), self.data, source)
+        documents = shard_input(self.manifest(source, shard), self.data, source)
         directory = self.base / "quality" / source / f"shard_{shard:04d}"
         return self.grade_into(directory, documents, **grader)
 
@@ -246,4 +246,4 @@ class Grading:
 
     def rows_of(self, rows: Sequence[tuple[str, str]], **grader: Any) -> list[dict[str, Any]]:
         """What grading says of documents."""
-        return list(self.grader(**grader).rows(DocIdInput(rows, self.data)))
+        return list(self.grader(**grader).rows(docid_input(rows, self.data)))

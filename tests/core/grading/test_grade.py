@@ -19,7 +19,7 @@ from nmoe_core.calibration.graded import PARTIAL_NAME, PartialRows
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import grade_rows
-from nmoe_core.grading.inputs import DocIdInput, GradeDocument, TextInput
+from nmoe_core.grading.inputs import GradeDocument, docid_input, text_input
 from nmoe_core.heads.scoring import HeadScores, load_heads
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
 from nmoe_core.shards.documents import DocumentReader, document_ids
@@ -335,7 +335,7 @@ def test_the_probes_false_drops_are_counted_where_no_document_leaves(own: Gradin
 
 def test_a_slice_of_several_sources_is_graded_as_its_shards_are(own: Grading) -> None:
     own.part_by_hand()
-    graded = own.grade_into(own.base / "slice", DocIdInput(own.rows, own.data))
+    graded = own.grade_into(own.base / "slice", docid_input(own.rows, own.data))
     rows = {row["doc_id"]: row for row in graded.rows}
     assert list(rows) == [doc_id for doc_id, _ in own.rows]
     assert set(graded.summary["per_source"]) == {"web", "books"}
@@ -343,9 +343,9 @@ def test_a_slice_of_several_sources_is_graded_as_its_shards_are(own: Grading) ->
         if row["doc_id"] in rows:
             assert row["decision"] == rows[row["doc_id"]]["decision"]
             assert row["source"] == "books"
-    sample = DocIdInput(own.rows, own.data, sample=25)
+    sample = docid_input(own.rows, own.data, sample=25)
     chosen = [d.doc_id for d in sample.documents(0, 24)]
-    assert len(chosen) == sample.count() == 25
+    assert len(chosen) == sample.count == 25
     assert chosen == [doc_id for doc_id in rows if doc_id in set(chosen)], "in the slice's order"
 
 
@@ -361,7 +361,7 @@ def test_text_is_graded_as_the_shard_made_of_it(own: Grading, tmp_path: Path) ->
     path = tmp_path / "texts.jsonl"
     lines = [{"doc_id": i, "text": " ".join(map(str, t))} for i, t in tokens.items()]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n" + '{"text": "1 2 3"}\n')
-    texts = own.grade_into(tmp_path / "t", TextInput(path, Tokenizer())).rows
+    texts = own.grade_into(tmp_path / "t", text_input(path, Tokenizer())).rows
     shards = own.rows_of(own.rows[:40])
     assert [r["decision"] for r in texts[:40]] == [r["decision"] for r in shards]
     for text, shard in zip(texts, shards):
@@ -369,4 +369,4 @@ def test_text_is_graded_as_the_shard_made_of_it(own: Grading, tmp_path: Path) ->
     assert (texts[40]["doc_id"], texts[40]["source"]) == ("texts/texts.jsonl:41", "texts")
     path.write_text('{"txt": "1"}\n')
     with refused("E-SOURCE-RECORD", r"texts.jsonl:1: "):
-        own.grade_into(tmp_path / "u", TextInput(path, Tokenizer()))
+        own.grade_into(tmp_path / "u", text_input(path, Tokenizer()))

@@ -15,7 +15,7 @@ from nmoe_core.config.quality import HeadsTable, ProbeTable
 from nmoe_core.config.tree import PROBE_NAME
 from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.heads.files import Header, load_head, read_header, save_head
-from nmoe_core.heads.train import Training, train_head
+from nmoe_core.heads.train import HeadTraining
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import (
     MAX_CTX,
@@ -60,7 +60,7 @@ def train(repeated: Any, heads: Path, test: Path | None = None) -> Header:
     """The header of a trained probe."""
     labels = repeated.labels | {"test": test}
     table = HeadsTable(probe=ProbeTable(epochs=3))
-    train_head("probe", Training(labels, corpus_of(repeated.data), repeated.model, heads, table))
+    HeadTraining("probe", labels, corpus_of(repeated.data), repeated.model, heads, table).run()
     return read_header(heads / PROBE_NAME)
 
 

@@ -23,7 +23,7 @@ from nmoe_core.heads.fit import Recipe, TrainingState, fit_judge, fit_probe, rep
 from nmoe_core.heads.models import JudgeArch, layer_norm
 from nmoe_core.heads.scoring import HeadScorer, load_heads, predict
 from nmoe_core.heads.states import pooled_features
-from nmoe_core.heads.train import HeadKind, Training, train_head
+from nmoe_core.heads.train import HeadKind, HeadTraining
 from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import MAX_CTX, VOCAB, corpus_of, slice_all, write_labels
@@ -53,7 +53,7 @@ class Planted:
         recipe = (PROBE if kind == "probe" else JUDGE) | more
         table = HeadsTable.model_validate({kind: recipe, **shared})
         labels, corpus = self.labels | (labels or {}), corpus_of(self.data_root)
-        done = train_head(kind, Training(labels, corpus, self.model, heads_dir, table))
+        done = HeadTraining(kind, labels, corpus, self.model, heads_dir, table).run()
         path = Path(done.facts["path"])
         return SimpleNamespace(
             path=path,
@@ -88,7 +88,7 @@ def planted(
     paths, means = {}, None
     for split, split_rows in rows.items():
         documents = corpus_of(shared_data).read([doc_id for doc_id, _ in split_rows])
-        signal = layer_norm(pooled_features(backbone, documents, 6)) @ weight
+        signal = layer_norm(pooled_features(backbone, documents, 6, base / split)) @ weight
         means = means or (signal.mean(0), signal.std(0))
         grades = (2 + 1.2 * (signal - means[0]) / means[1]).round().clamp(0, 4).numpy()
         path = base / "labels" / "merged" / f"labels_{split}.jsonl"
@@ -213,7 +213,8 @@ def test_training_and_grading_see_the_same_features(tmp_path: Path, planted: Pla
     probe = load_heads(tmp_path, model, MAX_CTX).probe
     documents = corpus_of(planted.data_root).read([doc_id for doc_id, _ in planted.rows["val"]])
     with torch.no_grad():
-        trained_on = stored(probe.from_pooled(pooled_features(model, documents, 6)).numpy())
+        features = pooled_features(model, documents, 6, tmp_path / "features")
+        trained_on = stored(probe.from_pooled(features).numpy())
     assert np.array_equal(predict(model, made.head, 6, documents, 32), trained_on)
     graded = HeadScorer(model, load_heads(tmp_path, model, MAX_CTX), 5).score(documents)
     np.testing.assert_allclose(graded.probe, trained_on, atol=1e-4)
