@@ -52,6 +52,21 @@ class Tree:
         self.tokens[name, split] = tokens
         return write_manifest(directory, name, shards, **fields)
 
+    def one(self, name: str = "web", **settings: object) -> dict[str, object]:
+        """A run over one source, in order."""
+        return {"data_path": self.root / name, "batch_size": 2, "seq_len": 16} | settings
+
+    def rows(self, *names: str, **weights: float) -> list[dict[str, object]]:
+        """Sources as a run lists them, of weight 1 or of these weights."""
+        weighed = dict.fromkeys(names, 1.0) | weights
+        return [{"path": str(self.root / name), "weight": w} for name, w in weighed.items()]
+
+    def flow(self, path: Path, stages: dict[str, tuple[int, dict[str, float]]], **settings: object):
+        """A run over `{stage: (tokens, {source: weight})}`; its mixture and flow are in `path`."""
+        mixture, flows = mixture_toml(path, stages)
+        toml = {"mixture_toml": mixture, "flow_profiles_toml": flows, "flow_mode": "test"}
+        return {"data_root": self.root, **toml, "batch_size": 4, "seq_len": 16} | settings
+
 
 def write_shard(directory: Path, name: str, i: int, tokens: np.ndarray) -> dict[str, object]:
     stem = directory / f"shard_{i:04d}" / f"{name}-v1-shard-{i:06d}"
@@ -132,9 +147,7 @@ def reference_rows(tree: Tree, plan, split: str = "train") -> tuple[list[str], n
     return names, np.array(rows, np.int64)
 
 
-def mixture_toml(
-    path: Path, stages: dict[str, tuple[int, dict[str, float]]], flow: str = ""
-) -> tuple[Path, Path]:
+def mixture_toml(path: Path, stages: dict[str, tuple[int, dict[str, float]]]) -> tuple[Path, Path]:
     """Write `{stage: (tokens, {source: weight})}` as a mixture and a flow named `test`."""
     mixtures, override, mapping = [], [], []
     for stage, (num_tokens, weights) in stages.items():
@@ -146,7 +159,7 @@ def mixture_toml(
         mapping.append(f'{stage} = "mix_{stage}"')
     (path / "mix.toml").write_text("\n".join(mixtures))
     (path / "flows.toml").write_text(
-        f"[flow.test]\nmode = 'test'\n{flow}\n[flow.test.tokens_b_override]\n"
+        "[flow.test]\nmode = 'test'\n[flow.test.tokens_b_override]\n"
         + "\n".join(override)
         + "\n[flow.test.mixture]\n"
         + "\n".join(mapping)
@@ -178,17 +191,7 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.fixture(scope="session")
 def lib() -> SimpleNamespace:
     """The functions of this file, for test modules that cannot import it."""
-    return SimpleNamespace(
-        EOS=EOS,
-        VOCAB=VOCAB,
-        Tree=Tree,
-        calls_of=calls_of,
-        mixture_toml=mixture_toml,
-        reference_rows=reference_rows,
-        swrr=swrr,
-        write_manifest=write_manifest,
-        write_shard=write_shard,
-    )
+    return SimpleNamespace(**globals())
 
 
 @pytest.fixture(scope="session")
@@ -199,19 +202,8 @@ def two_stages(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     for name, num_tokens in (("web", 9000), ("code", 4000), ("math", 2500)):
         tree.add(name, num_tokens)
         tree.add(name, 500, split="valid", num_files=2)
-    mixture, flows = mixture_toml(
-        base,
-        {
-            "pretrain": (4800, {"web": 6.0, "code": 2.5, "math": 1.0}),
-            "mid": (1616, {"math": 3.0, "web": 2.0, "code": 1.0}),
-        },
-    )
-    cfg = {
-        "data_root": tree.root,
-        "mixture_toml": mixture,
-        "flow_profiles_toml": flows,
-        "flow_mode": "test",
-        "batch_size": 12,
-        "seq_len": 16,
+    stages = {
+        "pretrain": (4800, {"web": 6.0, "code": 2.5, "math": 1.0}),
+        "mid": (1616, {"math": 3.0, "web": 2.0, "code": 1.0}),
     }
-    return SimpleNamespace(tree=tree, cfg=cfg, base=base)
+    return SimpleNamespace(tree=tree, cfg=tree.flow(base, stages, batch_size=12), base=base)

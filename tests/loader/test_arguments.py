@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loader import ConfigError, DeterministicLoader, StateError, build_loader
-from tests.loader.shared import open_loader, refused
+from loader import DeterministicLoader, build_loader
+from tests.loader.shared import open_loader
+from tests.refusals import refused
 
 
 def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):
     loader = open_loader(two_stages.cfg)
     loader.seek(24)
     for n in (1, 13, -12, loader.num_steps * 12 + 12, 10**18, True, 12.0, "12"):
-        with refused(StateError, code="E-SEEK"):
+        with refused("E-SEEK"):
             loader.seek(n)
     assert loader.step == 2
     loader.seek(loader.num_steps * 12)
@@ -61,7 +62,7 @@ def test_closed_loader_refuses_to_read(two_stages):
     loader.next()
     loader.close()
     loader.close()
-    with refused(StateError, code="E-STATE-CLOSED"):
+    with refused("E-STATE-CLOSED"):
         loader.next()
 
 
@@ -104,5 +105,5 @@ def test_arguments_that_no_plan_could_serve_are_refused_before_one_is_made(
         lambda: build_loader({}, **argument),
         lambda: DeterministicLoader(plan, **argument),
     ):
-        with refused(ConfigError, *words):
+        with refused("E-CONFIG", naming=words):
             call()

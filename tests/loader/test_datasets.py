@@ -8,7 +8,7 @@ import pytest
 
 from loader import ConfigError, build_loader, resolve_plan
 from loader.plan.text_sources import TextSource
-from tests.loader.shared import refused
+from tests.refusals import refused
 
 BATCH = {"batch_size": 4, "seq_len": 16, "steps": 25}
 
@@ -89,7 +89,7 @@ def test_a_source_of_weight_0_that_is_never_used_is_refused_by_name(rows, layout
 
     phases = [{"start_step": 5, "dataset_weights": {"web": 1.0, "books": 0}}]
     for change in ({}, {"phases": phases}):
-        with refused(ConfigError, "source 'books' is never used", "weight 0"):
+        with refused("E-CONFIG", naming=["source 'books' is never used", "weight 0"]):
             resolve_plan(cfg("books", **change))
     # Its valid split is read, whatever its weight.
     plan = resolve_plan(cfg("code"))
@@ -121,7 +121,7 @@ def test_names_come_from_the_path_unless_given(rows, tree):
     ],
 )
 def test_wrong_tables_are_refused_by_place_and_value(change, words):
-    with refused(ConfigError, *words):
+    with refused("E-CONFIG", naming=words):
         resolve_plan({"datasets": change} | BATCH)
 
 
@@ -163,7 +163,7 @@ def test_configs_and_weights_of_the_mixture_document_as_yaml_and_toml(rows, tmp_
     ],
 )
 def test_mappings_that_disagree_are_refused(configs, weights, words):
-    with refused(ConfigError, *words):
+    with refused("E-CONFIG", naming=words):
         resolve_plan({"configs": configs, "weights": weights} | BATCH)
 
 
@@ -211,7 +211,7 @@ def test_specs_are_written_as_the_token_balance_document_has_them(source, spec):
 def test_text_without_what_it_needs_is_refused_in_one_line(monkeypatch, change, words):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     text = {"configs": {"t": {"train_urls": ["a.txt"]}}, "weights": {"t": 1}}
-    with refused(ConfigError, *words):
+    with refused("E-CONFIG", naming=words):
         resolve_plan(text | {"tokenizer": "gpt2", "cache_dir": "cache"} | change | BATCH)
 
 

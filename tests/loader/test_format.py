@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import FormatError, IndexReader, load_manifest, open_shard
+from loader import IndexReader, load_manifest, open_shard
 from loader.files.format import resolve_inside
 from loader.files.shard import read_npy_header
+from tests.refusals import refused
 
 MAGIC = b"\x93NUMPY"
 
@@ -18,14 +19,6 @@ MAGIC = b"\x93NUMPY"
 def npy(header: str | bytes, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
     text = header.encode("latin-1") if isinstance(header, str) else header
     return MAGIC + version + struct.pack("<H", len(text)) + text + data
-
-
-def refused(code: str, call, *args) -> str:
-    with pytest.raises(FormatError) as caught:
-        call(*args)
-    assert caught.value.code == code
-    assert "\n" not in caught.value.line()
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -55,40 +48,20 @@ def test_padded_header_of_another_writer_opens(tmp_path):
     assert open_shard(tmp_path / "a.npy").tolist() == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("size", "code"),
-    [
-        (0, "E-SHARD-FORMAT"),
-        (1, "E-SHARD-FORMAT"),
-        (5, "E-SHARD-FORMAT"),
-        (7, "E-SHARD-FORMAT"),
-        (9, "E-SHARD-FORMAT"),
-        (10, "E-SHARD-FORMAT"),
-        (60, "E-SHARD-FORMAT"),
-        (127, "E-SHARD-FORMAT"),
-        (128, "E-SHARD-TRUNCATED"),
-        (129, "E-SHARD-TRUNCATED"),
-        (132, "E-SHARD-TRUNCATED"),
-        (524, "E-SHARD-TRUNCATED"),
-        (527, "E-SHARD-TRUNCATED"),
-        (529, "E-SHARD-TRUNCATED"),
-        (532, "E-SHARD-TRUNCATED"),
-    ],
-)
-def test_shard_cut_or_grown_to_any_length_is_refused(shard, size, code):
+@pytest.mark.parametrize("size", [0, 1, 5, 7, 9, 10, 60, 127, 128, 129, 132, 524, 527, 529, 532])
+def test_shard_cut_or_grown_to_any_length_is_refused(shard, size):
     whole = shard.read_bytes()
     assert len(whole) == 528
     shard.write_bytes((whole + b"\0" * 8)[:size])
-    assert str(shard) in refused(code, open_shard, shard)
+    code = "E-SHARD-FORMAT" if size < 128 else "E-SHARD-TRUNCATED"  # the header's length
+    with refused(code, naming=[str(shard)]):
+        open_shard(shard)
 
 
 @pytest.mark.parametrize(
     "array",
     [
-        np.arange(6, dtype=">u4"),
-        np.arange(6, dtype="<i4"),
-        np.arange(6, dtype="<u8"),
-        np.arange(6, dtype="<f4"),
+        *(np.arange(6, dtype=kind) for kind in (">u4", "<i4", "<u8", "<f4")),
         np.arange(6, dtype="<u4").reshape(2, 3),
         np.asfortranarray(np.arange(6, dtype="<u4").reshape(2, 3)),
         np.array(5, "<u4"),
@@ -98,7 +71,8 @@ def test_shard_cut_or_grown_to_any_length_is_refused(shard, size, code):
 )
 def test_arrays_of_another_type_or_shape_are_refused(tmp_path, array):
     np.save(tmp_path / "a.npy", array)
-    refused("E-SHARD-FORMAT", open_shard, tmp_path / "a.npy")
+    with refused("E-SHARD-FORMAT"):
+        open_shard(tmp_path / "a.npy")
 
 
 def test_pickles_are_refused_and_never_run(tmp_path):
@@ -107,7 +81,8 @@ def test_pickles_are_refused_and_never_run(tmp_path):
             return (os.mkdir, (str(tmp_path / "ran"),))
 
     np.save(tmp_path / "a.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
-    refused("E-SHARD-FORMAT", open_shard, tmp_path / "a.npy")
+    with refused("E-SHARD-FORMAT"):
+        open_shard(tmp_path / "a.npy")
     assert not (tmp_path / "ran").exists()
 
 
@@ -115,19 +90,13 @@ def test_pickles_are_refused_and_never_run(tmp_path):
     "payload",
     [
         npy("{'descr': '<u4', 'fortran_order': True, 'shape': (1,), }", b"\0" * 4),
-        npy("{'descr': '<u4', 'fortran_order': False, 'shape': (-1,), }"),
-        npy("{'descr': '<u4', 'fortran_order': False, 'shape': (True,), }", b"\0" * 4),
-        npy("{'descr': '<u4', 'fortran_order': False, 'shape': (1.0,), }", b"\0" * 4),
-        npy("{'descr': '<u4', 'fortran_order': False, 'shape': [1], }", b"\0" * 4),
-        npy("{'descr': '<u4', 'fortran_order': False, 'shape': (" + str(2**60) + ",), }"),
-        npy("{'descr': '<u4', 'fortran_order': False, 'shape': (0,), 'x': 1}"),
+        *(
+            npy(f"{{'descr': '<u4', 'fortran_order': False, 'shape': {shape}, }}", b"\0" * 4)
+            for shape in ("(-1,)", "(True,)", "(1.0,)", "[1]", f"({2**60},)", "(1,), 'x': 1")
+        ),
         npy("{'descr': '<u4', 'shape': (0,)}"),
-        npy("[]"),
-        npy("__import__('os').abort()"),
-        npy("(" * 3000),
-        npy(b"\0" * 50),
-        npy(b"\xff" * 50),
-        npy(""),
+        *(npy(text) for text in ("[]", "__import__('os').abort()", "(" * 3000, "")),
+        *(npy(text) for text in (b"\0" * 50, b"\xff" * 50)),
         npy("{'descr': '<u4', 'fortran_order': False, 'shape': (0,)}", b"", b"\x02\x00"),
         MAGIC + b"\x01\x00" + b"\xff\xff" + b"{" * 65535,
         b"PK\x03\x04" + b"\0" * 200,
@@ -136,18 +105,24 @@ def test_pickles_are_refused_and_never_run(tmp_path):
 )
 def test_hostile_headers_are_refused(tmp_path, payload):
     (tmp_path / "a.npy").write_bytes(payload)
-    refused("E-SHARD-FORMAT", read_npy_header, tmp_path / "a.npy")
+    with refused("E-SHARD-FORMAT"):
+        read_npy_header(tmp_path / "a.npy")
 
 
 def test_header_that_promises_terabytes_maps_nothing(tmp_path):
     header = "{'descr': '<u4', 'fortran_order': False, 'shape': (" + str(2**47) + ",), }"
     (tmp_path / "a.npy").write_bytes(npy(header, b"\0" * 4))
-    refused("E-SHARD-TRUNCATED", open_shard, tmp_path / "a.npy")
+    with refused("E-SHARD-TRUNCATED"):
+        open_shard(tmp_path / "a.npy")
 
 
-def test_missing_shard_and_index_have_their_codes(tmp_path):
-    refused("E-SHARD-MISSING", open_shard, tmp_path / "a.npy")
-    assert "regenerate-index" in refused("E-INDEX-MISSING", IndexReader, tmp_path / "a.idx")
+def test_missing_files_have_their_codes(tmp_path):
+    with refused("E-SHARD-MISSING"):
+        open_shard(tmp_path / "a.npy")
+    with refused("E-INDEX-MISSING", naming=["regenerate-index"]):
+        IndexReader(tmp_path / "a.idx")
+    with refused("E-MANIFEST-MISSING"):
+        load_manifest(tmp_path / "manifest.json")
 
 
 def idx(spans: list[tuple[int, int]], magic=b"NMOEIDX\0", version=1, num_docs=None) -> bytes:
@@ -175,32 +150,21 @@ def test_index_gives_its_documents(tmp_path):
 @pytest.mark.parametrize(
     "payload",
     [
-        b"",
-        b"NMOEIDX\0",
-        idx([])[:31],
-        idx([(0, 3)])[:40],
-        idx([(0, 3)]) + b"\0",
-        idx([(0, 3)]) + b"\0" * 16,
+        *(b"", b"NMOEIDX\0", idx([])[:31], idx([(0, 3)])[:40]),
+        *(idx([(0, 3)]) + b"\0", idx([(0, 3)]) + b"\0" * 16),
         idx([(0, 3)], magic=b"NMOEIDX1"),
-        idx([(0, 3)], version=2),
-        idx([(0, 3)], version=0),
-        idx([(0, 3)], num_docs=0),
-        idx([(0, 3)], num_docs=2),
-        idx([(0, 3)], num_docs=2**64 - 1),
-        idx([(0, 3)], num_docs=2**60),
-        idx([(1, 3)]),
-        idx([(0, 0)]),
-        idx([(0, 3), (3, 3)]),
-        idx([(0, 3), (4, 5)]),
-        idx([(0, 3), (2, 5)]),
-        idx([(0, 5), (5, 2)]),
-        idx([(0, 2**64 - 1), (2**64 - 1, 0)]),
+        *(idx([(0, 3)], version=version) for version in (0, 2)),
+        *(idx([(0, 3)], num_docs=n) for n in (0, 2, 2**60, 2**64 - 1)),
+        *(idx([span]) for span in ((1, 3), (0, 0))),
+        *(idx([(0, 3), span]) for span in ((3, 3), (4, 5), (2, 5))),
+        *(idx([(0, 5), (5, 2)]), idx([(0, 2**64 - 1), (2**64 - 1, 0)])),
     ],
     ids=range(20),
 )
 def test_hostile_indexes_are_refused(tmp_path, payload):
     (tmp_path / "a.idx").write_bytes(payload)
-    refused("E-INDEX-FORMAT", IndexReader, tmp_path / "a.idx")
+    with refused("E-INDEX-FORMAT"):
+        IndexReader(tmp_path / "a.idx")
 
 
 @pytest.fixture
@@ -231,7 +195,8 @@ def edit(path: Path, change) -> None:
 @pytest.mark.parametrize("key", ["path", "index_path"])
 def test_paths_that_leave_the_directory_are_refused(manifest, key, hostile):
     edit(manifest, lambda value: value["shards"][0].update({key: hostile}))
-    refused("E-PATH-ESCAPE", load_manifest, manifest)
+    with refused("E-PATH-ESCAPE"):
+        load_manifest(manifest)
 
 
 def test_links_that_lead_out_are_refused(manifest, tmp_path):
@@ -240,54 +205,43 @@ def test_links_that_lead_out_are_refused(manifest, tmp_path):
     (manifest.parent / "within").symlink_to(manifest.parent / "shard_0000")
     assert resolve_inside(manifest.parent, "within/a.npy")
     edit(manifest, lambda value: value["shards"][0].update({"path": "link/a.npy"}))
-    refused("E-PATH-ESCAPE", load_manifest, manifest)
+    with refused("E-PATH-ESCAPE"):
+        load_manifest(manifest)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("dataset", None),
-        ("dataset", 5),
-        ("version", ["v1"]),
-        ("tokenizer", {}),
-        ("dtype", "uint16"),
-        ("vocab_size", "1000"),
-        ("vocab_size", 1000.0),
-        ("vocab_size", True),
-        ("eos_token_id", -1),
-        ("eos_token_id", 1000),
-        ("total_tokens", 501),
-        ("total_documents", 0),
-        ("num_shards", 2),
-        ("shards", {}),
-        ("shards", [1]),
-        ("shards", None),
-        ("schema_version", 2),
-        ("schema_version", "1"),
+        *[("dataset", None), ("dataset", 5), ("version", ["v1"]), ("tokenizer", {})],
+        *[
+            ("dtype", "uint16"),
+            ("vocab_size", "1000"),
+            ("vocab_size", 1000.0),
+            ("vocab_size", True),
+        ],
+        *[("eos_token_id", -1), ("eos_token_id", 1000), ("total_tokens", 501), ("num_shards", 2)],
+        *[("total_documents", 0), ("shards", {}), ("shards", [1]), ("shards", None)],
+        *[("schema_version", 2), ("schema_version", "1")],
     ],
 )
 def test_fields_of_the_wrong_type_or_value_are_refused(manifest, key, value):
     edit(manifest, lambda whole: whole.update({key: value}))
-    assert str(manifest) in refused("E-MANIFEST-FORMAT", load_manifest, manifest)
+    with refused("E-MANIFEST-FORMAT", naming=[str(manifest)]):
+        load_manifest(manifest)
 
 
 @pytest.mark.parametrize("key", ["path", "index_path", "num_tokens", "num_documents", "checksum"])
 @pytest.mark.parametrize("value", [None, -1, 1.5, [], False])
 def test_shard_fields_of_the_wrong_type_are_refused(manifest, key, value):
     edit(manifest, lambda whole: whole["shards"][1].update({key: value}))
-    assert f"shards[1].{key}" in refused("E-MANIFEST-FORMAT", load_manifest, manifest)
+    with refused("E-MANIFEST-FORMAT", naming=[f"shards[1].{key}"]):
+        load_manifest(manifest)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "{",
-        "[]",
-        "null",
-        '"text"',
-        '{"total_tokens": NaN}',
-        '{"total_tokens": Infinity}',
+        *("", "{", "[]", "null", '"text"', '{"total_tokens": NaN}', '{"total_tokens": Infinity}'),
         '{"dataset": "a", "dataset": "b"}',
         '{"shards": [{"path": "a", "path": "b"}]}',
         "[" * 200_000,
@@ -300,8 +254,5 @@ def test_shard_fields_of_the_wrong_type_are_refused(manifest, key, value):
 def test_texts_that_are_no_manifest_are_refused(tmp_path, text):
     path = tmp_path / "manifest.json"
     path.write_bytes(text.encode("latin-1"))
-    refused("E-MANIFEST-FORMAT", load_manifest, path)
-
-
-def test_missing_manifest_says_so(tmp_path):
-    refused("E-MANIFEST-MISSING", load_manifest, tmp_path / "manifest.json")
+    with refused("E-MANIFEST-FORMAT"):
+        load_manifest(path)

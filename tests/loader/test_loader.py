@@ -18,8 +18,9 @@ from loader.batches import ReadOptions
 from tests.loader.shared import all_rows, open_loader
 
 
-def test_stream_is_the_replayed_reference_token_by_token(two_stages, lib):
-    loader, plan = build_loader(two_stages.cfg, backend="numpy")
+@pytest.mark.parametrize("stride", ["seq_len", "seq_len+1"])
+def test_stream_is_the_replayed_reference_token_by_token(two_stages, lib, stride):
+    loader, plan = build_loader(two_stages.cfg | {"window_stride": stride}, backend="numpy")
     names, rows = lib.reference_rows(two_stages.tree, plan)
     assert len(names) == 4800 // 16 + 1616 // 16 == 401
     whole = 401 // 12 * 12
@@ -32,25 +33,11 @@ def test_stream_is_the_replayed_reference_token_by_token(two_stages, lib):
     assert drawn == names[:whole]
 
 
-def test_stride_of_seq_len_plus_one_is_the_reference_too(two_stages, lib):
-    loader, plan = build_loader(two_stages.cfg | {"window_stride": "seq_len+1"}, backend="numpy")
-    _, rows = lib.reference_rows(two_stages.tree, plan)
-    np.testing.assert_array_equal(all_rows(loader), rows[: 401 // 12 * 12])
-
-
 def test_short_source_wraps_only_where_asked_for(tree, lib, tmp_path):
     tree.add("tiny", 70, num_files=3)
     tree.add("web", 4000)
-    mixture, flows = lib.mixture_toml(tmp_path, {"pretrain": (3200, {"tiny": 1, "web": 1})})
-    cfg = {
-        "data_root": tree.root,
-        "mixture_toml": mixture,
-        "flow_profiles_toml": flows,
-        "flow_mode": "test",
-        "batch_size": 4,
-        "seq_len": 100,
-        "on_exhaust": "wrap",
-    }
+    stages = {"pretrain": (3200, {"tiny": 1, "web": 1})}
+    cfg = tree.flow(tmp_path, stages, seq_len=100, on_exhaust="wrap")
     loader, plan = build_loader(cfg, backend="numpy")
     _, rows = lib.reference_rows(tree, plan)
     np.testing.assert_array_equal(all_rows(loader), rows)
@@ -89,7 +76,6 @@ def test_earlier_ranks_take_the_remainder():
 
 
 def test_resume_in_the_batch_that_straddles_the_stage_boundary(two_stages):
-    alone = all_rows(open_loader(two_stages.cfg))
     assert (4800 // 16) % 12 == 0  # make it straddle: batch of 7
     cfg = two_stages.cfg | {"batch_size": 7}
     alone = all_rows(open_loader(cfg))
@@ -99,28 +85,25 @@ def test_resume_in_the_batch_that_straddles_the_stage_boundary(two_stages):
         np.testing.assert_array_equal(all_rows(loader), alone[step * 7 :])
 
 
-def test_seek_is_that_many_calls_of_next(two_stages):
+def test_seek_is_that_many_calls_of_next_forward_and_back(two_stages):
     walked, sought = open_loader(two_stages.cfg, 1, 3), open_loader(two_stages.cfg, 1, 3)
+    seen = []
     for step in range(walked.num_steps):
         sought.seek(step * 12)
         assert sought.state_dict() == walked.state_dict()
-        assert sought.next()[0].tobytes() == walked.next()[0].tobytes()
+        seen.append(walked.next()[0].tobytes())
+        assert sought.next()[0].tobytes() == seen[-1]
+    for step in (20, 3, 32, 0, 31):
+        sought.seek_step(step)
+        assert sought.next()[0].tobytes() == seen[step]
 
 
 def test_a_billion_sequences_away_is_the_same_stream_and_not_read_up_to(tree, lib, tmp_path):
     weights = {"web": 61, "code": 28, "math": 11}
     for name in weights:
         tree.add(name, 5000)
-    mixture, flows = lib.mixture_toml(tmp_path, {"pretrain": (32 * 10**9, weights)})
-    cfg = {
-        "data_root": tree.root,
-        "mixture_toml": mixture,
-        "flow_profiles_toml": flows,
-        "flow_mode": "test",
-        "batch_size": 50,
-        "seq_len": 16,
-        "on_exhaust": "wrap",
-    }
+    stages = {"pretrain": (32 * 10**9, weights)}
+    cfg = tree.flow(tmp_path, stages, batch_size=50, on_exhaust="wrap")
     loader, batches = open_loader(cfg), []
     loader.seek(10**9)
     assert lib.calls_of(lambda: batches.append(loader.next_with_meta())) < 20_000
@@ -168,14 +151,6 @@ def test_any_plan_is_read_as_its_replay(two_stages, lib, mixtures, stride, world
     np.testing.assert_array_equal(all_rows(loader), whole[:, own.first : own.last].reshape(-1, 17))
 
 
-def test_seek_goes_back_as_well_as_forward(two_stages):
-    alone = all_rows(open_loader(two_stages.cfg)).reshape(-1, 12, 17)
-    loader = open_loader(two_stages.cfg)
-    for step in (20, 3, 32, 0, 31):
-        loader.seek_step(step)
-        np.testing.assert_array_equal(loader.next()[0], alone[step, :, :-1])
-
-
 def test_valid_by_source_is_unmixed_finite_and_whole(two_stages):
     loader = open_loader(two_stages.cfg, split="valid")
     together = loader.per_source()
@@ -188,11 +163,6 @@ def test_valid_by_source_is_unmixed_finite_and_whole(two_stages):
         assert set(alone.metrics()) == {name}
     with pytest.raises(ValueError, match="only valid"):
         open_loader(two_stages.cfg).per_source()
-
-
-def test_valid_never_wraps_though_train_does(two_stages):
-    loader = open_loader(two_stages.cfg | {"on_exhaust": "wrap"}, split="valid")
-    assert len(all_rows(loader)) == 93
 
 
 def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stages, lib, tmp_path):
@@ -212,7 +182,8 @@ def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stag
 
 
 def test_valid_reads_each_source_once_unmixed_to_its_last_window(two_stages, lib):
-    loader, plan = build_loader(two_stages.cfg, split="valid", backend="numpy")
+    cfg = two_stages.cfg | {"on_exhaust": "wrap"}  # train wraps, valid never does
+    loader, plan = build_loader(cfg, split="valid", backend="numpy")
     names, rows = lib.reference_rows(two_stages.tree, plan, "valid")
     assert len(names) == 3 * (499 // 16) == 93
     assert loader.num_steps == 8

@@ -11,7 +11,7 @@ import pytest
 from loader import DeterministicLoader, LoaderPlan, PlanError, build_loader, resolve_plan
 from loader.order.policies import POLICIES
 from loader.plan.mixture import quotas
-from tests.loader.shared import refused
+from tests.refusals import refused
 
 NAMES, TOKENS, WEIGHTS = ("web", "code", "math"), (4001, 1601, 801), (5.0, 2.0, 1.0)
 WINDOWS = (250, 100, 50)
@@ -174,7 +174,7 @@ def test_data_that_end_the_run_are_read_whole_or_until_the_first_ends(tables, po
 def test_budget_beyond_the_data_wraps_only_where_that_is_asked_for(tables, policy, on_exhaust):
     changes = {"policy": policy, "on_exhaust": on_exhaust, "steps": 70}
     if on_exhaust == "all_exhausted" and policy != "epoch_weighted":
-        with refused(PlanError, "source 'web'", "4001 tokens", code="E-PLAN-SHORT"):
+        with refused("E-PLAN-SHORT", naming=["source 'web'", "4001 tokens"]):
             plan_of(tables, **changes)
         return
     picks = drawn(plan_of(tables, **changes))

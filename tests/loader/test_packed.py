@@ -9,7 +9,6 @@ import loader.order.packing
 from loader import (
     IGNORE_INDEX,
     DeterministicLoader,
-    FormatError,
     PlanError,
     PlanSettings,
     Stage,
@@ -17,7 +16,7 @@ from loader import (
     build_loader,
     build_plan,
 )
-from tests.loader.shared import refused
+from tests.refusals import refused
 
 
 def packed_plan(tree, names=("web", "code"), seq_len=64, num_tokens=12_800, batch_size=8, **chosen):
@@ -101,7 +100,7 @@ def test_packing_without_an_index_is_refused(tmp_path):
     plan = build_plan(
         stages, {"web": tmp_path / "web"}, settings, root=tmp_path, plan_id="x", valid={}
     )
-    with refused(FormatError, code="E-INDEX-MISSING"):
+    with refused("E-INDEX-MISSING"):
         DeterministicLoader(plan)
 
 

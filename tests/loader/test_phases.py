@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader import ConfigError, PlanError, build_loader, load_plan, resolve_plan
+from loader import PlanError, build_loader, load_plan, resolve_plan
 from loader.plan.phases import read_phases
-from tests.loader.shared import refused
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_phase_begins_at_its_step_under_first_exhausted_too(two_stages):
     ],
 )
 def test_wrong_phases_are_refused_by_place_and_value(cfg, change, words):
-    with refused(ConfigError, *words):
+    with refused("E-CONFIG", naming=words):
         resolve_plan(cfg | change)
 
 

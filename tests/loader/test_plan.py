@@ -11,7 +11,6 @@ import pytest
 from loader import (
     DeterministicLoader,
     FormatError,
-    NmoeError,
     PlanError,
     PlanSettings,
     Stage,
@@ -19,7 +18,7 @@ from loader import (
     build_plan,
     load_plan,
 )
-from tests.loader.shared import refused
+from tests.refusals import refused
 
 STAGES = [
     Stage("pretrain", "mix_a", 1600, (StageSource("web", 3.0), StageSource("code", 1.0))),
@@ -47,23 +46,10 @@ def saved(tree, tmp_path) -> Path:
 
 def test_plan_file_holds_the_published_fields(saved):
     value = json.loads(saved.read_text())
-    assert list(value) == [
-        "format",
-        "plan_hash",
-        "plan_id",
-        "tokenizer",
-        "vocab_size",
-        "eos_token_id",
-        "seq_len",
-        "batch_size",
-        "seed",
-        "policy",
-        "window_stride",
-        "on_exhaust",
-        "stages",
-        "valid",
-        "root",
-    ]
+    assert " ".join(value) == (
+        "format plan_hash plan_id tokenizer vocab_size eos_token_id seq_len batch_size seed policy"
+        " window_stride on_exhaust stages valid root"
+    )
     assert value["format"] == "nmoe-loader-plan/1"
     assert value["root"] == ".."
     assert (value["tokenizer"], value["vocab_size"], value["eos_token_id"]) == ("toy", 1000, 999)
@@ -105,32 +91,44 @@ def test_hash_ignores_names_of_places_and_nothing_else(saved):
         assert replace(plan, **same).plan_hash == plan.plan_hash
     stage = plan.stages[0]
     source = stage.sources[0]
-    others = [
-        {"tokenizer": "x"},
-        {"vocab_size": 1001},
-        {"eos_token_id": 1},
-        {"seq_len": 17},
-        {"batch_size": 5},
-        {"seed": 1},
-        {"policy": "x"},
-        {"window_stride": "seq_len+1"},
-        {"on_exhaust": "wrap"},
-        {"valid": ()},
-        {"stages": plan.stages[::-1]},
-        *(
-            {"stages": (replace(stage, sources=(replace(source, **change),)), *plan.stages[1:])}
-            for change in (
-                {"content_hash": "0"},
-                {"num_tokens": 1},
-                {"weight": 1},
-                {"quota_sequences": 1},
-                {"name": "x"},
-            )
-        ),
-    ]
-    hashes = {replace(plan, **other).plan_hash for other in others}
-    assert len(hashes) == len(others)
-    assert plan.plan_hash not in hashes
+    others = {
+        "tokenizer": "x",
+        "vocab_size": 1001,
+        "eos_token_id": 1,
+        "seq_len": 17,
+        "batch_size": 5,
+        "seed": 1,
+        "policy": "x",
+        "window_stride": "seq_len+1",
+        "on_exhaust": "wrap",
+        "valid": (),
+        "stages": plan.stages[::-1],
+    }
+    changed = [replace(plan, **{key: value}) for key, value in others.items()]
+    of_source = {
+        "num_tokens": 1,
+        "weight": 1,
+        "quota_sequences": 1,
+        "content_hash": "0",
+        "name": "x",
+    }
+    for key, value in of_source.items():
+        other = replace(stage, sources=(replace(source, **{key: value}),))
+        changed.append(replace(plan, stages=(other, *plan.stages[1:])))
+    assert len({plan.plan_hash, *(other.plan_hash for other in changed)}) == 17
+
+
+WRONG_VALUES = [
+    *[("format", "nmoe-loader-plan/2"), ("seed", -1), ("seq_len", 0), ("seq_len", 16.0)],
+    *[("batch_size", True), ("batch_size", 121), ("policy", "random"), ("on_exhaust", "stop")],
+    *[("window_stride", "1"), ("eos_token_id", 1000), ("stages", []), ("stages", {})],
+    *[("polcy", "swrr"), ("root", "/"), ("root", "a\0b"), ("root", "\ud800"), ("valid", None)],
+]
+WRONG_IN_STAGE = [("sources", None), ("name", "mid")]
+WRONG_IN_SOURCE = [
+    *[("weight", 0), ("weight", 10**12), ("quota_sequences", -1), ("quota_sequences", 10**30)],
+    *[("name", "code"), ("extra", 1), ("manifest", "\ud800")],
+]
 
 
 def edited(path: Path, *keys: object, value: object) -> Path:
@@ -146,48 +144,23 @@ def edited(path: Path, *keys: object, value: object) -> Path:
 @pytest.mark.parametrize(
     ("keys", "value", "code"),
     [
-        (("format",), "nmoe-loader-plan/2", "E-PLAN-FORMAT"),
-        (("plan_hash",), "0" * 64, "E-PLAN-HASH"),
-        (("plan_hash",), None, "E-PLAN-HASH"),
+        *((("plan_hash",), value, "E-PLAN-HASH") for value in ("0" * 64, None)),
         (("seed",), 7, "E-PLAN-HASH"),
-        (("seed",), -1, "E-PLAN-FORMAT"),
-        (("seq_len",), 0, "E-PLAN-FORMAT"),
-        (("seq_len",), 16.0, "E-PLAN-FORMAT"),
-        (("batch_size",), True, "E-PLAN-FORMAT"),
-        (("batch_size",), 121, "E-PLAN-FORMAT"),
-        (("policy",), "random", "E-PLAN-FORMAT"),
-        (("on_exhaust",), "stop", "E-PLAN-FORMAT"),
-        (("window_stride",), "1", "E-PLAN-FORMAT"),
-        (("eos_token_id",), 1000, "E-PLAN-FORMAT"),
-        (("stages",), [], "E-PLAN-FORMAT"),
-        (("stages",), {}, "E-PLAN-FORMAT"),
-        (("stages", 0), "pretrain", "E-PLAN-FORMAT"),
-        (("stages", 0, "sources"), None, "E-PLAN-FORMAT"),
-        (("stages", 0, "name"), "mid", "E-PLAN-FORMAT"),
-        (("stages", 0, "sources", 0, "weight"), 0, "E-PLAN-FORMAT"),
-        (("stages", 0, "sources", 0, "weight"), 10**12, "E-PLAN-FORMAT"),
-        (("stages", 0, "sources", 0, "quota_sequences"), -1, "E-PLAN-FORMAT"),
-        (("stages", 0, "sources", 0, "quota_sequences"), 10**30, "E-PLAN-FORMAT"),
         (("stages", 0, "sources", 0, "quota_sequences"), 10**6, "E-PLAN-SHORT"),
-        (("stages", 0, "sources", 0, "name"), "code", "E-PLAN-FORMAT"),
-        (("stages", 0, "sources", 1, "content_hash"), "0", "E-PLAN-FORMAT"),
-        (("stages", 0, "sources", 0, "extra"), 1, "E-PLAN-FORMAT"),
-        (("polcy",), "swrr", "E-PLAN-FORMAT"),
-        (("root",), "/", "E-PLAN-FORMAT"),
-        (("root",), "a\0b", "E-PLAN-FORMAT"),
-        (("root",), "\ud800", "E-PLAN-FORMAT"),
-        (("stages", 0, "sources", 0, "manifest"), "\ud800", "E-PLAN-FORMAT"),
-        (("valid",), None, "E-PLAN-FORMAT"),
         (("stages", 0, "sources", 0, "manifest"), "../../etc/manifest.json", "E-PATH-ESCAPE"),
         (("stages", 0, "sources", 0, "manifest"), "/etc/passwd", "E-PATH-ESCAPE"),
         (("stages", 0, "sources", 0, "manifest"), "data/nope.json", "E-MANIFEST-MISSING"),
         (("valid", 0, "manifest"), "data/code/train/manifest.json", "E-PLAN-DATA"),
+        *(((key,), value, "E-PLAN-FORMAT") for key, value in WRONG_VALUES),
+        *((("stages", 0, key), value, "E-PLAN-FORMAT") for key, value in WRONG_IN_STAGE),
+        *((("stages", 0, "sources", 0, k), v, "E-PLAN-FORMAT") for k, v in WRONG_IN_SOURCE),
+        (("stages", 0), "pretrain", "E-PLAN-FORMAT"),
+        (("stages", 0, "sources", 1, "content_hash"), "0", "E-PLAN-FORMAT"),
     ],
 )
 def test_plans_that_were_changed_are_refused(saved, keys, value, code):
-    with pytest.raises(NmoeError) as caught:
+    with refused(code) as caught:
         load_plan(edited(saved, *keys, value=value))
-    assert caught.value.code == code
     assert isinstance(caught.value, PlanError | FormatError)
 
 
@@ -198,7 +171,7 @@ def test_plans_that_were_changed_are_refused(saved, keys, value, code):
 def test_files_that_are_no_plan_are_refused(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with refused(PlanError, str(path), code="E-PLAN-FORMAT"):
+    with refused("E-PLAN-FORMAT", naming=[str(path)]):
         load_plan(path)
     path.unlink()
     with pytest.raises(PlanError, match="missing"):
@@ -211,11 +184,8 @@ def test_manifest_that_changed_is_refused_with_both_digests(saved, tmp_path, lib
     manifest = json.loads(path.read_text())
     manifest["shards"][0]["checksum"] = "0" * 64
     path.write_text(json.dumps(manifest))
-    with pytest.raises(PlanError) as caught:
+    with refused("E-PLAN-DATA", naming=[plan.sources[0].content_hash, "'web'"]):
         load_plan(saved)
-    assert caught.value.code == "E-PLAN-DATA"
-    assert plan.sources[0].content_hash in str(caught.value)
-    assert "'web'" in str(caught.value)
     with pytest.raises(PlanError):
         DeterministicLoader(plan)
 
@@ -224,10 +194,10 @@ def test_shard_of_another_size_is_refused_when_the_stream_is_opened(saved, tmp_p
     plan = load_plan(saved)
     path = next((tmp_path / "data" / "web" / "train").rglob("*.npy"))
     np.save(path, np.zeros(5, np.uint32))
-    with refused(FormatError, code="E-SHARD-TRUNCATED"):
+    with refused("E-SHARD-TRUNCATED"):
         DeterministicLoader(plan)
     path.unlink()
-    with refused(FormatError, code="E-SHARD-MISSING"):
+    with refused("E-SHARD-MISSING"):
         DeterministicLoader(plan)
 
 
@@ -245,11 +215,9 @@ def test_preflight_wants_exactly_the_tokens_that_are_read(tree, tmp_path, lib, s
     assert sum(1 for _ in loader) == 25
     shutil.rmtree(tree.root)
     tree.add("web", need - 1)
-    with pytest.raises(PlanError) as caught:
+    words = ["'web'", "'pretrain'", str(need), str(need - 1)]
+    with refused("E-PLAN-SHORT", naming=words):
         plan_of(tree, stages, window_stride=stride)
-    assert caught.value.code == "E-PLAN-SHORT"
-    for word in ("'web'", "'pretrain'", str(need), str(need - 1)):
-        assert word in str(caught.value)
     assert plan_of(tree, stages, window_stride=stride, on_exhaust="wrap").wraps
 
 
@@ -258,7 +226,7 @@ def test_preflight_adds_up_a_source_over_stages(tree):
     stages = [
         Stage(name, "m", 480, (StageSource("web", 1.0),)) for name in ("pretrain", "mid", "long")
     ]
-    with refused(PlanError, "'long'", "1441"):
+    with refused("E-PLAN-SHORT", naming=["'long'", "1441"]):
         plan_of(tree, stages)
 
 
@@ -266,7 +234,7 @@ def test_positive_weight_without_a_sequence_is_refused(tree):
     tree.add("web", 3000)
     tree.add("wiki", 3000)
     sources = (StageSource("web", 4510.0), StageSource("wiki", 2.51))
-    with refused(PlanError, "'wiki'", code="E-PLAN-ZERO"):
+    with refused("E-PLAN-ZERO", naming=["'wiki'"]):
         plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
     few = plan_of(tree, [Stage("pretrain", "m", 16, sources)], batch_size=1)
     assert [s.quota_sequences for s in few.stages[0].sources] == [1, 0]
@@ -280,24 +248,24 @@ def test_stage_shorter_than_a_sequence_is_refused(tree):
 
 def test_source_without_a_manifest_is_named_with_the_nearest(tree):
     tree.add("web", 3000)
-    with refused(PlanError, "did you mean 'web'", code="E-PLAN-SOURCE"):
+    with refused("E-PLAN-SOURCE", naming=["did you mean 'web'"]):
         plan_of(tree, [Stage("pretrain", "m", 1600, (StageSource("wb", 1.0),))])
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("key", "value"),
     [
-        {"tokenizer": "other"},
-        {"vocab_size": 2000},
-        {"eos_token_id": 998},
-        {"tokenizer_fingerprint": "b"},
+        ("tokenizer", "other"),
+        ("vocab_size", 2000),
+        ("eos_token_id", 998),
+        ("tokenizer_fingerprint", "b"),
     ],
 )
-def test_sources_of_two_tokenizers_are_refused(tree, fields):
+def test_sources_of_two_tokenizers_are_refused(tree, key, value):
     tree.add("web", 3000, tokenizer_fingerprint="a")
-    tree.add("code", 3000, **fields)
+    tree.add("code", 3000, **{key: value})
     sources = (StageSource("web", 1.0), StageSource("code", 1.0))
-    with refused(PlanError, "'code'", code="E-PLAN-TOKENIZER"):
+    with refused("E-PLAN-TOKENIZER", naming=["'code'"]):
         plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
 
 
@@ -311,5 +279,5 @@ def test_settings_that_contradict_the_manifest_are_refused(tree):
 def test_manifest_outside_the_root_is_refused(tree, tmp_path):
     path = tree.add("web", 3000)
     stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
-    with refused(PlanError, code="E-PATH-ESCAPE"):
+    with refused("E-PATH-ESCAPE"):
         build_plan(stages, {"web": path}, SETTINGS, root=tmp_path / "other", plan_id="x")

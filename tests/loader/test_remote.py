@@ -9,7 +9,7 @@ import pytest
 from loader import FormatError, PlanError, build_loader, resolve_plan
 from loader.__main__ import main
 from loader.plan.remote import fetch_plan, local_data
-from tests.loader.shared import refused
+from tests.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -102,7 +102,7 @@ def test_data_other_than_the_plans_is_refused(store, tmp_path):
     manifest = json.loads(fs.cat_file(path))
     manifest["shards"][0]["checksum"] = "0" * 64
     fs.pipe_file(path, json.dumps(manifest).encode())
-    with refused(PlanError, code="E-PLAN-DATA"):
+    with refused("E-PLAN-DATA"):
         fetch_plan(url, tmp_path)
 
 

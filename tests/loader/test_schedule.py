@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loader import PlanError, build_loader, resolve_plan
+from loader import build_loader, resolve_plan
 from loader.order.policies import POLICIES, weight_unit
 from loader.plan.mixture import quotas, weights_fixed_point
 from loader.plan.records import LoaderPlan, PlanSource, PlanStage
 from loader.plan.schedule import PlanSchedule
-from tests.loader.shared import refused
+from tests.refusals import refused
 
 
 def plan_of(weights, num_sequences, **fields) -> LoaderPlan:
@@ -111,7 +111,7 @@ def test_epochs_count_windows_where_windows_wrap_and_tokens_where_tokens_do():
 )
 def test_source_with_too_few_windows_is_refused_by_name(change, capacities, found):
     plan = plan_of([1, 1], 1000, packing="best_fit", **change)
-    with refused(PlanError, "source 's0'", found, code="E-PLAN-SHORT"):
+    with refused("E-PLAN-SHORT", naming=["source 's0'", found]):
         PlanSchedule(plan, "train", capacities)
     enough = [max(1, capacity + 1) for capacity in capacities]
     assert PlanSchedule(plan, "train", enough).num_sequences == 1000
@@ -160,7 +160,7 @@ def test_max_epochs_limits_how_often_a_source_is_read(tree):
     assert build_loader(cfg | {"max_epochs": 3})[0].num_steps == 30
     wrapping = cfg | {"on_exhaust": "wrap", "steps": 25}
     assert resolve_plan(wrapping | {"max_epochs": 3})
-    with refused(PlanError, "in max_epochs = 2", code="E-PLAN-SHORT"):
+    with refused("E-PLAN-SHORT", naming=["in max_epochs = 2"]):
         resolve_plan(wrapping | {"max_epochs": 2})
 
 

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader import FormatError, cu_seqlens, document_ids, position_ids
-from tests.loader.shared import open_loader, refused
+from loader import cu_seqlens, document_ids, position_ids
+from tests.loader.shared import open_loader
+from tests.refusals import refused
 
 SEQ_LEN = 12
 
@@ -57,7 +58,7 @@ def test_document_spans_come_from_the_index_not_from_token_values(tree, lib):
     head = b"NMOEIDX\0" + np.array([1, 2, 0], "<u8").tobytes()
     (directory / str(entry["index_path"])).write_bytes(head + body)
     lib.write_manifest(directory, "web", [entry | {"num_documents": 2}])
-    loader = open_loader({"data_path": tree.root / "web", "batch_size": 1, "seq_len": 150})
+    loader = open_loader(tree.one(batch_size=1, seq_len=150))
     spans = [loader.next_with_meta().document_spans[0].tolist() for _ in range(2)]
     assert spans == [[[0, 150]], [[0, 50], [50, 150]]]
 
@@ -65,17 +66,8 @@ def test_document_spans_come_from_the_index_not_from_token_values(tree, lib):
 def test_spans_are_those_of_a_brute_force_over_files_and_wraps(tree, lib, tmp_path):
     tree.add("tiny", 70, num_files=3)
     tree.add("web", 4000, num_files=9)
-    mixture, flows = lib.mixture_toml(tmp_path, {"pretrain": (3200, {"tiny": 1, "web": 1})})
-    cfg = {
-        "data_root": tree.root,
-        "mixture_toml": mixture,
-        "flow_profiles_toml": flows,
-        "flow_mode": "test",
-        "batch_size": 4,
-        "seq_len": 100,
-        "on_exhaust": "wrap",
-    }
-    loader = open_loader(cfg)
+    stages = {"pretrain": (3200, {"tiny": 1, "web": 1})}
+    loader = open_loader(tree.flow(tmp_path, stages, seq_len=100, on_exhaust="wrap"))
     for _ in range(loader.num_steps):
         batch = loader.next_with_meta()
         for row, spans in zip(batch.inputs, batch.document_spans):
@@ -94,10 +86,10 @@ def test_spans_are_none_where_there_is_no_index(tmp_path):
 
 def test_missing_index_leaves_the_loader_where_it_was(tree):
     directory = tree.add("web", 2000).parent
-    loader = open_loader({"data_path": tree.root / "web", "batch_size": 2, "seq_len": 16})
+    loader = open_loader(tree.one())
     for path in directory.rglob("*.idx"):
         path.unlink()
-    with refused(FormatError, code="E-INDEX-MISSING"):
+    with refused("E-INDEX-MISSING"):
         loader.next_with_meta()
     assert loader.step == 0
     assert len(loader.next()[0]) == 2

@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from loader import StateError, build_loader, document_ids
-from tests.loader.shared import refused
+from loader import build_loader, document_ids
+from tests.refusals import refused
 
 pytest.importorskip("torch")
 
@@ -92,7 +92,7 @@ def test_state_of_one_worker_continues_that_worker(two_stages, monkeypatch):
     monkeypatch.setattr("loader.torch_data.get_worker_info", lambda: None)
     other = TokenDataset(two_stages.cfg)
     other.load_state_dict(state)
-    with refused(StateError, code="E-STATE-WORKER"):
+    with refused("E-STATE-WORKER"):
         next(iter(other))
 
 
@@ -139,7 +139,7 @@ def test_state_of_one_worker_is_refused_at_another_batch_size(two_stages):
     list(itertools.islice(data, 3))
     halved = two_stages.cfg | {"batch_size": 6}
     state = data.state_dict()
-    with refused(StateError, "found 12, expected 6", code="E-STATE-WORKER"):
+    with refused("E-STATE-WORKER", naming=["found 12, expected 6"]):
         TokenDataset(halved).load_state_dict(state)
     whole = all_inputs(build_loader(halved, backend="numpy")[0])
     with WorkerLoader(halved, num_workers=0) as loader:
