@@ -21,15 +21,8 @@ def cfg(tree) -> dict[str, object]:
     """The three datasets of the mixing document at its own steps; data that repeat."""
     for name in WEIGHTS:
         tree.add(name, 900)
-    rows = [{"path": str(tree.root / name), "weight": w} for name, w in WEIGHTS.items()]
-    return {
-        "datasets": rows,
-        "mix_temperature": 1.0,
-        "batch_size": 10,
-        "seq_len": 16,
-        "steps": 200_000,
-        "on_exhaust": "wrap",
-    }
+    shape = {"batch_size": 10, "seq_len": 16, "steps": 200_000, "on_exhaust": "wrap"}
+    return {"datasets": tree.rows(**WEIGHTS), "mix_temperature": 1.0} | shape
 
 
 def shares(plan, start_step: int, stop_step: int) -> dict[str, float]:
@@ -43,23 +36,16 @@ def shares(plan, start_step: int, stop_step: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_phases_of_the_mixing_document_at_steps_100_000_and_180_000(cfg, policy):
+    middle, late = {"web": 0.4, "code": 0.3, "books": 0.3}, {"web": 0.1, "code": 0.2, "books": 0.7}
     phases = [
-        {
-            "start_step": 100_000,
-            "dataset_weights": {"web": 0.4, "code": 0.3, "books": 0.3},
-            "lr_scale": 1.0,
-        },
-        {
-            "start_step": 180_000,
-            "dataset_weights": {"web": 0.1, "code": 0.2, "books": 0.7},
-            "lr_scale": 0.3,
-        },
+        {"start_step": 100_000, "dataset_weights": middle, "lr_scale": 1.0},
+        {"start_step": 180_000, "dataset_weights": late, "lr_scale": 0.3},
     ]
     plan = resolve_plan(cfg | {"policy": policy, "phases": phases})
     original = {"web": 1.0 / 1.8, "code": 0.3 / 1.8, "books": 0.5 / 1.8}
     assert shares(plan, 0, 100_000) == pytest.approx(original, abs=1e-6)
-    assert shares(plan, 100_000, 180_000) == pytest.approx({"web": 0.4, "code": 0.3, "books": 0.3})
-    assert shares(plan, 180_000, 200_000) == pytest.approx({"web": 0.1, "code": 0.2, "books": 0.7})
+    assert shares(plan, 100_000, 180_000) == pytest.approx(middle)
+    assert shares(plan, 180_000, 200_000) == pytest.approx(late)
     with DeterministicLoader(plan, backend="numpy") as loader:
         for step, scale in ((0, 1.0), (179_999, 1.0), (180_000, 0.3), (199_999, 0.3)):
             loader.seek_step(step)
@@ -119,18 +105,11 @@ def test_temperature_is_the_mixing_documents_softmax_of_log_weights(cfg, tempera
 def test_mixtures_of_the_weighted_mixture_document_have_their_shares(tree, policy, percent):
     for name in percent:
         tree.add(name, 400)
-    cfg = {
-        "configs": {name: {"path": str(tree.root / name)} for name in percent},
-        "weights": {name: value / 100 for name, value in percent.items()},
-        "batch_size": 10,
-        "seq_len": 16,
-        "steps": 100,
-        "policy": policy,
-        "on_exhaust": "wrap",
-    }
+    configs = {name: {"path": str(tree.root / name)} for name in percent}
+    cfg = {"configs": configs, "weights": {name: value / 100 for name, value in percent.items()}}
+    cfg |= {"batch_size": 10, "seq_len": 16, "steps": 100, "policy": policy, "on_exhaust": "wrap"}
     loader, _ = build_loader(cfg, backend="numpy")
-    for _ in loader:
-        pass
+    loader.seek_step(100)
     found = {name: row["sequences"] for name, row in loader.metrics().items()}
     expected = quotas(1000, list(percent.values()))
     assert list(found.values()) == expected

@@ -22,7 +22,7 @@ def tables(lib, tmp_path_factory) -> list[dict[str, object]]:
     tree = lib.Tree(tmp_path_factory.mktemp("matrix"))
     for name, num_tokens in zip(NAMES, TOKENS):
         tree.add(name, num_tokens)
-    return [{"path": str(tree.root / n), "weight": w} for n, w in zip(NAMES, WEIGHTS)]
+    return tree.rows(**dict(zip(NAMES, WEIGHTS)))
 
 
 def plan_of(tables, **changes) -> LoaderPlan:
@@ -52,15 +52,8 @@ PHASES = [
 )
 def plan(tables, request) -> LoaderPlan:
     policy, packing, shuffle, phased = request.param
-    return plan_of(
-        tables,
-        policy=policy,
-        packing=packing,
-        shuffle=shuffle,
-        phases=PHASES if phased else [],
-        steps=14,
-        on_exhaust="wrap",
-    )
+    chosen = {"policy": policy, "packing": packing, "shuffle": shuffle, "on_exhaust": "wrap"}
+    return plan_of(tables, phases=PHASES if phased else [], steps=14, **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -107,23 +100,15 @@ def _at_batch_size(plan: LoaderPlan, batch_size: int) -> LoaderPlan:
     """The plan that a run of the same sequences makes with another batch size."""
     if batch_size == plan.batch_size:
         return plan
-    times = plan.batch_size // batch_size
-    tables = [{"path": str(plan.base / s.manifest), "name": s.name} for s in plan.sources]
-    weights = dict(zip(NAMES, WEIGHTS))
-    for table in tables:
-        table["weight"] = weights[table["name"]]
-    phased = len(plan.stages) > 1
-    phases = [p | {"start_step": p["start_step"] * times} for p in PHASES] if phased else []
-    return plan_of(
-        tables,
-        policy=plan.policy,
-        packing=plan.packing,
-        shuffle=plan.shuffle,
-        phases=phases,
-        steps=14 * times,
-        on_exhaust="wrap",
-        batch_size=batch_size,
-    )
+    times, weights = plan.batch_size // batch_size, dict(zip(NAMES, WEIGHTS))
+    tables = [
+        {"path": str(plan.base / s.manifest), "name": s.name, "weight": weights[s.name]}
+        for s in plan.sources
+    ]
+    phases = [phase | {"start_step": phase["start_step"] * times} for phase in PHASES]
+    chosen = {"policy": plan.policy, "packing": plan.packing, "shuffle": plan.shuffle}
+    chosen |= {"phases": phases if len(plan.stages) > 1 else [], "on_exhaust": "wrap"}
+    return plan_of(tables, steps=14 * times, batch_size=batch_size, **chosen)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -26,9 +26,7 @@ def tables(lib, tmp_path_factory) -> list[dict[str, object]]:
     tree = lib.Tree(tmp_path_factory.mktemp("origins"))
     for name, num_tokens in (("web", 2001), ("code", 801), ("math", 401)):
         tree.add(name, num_tokens)
-    return [
-        {"path": str(tree.root / n), "weight": w} for n, w in (("web", 5), ("code", 2), ("math", 1))
-    ]
+    return tree.rows(web=5, code=2, math=1)
 
 
 # `wrap` reads the small sources more than once, so that rows run over the end of their source.
@@ -80,22 +78,13 @@ def test_readings_of_a_document_are_all_sequences_that_name_it(plan, monkeypatch
         assert list(readings(stream, source, path, start, end)) == sequences
 
 
-def test_a_document_that_no_row_reads_has_no_readings(tables):
+def test_what_no_row_reads_has_no_readings_or_is_refused(tables, tmp_path):
     plan = resolve_plan({"datasets": tables, "batch_size": 8, "seq_len": 16, "steps": 2})
     stream = Stream(plan, "train")
     path = stream.files.paths()[2]  # the last file of the largest source
     start, end = IndexReader(path.with_suffix(".idx")).get_document(3)
     assert list(readings(stream, "web", path, start, end)) == []
-
-
-def test_a_file_that_the_plan_does_not_read_is_refused(tables, tmp_path):
-    plan = resolve_plan({"datasets": tables, "batch_size": 8, "seq_len": 16, "steps": 2})
     with pytest.raises(ValueError, match=r"other\.npy"):
-        next(readings(Stream(plan, "train"), "web", tmp_path / "other.npy", 0, 1))
-
-
-def test_a_sequence_past_the_end_is_refused(tables):
-    plan = resolve_plan({"datasets": tables, "batch_size": 8, "seq_len": 16, "steps": 2})
-    stream = Stream(plan, "train")
+        next(readings(stream, "web", tmp_path / "other.npy", 0, 1))
     with pytest.raises(IndexError):
         origins(stream, stream.num_sequences)

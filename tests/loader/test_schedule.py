@@ -22,20 +22,9 @@ def plan_of(weights, num_sequences, **fields) -> LoaderPlan:
         PlanSource(f"s{i}", f"s{i}/manifest.json", "0", 10**12, weight=w, quota_sequences=q)
         for i, (w, q) in enumerate(zip(fixed, quotas(num_sequences, weights)))
     )
-    values = {
-        "plan_id": "x",
-        "tokenizer": "toy",
-        "vocab_size": 1000,
-        "eos_token_id": 999,
-        "seq_len": 2048,
-        "batch_size": 32,
-        "seed": 42,
-        "policy": policy,
-        "window_stride": "seq_len",
-        "on_exhaust": "wrap",
-        "stages": (PlanStage("train", "m", sources),),
-    }
-    return LoaderPlan(**(values | fields))
+    values = {"plan_id": "x", "tokenizer": "toy", "vocab_size": 1000, "eos_token_id": 999}
+    values |= {"seq_len": 2048, "batch_size": 32, "policy": policy, "on_exhaust": "wrap"}
+    return LoaderPlan(stages=(PlanStage("train", "m", sources),), **values | fields)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -156,7 +145,7 @@ def test_opening_and_seeking_to_1e9_goes_through_no_sequence_before(lib, policy)
 
 def test_max_epochs_limits_how_often_a_source_is_read(tree):
     tree.add("web", 1601)
-    cfg = {"data_path": tree.root / "web", "batch_size": 10, "seq_len": 16}
+    cfg = tree.one(batch_size=10)
     assert build_loader(cfg | {"max_epochs": 3})[0].num_steps == 30
     wrapping = cfg | {"on_exhaust": "wrap", "steps": 25}
     assert resolve_plan(wrapping | {"max_epochs": 3})
@@ -167,7 +156,7 @@ def test_max_epochs_limits_how_often_a_source_is_read(tree):
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"policy": "epoch_weighted"}])
 def test_shuffled_epochs_read_every_window_once_and_survive_the_plan_file(tree, options):
     tree.add("web", 1601)
-    cfg = {"data_path": tree.root / "web", "batch_size": 10, "seq_len": 16, "max_epochs": 2}
+    cfg = tree.one(batch_size=10, max_epochs=2)
     loader, plan = build_loader(cfg | options, backend="numpy")
     rows = np.concatenate([inputs for inputs, _ in loader])
     ordered = tree.tokens["web", "train"][:1600].reshape(100, 16)

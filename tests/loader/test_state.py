@@ -341,14 +341,6 @@ def sources_of(loader, num_steps: int) -> list[str]:
     return [batch.source_names[i] for batch in batches for i in batch.source_index]
 
 
-def test_counts_move_the_place_in_a_source_and_not_its_share(balanced):
-    state = counts_state(("web", 12, 192), ("code", 30, 480))
-    names = sources_of(continued(balanced, state), 20)
-    for start in range(80):
-        part = names[start : start + 40]
-        assert all(12 <= part.count(name) <= 15 for name in NAMES)
-
-
 def test_spec_that_is_not_in_the_run_is_preserved_and_its_rows_were_steps(balanced):
     gone = ("hf:org/old:en:train:body", 7, 112)
     loader = continued(

@@ -108,12 +108,7 @@ def test_state_of_a_plain_loader_starts_the_dataset_there(two_stages):
 def test_counts_of_another_run_are_continued_by_workers_too(tree):
     for name in ("web", "code"):
         tree.add(name, 3000)
-    cfg = {
-        "datasets": [{"path": str(tree.root / name)} for name in ("web", "code")],
-        "batch_size": 6,
-        "seq_len": 16,
-        "steps": 20,
-    }
+    cfg = {"datasets": tree.rows("web", "code"), "batch_size": 6, "seq_len": 16, "steps": 20}
     counts = {"datasets": [{"spec": "web", "row_offset": 31}, {"spec": "code", "row_offset": 5}]}
     plain = build_loader(cfg, backend="numpy")[0]
     plain.load_state_dict(counts)

@@ -66,18 +66,6 @@ def test_every_dtype_holds_the_same_tokens(two_stages, dtype):
         np.testing.assert_array_equal(targets, t)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_batches_that_are_held_are_never_written_to_again(two_stages, backend, prefetch):
-    if backend == "torch":
-        pytest.importorskip("torch")
-    expected = [t.copy() for _, t in open_loader(two_stages.cfg)]
-    loader = build_loader(two_stages.cfg, backend=backend, prefetch=prefetch)[0]
-    held = [targets[1:] for _, targets in loader]  # views of views
-    for got, row in zip(held, expected, strict=True):
-        np.testing.assert_array_equal(np.asarray(got), row[1:])
-
-
 def test_memory_of_a_batch_that_was_let_go_is_used_again(two_stages):
     loader = open_loader(two_stages.cfg)
     first = loader.next()[0].ctypes.data
@@ -142,11 +130,6 @@ def test_prefetch_gives_the_meta_of_each_row(two_stages):
             np.testing.assert_equal(x, y)
     with pytest.raises(StopIteration):
         ahead.next()
-
-
-def test_prefetch_of_valid_ends_with_the_short_batch(two_stages):
-    loader = open_loader(two_stages.cfg, split="valid", prefetch=2)
-    assert [len(inputs) for inputs, _ in loader] == [12] * 7 + [9]
 
 
 def test_a_rank_reads_no_rows_but_its_own(two_stages, monkeypatch):
