@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from loader import build_loader, resolve_plan
-from loader.__main__ import main
+from loader.__main__ import decode, main, read_vocabulary
+from tests.refusals import refused
 
 BLOCKED = """
 import sys
@@ -166,6 +167,20 @@ def open_at(cfg, step):
     loader = build_loader(cfg, backend="numpy")[0]
     loader.seek_step(step)
     return loader.next_with_meta()
+
+
+def test_tokens_decode_to_utf8_and_unknown_ids_are_shown(tmp_path):
+    path = tmp_path / "v.tiktoken"
+    parts = [b"h\xc3", b"\xa9", b" x", b"\xff"]
+    path.write_bytes(b"".join(base64.b64encode(p) + b" %d\n" % i for i, p in enumerate(parts)))
+    vocabulary = read_vocabulary(path)
+    assert decode([0, 1, 2, 199_999, 3], vocabulary) == "hé x<|199999|>\ufffd"
+    for line in ("aGk=", "aGk= x", "a$k= 1", "aGk= 1 2"):
+        path.write_text(f"aGk= 0\n{line}\n")
+        with refused("E-CONFIG", match="v.tiktoken:2: not a vocabulary"):
+            read_vocabulary(path)
+    with refused("E-CONFIG", match="no vocabulary file"):
+        read_vocabulary(tmp_path / "none")
 
 
 def test_usage_error_exits_2(plan_file):

@@ -1,10 +1,11 @@
-"""Plans in real stores on this machine: over HTTP, in S3, and in stores that are down."""
+"""Plans and shards in stores on this machine: of fsspec, HTTP and S3, damaged and down."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import NmoeError, PlanError, build_loader, resolve_plan
+from loader import build_loader, resolve_plan
 from loader.__main__ import main
-from loader.plan.remote import fetch_plan
+from loader.plan.remote import fetch_plan, local_data
+from tests.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -28,6 +30,17 @@ def bucket(two_stages, tmp_path) -> Path:
     (tmp_path / "bucket" / "plans").mkdir()
     (tmp_path / "bucket" / "plans" / "plan.json").write_text(json.dumps(plan))
     return tmp_path / "bucket"
+
+
+@pytest.fixture(params=["memory", "file"])
+def files(request, bucket):
+    """A store that a test may write to: file system, root in it, and the plan's URL."""
+    fs, root = fsspec.filesystem(request.param), str(bucket)
+    if request.param == "memory":
+        fs.put(root, "/bucket", recursive=True)
+        root = "/bucket"
+    yield fs, root, f"{request.param}://{root}/plans/plan.json"
+    fs.rm(root, recursive=True)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -63,14 +76,11 @@ def s3(bucket, monkeypatch):
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    for key, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_MAX_ATTEMPTS": "1",
-    }.items():
-        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "test")
     s3fs.S3FileSystem.clear_instance_cache()
     store = s3fs.S3FileSystem()
     store.makedirs("corpus", exist_ok=True)
@@ -99,41 +109,121 @@ def the_line(url, tmp_path, capsys) -> str:
 
 
 def test_a_plan_in_a_store_is_read_as_that_of_files(store, two_stages, tmp_path):
-    root, _ = store
     local = build_loader(two_stages.cfg, backend="numpy")[0]
-    remote = read(f"{root}/plans/plan.json", tmp_path)
+    remote = read(f"{store[0]}/plans/plan.json", tmp_path)
+    assert remote.plan.plan_hash == local.plan.plan_hash
     for (a, b), (c, d) in zip(remote, local, strict=True):
         np.testing.assert_array_equal(a, c)
         np.testing.assert_array_equal(b, d)
+
+
+def test_valid_and_torchs_data_classes_read_a_url_too(files, two_stages, tmp_path):
+    valid = read(files[2], tmp_path, split="valid")
+    assert valid.next_with_meta().document_spans is not None
     pytest.importorskip("torch")
     from loader.torch_data import TokenDataset, WorkerLoader
 
     inputs = build_loader(two_stages.cfg, backend="numpy")[0].next()[0]
-    url = Path(f"{root}/plans/plan.json")
-    dataset = TokenDataset(url, cache_dir=tmp_path / "cache")
+    dataset = TokenDataset(Path(files[2]), cache_dir=tmp_path / "cache")
     np.testing.assert_array_equal(next(iter(dataset))[0].numpy(), inputs)
-    with WorkerLoader(url, num_workers=0, cache_dir=tmp_path / "cache") as loader:
+    with WorkerLoader(files[2], num_workers=0, cache_dir=tmp_path / "cache") as loader:
         np.testing.assert_array_equal(loader.next()[0].numpy(), inputs)
 
 
-def test_a_store_that_is_down_is_not_needed_where_the_cache_holds_everything(
-    store, two_stages, tmp_path
+def test_a_second_fetch_copies_no_shard_and_mends_a_damaged_copy(files, tmp_path):
+    plan = fetch_plan(files[2], tmp_path / "cache")
+    shards = sorted(plan.parent.rglob("*.npy"))
+    times = [path.stat().st_mtime_ns for path in shards]
+    good = shards[2].read_bytes()
+    shards[2].write_bytes(good[:-4] + b"\0\0\0\0")
+    shards[3].unlink()
+    fetch_plan(files[2], tmp_path / "cache")
+    again = [path.stat().st_mtime_ns for path in shards]
+    assert [a == b for a, b in zip(times, again)].count(False) == 2
+    assert shards[2].read_bytes() == good
+    assert not list(plan.parent.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        ("cut", "E-SHARD-TRUNCATED"),
+        ("replace", "E-SHARD-CHECKSUM"),
+        ("remove", "E-SHARD-MISSING"),
+        ("remove index", "E-INDEX-MISSING"),
+        ("cut index", "E-INDEX-TRUNCATED"),
+        ("uncommit", "E-MANIFEST-MISSING"),
+    ],
+)
+def test_damage_is_refused_by_the_name_of_the_file_before_step_0(files, tmp_path, damage, code):
+    fs, root, url = files
+    path = sorted(fs.glob(f"{root}/data/web/train/*/*.npy"))[0]
+    if "index" in damage:
+        path = path.removesuffix(".npy") + ".idx"
+    if damage == "uncommit":
+        path = f"{root}/data/web/train/manifest.json"
+    content = fs.cat_file(path)
+    if damage.startswith("cut"):
+        fs.pipe_file(path, content[:-200] if damage == "cut" else content[:-8])
+    elif damage == "replace":
+        fs.pipe_file(path, content[:-4] + b"\1\0\0\0")
+    else:
+        fs.rm_file(path)
+    for _ in range(2):  # nothing of the damage stays in the cache as good
+        with refused(code, naming=[fs.unstrip_protocol(path)]):
+            read(url, tmp_path)
+        if damage == "replace":  # a copy of other content is not kept
+            assert not list((tmp_path / "cache").rglob(path.rsplit("/", 1)[1]))
+
+
+def test_data_other_than_the_plans_is_refused(files, tmp_path):
+    fs, root, url = files
+    path = f"{root}/data/web/train/manifest.json"
+    manifest = json.loads(fs.cat_file(path))
+    manifest["shards"][0]["checksum"] = "0" * 64
+    fs.pipe_file(path, json.dumps(manifest).encode())
+    with refused("E-PLAN-DATA"):
+        fetch_plan(url, tmp_path / "cache")
+
+
+def test_one_directory_is_fetched_for_data_path(files, two_stages, tmp_path):
+    url = files[2].replace("plans/plan.json", "data/code/train")
+    data = local_data(url, tmp_path / "cache")
+    loader = build_loader({"data_path": data, "seq_len": 16, "batch_size": 2}, backend="numpy")[0]
+    tokens = two_stages.tree.tokens["code", "train"]
+    np.testing.assert_array_equal(loader.next()[0][0], tokens[:16])
+
+
+def test_a_url_needs_a_cache_and_fsspec_and_the_command_takes_one(
+    files, tmp_path, capsys, monkeypatch
 ):
+    url = files[2]
+    with refused("E-CONFIG", match="set cache_dir"):
+        build_loader(url)
+    assert main(["verify", url, "--cache-dir", str(tmp_path / "cache")]) == 0
+    assert "ok plan" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with refused("E-CONFIG", match=r"nmoe-loader\[remote\]"):
+        fetch_plan("memory://x/plan.json", Path("cache"))
+
+
+def test_a_store_that_is_down_is_not_needed_where_the_cache_holds_everything(store, tmp_path):
     root, stop = store
     url = f"{root}/plans/plan.json"
-    first = read(url, tmp_path).next()[0]
+    directory = {"data_path": f"{root}/data/code", "batch_size": 2, "seq_len": 16}
+    first, of_directory = read(url, tmp_path).next()[0], read(directory, tmp_path).next()[0]
     stop()
     with pytest.warns(UserWarning, match="the copy in the cache is read"):
-        again = read(url, tmp_path).next()[0]
-    np.testing.assert_array_equal(again, first)
-    next((tmp_path / "cache").rglob("*.npy")).unlink()
+        np.testing.assert_array_equal(read(url, tmp_path).next()[0], first)
+    with pytest.warns(UserWarning, match="the copy in the cache is read"):
+        np.testing.assert_array_equal(read(directory, tmp_path).next()[0], of_directory)
+    for path in (tmp_path / "cache").rglob("*.npy"):
+        path.unlink()
     with (
         pytest.warns(UserWarning, match="the copy in the cache is read"),
-        pytest.raises(PlanError) as caught,
+        refused("E-STORE", naming=[".npy"]),
     ):
         read(url, tmp_path)
-    assert caught.value.code == "E-STORE"
-    assert ".npy" in str(caught.value)
 
 
 def test_a_store_that_is_down_is_one_line(store, tmp_path, capsys):
@@ -144,23 +234,10 @@ def test_a_store_that_is_down_is_one_line(store, tmp_path, capsys):
     assert f"{root}/plans/plan.json" in line
 
 
-def test_a_directory_of_shards_in_a_store_that_is_down_is_read_from_the_cache(
-    store, two_stages, tmp_path
-):
-    root, stop = store
-    cfg = {"data_path": f"{root}/data/code", "batch_size": 2, "seq_len": 16}
-    first = read(cfg, tmp_path).next()[0]
-    stop()
-    with pytest.warns(UserWarning, match="the copy in the cache is read"):
-        np.testing.assert_array_equal(read(cfg, tmp_path).next()[0], first)
-
-
-@pytest.mark.parametrize("name", ["plans/other.json", "nowhere/plan.json"])
-def test_a_missing_plan_is_one_true_line(store, tmp_path, capsys, name):
-    root, _ = store
-    line = the_line(f"{root}/{name}", tmp_path, capsys)
-    assert line.startswith("ERROR [E-PLAN-MISSING]: ")
-    assert f"{root}/{name}" in line
+def test_a_missing_plan_is_one_true_line(store, tmp_path, capsys):
+    for name in ("plans/other.json", "nowhere/plan.json"):
+        line = the_line(f"{store[0]}/{name}", tmp_path, capsys)
+        assert line.startswith(f"ERROR [E-PLAN-MISSING]: {store[0]}/{name}")
 
 
 def test_a_missing_bucket_is_one_true_line(s3, tmp_path, capsys):
@@ -171,57 +248,45 @@ def test_a_missing_bucket_is_one_true_line(s3, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"root": None}, "root"),
-        ({"root": "/etc"}, "root"),
-        ({"root": "http://other/x"}, "root"),
+        *(({"root": value}, "root") for value in (None, "/etc", "http://other/x")),
         ({"stages": None}, "NoneType"),
         ({"stages": [{}]}, "stages[0].sources"),
         ({"stages": [{"sources": [{"name": "web"}]}]}, "sources[0].manifest"),
         ({"valid": 5}, "int"),
         ({"valid": [{"name": 1, "manifest": 2, "content_hash": 3}]}, "1"),
         ({"format": "x"}, "'x'"),
+        *(({key: ...}, key) for key in ("root", "stages")),  # it lacks the key
     ],
 )
 def test_a_plan_without_its_parts_is_one_true_line(bucket, tmp_path, capsys, change, word):
     path = bucket / "plans" / "plan.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    value = json.loads(path.read_text()) | change
+    path.write_text(json.dumps({k: v for k, v in value.items() if v is not ...}))
     line = the_line(f"file://{path}", tmp_path, capsys)
     assert line.startswith(f"ERROR [E-PLAN-FORMAT]: file://{path}: not a loader plan")
     assert word in line
 
 
-@pytest.mark.parametrize("key", ["root", "stages"])
-def test_a_plan_that_lacks_a_key_is_one_true_line(bucket, tmp_path, capsys, key):
-    path = bucket / "plans" / "plan.json"
-    value = json.loads(path.read_text())
-    del value[key]
-    path.write_text(json.dumps(value))
-    assert key in the_line(f"file://{path}", tmp_path, capsys)
-
-
-def test_an_unknown_kind_of_url_is_one_line(tmp_path, capsys):
+def test_an_unknown_kind_of_url_and_a_full_disk_are_one_line(bucket, tmp_path, monkeypatch, capsys):
     assert "no client" in the_line("nosuch://b/plan.json", tmp_path, capsys)
 
-
-def test_a_full_disk_is_not_blamed_on_the_store(bucket, tmp_path, monkeypatch, capsys):
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.get_file", full)
     line = the_line(f"file://{bucket}/plans/plan.json", tmp_path, capsys)
-    assert "E-STORE" not in line
+    assert "E-STORE" not in line  # the store is not to blame
     assert os.strerror(28) in line
 
 
 def test_what_is_in_the_cache_is_not_asked_for_again(store, tmp_path, monkeypatch):
-    root, _ = store
-    url = f"{root}/plans/plan.json"
-    fetch_plan(url, tmp_path)
+    url = f"{store[0]}/plans/plan.json"
+    fetch_plan(url, tmp_path / "cache")
     asked = []
     monkeypatch.setattr("loader.plan.remote.copy", lambda url, _: asked.append(url))
-    fetch_plan(url, tmp_path)
+    fetch_plan(url, tmp_path / "cache")
     assert asked == []
-    next(tmp_path.glob("*/*/*/*/*.npy")).unlink()
-    with pytest.raises(NmoeError, match="missing"):
-        fetch_plan(url, tmp_path)
+    next((tmp_path / "cache").rglob("*.npy")).unlink()
+    with refused("E-SHARD-MISSING"):
+        fetch_plan(url, tmp_path / "cache")
     assert len(asked) == 1

@@ -10,6 +10,7 @@ import pytest
 
 import loader.plan.check
 from loader import StateError, build_loader
+from tests.loader.shared import rows_of
 
 pytest.importorskip("torch")
 
@@ -18,11 +19,6 @@ from torch.utils.data import DataLoader
 from loader.torch_data import TokenDataset, WorkerLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-def rows_of(batches) -> np.ndarray:
-    """Batches as rows of seq_len + 1."""
-    return np.concatenate([np.concatenate([i, t[:, -1:]], axis=1) for i, t in batches])
 
 
 def valid_rows(cfg, *ranks) -> np.ndarray:

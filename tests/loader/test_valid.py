@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 
 from loader import IGNORE_INDEX, ConfigError, StateError, build_loader
+from tests.loader.shared import rows_of
 
 
 def open_valid(cfg, *args, **kwargs):
     return build_loader(cfg, *args, split="valid", backend="numpy", **kwargs)[0]
-
-
-def rows_of(batches) -> np.ndarray:
-    """Batches as rows of seq_len + 1."""
-    return np.concatenate([np.concatenate([i, t[:, -1:]], axis=1) for i, t in batches])
 
 
 @pytest.fixture
