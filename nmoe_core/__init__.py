@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         PrepConfig,
         PrepPipeline,
     )
-    from nmoe_core.shards.index import IndexWriter, regenerate_index
+    from nmoe_core.shards.shard_file import IndexWriter, regenerate_index
     from nmoe_core.shards.verify import verify_manifest
 
 __all__ = [
@@ -47,11 +47,11 @@ __all__ = [
 _HOME = {
     "BatchedGenerator": "nmoe_core.engine",
     "IndexReader": "loader.files.shard",
-    "IndexWriter": "nmoe_core.shards.index",
+    "IndexWriter": "nmoe_core.shards.shard_file",
     "Transformer": "nmoe_core.engine",
     "build_loader": "loader",
     "load_manifest": "loader.files.format",
-    "regenerate_index": "nmoe_core.shards.index",
+    "regenerate_index": "nmoe_core.shards.shard_file",
     "verify_manifest": "nmoe_core.shards.verify",
 }
 

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
-
-__all__ = [
-    "CalibrationError",
-    "CheckpointError",
-    "ConfigError",
-    "CurationError",
-    "FormatError",
-    "HeadError",
-    "LabelError",
-    "LockedError",
-    "NmoeError",
-    "PlanError",
-    "SourceError",
-    "StateError",
-    "TokenizerError",
-]
+from loader.errors import ConfigError as ConfigError
+from loader.errors import FormatError as FormatError
+from loader.errors import NmoeError as NmoeError
+from loader.errors import StateError as StateError
 
 
 class SourceError(NmoeError):

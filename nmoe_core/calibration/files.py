@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError, FormatError
-from nmoe_core.base.fingerprint import read_summary
+from nmoe_core.base.fingerprint import local_digest, read_summary
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.labels.scores import DIMENSIONS, aggregate
-from nmoe_core.sources.digests import local_digest
 
 CALIBRATION_FORMAT = "calibration/2"
 COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"

@@ -13,7 +13,6 @@ from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import print_json, print_table
-from nmoe_core.shards.index import regenerate_index
 from nmoe_core.shards.inspect import (
     ShardInspection,
     files_of_directory,
@@ -22,6 +21,7 @@ from nmoe_core.shards.inspect import (
     sample_tokens,
     token_statistics,
 )
+from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import verify_manifest
 
 _DEFAULT_EOS_TOKEN_ID = 199_999

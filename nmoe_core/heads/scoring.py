@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
+from nmoe_core.base.fingerprint import local_digest
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Residual, Transformer
 from nmoe_core.heads.features import Batch, DocumentTokens, batches, device_of, finite_states
 from nmoe_core.heads.files import bad_format, heads_digest, load_head, tap_of
 from nmoe_core.heads.models import NUM_SCORES, Judge, Probe
 from nmoe_core.labels.scores import stored
-from nmoe_core.sources.digests import local_digest
 
 ExitRule = Callable[[np.ndarray], np.ndarray]
 

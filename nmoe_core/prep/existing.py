@@ -57,29 +57,25 @@ def refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> No
 
 def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
     """Refuse a pass that was begun with other inputs (E-PREP-CHANGED)."""
-    there = journal.read()
-    if there is None:
+    if (entry := journal.read()) is None:
         return
-    flat = [_flat({key: one.get(key) for key in identity}) for one in (there, identity)]
-    if key := first_difference(*flat):
+    there, wanted = _by_name(entry), _by_name(identity)
+    if key := first_difference(there, wanted):
         raise FormatError(
             f"a half-done output was made from another {key}",
             where=journal.directory,
-            found=flat[0].get(key),
-            expected=flat[1].get(key),
+            found=there.get(key),
+            expected=wanted.get(key),
             do="go on with the inputs it was begun with, or use --force to start over",
             code="E-PREP-CHANGED",
         )
 
 
-def _flat(identity: dict[str, Any]) -> dict[str, Any]:
-    """The settings by their own names, without their digest, which says less."""
-    flat: dict[str, Any] = {}
-    for key, value in identity.items():
-        for name, one in value.items() if isinstance(value, dict) else ((key, value),):
-            flat.setdefault(name, one)
-    flat.pop("settings", None)
-    return flat
+def _by_name(identity: dict[str, Any]) -> dict[str, Any]:
+    """Digests and settings by their own names, without the digest of the settings."""
+    settings, digests = identity.get("settings", {}), identity.get("fingerprints", {})
+    named = {**digests, **settings, **digests, "rows": identity.get("rows")}
+    return {name: value for name, value in named.items() if name != "settings"}
 
 
 def directory_beside(split_dir: Path) -> Path:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError
-from nmoe_core.base.fingerprint import recorded, sha256_json
+from nmoe_core.base.fingerprint import keep_digests, recall_digests, recorded, sha256_json
 from nmoe_core.compute.api import Map, open_pool
 from nmoe_core.prep.existing import (
     clear_beside,
@@ -44,7 +44,6 @@ from nmoe_core.shards.manifest import (
     is_shard_current,
     shard_dir_name,
 )
-from nmoe_core.sources.digests import keep_digests, recall_digests
 from nmoe_core.sources.records import Split
 
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]

@@ -21,14 +21,13 @@ from loader.plan.settings import RunSettings
 from loader.plan.text_sources import TextSource
 from nmoe_core.base.atomic import fsync_dir
 from nmoe_core.base.errors import ConfigError, NmoeError
-from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.fingerprint import keep_digests, recall_digests, sha256_json
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings, shard_format
-from nmoe_core.sources.decompress import COMPRESSED
-from nmoe_core.sources.digests import keep_digests, recall_digests
 from nmoe_core.sources.open import open_source
 from nmoe_core.sources.records import Split
 from nmoe_core.sources.spec import SourceKind, SourceSpec
+from nmoe_core.sources.storage import COMPRESSED
 from nmoe_core.text.tokenizer import Engine
 
 _KINDS: dict[str, SourceKind] = {

@@ -12,21 +12,15 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.sources.decompress import TORN, decompressed
 from nmoe_core.sources.records import START, BadRecord, Block, Position, Reading, Record
-from nmoe_core.sources.storage import SourceFile
+from nmoe_core.sources.storage import TORN, SourceFile, decompressed
 
 BLOCK_BYTES = 2 * 2**20
 FileBlock = TypeVar("FileBlock", bound=Block)
 
 
 class FileSource(Generic[FileBlock]):
-    """Files as documents.
-
-    Args:
-        reading: How records are read.
-        files: The files in their final order.
-    """
+    """Files, in their final order, as documents."""
 
     def __init__(self, reading: Reading, files: Sequence[SourceFile]) -> None:
         self.reading, self.files = reading, files

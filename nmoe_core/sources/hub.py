@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.sources.columns import (
     ColumnsBlock,
     Group,
@@ -23,7 +23,6 @@ from nmoe_core.sources.columns import (
     column_blocks,
     cut_batch,
 )
-from nmoe_core.sources.digests import local_digest
 from nmoe_core.sources.records import START, Position
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import path_text
@@ -33,12 +32,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class DatasetsSource:
-    """Rows of a Hugging Face dataset as documents.
-
-    Args:
-        spec: The source's table.
-        base: Directory that a relative local path starts at.
-        split: Name of the dataset's split.
+    """Rows of a split of a Hugging Face dataset as documents; local paths start at `base`.
 
     Raises:
         SourceError: The `hf` extra, the directory, the split or a field is missing, the hub does

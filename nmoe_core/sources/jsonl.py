@@ -20,10 +20,9 @@ import numpy as np
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import as_object, id_of, parse_json, text_of
-from nmoe_core.sources.decompress import COMPRESSED, TORN, Readable, decompressed
 from nmoe_core.sources.files import BLOCK_BYTES, FileSource
 from nmoe_core.sources.records import BadRecord, Position, Reading, Record
-from nmoe_core.sources.storage import SourceFile
+from nmoe_core.sources.storage import COMPRESSED, TORN, Readable, SourceFile, decompressed
 
 _NEWLINE = 10
 

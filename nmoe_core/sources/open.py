@@ -16,12 +16,9 @@ from nmoe_core.sources.split import SplitExpression, parse_split
 
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
-    """Open the source behind a split, and the rows of it that the split consists of.
+    """Open the source behind the `train` or `valid` split, and the rows that the split consists of.
 
-    Args:
-        spec: The source's table.
-        base: Directory that relative paths start at.
-        split: `train` or `valid`.
+    Relative paths start at `base`.
 
     Raises:
         SourceError: Files, directory, dataset or split are not there.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from loader.plan.build import build_plan
 from loader.plan.check import check_steps
 from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.fingerprint import Identity, file_identity
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_stages
-from nmoe_core.sources.digests import Identity, file_identity
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
 
 if TYPE_CHECKING:

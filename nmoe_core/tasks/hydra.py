@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
-from nmoe_core.sources.digests import local_digest
 from nmoe_core.tasks.backbone import load_backbone
 from nmoe_core.text.tokenizer import load_tokenizer
 

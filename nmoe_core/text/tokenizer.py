@@ -21,8 +21,7 @@ import numpy as np
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
-from nmoe_core.text.engines import ENGINES, Encoded, Engine
-from nmoe_core.text.vocabulary import load_tiktoken
+from nmoe_core.text.vocabulary import ENGINES, Encoded, Engine, load_tiktoken
 
 _PROBES = (
     "The quick brown fox jumps over the lazy dog. 1234567890",
@@ -89,10 +88,7 @@ class Tokenizer:
         return encoded
 
     def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
-        """The first `max_tokens` ids of a text of any length, by pieces: uint32 `[length]`.
-
-        The ids are those of the whole text. Memory: one piece, and the ids.
-        """
+        """The first `max_tokens` ids of a text of any length: uint32 `[length]`, by pieces."""
         parts: list[np.ndarray] = []
         num_tokens = 0
         for piece in safe_pieces(text):

@@ -37,14 +37,13 @@ except Stopped:
 """
 
 
-def _printed(keep: str, rest: int = 1) -> tuple[str, str]:
+def _printed(
+    keep: str, rest: int = 1, ignored: str = "os.kill(os.getpid(), signal.SIGTERM)"
+) -> tuple[str, str]:
     """Both outputs of the program, which rests for that many seconds unless it is stopped."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(keep=keep, rest=rest)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = PROGRAM.replace(KILL, ignored)
+    command = [sys.executable, "-c", program.format(keep=keep, rest=rest)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout, done.stderr
 
 
@@ -63,9 +62,6 @@ def test_without_that_python_prints_it_and_the_program_goes_on(keep: str) -> Non
 
 def test_other_ignored_exceptions_are_printed_as_before() -> None:
     keep = "send_again_if_ignored(Stopped, signal.SIGTERM)"
-    program = PROGRAM.format(keep=keep, rest=1).replace(
-        "os.kill(os.getpid(), signal.SIGTERM)", "raise OSError('disk')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "goes on\nwent on to its end\n"
-    assert "OSError: disk" in done.stderr
+    printed, errors = _printed(keep, ignored="raise OSError('disk')")
+    assert printed == "goes on\nwent on to its end\n"
+    assert "OSError: disk" in errors

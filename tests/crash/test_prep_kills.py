@@ -171,36 +171,6 @@ def test_a_run_goes_on_where_it_was_killed_with_another_number_of_workers(
     assert file_digests(out) == undisturbed
 
 
-def test_a_half_done_output_of_other_settings_is_refused_by_both_names_and_force_starts_over(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "train"
-    assert prep(source, out, "write:80:kill", "--min-doc-tokens", "3", commits="always").code == -9
-    refused = prep(source, out, commits="always")
-    assert refused.code == 1
-    assert "E-PREP-CHANGED" in refused.stderr
-    assert "another min_doc_tokens" in refused.stderr
-    assert "found 3" in refused.stderr
-    assert "expected 10" in refused.stderr
-    assert (out / ".prep").is_dir()
-    forced = prep(source, out, "", "--force", commits="always")
-    assert forced.row["documents_tokenized"] == 600
-    assert file_digests(out) == undisturbed
-
-
-def test_a_half_done_output_of_another_source_revision_is_refused(
-    prep: Prep, source: Path, tmp_path: Path
-) -> None:
-    mine = tmp_path / "a.jsonl"
-    mine.write_bytes(source.read_bytes())
-    out = tmp_path / "train"
-    assert prep(mine, out, "write:80:kill", commits="always").code == -9
-    mine.write_bytes(source.read_bytes().replace(b"shard", b"chard", 1))
-    refused = prep(mine, out, commits="always")
-    assert refused.code == 1
-    assert "half-done output was made from another source" in refused.stderr
-
-
 def test_a_full_disk_is_one_error_and_the_next_run_completes(
     prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:

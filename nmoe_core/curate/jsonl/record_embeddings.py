@@ -20,8 +20,8 @@ from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.records import JsonlInput
 from nmoe_core.curate.topics.embed import EmbeddingTable, pool, runs_within
-from nmoe_core.text.engines import Encoded
 from nmoe_core.text.tokenizer import FileTokenizer, load_tokenizer
+from nmoe_core.text.vocabulary import Encoded
 
 BLOCK_BYTES = 2**23
 BLOCK_RECORDS = 16_384

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import CheckpointError, ConfigError
-from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
 from nmoe_core.engine.weights.layout import (
@@ -43,7 +43,6 @@ from nmoe_core.engine.weights.weight_files import (
     read_checkpoint_json,
     weight_files,
 )
-from nmoe_core.sources.digests import local_digest
 
 CONFIG_NAME = "config.json"
 # Small or sensitive parts are computed in float32 whatever the model's dtype.

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from nmoe_core.base import fingerprint as digests
 from nmoe_core.engine import checkpoint_digest, make_tiny_checkpoint
-from nmoe_core.sources import digests
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from nmoe_core.base import fingerprint as digests
 from nmoe_core.prep import journal as module
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
-from nmoe_core.sources import digests
 from tests.core.prep.web import Web
 from tests.refusals import refused
 

@@ -131,29 +131,17 @@ def test_changed_source_is_refused_on_request_and_replaced_otherwise(web: Web) -
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("lines", "code", "says"),
     [
-        (b'{"id": "x", "text": 3}\n', "is int, not text"),
-        (b'{"id": "x"}\n', "'text' is missing"),
-        (b'{"id": "x", "text": "to', "not JSON"),
-        (b'["x"]\n', "not a JSON object"),
-        (b'{"text": "\xff\xfe"}\n', "not JSON"),
+        (b'{"id": "x", "text": "to', "E-SOURCE-RECORD", r"part\.jsonl:1: not JSON"),
+        (b'{"text": "short"}\n{"text": "  "}\n', "E-SOURCE-EMPTY", "no document"),
     ],
 )
-def test_bad_record_names_its_line_and_nothing_is_written(
-    web: Web, tmp_path: Path, line: bytes, reason: str
+def test_source_that_cannot_be_prepared_leaves_nothing(
+    web: Web, tmp_path: Path, lines: bytes, code: str, says: str
 ) -> None:
-    web.append(line)
-    with refused("E-SOURCE-RECORD", rf"part\.jsonl:301.*{reason}"):
-        web.at(tmp_path / "new" / "web" / "train").shards()
-    assert not (tmp_path / "new").exists()
-
-
-def test_source_without_documents_is_refused_and_nothing_is_written(
-    web: Web, tmp_path: Path
-) -> None:
-    Path(web.source.files[0].path).write_text('{"text": "short"}\n{"text": "  "}\n')
-    with refused("E-SOURCE-EMPTY"):
+    Path(web.source.files[0].path).write_bytes(lines)
+    with refused(code, says):
         web.at(tmp_path / "new" / "web" / "train").shards()
     assert not (tmp_path / "new").exists()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import random
 import string
@@ -18,10 +17,9 @@ from hypothesis import strategies as st
 
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.cli import main
-from nmoe_core.text import tokenizer as module
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Engine, Tokenizer, load_tokenizer
-from nmoe_core.text.vocabulary import O200K, ensure_vocabulary
+from nmoe_core.text.vocabulary import ensure_vocabulary
 from tests.refusals import refused
 
 TEXTS = [
@@ -90,21 +88,6 @@ def test_any_text_has_the_ids_of_tiktoken(engine: Engine, texts: list[str]) -> N
         assert ids[start:stop].tolist() == _reference(text)
 
 
-def test_text_that_spells_a_special_token_never_becomes_one() -> None:
-    ids = load_tokenizer().encode_batch(["<|endoftext|>"]).ids
-    assert ids.max() < 199_998
-    assert load_tokenizer().decode(ids) == "<|endoftext|>"
-
-
-def test_a_cold_cache_is_filled_without_a_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
-    (file,) = ensure_vocabulary().iterdir()
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == O200K.sha256
-
-
 def test_an_engine_that_differs_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class OffByOne:
         def encode_batch(self, texts: list[str], threads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -127,14 +110,18 @@ def test_a_difference_in_a_batch_stops_prep(monkeypatch: pytest.MonkeyPatch) -> 
         tokenizer.encode_batch(["any text"])
 
 
-def test_an_unknown_name_is_refused() -> None:
-    with refused("E-TOKENIZER-NAME"):
-        module.Tokenizer("o200k_harmonic")
-
-
-def test_an_engine_without_the_encoding_is_refused() -> None:
-    with refused("E-TOKENIZER-ENGINE"):
-        module.Tokenizer("cl100k_base", "gigatoken")
+@pytest.mark.parametrize(
+    ("name", "engine", "code"),
+    [
+        ("o200k_harmonic", "quicktok", "E-TOKENIZER-NAME"),
+        ("cl100k_base", "gigatoken", "E-TOKENIZER-ENGINE"),
+    ],
+)
+def test_an_unknown_name_or_an_engine_without_it_is_refused(
+    name: str, engine: Engine, code: str
+) -> None:
+    with refused(code):
+        Tokenizer(name, engine)
 
 
 def test_an_engine_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,11 +46,6 @@ class Web:
         """`tree_digest` of what was made."""
         return tree_digest(self.out)
 
-    def append(self, line: bytes) -> None:
-        """Add a line to the source."""
-        with open(self.source.files[0].path, "ab") as file:
-            file.write(line)
-
     def edit(self, old: bytes, new: bytes) -> None:
         """Change the text of the source."""
         path = Path(self.source.files[0].path)

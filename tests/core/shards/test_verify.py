@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from loader.files.format import load_manifest
+from loader.plan.check import DEFAULT_VOCABULARY, read_data
 from nmoe_core.base.atomic import write_json
-from nmoe_core.shards.index import IndexWriter, regenerate_index
-from nmoe_core.shards.inspect import files_of_manifest, inspect_file
+from nmoe_core.shards.inspect import files_of_directory, files_of_manifest, inspect_file
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
+from nmoe_core.shards.shard_file import IndexWriter, regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
 from tests.refusals import refused
@@ -50,36 +52,20 @@ def test_a_fresh_tree_has_no_problem_and_an_eos_is_never_doubled(tree: Path) -> 
     assert tokens == [1, 2, 3, EOS, 4, EOS, 5, 6, EOS, 7, 8, EOS]
 
 
-def _damage_truncate(tree: Path) -> None:
-    _npy(tree).write_bytes(_npy(tree).read_bytes()[:-4])
-
-
-def _damage_remove(tree: Path) -> None:
-    _npy(tree).unlink()
-
-
-def _damage_index(tree: Path) -> None:
-    _npy(tree).with_suffix(".idx").unlink()
-
-
-def _damage_shorter_index(tree: Path) -> None:
+def _write_a_shorter_index(tree: Path) -> None:
     index = IndexWriter(_npy(tree).with_suffix(".idx"))
     index.add_document(0, 4)
     index.finalize()
 
 
-def _damage_extra(tree: Path) -> None:
-    np.save(tree / "shard_0000" / "stray.npy", np.zeros(3, np.uint32))
-
-
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
-        (_damage_truncate, "E-SHARD-TRUNCATED"),
-        (_damage_remove, "E-SHARD-MISSING"),
-        (_damage_index, "E-INDEX-MISSING"),
-        (_damage_shorter_index, "E-SHARD-INDEX"),
-        (_damage_extra, "E-MANIFEST-UNKNOWN-FILE"),
+        (lambda tree: os.truncate(_npy(tree), _npy(tree).stat().st_size - 4), "E-SHARD-TRUNCATED"),
+        (lambda tree: _npy(tree).unlink(), "E-SHARD-MISSING"),
+        (lambda tree: _npy(tree).with_suffix(".idx").unlink(), "E-INDEX-MISSING"),
+        (_write_a_shorter_index, "E-SHARD-INDEX"),
+        (lambda tree: (tree / "shard_0000" / "stray.npy").touch(), "E-MANIFEST-UNKNOWN-FILE"),
     ],
 )
 def test_structural_damage_is_found_without_hashing(
@@ -151,3 +137,13 @@ def test_an_edited_manifest_is_refused(tree: Path) -> None:
     path.write_text(path.read_text().replace('"version": "v1"', '"version": "v2"'))
     with refused("E-MANIFEST-HASH"):
         load_manifest(path)
+
+
+def test_hidden_files_and_directories_are_no_part_of_a_directory(tmp_path: Path) -> None:
+    directory = tmp_path / ".data" / "train"  # only what is hidden below it counts
+    for name in ("a.npy", "b/c.npy", ".prep/a.npy", "b/.d.npy"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(directory / name, np.arange(4, dtype=np.uint32))
+    seen = [file.path.relative_to(directory).as_posix() for file in files_of_directory(directory)]
+    assert seen == ["a.npy", "b/c.npy"]
+    assert [shard.path for shard in read_data(directory, DEFAULT_VOCABULARY).shards] == seen

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.shards.index import IndexWriter, index_header, index_rows, regenerate_index
 from nmoe_core.shards.manifest import ShardFormat
-from nmoe_core.shards.shard_file import id_line, npy_header
+from nmoe_core.shards.shard_file import (
+    IndexWriter,
+    id_line,
+    index_header,
+    index_rows,
+    npy_header,
+    regenerate_index,
+)
 from nmoe_core.shards.writer import ShardWriter
 from tests.refusals import refused
 
@@ -126,7 +132,7 @@ def test_a_regenerated_index_is_the_one_that_was_written(
     before = (directory / "a.idx").read_bytes()
     (directory / "a.idx").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nmoe_core.shards.index.CHUNK_TOKENS", chunk)
+        patch.setattr("nmoe_core.shards.shard_file.CHUNK_TOKENS", chunk)
         assert regenerate_index(directory / "a.npy", EOS) == (directory / "a.idx", len(rows))
     assert (directory / "a.idx").read_bytes() == before
 

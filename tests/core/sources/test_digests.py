@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.sources import digests
-from nmoe_core.sources.digests import keep_digests, local_digest, recall_digests
+from nmoe_core.base import fingerprint as digests
+from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
 
 
 @pytest.fixture
