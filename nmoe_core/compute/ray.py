@@ -19,8 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.compute import logs as worker_logs
@@ -53,23 +52,22 @@ def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
     if is_ours:
         _connect(ray, options)
     try:
-        yield _RayPool(ray, options, _Start(initializer, worker_logs.package_level())).map
+        start = _Start(uuid.uuid4().hex, initializer, worker_logs.package_level())
+        yield _RayPool(ray, options, start).map
     finally:
         if is_ours:
             ray.shutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
+class _Start(NamedTuple):
     """What a worker does before its first item of a pool."""
 
+    pool: str
     initializer: Initializer
     log_level: int
-    pool: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(NamedTuple):
     """What came of an item, with what was logged meanwhile."""
 
     result: Any

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
 
 _BAR_INTERVAL_S = 0.2
 _LINE_INTERVAL_S = 10.0
@@ -67,37 +66,25 @@ Progress = Callable[[PrepProgress], None]
 
 
 @contextmanager
-def progress_printer(
-    name: str, stream: TextIO | None = None, log: Callable[[str], object] | None = None
-) -> Iterator[Progress]:
-    """A callback that shows progress on standard error or `stream`: a bar if it is a terminal.
-
-    Every line starts with `name`. A function `log` takes plain lines now and then instead.
-    """
-    out = stream or sys.stderr
-    is_bar = log is None and out.isatty()
-    interval_s = _BAR_INTERVAL_S if is_bar else _LINE_INTERVAL_S
-    last = time.monotonic()
-    width = 0
+def progress_printer(name: str) -> Iterator[Progress]:
+    """A callback that shows progress on standard error: lines, or a bar if it is a terminal."""
+    out, is_bar = sys.stderr, sys.stderr.isatty()
+    last, width = time.monotonic(), 0
 
     def show(progress: PrepProgress) -> None:
         nonlocal last, width
         now = time.monotonic()
-        if now - last < interval_s:
+        if now - last < (_BAR_INTERVAL_S if is_bar else _LINE_INTERVAL_S):
             return
         last = now
-        text = f"{name}: {progress.line()}"
-        if log is not None:
-            log(text)
-        elif is_bar:
+        if is_bar:
             cells = "#" * round(_BAR_CELLS * (progress.share or 0.0))
             text = f"{name} [{cells:.<{_BAR_CELLS}}] {progress.line()}"
             out.write("\r" + text.ljust(width))
             width = len(text)
         else:
-            out.write(text + "\n")
-        if log is None:
-            out.flush()
+            out.write(f"{name}: {progress.line()}\n")
+        out.flush()
 
     try:
         yield show

@@ -17,7 +17,7 @@ def stop(signum, frame):
     raise Stopped
 
 def ask(reference):
-    os.kill(os.getpid(), signal.SIGTERM)
+    {ignored}
     time.sleep(0.2)
 
 class Engine:
@@ -41,8 +41,8 @@ def _printed(
     keep: str, rest: int = 1, ignored: str = "os.kill(os.getpid(), signal.SIGTERM)"
 ) -> tuple[str, str]:
     """Both outputs of the program, which rests for that many seconds unless it is stopped."""
-    program = PROGRAM.replace(KILL, ignored)
-    command = [sys.executable, "-c", program.format(keep=keep, rest=rest)]
+    program = PROGRAM.format(keep=keep, rest=rest, ignored=ignored)
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout, done.stderr
 

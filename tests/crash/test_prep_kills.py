@@ -16,6 +16,9 @@ import pytest
 from tests.core.prep.web import file_digests
 
 KILLS = [("write", 3), ("fsync", 2), ("fsync", 9), ("rename", 1), ("rename", 8)]
+KILLS += [
+    pytest.param(s, k, marks=pytest.mark.slow) for s in ("fsync", "rename") for k in range(1, 26)
+]
 # One process loads the tokenizer and forks every run. Small blocks give a short pass many places to
 # be killed at. The journal commits beside the pass without a pause ("often"), or after every block
 # before the pass goes on ("always").
@@ -115,17 +118,22 @@ def test_a_killed_prep_completes_with_the_bytes_of_an_undisturbed_run(
     prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path, step: str, k: int
 ) -> None:
     out = tmp_path / "train"
-    assert prep(source, out, f"{step}:{k}:kill").code == -9
-    assert not (out / "manifest.json").exists()
+    is_late = k > 9  # some of these come after the manifest, or after the end
+    assert prep(source, out, f"{step}:{k}:kill").code == -9 or is_late
+    assert is_late or not (out / "manifest.json").exists()
     assert prep(source, out).code == 0
     assert file_digests(out) == undisturbed
 
 
-def _kill_at_random(
-    prep: Prep, seed: int, source: Path, undisturbed: dict[str, str], out: Path
+_MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 23)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, *_MORE_SEEDS])
+def test_kills_at_random_moments_lose_no_byte(
+    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path, seed: int
 ) -> None:
     """Kill a run, kill the run that goes on, then let a third one end it."""
-    rng = random.Random(seed)
+    rng, out = random.Random(seed), tmp_path / "train"
     for _ in range(2):
         step = rng.choice(["write", "write", "write", "sync", "fsync", "rename"])
         failpoint = f"{step}:{rng.randint(1, 120)}:kill"
@@ -141,21 +149,6 @@ def _kill_at_random(
     assert file_digests(out) == undisturbed
     if was_begun:
         assert ended.row["documents_tokenized"] < 600
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_kills_at_random_moments_lose_no_byte(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path, seed: int
-) -> None:
-    _kill_at_random(prep, seed, source, undisturbed, tmp_path / "train")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 23))
-def test_many_kills_at_random_moments_lose_no_byte(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path, seed: int
-) -> None:
-    _kill_at_random(prep, seed, source, undisturbed, tmp_path / "train")
 
 
 def test_a_run_goes_on_where_it_was_killed_with_another_number_of_workers(
@@ -180,16 +173,4 @@ def test_a_full_disk_is_one_error_and_the_next_run_completes(
     assert prep(source, out, "write:60:ENOSPC", commits="always").code == 1
     ended = prep(source, out, commits="always")
     assert ended.row["documents_tokenized"] < 600
-    assert file_digests(out) == undisturbed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("k", range(1, 26))
-@pytest.mark.parametrize("step", ["fsync", "rename"])
-def test_every_commit_step_survives_a_kill(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path, step: str, k: int
-) -> None:
-    out = tmp_path / "train"
-    assert prep(source, out, f"{step}:{k}:kill").code in (-9, 0)
-    assert prep(source, out).code == 0
     assert file_digests(out) == undisturbed

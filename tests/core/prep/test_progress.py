@@ -18,10 +18,13 @@ class _Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def _printed(monkeypatch: pytest.MonkeyPatch, out: io.StringIO) -> str:
     monkeypatch.setattr(module, "_BAR_INTERVAL_S", 0.0)
     monkeypatch.setattr(module, "_LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("sys.stderr", out)
+    with progress_printer("web") as show:
+        show(HALF)
+    return out.getvalue()
 
 
 def test_rate_and_time_left_count_this_runs_work_only() -> None:
@@ -40,21 +43,13 @@ def test_a_source_of_unknown_size_has_no_share_and_no_time_left() -> None:
     assert PrepProgress(1, 10, 100, None, 0.0).line() == "1 documents, 10 tokens, 0.0 MB/s"
 
 
-def test_a_terminal_gets_a_bar_that_is_wiped_at_the_end() -> None:
-    out = _Terminal()
-    with progress_printer("web", out) as show:
-        show(HALF)
-    assert out.getvalue().startswith("\rweb [##############..........] 60 %, 1,200")
-    assert out.getvalue().endswith(" \r")
-
-
-def test_a_file_gets_lines_and_a_log_gets_them_instead() -> None:
-    out, logged = io.StringIO(), []
-    with progress_printer("web", out) as show:
-        show(HALF)
-    with progress_printer("web", out, logged.append) as show:
-        show(HALF)
-    assert out.getvalue().splitlines() == logged == [f"web: {HALF.line()}"]
+def test_a_terminal_gets_a_bar_that_is_wiped_at_the_end_and_a_file_gets_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bar = _printed(monkeypatch, _Terminal())
+    assert bar.startswith("\rweb [##############..........] 60 %, 1,200")
+    assert bar.endswith(" \r")
+    assert _printed(monkeypatch, io.StringIO()) == f"web: {HALF.line()}\n"
 
 
 def test_prep_tells_progress_after_every_block_up_to_the_whole_source(
