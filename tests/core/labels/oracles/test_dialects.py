@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracles.harmony import STOP_IDS, JudgePrompt, encoding
+from nmoe_core.labels.oracles.http import HttpOracle
 from tests.core.labels.oracles.server import (
     GOOD,
     OTHER,
@@ -167,8 +168,16 @@ def test_a_server_without_this_form_is_refused_with_the_name_of_the_other(
     assert server.asked.total() == 1
 
 
-def test_completions_have_a_version_of_their_own_and_two_efforts(server: JudgeServer) -> None:
-    settings = ({}, {"api": "completions"}, {"api": "completions", "reasoning_effort": "none"})
-    assert len({server.oracle(**more).fingerprint for more in settings}) == 3
+def test_the_version_follows_prompt_and_decoding_and_not_the_address(
+    server: JudgeServer, rubric: Rubric
+) -> None:
+    base = server.oracle().fingerprint
+    for same in ({"base_url": "http://elsewhere/v1"}, {"concurrency": 1}):
+        assert server.oracle(**same).fingerprint == base
+    changed = ({"max_new": 7}, {"seed": 1}, {"reasoning_effort": "high"}, {"api": "completions"})
+    oracles = [server.oracle(**more) for more in changed]
+    oracles.append(server.oracle(api="completions", reasoning_effort="none"))
+    oracles.append(HttpOracle(server.table(), rubric.turned()))
+    assert len({base, *(oracle.fingerprint for oracle in oracles)}) == 7
     with pytest.raises(ValidationError, match="reasoning_effort"):
         server.table(api="completions", reasoning_effort="high")

@@ -223,17 +223,6 @@ def test_the_key_comes_from_the_environment_and_is_in_no_fact_version_or_message
         assert "cret" not in str(unusable.value)
 
 
-def test_the_version_follows_prompt_and_decoding_and_not_the_address(
-    server: JudgeServer, rubric: Rubric
-) -> None:
-    base = server.oracle().fingerprint
-    for same in ({"base_url": "http://elsewhere/v1"}, {"concurrency": 1}):
-        assert server.oracle(**same).fingerprint == base
-    for changed in ({"max_new": 7}, {"seed": 1}, {"reasoning_effort": "high"}):
-        assert server.oracle(**changed).fingerprint != base
-    assert HttpOracle(server.table(), rubric.turned()).fingerprint != base
-
-
 def label(path: Path, out: Path, oracle: HttpOracle, **more: Any) -> Result:
     documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 2048)
     return label_shard(documents, out, oracle, **more)

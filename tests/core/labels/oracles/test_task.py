@@ -76,19 +76,22 @@ def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
         label_slices(run_of(project, RUBRIC, 'kind = "heuristic"'), ["web"], ["val-00"])
 
 
+HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
+
+
 @pytest.mark.parametrize(
     ("oracle", "named"),
     [
         ('kind = "engine"', "checkpoint"),
         ('kind = "http"', "base_url"),
         ('kind = "oracle"', "kind"),
-        ('kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "ftp://h"', "base_url"),
-        ('kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "http://me:key@h/v1"', "base_url"),
-        ('kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "http://h"\nkey = "k"', "key"),
-        ('[oracle.engine]\nmax_contxt = 5', "max_ctx"),
+        (HTTP.format("ftp://h"), "base_url"),
+        (HTTP.format("http://me:key@h/v1"), "base_url"),
+        (HTTP.format("http://h") + '\nkey = "k"', "key"),
+        ("[oracle.engine]\nmax_contxt = 5", "max_ctx"),
         ("retry_failed = -1", "retry_failed"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_work_are_refused_when_the_run_is_read(
     tmp_path: Path, oracle: str, named: str
 ) -> None:

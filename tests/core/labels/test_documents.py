@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.base.errors import NmoeError, SourceError
+from nmoe_core.base.errors import NmoeError
 from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.records import read_records
@@ -66,14 +66,13 @@ def test_a_line_that_is_no_document_is_refused_by_its_number(
 def test_a_file_that_is_missing_or_compressed_or_lacks_the_named_id_is_refused(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"id": "a", "text": "t"}\n')
+    (tmp_path / "in.jsonl").write_text('{"id": "a", "text": "t"}\n')
     (tmp_path / "in.jsonl.gz").write_bytes(b"")
     for name in ("no.jsonl", "in.jsonl.gz"):
-        with pytest.raises(SourceError, match="plain JSON lines"):
+        with refused("E-SOURCE-NOTFOUND", match="plain JSON lines"):
             JsonlTexts(tmp_path / name)
-    with pytest.raises(SourceError, match=r"doc_id.*missing"):
-        JsonlTexts(path, id_field="doc_id")
+    with refused("E-SOURCE-RECORD", match=r"doc_id.*missing"):
+        JsonlTexts(tmp_path / "in.jsonl", id_field="doc_id")
 
 
 def test_a_line_has_the_id_and_the_text_that_prep_gives_it(tmp_path: Path) -> None:
