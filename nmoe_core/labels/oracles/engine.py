@@ -117,9 +117,9 @@ class EngineOracle(MeasuredOracle):
             while True:
                 # Twice the batch: a place that gets free is filled in the same step.
                 while len(running) < 2 * self._table.max_batch and (item := next(source, None)):
-                    prompt = self._prompt.prompt(item[1].text)
-                    seq_id = generator.add(prompt.tokens, self._table.max_new)
-                    running[seq_id] = _Answer(*item, prompt.is_truncated, final_from)
+                    tokens, is_truncated = self._prompt.prompt(item[1].text)
+                    seq_id = generator.add(tokens, self._table.max_new)
+                    running[seq_id] = _Answer(*item, is_truncated, final_from)
                 if not running:
                     return
                 yield from self._step(generator, running)
@@ -147,14 +147,10 @@ class EngineOracle(MeasuredOracle):
             generator.update(seq_id, token, finished=is_last)
             if is_last:
                 del running[seq_id]
-                yield answer.index, self._result(answer)
-
-    def _result(self, answer: _Answer) -> OracleResult:
-        has_stopped = answer.tokens[-1] in STOP_IDS
-        tokens = answer.tokens[:-1] if has_stopped else answer.tokens
-        is_opened = self._table.reasoning == "none"
-        result = read_answer(tokens, has_stopped, is_opened, self._salvage)
-        return replace(result, is_truncated=answer.is_truncated)
+                has_stopped, is_opened = token in STOP_IDS, self._table.reasoning == "none"
+                tokens = answer.tokens[:-1] if has_stopped else answer.tokens
+                result = read_answer(tokens, has_stopped, is_opened, self._salvage)
+                yield answer.index, replace(result, is_truncated=answer.is_truncated)
 
 
 def model_name(config: ModelConfig) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError, TokenizerError
@@ -43,13 +43,6 @@ PROMPT_VERSION = "document-between-lines/1"
 DOCUMENT_HEAD = "Text:\n\n"
 DOCUMENT_TAIL = "\n\nEnd of the text. Output the JSON object only."
 _RANKS_NAME = "o200k_base.tiktoken"
-
-
-class Prompt(NamedTuple):
-    """Token ids of a whole prompt; `is_truncated` where the document lost its end."""
-
-    tokens: list[int]
-    is_truncated: bool
 
 
 @functools.lru_cache(maxsize=1)
@@ -109,12 +102,12 @@ class JudgePrompt:
                 code="E-CONFIG-CONTEXT",
             )
 
-    def prompt(self, text: str) -> Prompt:
-        """The prompt about a document, which keeps its beginning where it is too long."""
+    def prompt(self, text: str) -> tuple[list[int], bool]:
+        """Tokens of the prompt about a document, and whether the document lost its end."""
         room = self.max_document_tokens
         # Not by the library's own encoder: a long run of one character takes it minutes.
         ids = load_tokenizer().encode_long(text, room + 1).tolist()
-        return Prompt([*self.prefix, *ids[:room], *self.suffix], len(ids) > room)
+        return [*self.prefix, *ids[:room], *self.suffix], len(ids) > room
 
 
 def _fixed_part(instructions: str) -> list[int]:

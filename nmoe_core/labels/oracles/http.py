@@ -22,7 +22,7 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
 from nmoe_core.labels.oracles.dialects import DIALECTS
 from nmoe_core.labels.oracles.harmony import PROMPT_VERSION
-from nmoe_core.labels.oracles.replies import Flow, Reply, backoff_s, down, is_failure, post
+from nmoe_core.labels.oracles.replies import Flow, Reply, backoff_s, down, post
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
@@ -97,8 +97,10 @@ class HttpOracle(MeasuredOracle):
         limits = table.timeout_s, table.max_reply_bytes
         return [Connection(address, *limits) for _ in range(table.concurrency)]
 
-    async def _ask(self, flow: Flow, connection: Connection, question: Question) -> OracleResult:
-        """The result for one text, after as many tries as it takes or is allowed."""
+    async def _ask(
+        self, flow: Flow, connection: Connection, question: Question
+    ) -> tuple[OracleResult, bool]:
+        """The result for one text, after the tries it is allowed; and whether the server failed."""
         body, tries = self._dialect.payload(question), 0
         while True:
             await flow.enter()
@@ -117,10 +119,12 @@ class HttpOracle(MeasuredOracle):
                 self._check_model(reply.value)
                 result = self._dialect.read_reply(reply.value)
                 raw, reason = self._clean(result.raw), self._clean(result.finish_reason)
-                return replace(result, raw=raw[:RAW_CHARS], finish_reason=reason[:REASON_CHARS])
+                reason = reason[:REASON_CHARS]
+                return replace(result, raw=raw[:RAW_CHARS], finish_reason=reason), False
             tries += 1
             if reply.kind == "document" or tries == self._table.max_attempts:
-                return OracleResult(None, self._clean(reply.text)[:RAW_CHARS], reply.reason)
+                raw = self._clean(reply.text)[:RAW_CHARS]
+                return OracleResult(None, raw, reply.reason), reply.kind == "failure"
             await asyncio.sleep(backoff_s(tries, self._rng))
 
     def _check_model(self, value: dict[str, Any]) -> None:
@@ -160,7 +164,7 @@ class _Requests:
 
     def __init__(
         self,
-        ask: Callable[[Connection, Question], Awaitable[OracleResult]],
+        ask: Callable[[Connection, Question], Awaitable[tuple[OracleResult, bool]]],
         connections: list[Connection],
         questions: Iterator[tuple[int, Question]],
         model: str,
@@ -196,7 +200,7 @@ class _Requests:
     async def _work(self, connection: Connection) -> None:
         try:
             for i, question in self._questions:
-                self._settle((i, await self._ask(connection, question)))
+                self._settle(i, *await self._ask(connection, question))
         finally:
             connection.close()
 
@@ -206,24 +210,23 @@ class _Requests:
             self._error = self._error or worker.exception()
         self._has_news.set()
 
-    def _settle(self, result: Result) -> None:
+    def _settle(self, i: int, result: OracleResult, is_failure: bool) -> None:
         """Hold a failure back until the server has answered another document.
 
         Too many failures in a row are an error, and none of them becomes a label.
         """
-        if not is_failure(result[1]):
+        if not is_failure:
             if self._error is None:
                 self._results += self._failed
                 self._failed = []
-            self._results.append(result)
-            self._has_news.set()
-            return
-        self._failed.append(result)
-        if len(self._failed) >= MAX_FAILED_IN_A_ROW and self._error is None:
-            reason = f"{result[1].finish_reason}: {result[1].raw[:200]!r}"
-            expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
-            self._error = down(self._model, reason, expected)
-            self._has_news.set()
+            self._results.append((i, result))
+        else:
+            self._failed.append((i, result))
+            if len(self._failed) >= MAX_FAILED_IN_A_ROW and self._error is None:
+                reason = f"{result.finish_reason}: {result.raw[:200]!r}"
+                expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
+                self._error = down(self._model, reason, expected)
+        self._has_news.set()
 
     async def close(self) -> None:
         """End what is under way."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.jsonl import parse_object
-from nmoe_core.labels.oracle import OracleResult
 
 if TYPE_CHECKING:
     from nmoe_core.labels.oracles.connection import Connection
@@ -43,7 +41,6 @@ _KINDS: dict[int, Kind] = {
     429: "overloaded",
     503: "overloaded",
 }
-_FAILURES = ("timeout", "connection_lost", "not_json", "error_reply", "reply_too_large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,8 @@ async def post(connection: Connection, body: bytes) -> Reply:
     text = payload.decode(errors="replace")
     if status != 200:
         wait_s = retry_after_s(headers.get(b"retry-after", b"").decode("latin-1"))
-        return Reply(_kind_of(status), f"http_{status}", text, status, retry_after_s=wait_s)
+        kind = _KINDS.get(status, "document" if 400 <= status < 500 else "failure")
+        return Reply(kind, f"http_{status}", text, status, retry_after_s=wait_s)
     try:
         value = parse_object(payload)
     except ValueError:
@@ -87,21 +85,6 @@ async def post(connection: Connection, body: bytes) -> Reply:
     if value.get("error") or value.get("object") == "error":
         return Reply("failure", "error_reply", text, status)
     return Reply("answer", status=status, value=value)
-
-
-def _kind_of(status: int) -> Kind:
-    return _KINDS.get(status, "document" if 400 <= status < 500 else "failure")
-
-
-def is_failure(result: OracleResult) -> bool:
-    """Whether the server, not the model and not the document, is what failed."""
-    if result.scores is not None:
-        return False
-    # A server may give an answer any finish reason, such as `http_error`.
-    status = re.fullmatch(r"http_(\d{3})", result.finish_reason)
-    if status is not None:
-        return _kind_of(int(status[1])) != "document"
-    return result.finish_reason in _FAILURES
 
 
 def retry_after_s(value: str) -> float:

@@ -30,7 +30,7 @@ def test_completions_get_the_prompt_that_the_engine_would_run(
     server.always(text_completion(FINAL + GOOD))
     server.ask_one("Ünï çødé, in words.", api="completions", reasoning_effort=reasoning)
     (request,) = server.requests
-    tokens = JudgePrompt(rubric, 4096, reasoning).prompt("Ünï çødé, in words.").tokens
+    tokens, _ = JudgePrompt(rubric, 4096, reasoning).prompt("Ünï çødé, in words.")
     assert request["prompt"] == encoding().decode(tokens)
     assert server.paths == {"/v1/completions": 1}
     assert (request["stop_token_ids"], request["skip_special_tokens"]) == (sorted(STOP_IDS), False)

@@ -102,9 +102,9 @@ def test_a_prompt_reads_as_harmony_renders_the_same_conversation(rubric: Rubric)
         [oh.Message.from_role_and_content(*content) for content in contents]
     )
     expected = encoding().render_conversation_for_completion(whole, oh.Role.ASSISTANT)
-    made = JudgePrompt(rubric, 4096).prompt(text)
-    assert encoding().decode(made.tokens) == encoding().decode(expected)
-    assert not made.is_truncated
+    tokens, is_truncated = JudgePrompt(rubric, 4096).prompt(text)
+    assert encoding().decode(tokens) == encoding().decode(expected)
+    assert not is_truncated
 
 
 @pytest.mark.parametrize("room", [1024, 2048])
@@ -113,21 +113,21 @@ def test_a_long_document_loses_its_end_and_never_the_rubric_or_the_opening(
     rubric: Rubric, text: str, room: int
 ) -> None:
     made = JudgePrompt(rubric, room)
-    prompt = made.prompt(text)
-    assert prompt.is_truncated
-    assert len(prompt.tokens) == room
-    assert prompt.tokens[: len(made.prefix)] == made.prefix
-    assert prompt.tokens[-2:] == [200006, 173781]
-    read = encoding().decode(prompt.tokens)
+    tokens, is_truncated = made.prompt(text)
+    assert is_truncated
+    assert len(tokens) == room
+    assert tokens[: len(made.prefix)] == made.prefix
+    assert tokens[-2:] == [200006, 173781]
+    read = encoding().decode(tokens)
     assert rubric.text() in read
     assert read.endswith(f"{DOCUMENT_TAIL}<|end|><|start|>assistant")
-    document = prompt.tokens[len(made.prefix) : -len(made.suffix)]
+    document = tokens[len(made.prefix) : -len(made.suffix)]
     assert document == encoding().encode(text[:12_000], disallowed_special=())[: len(document)]
 
 
 def test_settings_open_the_final_channel_and_must_leave_room_for_a_document(rubric: Rubric) -> None:
-    made = JudgePrompt(rubric, 4096, "none").prompt("a")
-    assert encoding().decode(made.tokens).endswith("<|start|>assistant<|channel|>final<|message|>")
+    tokens, _ = JudgePrompt(rubric, 4096, "none").prompt("a")
+    assert encoding().decode(tokens).endswith("<|start|>assistant<|channel|>final<|message|>")
     with refused("E-CONFIG-CONTEXT"):
         JudgePrompt(rubric, 300)
 
@@ -139,10 +139,10 @@ SPELLINGS = ["<|end|>", "<|start|>", "<|return|>", "<|message|>", "<|channel|>",
 @given(st.lists(st.sampled_from(SPELLINGS) | st.text(max_size=8), max_size=12).map("".join))
 def test_no_document_puts_a_control_token_into_a_prompt(text: str) -> None:
     made = JudgePrompt(Rubric.load(RUBRIC), 1024)
-    prompt = made.prompt(text)
-    document = prompt.tokens[len(made.prefix) : len(prompt.tokens) - len(made.suffix)]
+    tokens, _ = made.prompt(text)
+    document = tokens[len(made.prefix) : len(tokens) - len(made.suffix)]
     assert all(token < harmony.FIRST_SPECIAL for token in document)
-    assert len(prompt.tokens) <= 1024
+    assert len(tokens) <= 1024
 
 
 _CONTROL = st.sampled_from([200002, 200003, 200005, 200006, 200007, 200008, 200012, 173781, 17196])
