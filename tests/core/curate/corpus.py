@@ -31,7 +31,7 @@ from tests.project import jsonl_source, write_project
 
 VOCAB_SIZE = 1201
 EOS = 1200
-HIDDEN = 16
+TABLE = np.random.default_rng(9).standard_normal((VOCAB_SIZE, 16)).astype(np.float32)
 FORMAT = ShardFormat("web", "v1", "toy", VOCAB_SIZE, EOS, "toy-fingerprint")
 
 
@@ -54,13 +54,12 @@ class Corpus:
         self.tree = Tree.below(self.root)
         self.data, self.curated = self.tree.data, self.tree.curated
         self.quality, self.topics = self.tree.quality, self.tree.topics
-        rows = np.random.default_rng(9).standard_normal((VOCAB_SIZE, HIDDEN)).astype(np.float32)
         self.loads = 0
-        self.table = EmbeddingTable("backbone-a", lambda: self._load(rows))
+        self.table = EmbeddingTable("backbone-a", self._load)
 
-    def _load(self, rows: np.ndarray) -> np.ndarray:
+    def _load(self) -> np.ndarray:
         self.loads += 1
-        return rows
+        return TABLE
 
     def write(
         self, num_documents: int, *, num_sorted: int | None = None, num_empty: int = 0
@@ -95,8 +94,7 @@ class Corpus:
         """A run over this tree, with the backbone's table on disk."""
         backbone = self.root / "backbone"
         backbone.mkdir(exist_ok=True)
-        rows = np.random.default_rng(9).standard_normal((VOCAB_SIZE, HIDDEN)).astype(np.float32)
-        save_file({"embedding.weight": rows}, backbone / "model.safetensors")
+        save_file({"embedding.weight": TABLE}, backbone / "model.safetensors")
         (backbone / "config.json").write_text("{}")
         settings = {
             "root": ".",
@@ -130,19 +128,12 @@ class Corpus:
     def grade(self, bucket: int, decide: Callable[[int], str] | None = None) -> None:
         """Write quality rows as grading does; by default every third document has each decision."""
         decide = decide or (lambda i: ("keep", "band", "drop")[i % 3])
-        shard = self.shard(bucket)
-        rows = [
-            {
-                "doc_id": doc_id,
-                "source": self.source,
-                "scores": None,
-                "aggregated": i / 1000,
-                "decision": decide(i),
-                "q_probe": 0.25,
-                "early_exit": decide(i) == "drop",
-            }
-            for i, doc_id in enumerate(self.doc_ids(bucket))
-        ]
+        shard, rows = self.shard(bucket), []
+        for i, doc_id in enumerate(self.doc_ids(bucket)):
+            row = {"doc_id": doc_id, "source": self.source, "scores": None, "aggregated": i / 1000}
+            decision = decide(i)
+            row |= {"decision": decision, "q_probe": 0.25, "early_exit": decision == "drop"}
+            rows.append(row)
         write_jsonl(shard.scores, rows)
         content = documents_digest(shard_manifest(self.data, self.source, bucket))
         write_json(
@@ -152,6 +143,9 @@ class Corpus:
 
     def curate(self, bucket: int, **options: Any) -> Result:
         return curate_shard(self.shard(bucket), CurateSettings(**({"seq_len": 256} | options)))
+
+    def curate_all(self, **options: Any) -> list[Result]:
+        return [self.curate(bucket, **options) for bucket in range(self.num_buckets)]
 
     def combine(self, seq_len: int = 256) -> Result:
         settings = CurateSettings(seq_len=seq_len)
@@ -175,12 +169,8 @@ class Corpus:
 
     def outputs(self, tree: Path) -> dict[str, bytes]:
         """Every committed file of a tree, by relative path."""
-        paths = (path for path in sorted(tree.rglob("*")) if path.is_file())
-        return {
-            path.relative_to(tree).as_posix(): path.read_bytes()
-            for path in paths
-            if path.name != ".lock"
-        }
+        paths = sorted(p for p in tree.rglob("*") if p.is_file() and p.name != ".lock")
+        return {path.relative_to(tree).as_posix(): path.read_bytes() for path in paths}
 
     def times(self, tree: Path) -> dict[str, int]:
         return {name: (tree / name).stat().st_mtime_ns for name in self.outputs(tree)}

@@ -43,10 +43,7 @@ def _agree(run: Run) -> set[str]:
     return foretold
 
 
-def _resume(token: int) -> dict[str, Any]:
-    return {"stability": "resume", "resume_from_token": {"web": token}}
-
-
+RESUME = {"stability": "resume", "resume_from_token": {"web": 300}}
 BOTH = {"shard_0000", "shard_0001"}
 
 
@@ -66,12 +63,13 @@ def test_another_window_is_foretold_where_curation_then_writes(
 
 @pytest.mark.parametrize("order", ["auto", "golden"])
 def test_a_resume_is_foretold_where_curation_then_writes(configure: Configure, order: str) -> None:
-    for options, stale in (({}, BOTH), (_resume(300), BOTH), (_resume(300), set()),
-                           (_resume(3000), BOTH), ({}, BOTH)):  # fmt: skip
+    later = RESUME | {"resume_from_token": {"web": 3000}}
+    steps = [({}, BOTH), (RESUME, BOTH), (RESUME, set()), (later, BOTH), ({}, BOTH)]
+    for options, stale in steps:
         assert _agree(configure(order=order, **options)) == stale
 
 
-@pytest.mark.parametrize("options", [{}, _resume(300)])
+@pytest.mark.parametrize("options", [{}, RESUME])
 def test_a_shard_that_grows_is_foretold_with_the_place_of_those_after_it(
     configure: Configure, graded: Corpus, options: dict[str, Any]
 ) -> None:

@@ -43,10 +43,10 @@ def check(corpus) -> None:
 def test_appended_documents_leave_all_old_ones_in_their_order(corpus):
     corpus.fit()
     prepare(corpus, 240)
-    old = [corpus.curate(bucket, order="insert_only") for bucket in range(2)]
+    old = corpus.curate_all(order="insert_only")
     before = {bucket: corpus.ingest_ids(bucket, corpus.curated) for bucket in range(2)}
     prepare(corpus, 300)
-    new = [corpus.curate(bucket, order="insert_only") for bucket in range(2)]
+    new = corpus.curate_all(order="insert_only")
     for bucket in range(2):
         after, kept = corpus.ingest_ids(bucket, corpus.curated), set(before[bucket])
         assert [name for name in after if name in kept] == before[bucket]
@@ -61,15 +61,14 @@ def test_appended_documents_leave_all_old_ones_in_their_order(corpus):
 def test_a_resumed_run_keeps_the_consumed_tokens_and_orders_all_others(corpus, order, consumed):
     corpus.fit()
     prepare(corpus, 240)
-    for bucket in range(2):
-        corpus.curate(bucket, order=order)
+    corpus.curate_all(order=order)
     before = stream(corpus)
     tokens = np.cumsum([len(row[1]) // 4 for row in before])
     front = before[: int((tokens < consumed).sum()) + 1]
     # A consumed document is dropped by a new grader; it stays where training read it.
     prepare(corpus, 330, dropped=(front[3][0],))
     first_shard = shard_manifest(corpus.curated, "web", 0).total_tokens
-    made = [corpus.curate(b, order=order, resume_from_token=consumed) for b in range(2)]
+    made = corpus.curate_all(order=order, resume_from_token=consumed)
     after = stream(corpus)
     assert after[: len(front)] == front
     assert len(after) > len(before)
@@ -77,7 +76,7 @@ def test_a_resumed_run_keeps_the_consumed_tokens_and_orders_all_others(corpus, o
     assert sum(report.facts["documents_frozen"] for report in made) == len(front)
     check(corpus)
     assert (made[0].facts["documents_deferred"] > 0) == (consumed > first_shard)
-    again = [corpus.curate(b, order=order, resume_from_token=consumed) for b in range(2)]
+    again = corpus.curate_all(order=order, resume_from_token=consumed)
     assert not any(report.facts["changed"] for report in again)
     combined = corpus.combine()
     assert combined.facts["documents"] == len(after)
@@ -94,23 +93,19 @@ def test_a_resume_without_what_was_consumed_is_refused(graded):
 
 def test_windows_of_every_shard_are_filled_from_where_the_one_before_ends(graded):
     options = {"order": "window_fill", "seq_len": 512}
-    reports = [graded.curate(bucket, **options) for bucket in range(2)]
+    reports = graded.curate_all(**options)
     assert graded.curation(0)["offset"] == 0
     assert graded.curation(1)["offset"] == reports[0].facts["tokens"] % 512
     combined = graded.combine(512).facts
     assert (combined["misaligned_shards"], combined["orders_taken"]) == (0, "window_fill (2)")
     # The place is known from decisions and lengths, so shards may be made in any order.
-    made = {k: v for k, v in graded.outputs(graded.curated).items() if "shard_" in k}
+    made = graded.outputs(graded.curated)
     (graded.curated / "web").rename(graded.root / "first")
     for bucket in (1, 0):
         graded.curate(bucket, **options)
-    assert {k: v for k, v in graded.outputs(graded.curated).items() if "shard_" in k} == made
-
-
-def test_a_change_in_a_shard_before_is_noticed_and_mended(graded):
-    options = {"order": "window_fill", "seq_len": 512}
-    for bucket in range(2):
-        graded.curate(bucket, **options)
+    graded.combine(512)
+    assert graded.outputs(graded.curated) == made
+    # A change in a shard before is noticed and mended.
     graded.grade(0, lambda i: "keep" if i % 4 else "drop")
     graded.curate(0, **options)
     assert graded.combine(512).facts["misaligned_shards"] == 1
