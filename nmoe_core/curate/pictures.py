@@ -104,13 +104,7 @@ def animate(
 ) -> list[Path]:
     """Write the two films of `plots.animation`; return their paths.
 
-    Args:
-        files: What is shown.
-        output: Name of the first film; the second adds `_umap`.
-        num_clusters: Used where labels must be made.
-        seq_len: Tokens of a window.
-        num_frames: Default 600, or 120 as GIF.
-        seed: Of the clusters and the projection.
+    `num_clusters` and `seed` are those of labels, points and order that must be made.
 
     Raises:
         CurationError: An array is missing or has another length, or ffmpeg failed

@@ -54,13 +54,8 @@ class OrderFilm:
 def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) -> list[Path]:
     """Write the bar's film under `output`'s name and the plane's with `_umap` added.
 
-    Args:
-        film: What they show.
-        output: Its suffix becomes `.gif` where there is no ffmpeg.
-        num_frames: Default 600, or 120 as GIF.
-
     Returns:
-        Both paths.
+        Both paths; they end in `.gif` where there is no ffmpeg.
 
     Raises:
         CurationError: ffmpeg failed (E-CURATION-EMBEDDING).

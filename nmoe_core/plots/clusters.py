@@ -40,11 +40,7 @@ def share_plot(
 ) -> bytes:
     """Heat map: tokens of each cluster by position, over the cluster's share of all tokens.
 
-    Args:
-        doc_clusters: int `[N]`.
-        doc_tokens: int `[N]`.
-        orders: Named permutations; the first and the last are drawn.
-        terms: Typical words of each cluster.
+    The first and the last of the named permutations are drawn.
     """
 
     def draw(figure: Figure) -> None:
@@ -97,12 +93,7 @@ def head_tail_plot(
 ) -> bytes:
     """Cluster shares of the first and last eight windows: the step at an epoch's boundary.
 
-    Args:
-        doc_clusters: int `[N]`.
-        doc_tokens: int `[N]`.
-        orders: Named permutations; the first and the last are drawn.
-        seq_len: Tokens of a window.
-        terms: Typical words of each cluster.
+    The first and the last of the named permutations are drawn.
     """
 
     def draw(figure: Figure) -> None:
@@ -145,11 +136,7 @@ def cloud_plot(
 ) -> bytes:
     """Records in the plane, a colour for each cluster, the largest clusters named.
 
-    Args:
-        points: float `[N, 2]`.
-        labels: Cluster of each record: int `[N]`.
-        terms: Typical words of each cluster.
-        method: How the points were made: `pca` or `umap`.
+    `method` says how the points, float `[N, 2]`, were made: `pca` or `umap`.
     """
 
     def draw(figure: Figure) -> None:
@@ -172,13 +159,7 @@ def cloud_plot(
 def compared_plot(
     spaces: Mapping[str, tuple[np.ndarray, str]], labels: np.ndarray, title: str
 ) -> bytes:
-    """The same records in two spaces, both coloured by one clustering.
-
-    Args:
-        spaces: Points of each named space, float `[N, 2]`, and how they were made.
-        labels: Cluster of each record: int `[N]`.
-        title: Stands over both.
-    """
+    """The same records in two spaces (points `[N, 2]` and how they were made), coloured alike."""
 
     def draw(figure: Figure) -> None:
         colors = cluster_colors(labels)[labels]

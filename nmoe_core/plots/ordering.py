@@ -43,7 +43,7 @@ def ordering_plot(
         doc_clusters: int `[N]`.
         orders: Named permutations of the documents.
         counts: Distinct clusters of each window in each order: int `[W]`.
-        ceiling: The highest mean of `counts` that an order of these documents can have.
+        ceiling: The highest mean of `counts` that an order can have.
         seq_len: Tokens of a window.
         what: What clusters are called, in the plural.
     """

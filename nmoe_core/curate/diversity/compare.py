@@ -24,13 +24,13 @@ NEIGHBOURS = 10
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Agreement of two embeddings of N records, `num_records` of them with a text in both.
+    """Agreement of two embeddings of the same records.
 
-    `ari` above 0.7 is called redundant, below 0.3 different. `cka` and `neighbour_overlap` are on
-    a sample; the overlap of unrelated spaces is about `NEIGHBOURS` over the sample's size.
+    `cka` and `neighbour_overlap` are on a sample; the overlap of unrelated spaces is about
+    `NEIGHBOURS` over the sample's size.
     """
 
-    num_records: int
+    num_records: int  # with a text in both
     num_clusters: int
     ari: float
     nmi: float
@@ -58,15 +58,7 @@ def compare_embeddings(
     pca_shallow: int = 0,
     pca_deep: int = 0,
 ) -> ComparedSpaces:
-    """Compare row by row; rows that are zero or NaN in either are left out.
-
-    Args:
-        shallow: float `[N, W1]`.
-        deep: float `[N, W2]`, of the same records.
-        num_clusters: k of both.
-        seed: Of both fits and the sample.
-        pca_shallow: Principal components of the first, 0 for none.
-        pca_deep: Principal components of the second, 0 for none.
+    """Compare float `[N, W1]` and `[N, W2]`; rows that are zero or NaN in either are left out.
 
     Raises:
         CurationError: Different numbers of rows (E-CURATION-EMBEDDING), or fewer usable rows than
@@ -81,7 +73,9 @@ def compare_embeddings(
             expected="[N, ...] twice",
             code="E-CURATION-EMBEDDING",
         )
-    usable = _has_value(shallow) & _has_value(deep)
+    usable = np.ones(len(shallow), bool)
+    for rows in (shallow, deep):
+        usable &= np.isfinite(rows).all(axis=1) & rows.any(axis=1)
     if usable.sum() <= num_clusters:
         raise CurationError(
             "fewer embedded records than clusters",
@@ -128,7 +122,7 @@ def open_embeddings(path: Path) -> np.ndarray:
 
 
 def verdict(ari: float) -> Verdict:
-    """The published bands."""
+    """The published bands of the adjusted Rand index."""
     return "redundant" if ari > 0.7 else "moderate" if ari >= 0.3 else "different"
 
 
@@ -140,9 +134,9 @@ def linear_cka(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.linalg.norm(x.T @ y) ** 2 / scale) if scale else 0.0
 
 
-def neighbour_overlap(first: np.ndarray, second: np.ndarray, count: int = NEIGHBOURS) -> float:
-    """Mean share of the `count` nearest neighbours that both spaces agree on."""
-    count = min(count, len(first) - 1)
+def neighbour_overlap(first: np.ndarray, second: np.ndarray) -> float:
+    """Mean share of the `NEIGHBOURS` nearest neighbours that both spaces agree on."""
+    count = min(NEIGHBOURS, len(first) - 1)
     if count < 1:
         return 1.0
     ours, theirs = _neighbours(first, count), _neighbours(second, count)
@@ -162,7 +156,3 @@ def _clustered(
     unit = project(rows, *fit_pca(rows, 0, seed)[:2])
     rows = project(unit, *fit_pca(unit, pca, seed)[:2])
     return rows, nearest_topics(rows, fit_centroids(rows, num_clusters, seed))
-
-
-def _has_value(rows: np.ndarray) -> np.ndarray:
-    return np.logical_and(np.isfinite(rows).all(axis=1), rows.any(axis=1))

@@ -66,12 +66,7 @@ def measure(
 ) -> Metrics | None:
     """All metrics of an order; None where there is no token.
 
-    Args:
-        order: int `[N]`: the document at each position.
-        doc_clusters: Topic of each document, in source order: int `[N]`.
-        doc_tokens: Length of each document, EOS included: int `[N]`.
-        seq_len: Tokens of a window.
-        loader: How windows are filled.
+    `order`, int `[N]`, is the document at each position; the other arrays are in source order.
 
     Raises:
         CurationError: As `cut_windows`.

@@ -47,14 +47,9 @@ def cut_windows(
     loader: Loader = "concat",
     offset: int = 0,
 ) -> Windows:
-    """Cut a stream of documents.
+    """Cut a stream of documents in training order; `tokens` include EOS.
 
-    Args:
-        clusters: Topic of each document, in training order: int `[N]`.
-        tokens: Length of each document, EOS included: int `[N]`.
-        seq_len: Tokens of a window.
-        loader: How windows are filled.
-        offset: Tokens that stand before the first document in its window.
+    `offset` tokens stand before the first document in its window.
 
     Raises:
         CurationError: Arrays differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).

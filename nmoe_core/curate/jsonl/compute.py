@@ -125,12 +125,7 @@ def embed_jsonl(
 ) -> Embedded:
     """Embed the texts of an opened input that the cache does not hold, or load all embeddings.
 
-    Args:
-        paths: Name the checkpoint, the cache, and embeddings to load.
-        settings: Width of the embeddings.
-        opened: As `open_jsonl` returned it.
-        is_kept: False leaves the cache as it is.
-        progress: Called with what is done, texts done and texts to do.
+    With `is_kept` False the cache's files stay as they are.
 
     Raises:
         CurationError: A token has no row, or a row is not finite (E-CURATION-EMBEDDING).

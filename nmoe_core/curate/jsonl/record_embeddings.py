@@ -53,10 +53,7 @@ def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> T
 
     A checkpoint with neither is taken for gpt-oss if its table has that vocabulary's size.
 
-    Args:
-        model_dir: Directory of the checkpoint, or the one above its `original/`.
-        num_rows: Rows of its embedding table.
-        name: A tiktoken encoding that stands in for what the directory holds.
+    `model_dir` may be the directory above its `original/`; `num_rows` is that of its table.
 
     Raises:
         TokenizerError: There is none (E-TOKENIZER-NAME), or it is broken (E-TOKENIZER-FILE).
@@ -95,15 +92,9 @@ def embed_records(
     is_kept: bool = True,
     progress: Progress = silent,
 ) -> RecordEmbeddings:
-    """Shallow embeddings and token counts of all records, in file order.
+    """Shallow embeddings and token counts of all records, in file order; without a table, counts.
 
-    Args:
-        records: The scanned input.
-        table: The model's table; None for token counts alone.
-        tokenizer: The model's tokenizer.
-        cache_root: Holds one cache for each model.
-        is_kept: False leaves the cache as it is.
-        progress: Called with what is done, texts done and texts to do.
+    `cache_root` holds one cache for each model; with `is_kept` False its files stay as they are.
     """
     model = tokenizer.fingerprint
     if table is not None:
@@ -145,15 +136,9 @@ def fill_cache(
     is_kept: bool = True,
     progress: Progress = silent,
 ) -> None:
-    """Commit blocks of records one by one as they are made.
+    """Commit blocks of `total` records in all, one by one as they are made.
 
-    Args:
-        cache: Takes them.
-        keys: `S32 [N]` of all records.
-        found: Blocks of `total` records in all.
-        total: 0 leaves the cache's files untouched.
-        is_kept: False holds the rows in memory alone.
-        progress: Called after each block.
+    `keys` are those of all records. With `is_kept` False, or without records, no file is written.
 
     Raises:
         LockedError: Another process fills this cache (E-LOCKED).

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Unpack
 
 import numpy as np
 
-from nmoe_core.curate.order.spacing import by_cluster, members_by_topic, rank_in_group, refusal
+from nmoe_core.curate.order.spacing import (
+    Turn,
+    by_cluster,
+    members_by_topic,
+    rank_in_group,
+    refusal,
+)
 
 _NEVER = np.iinfo(np.int64).max
 
 
 def original(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, **unused: Unpack[Turn]
 ) -> np.ndarray:
     """Source order. `seed` and `epoch` have no effect."""
     return np.arange(len(doc_clusters), dtype=np.int64)
@@ -33,12 +40,9 @@ def shuffle(
 
 
 def round_robin(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, **unused: Unpack[Turn]
 ) -> np.ndarray:
-    """One document of each cluster in turn, skipping exhausted ones.
-
-    `seed` and `epoch` have no effect.
-    """
+    """One document of each cluster in turn. `seed` and `epoch` have no effect."""
     grouped = by_cluster(doc_clusters)
     turn = np.empty(len(grouped), np.int64)
     turn[grouped] = rank_in_group(np.bincount(doc_clusters))
@@ -46,7 +50,7 @@ def round_robin(
 
 
 def stratified(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, **unused: Unpack[Turn]
 ) -> np.ndarray:
     """The sample-count greedy: at each step the cluster furthest behind its share, lowest id first.
 
@@ -74,7 +78,7 @@ def stratified(
 
 
 def bin_packing(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seq_len: int, seed: int = 0, epoch: int = 0
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seq_len: int, **unused: Unpack[Turn]
 ) -> np.ndarray:
     """Documents longer than a window first; then window by window, the topic with the fewest tokens
     in it gives its longest document that fits; when none fits, the next window begins.

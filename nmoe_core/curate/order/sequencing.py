@@ -104,11 +104,8 @@ def level(
     Each step takes, of the next few windows, the one after which the sum from its end is smallest
     (herding). What does not fit anywhere ends up in the middle, not at the epoch's boundary.
 
-    Args:
-        windows: int `[n]`, in the order they are considered.
-        surplus: float `[W, D]`: what each window has above its even share.
-        front: float `[D]`: sum of what stands before.
-        back: float `[D]`: sum of what stands after.
+    `surplus`, float `[W, D]`, is what each window has above its even share; `front` and `back`,
+    float `[D]`, are the sums of what stands before and after.
     """
     size = min(_LOOKAHEAD, len(windows))
     ids, rows = windows[:size].copy(), surplus[windows[:size]]
@@ -135,10 +132,8 @@ def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarr
     Where it is 0 a window ends where a document ends. The next window is one that cancels the sum
     exactly, else the first of the other sign, so the sum never exceeds the largest error.
 
-    Args:
-        windows: int `[n]`, in the order they are preferred.
-        error: int `[n]`: tokens of each above the length of a window.
-        balance: Sum of the errors that stand before.
+    `error`, int `[n]`, is the tokens of each above the length of a window, `balance` their sum over
+    the windows that stand before.
     """
     rows: dict[int, deque[int]] = {}
     for i, value in enumerate(error.tolist()):

@@ -8,7 +8,7 @@ at most 64 bytes of memory per document beside the input.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -19,14 +19,20 @@ PLASTIC = 0.7548776662466927  # 1/rho, and its square: the same in two dimension
 _RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
 
 
+class Turn(TypedDict, total=False):
+    """What turns an order to another one as good: both default to 0."""
+
+    seed: int
+    epoch: int
+
+
 def golden(
     doc_clusters: np.ndarray,
     doc_tokens: np.ndarray,
     *,
-    seed: int = 0,
-    epoch: int = 0,
     by: np.ndarray | None = None,
     groups: np.ndarray | None = None,
+    **turn: Unpack[Turn],
 ) -> np.ndarray:
     """Even spacing inside each topic, with lengths dealt out at golden-ratio steps.
 
@@ -44,12 +50,12 @@ def golden(
     if groups is not None:
         groups = _column("groups", groups, len(doc_clusters))
     num_clusters = int(doc_clusters.max(initial=-1)) + 1
-    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
+    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
         ranked = _ranked(members, column, groups)
         rank = np.arange(len(members))
-        place = (rank * GOLDEN + (cluster + 0.5) / num_clusters + turn) % 1.0
-        phase = (cluster * GOLDEN + turn) % 1.0
+        place = (rank * GOLDEN + (cluster + 0.5) / num_clusters + shift) % 1.0
+        phase = (cluster * GOLDEN + shift) % 1.0
         key[ranked[np.argsort(place, kind="stable")]] = (rank + phase) / len(members)
     return np.argsort(key, kind="stable")
 
@@ -58,10 +64,9 @@ def count_stride(
     doc_clusters: np.ndarray,
     doc_tokens: np.ndarray,
     *,
-    seed: int = 0,
-    epoch: int = 0,
     by: np.ndarray | None = None,
     descending: bool = False,
+    **turn: Unpack[Turn],
 ) -> np.ndarray:
     """Even spacing of each topic by count, in a fixed order inside it: a curriculum.
 
@@ -71,15 +76,15 @@ def count_stride(
         descending: Let it fall instead.
     """
     column = None if by is None else _column("by", by, len(doc_clusters))
-    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
+    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
-        phase = (cluster * GOLDEN + turn) % 1.0
+        phase = (cluster * GOLDEN + shift) % 1.0
         key[_sorted(members, column, descending)] = (np.arange(len(members)) + phase) / len(members)
     return np.argsort(key, kind="stable")
 
 
 def balance_tokens(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, **turn: Unpack[Turn]
 ) -> np.ndarray:
     """Even spacing by tokens: each prefix of the epoch holds every topic by its share of tokens.
 
@@ -87,9 +92,9 @@ def balance_tokens(
     window than with `golden`. Lengths are dealt out as there; a document stands at the middle of
     its tokens. This is what a greedy on the deficit of tokens arrives at.
     """
-    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
+    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
-        place = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
+        place = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + shift) % 1.0
         dealt = _ranked(members, doc_tokens, None)[np.argsort(place, kind="stable")]
         ends = np.cumsum(doc_tokens[dealt])
         key[dealt] = (ends - doc_tokens[dealt] / 2) / max(int(ends[-1]), 1)
@@ -97,7 +102,7 @@ def balance_tokens(
 
 
 def insert_only(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, **turn: Unpack[Turn]
 ) -> np.ndarray:
     """An order that appended documents do not change: they are only inserted.
 
@@ -105,9 +110,9 @@ def insert_only(
     not alter; the key of a document is its place in the epoch. Less even than `golden`. Keep
     seed and epoch, and the topics of old documents, while documents are appended.
     """
-    key, turn = np.empty(len(doc_clusters)), turn_of(seed, epoch)
+    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
-        key[members] = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + turn) % 1.0
+        key[members] = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + shift) % 1.0
     return np.argsort(key, kind="stable")
 
 
@@ -118,13 +123,6 @@ def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray
     documents = by_cluster(doc_clusters)
     for cluster in np.flatnonzero(sizes).tolist():
         yield cluster, documents[ends[cluster] - sizes[cluster] : ends[cluster]]
-
-
-class Turn(TypedDict, total=False):
-    """What turns an order to another one as good: both default to 0."""
-
-    seed: int
-    epoch: int
 
 
 def turn_of(seed: int = 0, epoch: int = 0) -> float:

@@ -70,10 +70,7 @@ def current_inputs(
 ) -> CurrentInputs:
     """What a shard would be curated from now.
 
-    Args:
-        shard: The shard.
-        settings: Selection and order.
-        planned: Tokens that shards before this one will have when they are curated again first.
+    `planned` has the tokens of shards before this one that will be curated again first.
 
     Raises:
         CurationError, FormatError: As `curate_shard`.
@@ -146,7 +143,7 @@ def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
 
 
 def planned_tokens(inputs: CurrentInputs) -> int:
-    """Tokens that a shard has once it is curated; costs its curation without the writing."""
+    """Tokens that a shard has once it is curated; costs a curation without the writing."""
     return int(_ShardCuration(inputs).tokens.sum())
 
 

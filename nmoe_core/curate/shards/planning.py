@@ -97,12 +97,8 @@ def plan_order(
 ) -> tuple[str, np.ndarray]:
     """The order that was taken, by name, and its permutation int64 `[N]`.
 
-    Args:
-        settings: The order asked for.
-        topics: int64 `[N]`.
-        tokens: int64 `[N]`.
-        quality_rows: Lines of `quality_scores.jsonl` of these documents, `[N]`.
-        offset: Tokens that stand before the first document in its window.
+    `quality_rows` are these documents' lines of `quality_scores.jsonl`; `offset` tokens stand
+    before the first document in its window.
 
     Raises:
         CurationError: `by` is quality, and a row has no score (E-CURATION-QUALITY).

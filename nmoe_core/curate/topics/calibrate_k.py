@@ -50,13 +50,7 @@ class Calibration:
 
 
 def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: int) -> Calibration:
-    """Fit each k below the number of rows and measure it.
-
-    Args:
-        rows: float32 `[N, D]`, unit or zero rows.
-        doc_tokens: int `[N]`, at least 1 each.
-        seq_len: Tokens of a window.
-        seed: Of the sample and the fits.
+    """Fit each k below the number of rows (float32 `[N, D]`, unit or zero) and measure it.
 
     Raises:
         CurationError: No candidate is below the number of rows with text (E-CURATION-TOPICS).

@@ -105,9 +105,8 @@ def fit_clusters(
         embeddings: float32 `[N, W]`, unit or zero rows.
         num_clusters: K, at least 2 and at most the number of rows that are not zero.
         seed: Of the fit.
-        pca_components: Principal components to keep, at most min(N - 1, W); 0 for none.
-        settings: Recorded in the header.
-        version: Recorded in the header.
+        pca_components: At most min(N - 1, W) are kept; 0 for none.
+        settings, version: Recorded in the header.
 
     Raises:
         CurationError: Too few rows for the clusters (E-CURATION-TOPICS).
@@ -238,12 +237,7 @@ def typical_terms(texts: Iterable[str], labels: np.ndarray, num_clusters: int) -
 
     A word's score is p log(p / q): p the share of the cluster's records that hold it, q the share
     of all (its part of the Kullback-Leibler divergence). Words of more than a fifth of the records
-    name no cluster.
-
-    Args:
-        texts: Sampled texts, of which the beginnings count.
-        labels: Cluster of each.
-        num_clusters: K.
+    name no cluster. Only the beginnings of texts count.
     """
     counts: list[Counter[str]] = [Counter() for _ in range(num_clusters)]
     for text, label in zip(texts, labels.tolist()):

@@ -156,11 +156,7 @@ def embed_documents(
 ) -> Iterator[np.ndarray]:
     """Yield the embeddings of documents block by block, in order: float32 `[block, width]`.
 
-    Args:
-        tokens: uint32 `[num_tokens]`, a mapped shard.
-        spans: int64 `[num_documents, 2]`: start and end, the EOS being the last token of each.
-        table: The backbone's table.
-        block_tokens: Most tokens pooled at once.
+    `tokens` is a mapped shard; the EOS is the last token of each of the `spans`, int64 `[N, 2]`.
 
     Raises:
         CurationError: A token has no row in the table, or a row is not finite
@@ -177,13 +173,8 @@ def pool(
 ) -> np.ndarray:
     """L2-normalised mean rows of token sequences: float32 `[N, width]`, zero for empty ones.
 
-    Args:
-        texts: Token ids of each document, without EOS.
-        rows: fp32 `[vocab, width]`.
-        block_tokens: Most ids gathered at once, in whole segments; longer texts go in pieces.
-
-    Raises:
-        CurationError: As `embed_documents`.
+    At most `block_tokens` ids are gathered at once, in whole segments; longer texts go in pieces.
+    Raises as `embed_documents`.
     """
     lengths = np.array([len(text) for text in texts], np.int64)
     step = max(1, block_tokens // SEGMENT_TOKENS) * SEGMENT_TOKENS
