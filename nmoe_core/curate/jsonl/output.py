@@ -14,10 +14,13 @@ import numpy as np
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock
 from nmoe_core.base.errors import CurationError
 
-ORDERING_NAME, CLOUD_NAME = "ordering_comparison.png", "cluster_cloud.png"
-SHARES_NAME, HEAD_TAIL_NAME = "cluster_shares.png", "head_tail.png"
-CALIBRATION_NAME = "k_calibration.png"
-PICTURE_NAMES = (ORDERING_NAME, CLOUD_NAME, SHARES_NAME, HEAD_TAIL_NAME, CALIBRATION_NAME)
+PICTURES = {
+    "order": "ordering_comparison.png",
+    "shares": "cluster_shares.png",
+    "head and tail": "head_tail.png",
+    "cloud": "cluster_cloud.png",
+    "k": "k_calibration.png",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class JsonlPaths:
     def beside(self, ending: str) -> Path:
         """`{output without .jsonl}{ending}`."""
         return self.output.with_name(self.output.name.removesuffix(".jsonl") + ending)
+
+    def picture(self, what: str) -> Path:
+        """Where a picture of `PICTURES` lies."""
+        return self.output.with_name(PICTURES[what])
 
     @property
     def token_counts(self) -> Path:
@@ -88,7 +95,7 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
     """
     with output_lock(paths.cache):
         written = [paths.beside("*"), paths.token_counts]
-        written += [paths.output.with_name(name) for name in PICTURE_NAMES]
+        written += map(paths.picture, PICTURES)
         for path in written:
             for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
                 # Pictures and token counts may be those of another output too, now being written.

@@ -22,16 +22,7 @@ from nmoe_core.curate.jsonl.compute import (
     embed_jsonl,
     open_jsonl,
 )
-from nmoe_core.curate.jsonl.output import (
-    CALIBRATION_NAME,
-    CLOUD_NAME,
-    HEAD_TAIL_NAME,
-    ORDERING_NAME,
-    SHARES_NAME,
-    JsonlPaths,
-    lock_outputs,
-    write_array,
-)
+from nmoe_core.curate.jsonl.output import JsonlPaths, lock_outputs, write_array
 from nmoe_core.curate.jsonl.record_embeddings import Progress, silent
 from nmoe_core.curate.jsonl.records import write_records, write_set_aside
 from nmoe_core.curate.topics.calibrate_k import Calibration, calibrate_k
@@ -90,7 +81,7 @@ def calibrate_file(
         if plot:
             from nmoe_core.plots import k_plot
 
-            write_bytes(paths.output.with_name(CALIBRATION_NAME), k_plot(found.to_json()))
+            write_bytes(paths.picture("k"), k_plot(found.to_json()))
         write_json(paths.beside("_calibrate_k.json"), found.to_json())
     return found
 
@@ -124,10 +115,9 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     points, method = flat_projection(curated.rows, settings.seed)
     write_array(paths.beside(f"_{method}2d.npy"), points)
     pngs = order_pictures(labels, lengths, orders, settings.seq_len, curated.terms)
-    names = ORDERING_NAME, SHARES_NAME, HEAD_TAIL_NAME
-    cloud = cloud_plot(points, labels, curated.terms, method)
-    for name, png in zip((*names, CLOUD_NAME), (*pngs.values(), cloud)):
-        write_bytes(paths.output.with_name(name), png)
+    pngs["cloud"] = cloud_plot(points, labels, curated.terms, method)
+    for what, png in pngs.items():
+        write_bytes(paths.picture(what), png)
 
 
 def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[str, Any]:

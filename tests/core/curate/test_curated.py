@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from loader.files.format import load_manifest
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import output_lock
-from nmoe_core.base.errors import LockedError
+from nmoe_core.base.errors import LockedError, NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.curate.diversity.measure import measure
 from nmoe_core.curate.shards.lineage import read_lineage
@@ -287,3 +289,62 @@ def test_verification_finds_a_shard_that_is_not_its_parents_copy(graded, damage)
         graded.grade(0, lambda i: "keep" if i % 2 else "drop")
     with refused("E-CURATION-LINEAGE" if damage == "lineage" else "E-CURATION-VERIFY"):
         graded.verify()
+
+
+TOPICS = "topics/web/shard_0000/summary.json"
+SHARD = "curated/web/train/shard_0000/curation.json"
+SOURCE = "curated/web/train/curation.json"
+
+
+def _run(corpus: Any) -> None:
+    for bucket in range(2):
+        corpus.assign(bucket)
+        corpus.curate(bucket, order="window_fill")
+    corpus.combine()
+
+
+def _outputs(corpus: Any) -> dict[str, bytes]:
+    return corpus.outputs(corpus.topics) | corpus.outputs(corpus.curated)
+
+
+def _edits(name: str, value: dict[str, Any]) -> list[dict[str, Any]]:
+    keys = [key for key in value if key not in ("source", "content_hash", "fingerprints")]
+    edits = [value | {key: 1 if value[key] == 0 else 0} for key in keys]
+    edits += [{key: item for key, item in value.items() if key != "content_hash"}]
+    if "fingerprints" in value:
+        edits += [value | {"fingerprints": value["fingerprints"] | {"topic_model": "x"}}]
+    return edits
+
+
+@pytest.mark.parametrize("name", [TOPICS, SHARD, SOURCE])
+def test_a_summary_that_was_edited_is_made_again_with_the_same_bytes(graded, name: str) -> None:
+    _run(graded)
+    before = _outputs(graded)
+    path = graded.root / name
+    for edited in _edits(name, json.loads(path.read_text())):
+        path.write_text(json.dumps(edited))
+        _run(graded)
+        assert _outputs(graded) == before, edited
+
+
+@pytest.mark.parametrize(("name", "key"), [(TOPICS, "num_documents"), (SHARD, "offset")])
+def test_what_reads_an_edited_summary_refuses_it(graded, name: str, key: str) -> None:
+    _run(graded)
+    path: Path = graded.root / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 7}))
+
+    with pytest.raises(NmoeError, match="content_hash"):
+        graded.curate(0, order="window_fill") if name == TOPICS else graded.combine()
+
+
+@pytest.mark.parametrize("name", [TOPICS, SHARD])
+def test_a_summary_of_an_older_version_still_counts(graded, name: str) -> None:
+    _run(graded)
+    path = graded.root / name
+    value = json.loads(path.read_text())
+    for key in ("content_hash", "schema_version"):
+        del value[key]
+    path.write_text(json.dumps(value))
+    older = path.read_bytes()
+    _run(graded)
+    assert path.read_bytes() == older

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,18 @@ combine_curated(tree, "web", 2, settings)
 KILLS = ["write:30", "fsync:3", "rename:2", "rename:6"]
 
 
-def run(root, failpoint: str | None) -> int:
+def run(
+    root: Path, failpoint: str | None = None, seconds: float | None = None, script: str = SCRIPT
+) -> int:
+    """A script in a process of its own, killed at a failpoint or after some seconds."""
     env = dict(os.environ) | ({"NMOE_FAILPOINT": f"{failpoint}:kill"} if failpoint else {})
-    return subprocess.run([sys.executable, "-c", SCRIPT, str(root)], env=env).returncode
+    command = [sys.executable, "-c", script, str(root)]
+    process = subprocess.Popen(command, env=env, cwd=root, stdout=subprocess.DEVNULL)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +51,7 @@ def uninterrupted(graded_once, tmp_path_factory):
         (root / name).symlink_to(graded_once.root / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-        assert run(root, None) == 0
+        assert run(root) == 0
     return graded_once.outputs(root / "curated")
 
 
@@ -50,7 +60,7 @@ def test_a_killed_curation_ends_with_the_same_bytes_when_run_again(
     graded, uninterrupted, failpoint
 ):
     assert run(graded.root, failpoint) == -signal.SIGKILL
-    assert run(graded.root, None) == 0
+    assert run(graded.root) == 0
     assert graded.outputs(graded.curated) == uninterrupted
 
 
@@ -63,16 +73,7 @@ sys.exit(main(["curate", *files, *flags]))
 """
 
 
-def curate_file(root: Path, failpoint: str | None = None, seconds: float | None = None) -> int:
-    """`nmoe curate` in a process of its own, killed at a failpoint or after some seconds."""
-    env = dict(os.environ) | ({"NMOE_FAILPOINT": f"{failpoint}:kill"} if failpoint else {})
-    command = [sys.executable, "-c", JSONL_SCRIPT]
-    process = subprocess.Popen(command, env=env, cwd=root, stdout=subprocess.DEVNULL)
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+curate_file = partial(run, script=JSONL_SCRIPT)
 
 
 def write_input(root: Path, model: Path) -> Path:

@@ -134,20 +134,6 @@ def test_golden_follows_its_definition_step_by_step():
     assert arrange("golden", clusters, tokens).tolist() == sorted(keys, key=lambda d: (keys[d], d))
 
 
-def test_golden_nears_the_ceiling_on_a_source_sorted_by_topic_and_length():
-    clusters, tokens = seedlike()
-    scores = {}
-    for name in ORDERS:
-        order = arrange(name, clusters, tokens, **needed(name, len(clusters), 32_768))
-        scores[name] = measure(order, clusters, tokens, 32_768, "flush")
-    golden, plain = scores["golden"], scores["original"]
-    assert golden.percent_of_ceiling > 99
-    assert plain.percent_of_ceiling < 15
-    assert golden.mean > scores["shuffle"].mean > plain.mean
-    assert golden.mean > scores["stratified"].mean > scores["round_robin"].mean
-    assert golden.std < 0.5 * scores["stratified"].std
-
-
 def test_golden_deals_another_attribute_evenly_when_asked():
     clusters, tokens = seedlike()
     quality = np.random.default_rng(3).random(len(clusters))
@@ -185,7 +171,7 @@ def test_near_duplicates_are_spread_over_the_epoch():
 )
 def test_seed_and_epoch_give_other_orders_as_good(name):
     clusters, tokens = seedlike()
-    settings = [{}, {"seed": 1}, {"epoch": 1}, {"seed": 42}, {"seed": 1, "epoch": 1}]
+    settings = [{}, {"seed": 1}, {"epoch": 1}, {"seed": 1, "epoch": 1}]
     options = needed(name, len(clusters), 32_768)
     orders = [arrange(name, clusters, tokens, **options, **each) for each in settings]
     assert len({order.tobytes() for order in orders}) == len(orders)
@@ -276,27 +262,23 @@ def test_input_types_do_not_change_the_order():
 
 
 @pytest.mark.parametrize(
-    ("name", "clusters", "tokens", "options"),
+    ("name", "clusters", "options"),
     [
-        ("alphabetical", [0], [1], {}),
-        ("golden", [0, 1], [1], {}),
-        ("golden", [-1], [1], {}),
-        ("golden", [0.5], [1], {}),
-        ("golden", [0], [1], {"seed": -1}),
-        ("golden", [0], [1], {"epoch": 2**32}),
-        ("golden", [0], [1], {"by": [1, 2]}),
-        ("golden", [0], [1], {"by": [float("nan")]}),
-        ("golden", [0], [1], {"groups": ["a"]}),
-        ("window_fill", [0], [1], {}),
-        ("window_fill", [0], [1], {"seq_len": 0}),
-        ("window_fill", [0], [1], {"seq_len": 4, "offset": 4}),
-        ("window_fill", [0], [1], {"seq_len": 4, "loader": "pad"}),
-        ("bin_packing", [0], [1], {"seq_len": 0}),
-        ("related", [0], [1], {}),
-        ("related", [0], [1], {"embeddings": np.ones((2, 3))}),
-        ("related", [0], [1], {"embeddings": np.full((1, 3), np.inf)}),
+        ("alphabetical", [0], {}),
+        *(("golden", clusters, {}) for clusters in ([0, 1], [-1], [0.5], [2**20])),
+        ("golden", [0], {"seed": -1}),
+        ("golden", [0], {"epoch": 2**32}),
+        *(("golden", [0], {"by": by}) for by in ([1, 2], [float("nan")])),
+        ("golden", [0], {"groups": ["a"]}),
+        ("window_fill", [0], {}),
+        ("window_fill", [0], {"seq_len": 0}),
+        ("window_fill", [0], {"seq_len": 4, "offset": 4}),
+        ("window_fill", [0], {"seq_len": 4, "loader": "pad"}),
+        ("bin_packing", [0], {"seq_len": 0}),
+        ("related", [0], {}),
+        *(("related", [0], {"embeddings": e}) for e in (np.ones((2, 3)), np.full((1, 3), np.inf))),
     ],
 )
-def test_bad_input_to_an_order_is_refused(name, clusters, tokens, options):
+def test_bad_input_to_an_order_is_refused(name, clusters, options):
     with refused("E-CURATION-ORDER"):
-        arrange(name, np.asarray(clusters), np.asarray(tokens), **options)
+        arrange(name, np.asarray(clusters), np.ones(1, np.int64), **options)

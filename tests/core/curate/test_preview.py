@@ -1,4 +1,4 @@
-"""`nmoe plan` names exactly the shards that curation then writes."""
+"""Settings that make an order stale; `nmoe plan` names exactly the shards then written."""
 
 from __future__ import annotations
 
@@ -6,15 +6,64 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from nmoe_core.config.run import Run
+from nmoe_core.config.tables import CurationTable
+from nmoe_core.curate.shards.planning import SHARD_ORDERS, CurateSettings, plan_order
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
 from tests.core.curate.corpus import Corpus
+from tests.refusals import refused
+
+
+def test_the_configuration_names_every_order_that_shards_can_have():
+    assert set(get_args(CurationTable.model_fields["order"].annotation)) == set(SHARD_ORDERS)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"stability": "insert_only", "order": "golden"},
+        {"stability": "resume"},
+        {"resume_from_token": {"web": 5}},
+        {"resume_from_token": {"web": -1}, "stability": "resume"},
+    ],
+)
+def test_contradicting_stability_is_refused(table):
+    with pytest.raises(ValueError):
+        CurationTable(**table)
+
+
+def test_only_what_decides_an_order_makes_it_stale():
+    plain = CurateSettings().fingerprints()
+    assert CurateSettings(seq_len=99).fingerprints() == plain
+    assert CurateSettings(by="length").fingerprints() == plain
+    for options in ({"epoch": 1}, {"seed": 1}, {"order": "auto"}, {"resume_from_token": 5}):
+        assert CurateSettings(**options).fingerprints() != plain
+    filled = [CurateSettings(order="window_fill", seq_len=s).fingerprints() for s in (99, 98)]
+    assert filled[0] != filled[1]
+
+
+def test_quality_that_is_no_number_cannot_order_documents():
+    settings = CurateSettings(order="count_stride", by="quality")
+    with refused("E-CURATION-QUALITY"):
+        plan_order(settings, np.zeros(1, int), np.ones(1, int), [b'{"aggregated": null}'], 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"seq_len": 0}, {"resume_from_token": -1}, {"order": "related"}, {"order": "best"},
+     {"include": ()}, {"include": ("all",)}],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(options):
+    with refused("E-CURATION-SETTINGS"):
+        CurateSettings(**options)
+
 
 Configure = Callable[..., Run]
 

@@ -72,16 +72,6 @@ def test_a_sample_is_spread_over_all_shards(make_corpus):
     assert facts["smallest_topic"] >= 10  # 20 of each planted topic
 
 
-def test_a_shard_without_documents_gets_an_empty_label_file(make_corpus):
-    corpus = make_corpus(num_documents=4, num_topics=2, num_buckets=5)
-    empty = next(k for k in range(5) if not shard_manifest(corpus.data, "web", k).num_shards)
-    corpus.fit()
-    facts = corpus.assign(empty).facts
-    assert (facts["documents"], facts["topics_used"]) == (0, 0)
-    topics = np.load(corpus.shard(empty).topics)
-    assert (topics.dtype, topics.shape) == (np.dtype(np.uint16), (0,))
-
-
 def test_documents_without_text_do_not_shape_topics_and_get_the_lowest(make_corpus):
     corpus = make_corpus(num_documents=60, num_topics=3, num_empty=5)
     assert corpus.fit().facts["documents_sampled"] == 60
@@ -161,13 +151,6 @@ def test_a_file_that_is_no_topic_model_is_refused(tmp_path: Path, damage: str):
         path.write_bytes(path.read_bytes()[:-1])
     with refused("E-CURATION-MODEL"):
         load_topic_model(path)
-
-
-def test_ties_go_to_the_lowest_topic():
-    centroids = unit(np.array([[0, 1], [1, 0], [1, 0], [0, 1]], float))
-    rows = unit(np.array([[1, 0], [0, 1], [1, 1]], float))
-    rows = np.concatenate([rows, np.zeros((1, 2), np.float32)])
-    assert nearest_topics(rows, centroids).tolist() == [1, 0, 0, 0]
 
 
 @settings(max_examples=20)

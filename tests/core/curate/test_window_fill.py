@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.ordering.bounds import ceilings, deal
+from benchmarks.ordering.bounds import ceilings
 from nmoe_core.curate.diversity.measure import measure
 from nmoe_core.curate.order import golden, shuffle, stratified, window_fill
 from nmoe_core.curate.order.sequencing import cancel, level
@@ -95,24 +95,6 @@ def test_windows_are_filled_from_where_the_stream_stands(offset):
     if offset == 40_000:
         worse = measure(np.concatenate([[0], ignored + 1]), *before, SEQ_LEN)
         assert worse.cut_documents > 0.9 * aligned.num_windows
-
-
-def test_sixteen_shards_ordered_alone_are_nearly_as_good_as_one():
-    clusters, tokens = make(18_000)
-    shard = deal(clusters, 16)
-    parts = [np.flatnonzero(shard == k) for k in range(16)]
-    order = np.concatenate([part[golden(clusters[part], tokens[part])] for part in parts])
-    whole = measure(golden(clusters, tokens), clusters, tokens, SEQ_LEN, "flush")
-    found = measure(order, clusters, tokens, SEQ_LEN, "flush")
-    assert found.mean > whole.mean - 0.2
-    start, aligned = 0, []
-    for part in parts:
-        filled = window_fill(clusters[part], tokens[part], seq_len=SEQ_LEN, offset=start % SEQ_LEN)
-        aligned.append(part[filled])
-        start += int(tokens[part].sum())
-    filled = measure(np.concatenate(aligned), clusters, tokens, SEQ_LEN, "concat")
-    assert filled.percent_of_ceiling > 99.5
-    assert filled.min_full >= 26
 
 
 @settings(max_examples=80)

@@ -1,0 +1,333 @@
+"""Shallow and deep embeddings of records, and the cache that keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.base.errors import LockedError
+from nmoe_core.curate.jsonl import deep, record_embeddings
+from nmoe_core.curate.jsonl.deep import DeepEmbedder, DeepSettings, embed_deep
+from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
+from nmoe_core.curate.jsonl.record_embeddings import RecordEmbeddings, embed_records
+from nmoe_core.curate.jsonl.records import scan_jsonl
+from nmoe_core.curate.topics.embed import EmbeddingTable
+from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from tests.refusals import refused
+
+
+def write_texts(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+@contextmanager
+def interrupted_in(call: int, module: ModuleType, name: str) -> Iterator[None]:
+    """The block is interrupted in its `call`-th call of a function of a module."""
+    function, calls = getattr(module, name), count(1)
+
+    def called(*args: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return function(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, called)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+TABLE = np.random.default_rng(0).standard_normal((256, 5)).astype(np.float32)
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as tokens; counts the texts it was given."""
+
+    fingerprint = "bytes"
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode_batch(self, texts) -> list[np.ndarray]:
+        self.texts += texts
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
+
+
+def embed(directory: Path, texts: list[str], model: str = "m", **options):
+    """Embeddings of texts through the cache of a directory, and which were computed."""
+    tokenizer = ByteTokenizer()
+    records = scan_jsonl(write_texts(directory / "input.jsonl", texts))
+    table = EmbeddingTable(model, lambda: TABLE)
+    found = embed_records(records, table, tokenizer, directory / "cache", **options)
+    return found, tokenizer.texts
+
+
+def alone(text: str) -> np.ndarray:
+    mean = TABLE.astype(np.float64)[list(text.encode())].mean(axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+def check(found: RecordEmbeddings, texts: list[str]) -> None:
+    assert found.tokens.tolist() == [len(text.encode()) for text in texts]
+    rows = [alone(text) if text else np.zeros(5) for text in texts]
+    np.testing.assert_allclose(found.rows, rows, atol=1e-6)
+
+
+TEXTS = [f"text {i}" for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "new"),
+    [
+        ([*TEXTS, "new", "newer"], ["new", "newer"]),
+        ([*TEXTS[:7], "edited", *TEXTS[8:]], ["edited"]),
+        ([*TEXTS[10:], *TEXTS[:5], *TEXTS[:5]], []),  # moved, removed, repeated
+        (["a", "b", "a", "", ""], ["a", "b", ""]),
+    ],
+)
+def test_only_new_texts_are_embedded_and_equal_ones_once(tmp_path: Path, changed, new):
+    found, computed = embed(tmp_path, TEXTS)
+    assert (found.num_computed, len(computed)) == (20, 20)
+    found, computed = embed(tmp_path, changed)
+    assert computed == new
+    check(found, changed)
+
+
+def test_another_model_has_rows_of_its_own(tmp_path: Path):
+    embed(tmp_path, ["a", "b"], "first")
+    _, computed = embed(tmp_path, ["a", "b"], "second")
+    assert computed == ["a", "b"]
+    assert embed(tmp_path, ["a", "b"], "first")[1] == []
+
+
+def test_a_cache_that_is_not_to_be_kept_is_only_read(tmp_path: Path):
+    embed(tmp_path, ["a", "b"])
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.bin")}
+    found, computed = embed(tmp_path, ["c", "a", "c", "d"], is_kept=False)
+    assert computed == ["c", "d"]
+    check(found, ["c", "a", "c", "d"])
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.bin")} == before
+
+
+def test_a_run_that_dies_keeps_the_blocks_it_has_done(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(record_embeddings, "BLOCK_RECORDS", 10)
+    texts = [f"text {i}" for i in range(35)]
+    with interrupted_in(3, record_embeddings, "pool"):
+        embed(tmp_path, texts)
+    found, computed = embed(tmp_path, texts)
+    assert computed == texts[20:]
+    check(found, texts)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.text(max_size=6), min_size=1, max_size=8), min_size=1, max_size=4))
+def test_any_history_of_inputs_gives_the_rows_of_the_last(tmp_path_factory, history):
+    directory = tmp_path_factory.mktemp("history")
+    for texts in history:
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]
+        check(embed(directory, texts)[0], texts)
+
+
+KEYS = np.array([hashlib.sha256(text.encode()).digest() for text in "abcx"], "S32")
+
+
+def filled(directory: Path) -> EmbeddingCache:
+    cache = EmbeddingCache(directory, "m", 3)
+    with cache.writer():
+        cache.append(KEYS[:2], np.array([1, 2]), np.arange(6, dtype=np.float32).reshape(2, 3))
+    return cache
+
+
+def test_what_a_killed_writer_left_is_cut_off(tmp_path: Path):
+    filled(tmp_path)
+    for name in ("keys.bin", "rows.f32"):
+        with open(tmp_path / name, "ab") as file:
+            file.write(b"torn")
+    cache = EmbeddingCache(tmp_path, "m", 3)
+    assert cache.find(KEYS[[1, 3]]).tolist() == [1, -1]
+    with cache.writer():
+        cache.append(KEYS[2:3], np.array([9]), np.ones((1, 3), np.float32))
+        with pytest.raises(LockedError), EmbeddingCache(tmp_path, "m", 3).writer():
+            pass
+    again = EmbeddingCache(tmp_path, "m", 3)
+    rows = again.find(KEYS[[2, 0]])
+    assert rows.tolist() == [2, 0]
+    assert again.read(rows).tolist() == [[1, 1, 1], [0, 1, 2]]
+    assert again.tokens(rows).tolist() == [9, 1]
+
+
+def test_keys_that_end_in_zero_bytes_are_kept_apart(tmp_path: Path):
+    cache = EmbeddingCache(tmp_path, "m", 1)
+    keys = np.array([b"\x01" * 31 + b"\0", b"\x01" * 32, b"\0" * 32, b"\x01" + b"\0" * 31], "S32")
+    with cache.writer():
+        cache.append(keys[:3], np.arange(3), np.zeros((3, 1), np.float32))
+    assert cache.find(keys).tolist() == [0, 1, 2, -1]
+
+
+@pytest.mark.parametrize(("model", "width"), [("n", 3), ("m", 4)])
+def test_a_cache_of_another_model_or_width_is_refused(tmp_path: Path, model: str, width: int):
+    filled(tmp_path)
+    with refused("E-CURATION-CACHE"):
+        EmbeddingCache(tmp_path, model, width)
+
+
+@pytest.mark.parametrize("name", ["rows.f32", "keys.bin"])
+def test_a_cache_that_has_lost_rows_is_refused(tmp_path: Path, name: str):
+    filled(tmp_path)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
+    with refused("E-CURATION-CACHE"):
+        EmbeddingCache(tmp_path, "m", 3)
+
+
+VOCAB = 201_088
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny") / "tiny"
+    sizes = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 32, "num_experts": 4}
+    return make_tiny_checkpoint(directory, vocab_size=VOCAB, **sizes)
+
+
+def random_texts(num: int) -> list[str]:
+    words = ["reef", "dough", "comet", "clause", "anchor", "yeast", "orbit", "verdict"]
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(words, rng.integers(1, 40))) for _ in range(num)]
+
+
+def embed_deeply(directory: Path, checkpoint: Path, found: list[str], **options):
+    path = write_texts(directory / "in.jsonl", found)
+    facts = embed_deep(path, directory / "deep.npy", checkpoint, DeepSettings(**options))
+    return facts, np.load(directory / "deep.npy")
+
+
+def alone_deeply(checkpoint: Path, text: str, most: int = 10**6) -> np.ndarray:
+    """One document, no padding, one call."""
+    from nmoe_core.text.tokenizer import load_tokenizer
+
+    model = Transformer.from_checkpoint(checkpoint)
+    ids = load_tokenizer("o200k_harmony").encode_batch([text]).ids[:most].astype(np.int64)
+    _, states = model(torch.from_numpy(ids)[None], return_hidden_states=(2,), no_logits=True)
+    mean = model.norm(states[2][0]).double().mean(dim=0)
+    return (mean / mean.norm()).numpy()
+
+
+def test_rows_are_means_of_the_last_hidden_state_over_real_tokens(tmp_path, checkpoint):
+    found = [*random_texts(6), "", "reef"]
+    facts, rows = embed_deeply(tmp_path, checkpoint, found, batch_size=4)
+    assert rows.dtype == np.float32
+    assert (facts["num_records"], facts["width"], facts["num_truncated"]) == (8, 32, 0)
+    for text, row in zip(found, rows):
+        expected = alone_deeply(checkpoint, text) if text else np.zeros(32)
+        np.testing.assert_allclose(row, expected, atol=1e-5)
+
+
+def test_batches_and_direction_do_not_change_rows(tmp_path, checkpoint):
+    found = random_texts(20)
+    _, rows = embed_deeply(tmp_path, checkpoint, found, batch_size=1)
+    for i, options in enumerate(({"batch_tokens": 64}, {"is_reverse": True})):
+        (tmp_path / str(i)).mkdir()
+        _, again = embed_deeply(tmp_path / str(i), checkpoint, found, **options)
+        np.testing.assert_allclose(again, rows, atol=1e-5)
+
+
+def test_appended_and_edited_records_are_the_only_ones_embedded(tmp_path, checkpoint):
+    found = random_texts(12)
+    facts, rows = embed_deeply(tmp_path, checkpoint, found, limit=4)
+    assert (facts["embedded_now"], rows.shape) == (4, (4, 32))
+    assert embed_deeply(tmp_path, checkpoint, found)[0]["embedded_now"] == 8
+    found[3] = "edited text"
+    facts, rows = embed_deeply(tmp_path, checkpoint, [*found, "new text"])
+    assert facts["embedded_now"] == 2
+    np.testing.assert_allclose(rows[12], alone_deeply(checkpoint, "new text"), atol=1e-5)
+
+
+def test_another_cut_embeds_again_only_what_it_cuts(tmp_path, checkpoint):
+    found = ["reef", "dough comet", *[" ".join(["anchor"] * n) for n in (30, 40)]]
+    embed_deeply(tmp_path, checkpoint, found)
+    facts, rows = embed_deeply(tmp_path, checkpoint, found, max_tokens=10)
+    assert (facts["embedded_now"], facts["num_truncated"]) == (2, 2)
+    np.testing.assert_allclose(rows[3], alone_deeply(checkpoint, found[3], 10), atol=1e-5)
+
+
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path, checkpoint, monkeypatch):
+    monkeypatch.setattr(deep, "COMMIT_ROWS", 4)
+    found = random_texts(16)
+    with interrupted_in(4, deep, "embed_batch"):
+        embed_deeply(tmp_path, checkpoint, found, batch_size=4)
+    assert not (tmp_path / "deep.npy").exists()
+    facts, rows = embed_deeply(tmp_path, checkpoint, found, batch_size=4)
+    assert facts["embedded_now"] == 4
+    np.testing.assert_allclose(rows[5], alone_deeply(checkpoint, found[5]), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_devices_share_the_documents(tmp_path, checkpoint):
+    found = random_texts(12)
+    _, rows = embed_deeply(tmp_path, checkpoint, found)
+    (tmp_path / "two").mkdir()
+    facts, again = embed_deeply(
+        tmp_path / "two", checkpoint, found, devices=("cpu", "cpu"), batch_size=3
+    )
+    assert facts["embedded_now"] == 12
+    np.testing.assert_allclose(again, rows, atol=1e-5)
+
+
+class SmallMemory:
+    """Runs out of memory above a number of padded tokens; embeds as the last token's id."""
+
+    class config:
+        num_hidden_layers, hidden_size = 1, 2
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.sizes: list[int] = []
+
+    def __call__(self, ids, lengths, return_hidden_states, no_logits):
+        self.sizes.append(ids.numel())
+        if ids.numel() > self.most:
+            raise torch.OutOfMemoryError
+        real = torch.arange(ids.shape[1]) < lengths[:, None]
+        return None, {1: torch.stack([ids, torch.ones_like(ids)], dim=-1) * real[..., None]}
+
+    def norm(self, states):
+        return states
+
+
+def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
+    model = SmallMemory(most=40)
+    embedder = DeepEmbedder(model, "cpu")
+    batch = [np.full(10, i) for i in range(16)]
+    rows = embedder(batch)
+    np.testing.assert_allclose(rows[:, 0] / rows[:, 1], np.arange(16), atol=1e-5)
+    assert model.sizes[:3] == [160, 80, 40]
+    model.sizes.clear()
+    embedder(batch)
+    assert max(model.sizes) <= 80  # it has learnt, and tries a little more again
+
+
+def test_a_document_that_does_not_fit_alone_is_an_error_that_keeps_the_others(
+    tmp_path, checkpoint, monkeypatch
+):
+    monkeypatch.setattr(
+        deep,
+        "embed_batch",
+        lambda _, batch: np.stack([np.full(32, np.nan if len(ids) > 20 else 1.0) for ids in batch]),
+    )
+    found = ["reef", " ".join(["anchor"] * 50), "dough"]
+    with refused("E-CURATION-MEMORY"):
+        embed_deeply(tmp_path, checkpoint, found)
+    assert not (tmp_path / "deep.npy").exists()
+    assert embed_deeply(tmp_path, checkpoint, found, max_tokens=20)[0]["embedded_now"] == 1
