@@ -11,6 +11,7 @@ import pytest
 
 from nmoe_core.cli import main
 from tests.project import Source, jsonl_source, write_project
+from tests.refusals import refused_line
 
 
 @pytest.fixture
@@ -21,12 +22,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_project(tmp_path, [web, Source(notes, {"in/b.md": "a note " * 50})])
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(argv) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_a_mixture_is_prepared_verified_shown_and_inspected(
@@ -55,48 +50,35 @@ def test_a_flipped_byte_makes_verify_exit_1_and_name_the_file(
     payload = bytearray(npy.read_bytes())
     payload[-1] ^= 1
     npy.write_bytes(payload)
-    capsys.readouterr()
-    line = _refused(capsys, "verify", "out/data/web/train/manifest.json", "--checksums")
-    assert line.startswith("ERROR [E-SHARD-CHECKSUM]: ")
-    assert npy.name in line
+    command = ("verify", "out/data/web/train/manifest.json", "--checksums")
+    assert npy.name in refused_line(capsys, *command, code="E-SHARD-CHECKSUM]: ")
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "code", "says"),
+    ("change", "code", "says"),
     [
-        ("run.toml", "num_shards", "num_shard", "E-CONFIG-KEY", "did you mean 'num_shards'"),
-        ("run.toml", '"all"', '"lots"', "E-CONFIG", "lots"),
-        ("run.toml", "mixture.toml", "mixtures.toml", "E-CONFIG", "mixtures.toml"),
-        ("run.toml", '"small"', '"smal"', "E-CONFIG", "smal"),
-        ("mixture.toml", "in/*.md", "in/*.rst", "E-SOURCE-NOTFOUND", "in/*.rst"),
-        ("mixture.toml", "paths", "path", "E-CONFIG-KEY", "did you mean 'paths'"),
-        ("mixture.toml", "in/web.jsonl", "in/*.md", "E-SOURCE-RECORD", "b.md:1"),
+        (("run.toml", "num_shards", "num_shard"), "E-CONFIG-KEY", "did you mean 'num_shards'"),
+        (("run.toml", '"all"', '"lots"'), "E-CONFIG", "lots"),
+        (("run.toml", "mixture.toml", "mixtures.toml"), "E-CONFIG", "mixtures.toml"),
+        (("run.toml", '"small"', '"smal"'), "E-CONFIG", "smal"),
+        (("mixture.toml", "in/*.md", "in/*.rst"), "E-SOURCE-NOTFOUND", "in/*.rst"),
+        (("mixture.toml", "paths", "path"), "E-CONFIG-KEY", "did you mean 'paths'"),
+        (("mixture.toml", "in/web.jsonl", "in/*.md"), "E-SOURCE-RECORD", "b.md:1"),
+        (("in/web.jsonl", '"text"', '"body"'), "E-SOURCE-RECORD]", "in/web.jsonl:"),
     ],
 )
-def test_a_wrong_setting_is_one_line_and_nothing_is_written(
+def test_a_wrong_setting_or_field_is_one_line_and_nothing_is_written(
     project: Path,
     capsys: pytest.CaptureFixture[str],
-    file: str,
-    old: str,
-    new: str,
+    change: tuple[str, str, str],
     code: str,
     says: str,
 ) -> None:
+    file, old, new = change
     path = project / file
-    path.write_text(path.read_text().replace(old, new, 1))
-    line = _refused(capsys, "prep-mixture", "--config", "run.toml")
-    assert line.startswith(f"ERROR [{code}")
-    assert says in line
-    assert not (project / "out").exists()
-
-
-def test_a_missing_text_field_is_one_line_and_nothing_is_written(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (project / "in" / "web.jsonl").write_text('{"body": "x"}\n')
-    line = _refused(capsys, "prep-mixture", "--config", "run.toml")
-    assert line.startswith("ERROR [E-SOURCE-RECORD]")
-    assert "web.jsonl:1" in line
+    count = -1 if file.startswith("in") else 1
+    path.write_text(path.read_text().replace(old, new, count))
+    assert says in refused_line(capsys, "prep-mixture", "--config", "run.toml", code=code)
     assert not (project / "out").exists()
 
 
@@ -107,16 +89,9 @@ def test_changed_input_is_refused_until_forced(
     command += ["--output", "out/n/train", "--num-shards", "1"]
     assert main(command) == 0
     (project / "in" / "b.md").write_text("another note " * 50)
-    capsys.readouterr()
-    assert _refused(capsys, *command).startswith("ERROR [E-PREP-CHANGED]")
+    refused_line(capsys, *command, code="E-PREP-CHANGED]")
     assert main([*command, "--force"]) == 0
     assert main(["verify", "out/n/train/manifest.json", "--checksums"]) == 0
-
-
-def test_usage_errors_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["prep"])
-    assert caught.value.code == 2
 
 
 def test_help_and_prep_import_neither_torch_nor_dagster() -> None:
@@ -141,11 +116,10 @@ def test_quality_tasks_refuse_before_their_inputs_exist(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (["hydra", "slices"], ["hydra", "merge-labels"], ["report"]):
-        line = _refused(capsys, *command, "--config", "run.toml")
-        assert line.startswith("ERROR [E-"), line
+        refused_line(capsys, *command, "--config", "run.toml")
     assert not (project / "out").exists()
 
 
 def test_a_row_without_a_step_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "some-id", "--row", "1", "--config", "run.toml"]) == 1
-    assert "--row without --step" in capsys.readouterr().err
+    command = ("explain", "some-id", "--row", "1", "--config", "run.toml")
+    assert "--row without --step" in refused_line(capsys, *command)

@@ -11,10 +11,11 @@ import pytest
 
 from loader.plan.settings import KEYS
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli import build_parser, main
+from nmoe_core.cli import build_parser
 from nmoe_core.cli.flags import run_of
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
+from tests.refusals import refused_line
 
 RUBRIC = Path(__file__).parents[3] / "configs" / "rubrics" / "quality_v1.toml"
 # A run in which each key can change alone.
@@ -144,10 +145,8 @@ def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
 def test_a_setting_that_cannot_be_is_one_error(
     config: Path, capsys: pytest.CaptureFixture[str], given: str, code: str, says: str
 ) -> None:
-    assert main(["hydra", "merge-labels", "--config", str(config), "--set", given]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"ERROR [{code}]")
-    assert says in line
+    command = ("hydra", "merge-labels", "--config", str(config), "--set", given)
+    assert says in refused_line(capsys, *command, code=f"{code}]")
     assert not (config.parent / "out").exists()
 
 
@@ -162,8 +161,7 @@ def test_a_setting_that_cannot_be_is_one_error(
 def test_a_flag_of_the_other_kind_of_input_is_refused(
     config: Path, capsys: pytest.CaptureFixture[str], call: list[str], says: str
 ) -> None:
-    assert main([*call, "--config", str(config)]) == 1
-    assert says in capsys.readouterr().err
+    assert says in refused_line(capsys, *call, "--config", str(config))
 
 
 def test_an_unknown_setting_without_a_file_is_refused() -> None:

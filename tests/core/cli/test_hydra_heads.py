@@ -13,49 +13,27 @@ import pytest
 
 from nmoe_core.cli import main
 from nmoe_core.config.tree import Tree
-from nmoe_core.labels.scores import DIMENSIONS
-from nmoe_core.labels.slices import combine_slices, write_source_slices
-from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
-from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 
 pytest.importorskip("torch")
 SCRIPTS = Path(__file__).parents[3] / "scripts"
-EOS = 511
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Shards, slices, labels that follow the first token, and a tiny backbone."""
-    from nmoe_core.base.atomic import write_json
+    """Shards, slices, labels and a tiny backbone."""
     from nmoe_core.engine import make_tiny_checkpoint
+    from tests.core.quality import write_labels, write_source
 
     rng = np.random.default_rng(0)
-    split = tmp_path / "data" / "web" / "train"
-    fmt = ShardFormat("web", "v1", "fake", 512, EOS, "fake-tokenizer")
-    writer = ShardWriter(split / shard_dir_name(0), fmt, 100_000)
-    documents = [rng.integers(0, 500, int(rng.integers(4, 20))) for _ in range(400)]
-    for i, tokens in enumerate(documents):
-        writer.add_document(tokens.astype(np.uint32), f"web:{i}", f"{i:064x}")
-    writer.finish({"made": "here"}, {"source": "web"})
-    write_json(split / "manifest.json", combine_shards(split, fmt, 1, {"source": "web"}))
+    documents = [rng.integers(0, 500, int(rng.integers(4, 20))).tolist() for _ in range(400)]
+    write_source(tmp_path / "data", "web", documents, num_shards=1)
     write_source_slices(Tree.below(tmp_path), "web")
     combine_slices(Tree.below(tmp_path), ["web"])
     for name in ("train", "val"):
-        rows = (tmp_path / "slices" / f"docids_{name}.jsonl").read_text().splitlines()
-        path = tmp_path / "labels" / "merged" / f"labels_{name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [
-            json.dumps(
-                {
-                    **json.loads(row),
-                    "ok": True,
-                    "scores": {d: int(g) for d, g in zip(DIMENSIONS, rng.integers(0, 5, 5))},
-                    "scorer_model": "fake",
-                }
-            )
-            for row in rows
-        ]
-        path.write_text("\n".join(lines) + "\n")
+        rows = read_slice(tmp_path / "slices" / f"docids_{name}.jsonl")
+        grades = rng.integers(0, 5, (len(rows), 5))
+        write_labels(tmp_path / "labels" / "merged" / f"labels_{name}.jsonl", rows, grades)
     make_tiny_checkpoint(
         tmp_path / "model", vocab_size=512, num_experts=4, hidden_size=32, head_dim=8
     )
@@ -66,7 +44,7 @@ def test_the_runbooks_stages_run_from_flags_alone(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*arguments: str) -> int:
-        return main([*arguments])
+        return main(arguments)
 
     labels = tree / "labels" / "merged"
     backbone = ["--checkpoint", f"{tree}/model", "--data-root", f"{tree}/data", "--device", "cpu"]
@@ -104,39 +82,36 @@ def test_the_runbooks_stages_run_from_flags_alone(
     assert from_file["count"] == summary["count"]
 
 
+def recorder(directory: Path) -> Path:
+    """A command that writes its arguments to `calls`."""
+    nmoe = directory / "nmoe"
+    nmoe.write_text(f'#!/bin/sh\necho "$@" >> {directory}/calls\n')
+    nmoe.chmod(0o755)
+    return nmoe
+
+
 @pytest.mark.parametrize(
     ("script", "calls"),
-    [
-        (
-            "hydra_merge_calibrate.sh",
-            [
-                "hydra merge-labels --labels L/oracle_run",
-                "hydra calibrate --labels L/oracle_run/merged/labels_val.jsonl --out C --compat -x",
-            ],
-        ),
-        (
-            "hydra_train_heads.sh",
-            [
-                f"train {head} --labels L/oracle_run/merged/labels_train.jsonl --labels-val "
-                "L/oracle_run/merged/labels_val.jsonl --checkpoint M --data-root D --out O -x"
-                for head in ("judge", "probe")
-            ],
-        ),
-        (
-            "hydra_grade.sh",
-            [
-                "hydra grade --input-docids L/slices/docids_test.jsonl --data-root D "
-                "--checkpoint M --heads-dir H --calibration C --out O -x"
-            ],
-        ),
-    ],
+    {
+        "hydra_merge_calibrate.sh": [
+            "hydra merge-labels --labels L/oracle_run",
+            "hydra calibrate --labels L/oracle_run/merged/labels_val.jsonl --out C --compat -x",
+        ],
+        "hydra_train_heads.sh": [
+            f"train {head} --labels L/oracle_run/merged/labels_train.jsonl --labels-val "
+            "L/oracle_run/merged/labels_val.jsonl --checkpoint M --data-root D --out O -x"
+            for head in ("judge", "probe")
+        ],
+        "hydra_grade.sh": [
+            "hydra grade --input-docids L/slices/docids_test.jsonl --data-root D "
+            "--checkpoint M --heads-dir H --calibration C --out O -x"
+        ],
+    }.items(),
 )
 def test_the_scripts_call_the_verbs_with_the_documents_names(
     tmp_path: Path, script: str, calls: list[str]
 ) -> None:
-    nmoe = tmp_path / "nmoe"
-    nmoe.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
-    nmoe.chmod(0o755)
+    nmoe = recorder(tmp_path)
     names = {"DATA_ROOT": "D", "LABELS_ROOT": "L", "SLICES_ID": "slices", "CKPT_20B": "M"}
     names |= {"ORACLE_RUN_ID": "oracle_run", "CAL_DIR": "C", "OUT_DIR": "O", "HEADS_DIR": "H"}
     environment = {"PATH": os.environ["PATH"], "NMOE": str(nmoe), "LOCAL": "1", "POD": "p", **names}
@@ -147,9 +122,7 @@ def test_the_scripts_call_the_verbs_with_the_documents_names(
 
 
 def test_the_merge_script_calibrates_on_the_heads_once_they_are_there(tmp_path: Path) -> None:
-    nmoe = tmp_path / "nmoe"
-    nmoe.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
-    nmoe.chmod(0o755)
+    nmoe = recorder(tmp_path)
     (tmp_path / "H").mkdir()
     (tmp_path / "H" / "hydra_judge.safetensors").touch()
     environment = {"PATH": os.environ["PATH"], "NMOE": str(nmoe), "HEADS_DIR": str(tmp_path / "H")}

@@ -14,6 +14,7 @@ from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.text.normalise import normalize_text
+from tests.project import json_lines
 
 WORDS = "Use the default value because each example returns a long explanation of it (see note)."
 
@@ -70,7 +71,7 @@ def test_every_label_of_a_json_line_meets_the_score_of_its_own_text(
     # Thresholds to grade with at all; those of the last step are the ones under test.
     first = tmp_path / "first.jsonl"
     guesses = [{"doc_id": row["doc_id"], "scores": row["scores"]} for row in labelled]
-    first.write_text("".join(json.dumps(row) + "\n" for row in guesses))
+    first.write_text(json_lines(guesses))
     command = ["hydra", "calibrate", "--labels", labels]
     nmoe(*command, "--predictions", first, "--out", tmp_path / "first")
     nmoe(
@@ -89,7 +90,7 @@ def test_every_label_of_a_json_line_meets_the_score_of_its_own_text(
         row["scores"] = label["scores"]
     told = tmp_path / "told" / "quality_scores.jsonl"
     told.parent.mkdir()
-    told.write_text("".join(json.dumps(row) + "\n" for row in graded))
+    told.write_text(json_lines(graded))
     capsys.readouterr()
     nmoe(*command, "--predictions", told, "--out", tmp_path / "last")
     summary = json.loads((tmp_path / "last" / "calibration_summary.json").read_text())

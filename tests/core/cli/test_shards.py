@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from nmoe_core.cli import main
+from tests.project import json_lines
+from tests.refusals import refused_line
 
 EOS = 199_999
 Output = pytest.CaptureFixture[str]
@@ -18,7 +20,7 @@ Output = pytest.CaptureFixture[str]
 def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> Path:
     """A split of two shards, with the working directory above it."""
     rows = [{"id": str(i), "text": f"naïve row {i} " + "of some words " * 5} for i in range(60)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "a.jsonl").write_text(json_lines(rows))
     monkeypatch.chdir(tmp_path)
     command = ["prep", "--source", "jsonl", "--paths", "a.jsonl", "--name", "web"]
     assert main([*command, "--output", "web/train", "--num-shards", "2"]) == 0
@@ -120,17 +122,14 @@ def test_a_lost_index_is_rebuilt_byte_for_byte_and_a_tail_is_refused(
     index = _npy(split).with_suffix(".idx")
     before = index.read_bytes()
     index.unlink()
-    assert main(["verify", str(split)]) == 1
-    assert "E-INDEX-MISSING" in capsys.readouterr().err
+    refused_line(capsys, "verify", str(split), code="E-INDEX-MISSING")
     command = ["regenerate-index", str(_npy(split)), "--eos-token-id", str(EOS)]
     assert main(command) == 0
     assert index.read_bytes() == before
     assert main(["verify", str(split), "--checksums", "--deep"]) == 0
     _change(_npy(split), -1, 5)
     capsys.readouterr()
-    assert main(command) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ERROR [E-SHARD-TAIL]")
+    refused_line(capsys, *command, code="E-SHARD-TAIL]")
     assert index.read_bytes() == before
     assert main([*command, "--allow-tail"]) == 0
 
@@ -150,8 +149,7 @@ def test_an_index_that_no_manifest_names_is_a_problem(split: Path, capsys: Outpu
     (split / ".begun" / "web.npy").write_bytes(b"")
     assert main(["verify", str(split)]) == 0
     (split / "shard_0000" / "stray.idx").write_bytes(b"")
-    assert main(["verify", str(split)]) == 1
-    assert "E-MANIFEST-UNKNOWN-FILE" in capsys.readouterr().err
+    refused_line(capsys, "verify", str(split), code="E-MANIFEST-UNKNOWN-FILE")
 
 
 @pytest.mark.parametrize(
@@ -175,6 +173,4 @@ def test_what_cannot_be_looked_at_is_one_error(
             main(argv)
         assert caught.value.code == 2
         return
-    assert main(argv) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ERROR [E-")
+    refused_line(capsys, *argv)
