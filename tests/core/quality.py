@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from loader.files.format import Manifest, load_manifest
@@ -17,6 +19,7 @@ from loader.files.sealed import sealed
 from nmoe_core.base.atomic import write_json
 from nmoe_core.calibration.calibrate import calibrate
 from nmoe_core.calibration.files import read_calibration
+from nmoe_core.calibration.graded import PartialRows
 from nmoe_core.calibration.thresholds import Targets
 from nmoe_core.config.tree import Tree
 from nmoe_core.engine import Transformer
@@ -152,6 +155,38 @@ def write_labels(
             more = {k: v[i] if isinstance(v, list) else v for k, v in extra.items()}
             file.write(json.dumps(record | more) + "\n")
     return path
+
+
+@contextmanager
+def spoiled(model: Transformer, tokens: Any, value: float) -> Iterator[None]:
+    """Inside, the backbone's states of some tokens are not finite."""
+    saved = model.embedding.data[tokens].clone()
+    try:
+        model.embedding.data[tokens] = value
+        yield
+    finally:
+        model.embedding.data[tokens] = saved
+
+
+@contextmanager
+def killed_after_a_buffer() -> Iterator[None]:
+    """The block must be a grading of more than one buffer: it is killed after the first."""
+    append = PartialRows.append
+
+    def killed(self: PartialRows, rows: Iterable[Any]) -> None:
+        append(self, rows)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PartialRows, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def token_of(documents: Iterable[np.ndarray], count: int) -> int:
+    """A token that so many of the documents have."""
+    counts = np.bincount(np.concatenate([np.unique(d) for d in documents]), minlength=VOCAB)
+    return int(np.flatnonzero(counts == count)[0])
 
 
 def corpus_of(data_root: Path) -> Corpus:

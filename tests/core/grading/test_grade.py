@@ -9,21 +9,31 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from nmoe_core.calibration.files import Calibration
-from nmoe_core.calibration.graded import PARTIAL_NAME, PartialRows
+from nmoe_core.calibration.graded import PARTIAL_NAME
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import grade_rows
 from nmoe_core.grading.inputs import GradeDocument, docid_input, text_input
-from nmoe_core.heads.scoring import HeadScores, load_heads
+from nmoe_core.heads.scoring import HeadScores
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
 from nmoe_core.shards.documents import DocumentReader, document_ids
-from tests.core.quality import EOS, MAX_CTX, Grading, write_source
+from tests.core.quality import (
+    EOS,
+    MAX_CTX,
+    FakeTokenizer,
+    Grading,
+    killed_after_a_buffer,
+    spoiled,
+    token_of,
+    write_source,
+)
 from tests.refusals import refused
 
 
@@ -38,32 +48,21 @@ def grading(
     return made
 
 
-class BlockTokens:
+@pytest.fixture
+def block_tokens(backbone: Transformer) -> Iterator[list[int]]:
     """Counts the real tokens that enter each block."""
+    counts = [0] * len(backbone.blocks)
 
-    def __init__(self, model: Transformer) -> None:
-        self.counts = [0] * len(model.blocks)
-        self._hooks = [
-            block.register_forward_pre_hook(self._counter(i))
-            for i, block in enumerate(model.blocks)
-        ]
-
-    def _counter(self, i: int):
+    def counter(i: int) -> Any:
         def count(block: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-            self.counts[i] += len(arguments[0])
+            counts[i] += len(arguments[0])
 
         return count
 
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-
-@pytest.fixture
-def block_tokens(backbone: Transformer) -> Iterator[BlockTokens]:
-    counter = BlockTokens(backbone)
-    yield counter
-    counter.close()
+    hooks = [block.register_forward_pre_hook(counter(i)) for i, block in enumerate(backbone.blocks)]
+    yield counts
+    for hook in hooks:
+        hook.remove()
 
 
 def test_rows_come_in_document_order_and_every_number_can_be_recomputed(grading: Grading) -> None:
@@ -95,38 +94,27 @@ def test_the_summary_counts_the_rows_and_names_what_they_were_made_from(grading:
     found = Counter(row["decision"] for row in graded.rows)
     counts = {"kept": found["keep"], "dropped": found["drop"], "band": found["band"]}
     assert min(counts.values()) > 0, "the fixture has all three decisions"
-    exits = sum(row["early_exit"] for row in graded.rows)
-    summary = graded.summary
-    assert {key: summary[key] for key in counts} == counts
-    assert summary["per_source"] == {"web": counts}
-    assert (summary["total"], summary["early_exits"]) == (len(graded.rows), exits)
-    assert graded.facts | counts == graded.facts
-    assert (graded.facts["documents"], graded.facts["early_exits"]) == (len(graded.rows), exits)
+    exits = {"early_exits": sum(row["early_exit"] for row in graded.rows)}
+    total, summary = len(graded.rows), graded.summary
+    assert summary | counts | exits | {"total": total, "per_source": {"web": counts}} == summary
+    assert graded.facts | counts | exits | {"documents": total} == graded.facts
     assert set(summary["fingerprints"]) == {
         *("code", "shard", "backbone", "probe", "judge", "calibration", "settings")
     }
 
 
-def test_a_document_that_leaves_is_dropped_whatever_its_probe_score() -> None:
-    scores = HeadScores(
-        probe=np.array([[3.0] * 5, [4.0] * 5]),
-        judge=np.array([[np.nan] * 5, [4.0] * 5]),
-        exited=np.array([True, False]),
-    )
-    taus = Thresholds(tau_probe=0.9, tau_drop=0.2, tau_keep=0.5)
-    calibration = Calibration(Path("c"), "d", UNIFORM_WEIGHTS, taus, "h")
-    documents = [GradeDocument(name, "web", np.empty(0, np.uint32)) for name in "ab"]
-    left, stayed = grade_rows(documents, scores, calibration)
-    assert (left["decision"], left["scores"], left["aggregated"]) == ("drop", None, 0.75)
-    assert (stayed["decision"], stayed["aggregated"], stayed["q_probe"]) == ("keep", 1.0, 1.0)
-
-
-def test_a_document_at_a_threshold_stays_and_is_kept() -> None:
+def test_a_document_at_a_threshold_stays_and_one_below_the_probe_s_is_dropped() -> None:
     taus = Thresholds(tau_probe=0.5, tau_drop=0.3, tau_keep=0.6)
-    calibration = Calibration(Path("none"), "", UNIFORM_WEIGHTS, taus, "")
-    scores = np.repeat([[1.999995], [2.0], [2.000005]], 5, axis=1)
-    assert calibration.leaves_at_probe(scores).tolist() == [True, False, False]
     assert [taus.decide(x) for x in (0.29, 0.3, 0.59, 0.6)] == ["drop", "band", "band", "keep"]
+    calibration = Calibration(Path("c"), "d", UNIFORM_WEIGHTS, taus, "h")
+    probe = np.repeat([[1.999995], [2.0], [2.000005]], 5, axis=1)
+    exited = calibration.leaves_at_probe(probe)
+    assert exited.tolist() == [True, False, False]
+    judge = np.full((3, 5), 4.0)
+    documents = [GradeDocument(name, "web", np.empty(0, np.uint32)) for name in "abc"]
+    left, stayed, _ = grade_rows(documents, HeadScores(probe, judge, exited), calibration)
+    assert (left["decision"], left["scores"], left["aggregated"]) == ("drop", None, 0.499999)
+    assert (stayed["decision"], stayed["aggregated"], stayed["q_probe"]) == ("keep", 1.0, 0.5)
 
 
 @pytest.mark.parametrize("grader", [{"max_batch": 1}, {"max_batch": 64}, {"early_exit": False}])
@@ -144,7 +132,7 @@ def test_a_decision_does_not_depend_on_the_other_documents(
 
 
 def test_blocks_after_the_probe_run_for_survivors_only_and_none_runs_twice(
-    grading: Grading, block_tokens: BlockTokens
+    grading: Grading, block_tokens: list[int]
 ) -> None:
     shutil.rmtree(grading.base / "quality", ignore_errors=True)
     graded = grading.grade()
@@ -152,7 +140,7 @@ def test_blocks_after_the_probe_run_for_survivors_only_and_none_runs_twice(
     lengths = [min(MAX_CTX, int(e) - int(s) - 1) for s, e in spans]
     survivors = [n for n, row in zip(lengths, graded.rows) if not row["early_exit"]]
     assert 0 < len(survivors) < len(lengths)
-    assert block_tokens.counts == [sum(lengths)] * 6 + [sum(survivors)] * 2
+    assert block_tokens == [sum(lengths)] * 6 + [sum(survivors)] * 2
     assert graded.facts["backbone_tokens"] == sum(lengths) + sum(survivors)
 
 
@@ -177,11 +165,9 @@ def test_a_summary_does_not_outlive_the_rows_it_counted(
     payload = own.grade().path.read_bytes()
     own.calibrate(target_keep=0.8)
 
-    def killed(directory: Path) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("nmoe_core.calibration.graded.fsync_dir", killed)  # the rows are renamed
+        killed = Mock(side_effect=KeyboardInterrupt)  # the rows are renamed by then
+        patched.setattr("nmoe_core.calibration.graded.fsync_dir", killed)
         with pytest.raises(KeyboardInterrupt):
             own.grade()
     own.calibrate()
@@ -202,11 +188,6 @@ def test_a_calibration_of_other_heads_is_refused_with_both_digests(own: Grading)
     assert own.grade().facts["changed"]
 
 
-def test_heads_of_another_context_are_refused(own: Grading) -> None:
-    with refused("E-HEAD-CONTEXT"):
-        load_heads(own.heads, own.model, MAX_CTX + 1)
-
-
 def test_shards_without_documents_and_documents_of_only_an_eos_are_graded(
     tmp_path: Path, grading: Grading
 ) -> None:
@@ -224,16 +205,11 @@ def test_shards_without_documents_and_documents_of_only_an_eos_are_graded(
 def test_a_document_without_finite_states_fails_alone_and_says_so(own: Grading) -> None:
     rows = own.grade().rows
     tokens = {r["doc_id"]: DocumentReader(own.data).tokens(r["doc_id"])[:24] for r in rows}
-    counts = np.bincount(np.concatenate([np.unique(t) for t in tokens.values()]), minlength=500)
-    token = int(np.flatnonzero(counts == 1)[0])
+    token = token_of(tokens.values(), 1)
     (victim,) = [doc_id for doc_id, ids in tokens.items() if token in ids]
-    saved = own.model.embedding.data[token].clone()
     shutil.rmtree(own.base / "quality")
-    try:
-        own.model.embedding.data[token] = torch.inf
+    with spoiled(own.model, token, np.inf):
         graded = own.grade()
-    finally:
-        own.model.embedding.data[token] = saved
     assert graded.facts["failed"] == graded.summary["failed"] == 1
     for row, before in zip(graded.rows, rows):
         if row["doc_id"] != victim:
@@ -250,20 +226,12 @@ def test_states_that_are_not_finite_everywhere_are_an_error_that_commits_nothing
 ) -> None:
     graded = own.grade(max_batch=8)
     payload = graded.path.read_bytes()
-    saved = own.model.embedding.data[:500, 3].clone()
-    try:
-        own.model.embedding.data[:500, 3] = torch.nan
-        with refused("E-HEAD-NONFINITE", r"web//web/train\S+: backbone states after"):
-            own.grade(max_batch=7, early_exit=False)
-    finally:
-        own.model.embedding.data[:500, 3] = saved
+    nan, first = (slice(500), 3), r"web//web/train\S+: backbone states after"
+    with spoiled(own.model, nan, np.nan), refused("E-HEAD-NONFINITE", first):
+        own.grade(max_batch=7, early_exit=False)
     assert graded.path.read_bytes() == payload
     assert graded.summary["failed"] == 0
     assert not own.grade().facts["changed"]
-
-
-class Killed(Exception):
-    pass
 
 
 def test_a_grading_killed_after_any_buffer_ends_in_the_same_bytes_and_repeats_no_work(
@@ -274,26 +242,15 @@ def test_a_grading_killed_after_any_buffer_ends_in_the_same_bytes_and_repeats_no
     whole = own.grade(max_batch=16)
     files = [whole.path.read_bytes(), whole.summary]
     shutil.rmtree(whole.directory)
-    append, num_appended = PartialRows.append, 0
-
-    def killed(self: PartialRows, rows: Any) -> None:
-        nonlocal num_appended
-        append(self, rows)
-        num_appended += 1
-        if num_appended == 2:  # a torn row, as a kill in a write leaves it
-            with open(whole.directory / PARTIAL_NAME, "ab") as file:
-                file.write(b'{"doc_id": "web//')
-        if num_appended in (1, 2):
-            raise Killed
-
-    monkeypatch.setattr(PartialRows, "append", killed)
     for _ in range(2):
-        with pytest.raises(Killed):
+        with killed_after_a_buffer():
             own.grade(max_batch=16)
-        assert not whole.path.exists()
+    assert not whole.path.exists()
+    with open(whole.directory / PARTIAL_NAME, "r+b") as file:
+        assert len(file.readlines()) == 2 * 16, "no buffer was computed twice"
+        file.write(b'{"doc_id": "web//')  # a torn row, as a kill in a write leaves it
     last = own.grade(max_batch=16)
     assert [last.path.read_bytes(), last.summary] == files
-    assert num_appended == -(-last.facts["documents"] // 16), "no buffer was computed twice"
     assert 0 < last.facts["backbone_tokens"] < whole.facts["backbone_tokens"]
     visible = sorted(p.name for p in last.directory.iterdir() if p.name[0] != ".")
     assert visible == ["quality_scores.jsonl", "summary.json"]
@@ -304,16 +261,8 @@ def test_rows_of_another_calibration_are_not_gone_on_from(
     own: Grading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
-    append = PartialRows.append
-
-    def killed(self: PartialRows, rows: Any) -> None:
-        append(self, rows)
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PartialRows, "append", killed)
-        with pytest.raises(Killed):
-            own.grade()
+    with killed_after_a_buffer():
+        own.grade()
     own.calibrate(target_keep=0.8)
     payload = (other := own.grade()).path.read_bytes()
     shutil.rmtree(other.directory)
@@ -350,18 +299,13 @@ def test_a_slice_of_several_sources_is_graded_as_its_shards_are(own: Grading) ->
 
 
 def test_text_is_graded_as_the_shard_made_of_it(own: Grading, tmp_path: Path) -> None:
-    class Tokenizer:
-        fingerprint, eos_token_id = "fake", EOS
-
-        def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
-            return np.array([int(w) for w in text.split()], np.uint32)[:max_tokens]
-
+    tokenizer: Any = FakeTokenizer()
     reader = DocumentReader(own.data)
     tokens = {doc_id: reader.tokens(doc_id, EOS) for doc_id, _ in own.rows[:40]}
     path = tmp_path / "texts.jsonl"
-    lines = [{"doc_id": i, "text": " ".join(map(str, t))} for i, t in tokens.items()]
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n" + '{"text": "1 2 3"}\n')
-    texts = own.grade_into(tmp_path / "t", text_input(path, Tokenizer())).rows
+    lines = [{"doc_id": i, "text": tokenizer.decode(t)} for i, t in tokens.items()]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n" + '{"text": "w1 w2 w3"}\n')
+    texts = own.grade_into(tmp_path / "t", text_input(path, tokenizer)).rows
     shards = own.rows_of(own.rows[:40])
     assert [r["decision"] for r in texts[:40]] == [r["decision"] for r in shards]
     for text, shard in zip(texts, shards):
@@ -369,4 +313,4 @@ def test_text_is_graded_as_the_shard_made_of_it(own: Grading, tmp_path: Path) ->
     assert (texts[40]["doc_id"], texts[40]["source"]) == ("texts/texts.jsonl:41", "texts")
     path.write_text('{"txt": "1"}\n')
     with refused("E-SOURCE-RECORD", r"texts.jsonl:1: "):
-        own.grade_into(tmp_path / "u", text_input(path, Tokenizer()))
+        own.grade_into(tmp_path / "u", text_input(path, tokenizer))

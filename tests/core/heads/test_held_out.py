@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nmoe_core.base.errors import LabelError
 from nmoe_core.config.quality import HeadsTable, ProbeTable
 from nmoe_core.config.tree import PROBE_NAME
-from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.heads.files import Header, load_head, read_header, save_head
 from nmoe_core.heads.train import HeadTraining
 from nmoe_core.labels.slices import read_slice
@@ -26,6 +23,7 @@ from tests.core.quality import (
     write_labels,
     write_source,
 )
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +38,20 @@ def repeated(tmp_path_factory: pytest.TempPathFactory, backbone: Any) -> Any:
     write_source(base / "data", "books", random_documents(6, 20))
     slices = slice_all(base / "data", base / "slices")
     rows = {s: read_slice(slices / f"docids_{s}.jsonl") for s in ("train", "val", "test")}
+    corpus = corpus_of(base / "data")
+    seen = {s: corpus.read([doc_id for doc_id, _ in listed]) for s, listed in rows.items()}
     labels = {}
-    for split, split_rows in rows.items():
-        tokens = tokens_of(base / "data", split_rows).tokens
-        grades = np.array([[(int(t.mean()) // (40 + 7 * d)) % 5 for d in range(5)] for t in tokens])
-        labels[split] = write_labels(base / f"labels_{split}.jsonl", split_rows, grades)
-    return SimpleNamespace(base=base, data=base / "data", rows=rows, labels=labels, model=backbone)
-
-
-def tokens_of(data: Path, rows: list[tuple[str, str]]) -> DocumentTokens:
-    return corpus_of(data).read([doc_id for doc_id, _ in rows])
+    for split, documents in seen.items():
+        means = (int(tokens.mean()) for tokens in documents.tokens)
+        grades = np.array([[mean // (40 + 7 * d) % 5 for d in range(5)] for mean in means])
+        labels[split] = write_labels(base / f"labels_{split}.jsonl", rows[split], grades)
+    return SimpleNamespace(
+        data=base / "data", rows=rows, documents=seen, labels=labels, model=backbone
+    )
 
 
 def digests(repeated: Any, split: str) -> np.ndarray:
-    return tokens_of(repeated.data, repeated.rows[split]).digests()
+    return repeated.documents[split].digests()
 
 
 def train(repeated: Any, heads: Path, test: Path | None = None) -> Header:
@@ -145,12 +143,9 @@ def test_test_labels_move_no_threshold_and_without_them_the_summary_says_so(
     without = calibrated.calibrate()
     assert without["test"] is None
     assert without["untouched"] == "no figure: the test slice has no labels"
-    own = {"test", "untouched", "fingerprints", "content_hash"}
-    assert {k: v for k, v in given.items() if k not in own} == {
-        k: v for k, v in without.items() if k not in own
-    }
-    lines = [json.loads(line) for line in test.read_text().splitlines()]
+    own = ("test", "untouched", "fingerprints", "content_hash")
+    assert given | {key: without[key] for key in own} == without
     other = test.with_name("labels_other.jsonl")
-    other.write_text("".join(json.dumps(row | {"scorer_model": "other"}) + "\n" for row in lines))
-    with pytest.raises(LabelError, match="another scorer"):
+    other.write_text(test.read_text().replace('"scorer_model": "fake"', '"scorer_model": "other"'))
+    with refused("E-LABEL-MIXED", "another scorer"):
         calibrated.calibrate(labels_test=other)
