@@ -31,7 +31,7 @@ from nmoe_core.curate.shards.inputs import load_quality
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.labels import slices
 from nmoe_core.labels.files import checked_digest
-from nmoe_core.labels.records import read_records
+from nmoe_core.labels.oracle import read_records
 from nmoe_core.prep.mixture import SPLITS, run_sources
 from nmoe_core.shards.documents import ShardFile, beginning, shard_files
 from nmoe_core.text.tokenizer import load_tokenizer

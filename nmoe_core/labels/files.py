@@ -21,8 +21,7 @@ from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
-from nmoe_core.labels.oracle import Scorer
-from nmoe_core.labels.records import coverage, is_salvaged, latest, one_scorer, read_records
+from nmoe_core.labels.oracle import Scorer, coverage, is_salvaged, latest, one_scorer, read_records
 from nmoe_core.labels.scores import DIMENSIONS, as_vector, parse_scores
 from nmoe_core.labels.slices import LABEL_SHARDS, NUM_LABEL_SHARDS, data_digest, former_data_digest
 

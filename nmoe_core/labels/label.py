@@ -30,9 +30,11 @@ from nmoe_core.labels.files import (
     read_summary,
     write_summary,
 )
-from nmoe_core.labels.oracle import Oracle, Question, Scorer
-from nmoe_core.labels.records import (
+from nmoe_core.labels.oracle import (
+    Oracle,
+    Question,
     Record,
+    Scorer,
     coverage,
     is_salvaged,
     label_record,

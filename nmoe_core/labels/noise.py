@@ -17,7 +17,7 @@ import numpy as np
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import spearman
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
-from nmoe_core.labels.records import Record, latest, read_records
+from nmoe_core.labels.oracle import Record, latest, read_records
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 

@@ -127,23 +127,19 @@ def _fixed_part(instructions: str) -> list[int]:
 def read_answer(
     tokens: Sequence[int], has_stopped: bool, opened: bool = False, salvage: bool = False
 ) -> OracleResult:
-    """The result that an assistant's tokens give.
+    """The result of an assistant's tokens: scores of a final channel that the answer ends in.
 
     Args:
         tokens: What the model wrote, stop token left out.
         has_stopped: Whether a stop token came; otherwise the tokens ran out.
         opened: Whether the prompt had opened the final channel already.
         salvage: Take, and mark, scores that stand elsewhere too.
-
-    Returns:
-        Finish reason `final_stop`, `stop_outside_final`, `length` or `parser_error`. Scores are
-        those of a final channel that the answer ends in.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
+    is_answer = last_channel == "final" and not is_broken
     reason = "parser_error" if is_broken else "length"
     if has_stopped and not is_broken:
-        reason = "final_stop" if last_channel == "final" else "stop_outside_final"
-    is_answer = last_channel == "final" and not is_broken
+        reason = "final_stop" if is_answer else "stop_outside_final"
     scores, is_salvaged = read_scores(final, salvage) if is_answer or salvage else (None, False)
     if salvage and not is_answer:
         if scores is None and last_channel in (None, "final"):

@@ -10,8 +10,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import Oracle
-from nmoe_core.labels.records import Record, read_records
+from nmoe_core.labels.oracle import Oracle, Record, read_records
 from tests.core.quality import FakeOracle, FakeTokenizer, slice_all
 
 

@@ -11,7 +11,7 @@ import pytest
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.records import read_records
+from nmoe_core.labels.oracle import read_records
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Record

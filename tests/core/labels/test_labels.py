@@ -14,7 +14,7 @@ from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.files import label_status, merge_labels, read_labels
 from nmoe_core.labels.noise import agreement, merge_noise
-from nmoe_core.labels.records import read_records
+from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import read_slice
 from tests.core.labels.labelling import Labelling

@@ -16,11 +16,10 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import OracleResult, Question
+from nmoe_core.labels.oracle import OracleResult, Question, read_records
 from nmoe_core.labels.oracles import engine, make_oracle
 from nmoe_core.labels.oracles.engine import EngineOracle, model_name
 from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS, encoding
-from nmoe_core.labels.records import read_records
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.labels.oracles.server import GOOD, SCORES
 from tests.refusals import refused

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from nmoe_core.cli import main
-from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracle import Question, read_records
 from nmoe_core.labels.oracles.http import RAW_CHARS
-from nmoe_core.labels.records import read_records
 from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.labels.oracles.server import (
     MODEL,

@@ -11,8 +11,8 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.engine import make_tiny_checkpoint
+from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.oracles import engine
-from nmoe_core.labels.records import read_records
 from nmoe_core.labels.slices import write_source_slices
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import MODEL, JudgeServer
