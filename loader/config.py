@@ -1,14 +1,9 @@
 """From a plan, its file, its URL or a run's settings to a plan and its loader.
 
-A mixture run names `mixture_toml`, `flow_profiles_toml`, `flow_mode` and `data_root` (or `root`,
-whose `data` directory it then is) and reads `{data_root}/{source}/{split}`. A run may list its
-sources itself, in `datasets` or in `configs` and `weights`; they come before `data_path`, which
-alone reads one directory in order. Keys may stand in a `data` table. Which keys there are:
-`loader.plan.settings.RunSettings`.
-
-Of a mapping or a file each key must be one of the loader's, or a table, which is another task's or
-the trainer's own; `data` is the loader's. An object has attributes for many purposes: only those
-with the loader's names are read, and others are not looked at. None and "" count as not set.
+Which keys there are: `loader.plan.settings.RunSettings`; what they do: docs/loader.md. Of a mapping
+or a file each key must be one of the loader's, or a table of another task's or the trainer's; the
+table `data` is the loader's. Of an object only the attributes with the loader's names are read.
+None and "" count as not set.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ _SLIP = 0.85
 
 
 class LoaderOptions(MemoryOptions, total=False):
-    """cache_dir: where files of a URL are kept."""
+    """Those of a batch's memory, and cache_dir: where files of a URL are kept."""
 
     cache_dir: str | Path | None
 
@@ -67,13 +62,11 @@ def build_loader(
     """Open a plan, or plan a run from its settings, and open its loader.
 
     Args:
-        cfg: A plan, a path to one (`.json`) or to a TOML file, a mapping, or an object with the
-            settings as attributes; see `loader.config`. Or the URL of a plan, see
-            `loader.plan.remote`.
+        cfg: A plan, a path to one (`.json`), its URL, a path to a TOML or YAML file, a mapping, or
+            an object with the settings as attributes.
         rank, world_size, split, backend: See `DeterministicLoader`.
         print_fn: Called on rank 0 with one line that says what was opened.
-        options: `cache_dir`, where files of a URL are kept, and those of
-            `loader.batches.MemoryOptions`.
+        options: See `LoaderOptions`.
 
     Raises:
         ConfigError, PlanError, FormatError: Before anything is read from a shard; for arguments,
@@ -93,13 +86,8 @@ def build_loader(
 
 
 def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan:
-    """The plan that `cfg` asks for, as `build_loader`; `cache_dir` stands in for the setting.
-
-    Raises:
-        ConfigError: A setting is missing, not known or out of range.
-        PlanError: The plan cannot be built or does not match its data.
-        FormatError: A manifest or shard is not valid.
-    """
+    """The plan that `cfg` asks for. Takes and raises what `build_loader` does; `cache_dir` is
+    put in place of the setting."""
     if cache_dir is not None:
         local_path(cache_dir, "cache_dir", LOCAL_CACHE)
     if isinstance(cfg, LoaderPlan):

@@ -3,8 +3,7 @@
 Batches come whole (`DataLoader(dataset, batch_size=None)`). Worker i of W makes every W-th batch
 and `DataLoader` takes them in turn, so the order is that of one process. `WorkerLoader` keeps the
 position of the last batch it returned, however far workers have read ahead; its state is a plain
-loader's and moves between any numbers of workers and ranks. Lengths are the batches of the whole
-stream, wherever the position is; each iteration of valid is a pass over all of it.
+loader's and moves between any numbers of workers and ranks.
 """
 
 from __future__ import annotations
@@ -24,23 +23,25 @@ from loader.loader import DeterministicLoader
 from loader.rows.stream import Split
 
 
-class DataOptions(TypedDict, total=False):
-    """dtype, contiguous: see `loader.batches.MemoryOptions`. with_meta: give `Batch` records
-    instead of `(inputs, targets)`. cache_dir: where files of a URL are kept."""
+class _Options(TypedDict, total=False):
+    """dtype, contiguous: see `loader.batches.MemoryOptions`. cache_dir: where files of a URL are
+    kept."""
 
     dtype: str
     contiguous: bool
+    cache_dir: str | Path | None
+
+
+class DataOptions(_Options, total=False):
+    """with_meta: give `Batch` records instead of `(inputs, targets)`."""
+
     with_meta: bool
-    cache_dir: str | Path | None
 
 
-class WorkerOptions(TypedDict, total=False):
-    """dtype, contiguous, cache_dir: as for `TokenDataset`. pin_memory: page-locked tensors, copied
-    by torch's own thread. prefetch_factor: batches that a worker may be ahead."""
+class WorkerOptions(_Options, total=False):
+    """pin_memory: page-locked tensors, copied by torch's own thread. prefetch_factor: batches that
+    a worker may be ahead."""
 
-    dtype: str
-    contiguous: bool
-    cache_dir: str | Path | None
     pin_memory: bool
     prefetch_factor: int
 

@@ -1,9 +1,7 @@
 """JSON objects that carry the SHA-256 of their own content under `content_hash`.
 
-Every JSON file that a later task reads as truth is sealed when it is written and checked when it is
-read, so an edited or damaged file is refused. Files of other tools and of earlier versions may lack
-the hash: each reader says whether it requires one. `content_hash` leaves out `created_at`; an
-object with that key has a `file_hash` too, which covers it.
+Every JSON file that a later task reads as truth is sealed, so that an edited or damaged one is
+refused. `content_hash` leaves out `created_at`; an object with that key has a `file_hash` too.
 """
 
 from __future__ import annotations

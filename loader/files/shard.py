@@ -111,10 +111,7 @@ def open_shard(path: Path) -> np.ndarray:
 
 
 class IndexReader:
-    """Document boundaries of one shard.
-
-    Args:
-        path: An `.idx` file.
+    """Document boundaries of one shard, from its `.idx` file.
 
     Raises:
         FormatError: Missing (E-INDEX-MISSING), or magic, version, size or boundaries are wrong
@@ -143,11 +140,8 @@ class IndexReader:
         return self.header.num_docs
 
     def get_document(self, i: int) -> tuple[int, int]:
-        """Token span `(start, end)` of document `i`, end exclusive and past its EOS.
-
-        Raises:
-            IndexError: `i` is negative or not below `num_docs`.
-        """
+        """Token span `(start, end)` of document `i`, end exclusive and past its EOS. Raises
+        IndexError where `i` is negative or not below `num_docs`."""
         if not 0 <= i < self.num_docs:
             raise IndexError(f"{self.path}: document {i} of {self.num_docs}")
         start, end = self._spans[i]
@@ -165,10 +159,9 @@ class IndexReader:
         magic, version, num_docs, _ = self.header
         if magic != INDEX_MAGIC or version != INDEX_VERSION:
             raise self._error(f"magic {magic!r} version {version}", f"{INDEX_MAGIC!r} version 1")
-        if size_bytes != INDEX_HEADER.size + 16 * num_docs:
-            raise self._error(
-                f"{size_bytes} bytes", f"{INDEX_HEADER.size + 16 * num_docs} for {num_docs} docs"
-            )
+        expected = INDEX_HEADER.size + 16 * num_docs
+        if size_bytes != expected:
+            raise self._error(f"{size_bytes} bytes", f"{expected} for {num_docs} docs")
 
     def _check_spans(self) -> None:
         starts, ends = self._spans[:, 0], self._spans[:, 1]

@@ -1,9 +1,8 @@
 """The token files of all sources as one axis of positions, mapped when they are reached.
 
 The files of a source lie end to end in manifest order, the sources after one another, so that one
-`searchsorted` places any number of rows. Every header is checked against its manifest when the
-axis is opened; a file that has changed by the time it is mapped is refused. A map costs a file
-descriptor: at most a quarter of the process's limit is used, the longest unused file going first.
+`searchsorted` places any number of rows. A map costs a file descriptor: at most a quarter of the
+process's limit is used, the longest unused file going first.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ class _File(NamedTuple):
 
 
 class TokenFiles:
-    """Files of several sources on one axis.
-
-    Args:
-        manifests: One per source.
-        wraps: Let a row that comes to the end of its source go on at the source's start.
+    """Files of several sources on one axis. Where it `wraps`, a row that comes to the end of its
+    source goes on at the source's start.
 
     Attributes:
         file_starts: int64 `[num_files + 1]`, position of each file's first token, and the end.
@@ -57,11 +53,8 @@ class TokenFiles:
         self.source_starts = np.array([0, *accumulate(totals)], np.int64)
 
     def tokens(self, file: int) -> np.ndarray:
-        """All tokens of file number `file`: uint32 `[num_tokens]`, mapped read-only.
-
-        Raises:
-            FormatError: The file is not the one that was checked (E-SHARD-CHANGED).
-        """
+        """All tokens of a file: uint32 `[num_tokens]`, mapped read-only. Raises FormatError where
+        it is not the one that was checked (E-SHARD-CHANGED)."""
         found = self._mapped.pop(file, None)
         if found is None:
             found = _map(self._files[file])

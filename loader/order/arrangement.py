@@ -1,11 +1,9 @@
 """A random arrangement of a multiset, any part of which is found without making the rest.
 
-Every order of the elements is as likely as any other: it is drawing without replacement. The range
-is halved until a part holds at most 16,384 elements; each half's share of a source is drawn from
-the hypergeometric law, a leaf is shuffled in whole. A position costs one path, O(sources x
-log(size)), and the nodes of the last path are kept, so reading on costs a fraction of that. Shares
-of up to 32 elements follow the law exactly, larger ones its normal approximation in arithmetic that
-is the same on every machine.
+It is drawing without replacement. The range is halved until a part holds at most 16,384 elements;
+each half's share of a source is drawn from the hypergeometric law (above 32 elements, from its
+normal approximation), a leaf is shuffled in whole. A position costs one path, O(sources x
+log(size)); the nodes of the last path are kept.
 """
 
 from __future__ import annotations

@@ -22,15 +22,9 @@ BLOCK_SIZE = 2048
 
 
 class Pace:
-    """An endless stream with fixed shares.
-
-    Args:
-        shares: Integer share of each source, each above 0. After `sum(shares)` sequences a source
-            has had exactly its share.
-        block_size: Sequences in a block; more where the heaviest source could not give way to all
-            others within one.
-        key: Which phases and orders.
-    """
+    """An endless stream with fixed shares: after `sum(shares)` sequences a source has had exactly
+    its share. A block has more than `block_size` sequences where the heaviest source could not give
+    way to all others within one. `key` says which phases and orders."""
 
     def __init__(self, shares: Sequence[int], block_size: int, key: int) -> None:
         self._shares, self._key = list(shares), key

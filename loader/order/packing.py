@@ -109,11 +109,6 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
 class PackedRows:
     """Which documents are in each row of a best-fit packed stream: all are packed when it is made.
 
-    Args:
-        manifests: One per source.
-        index: Their documents.
-        seq_len: Tokens of a row.
-
     Attributes:
         capacities: Rows of each source.
         row_tokens: uint32 `[num_rows]` of each source, tokens of documents in each row.

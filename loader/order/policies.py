@@ -1,10 +1,8 @@
 """Which source each sequence of a stage comes from, as a pure function of its number.
 
-A schedule answers two questions for any position without replaying the stage: how many sequences
-of each source lie before it, and which sources follow. Every policy is a stream that goes on for
-ever; a stage reads it until a source has met its quota, then lets that source go and reads a new
-stream of the others, so that each quota is met and none starves. Opening a stretch costs what the
-policy says; stretches before a position are opened once, at most one per source.
+Every policy is a stream that goes on for ever; a stage reads it until a source has met its quota,
+then lets that source go and reads a new stream of the others, so that each quota is met and none
+starves. Stretches before a position are opened once, at most one per source.
 """
 
 from __future__ import annotations
@@ -88,18 +86,9 @@ class _Segment:
 
 
 class UntilMet:
-    """A policy's streams until quotas are met.
-
-    Args:
-        open_stretch: Makes the stream of some sources; says for how many sequences it is good:
-            until a source has had its quota, or longer where it exceeds none.
-        weights: Integer weights, one per source.
-        quotas: Sequences of each source; the stage ends when all are met.
-        key: Seed of the stage.
-
-    Raises:
-        PlanError: A source has a quota and no weight, so its quota can never be met.
-    """
+    """A policy's streams until quotas are met. `open_stretch` makes the stream of some sources and
+    says for how many sequences it is good: until a source has had its quota, or longer where it
+    exceeds none."""
 
     def __init__(
         self, open_stretch: OpenStretch, weights: Sequence[int], quotas: Sequence[int], key: int
@@ -161,8 +150,7 @@ def make_schedule(
 
     Args:
         policy: One of `POLICIES`.
-        weights: Integer weights, one per source.
-        quotas: Sequences of each source.
+        weights, quotas: Integer weight, and number of sequences, of each source.
         key: Seed of the stage.
         seq_len: Tokens of a sequence; `least_consumed` counts them.
         pass_sequences: Sequences in one pass over all data: an epoch of `epoch_weighted`.

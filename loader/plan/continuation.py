@@ -2,10 +2,9 @@
 
 `{"datasets": [{"spec", "row_offset", "token_offset"}, ...]}` counts rows and tokens per source.
 `content_hash` and `order` beside them are ours, so that counts of other data or of another order
-are refused. Counts become part of a new plan, so its stream stays a pure function of the position:
-each source goes on after the windows that were read, and the steps that are left are shared among
-its weights alone. Stages and phases stay at their global step. A source that only the counts know
-is kept as it is.
+are refused. Counts become part of a new plan: each source goes on after the windows that were read,
+and the steps that are left are shared among its weights alone. Stages and phases stay at their
+global step. A source that only the counts know is kept as it is.
 """
 
 from __future__ import annotations
@@ -70,13 +69,8 @@ def offset_rows(plan: LoaderPlan, counts: Mapping[str, Mapping[str, Any]]) -> li
 def resume_counts(
     plan: LoaderPlan, value: object, schedule: PlanSchedule, capacities: Sequence[int]
 ) -> tuple[LoaderPlan, int]:
-    """The plan that goes on where counts end, and the sequence index there: the plan itself where
-    they are a place in its stream, else a new one, which begins at 0.
-
-    Args:
-        plan: The plan of the whole run.
-        value: The `datasets` of a state.
-        schedule, capacities: Of the plan's stream.
+    """The plan that goes on where counts, the `datasets` of a state, end, and the sequence index
+    there: the plan itself where they are a place in its stream, else a new one, which begins at 0.
 
     Raises:
         StateError: Not such rows, or a spec twice (E-STATE-FORMAT); a spec is ambiguous or two are

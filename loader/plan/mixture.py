@@ -1,10 +1,8 @@
 """Mixture and flow profiles: which sources, in which stages, for how many tokens.
 
 A mixture says what a stage is made of, a flow says how long each stage is and at which temperature
-its weights are read. `resolve_stages` joins the two; `quotas` turns a stage's weights into whole
-sequences. All arithmetic on budgets and quotas is exact (decimal fractions), so a budget never
-loses a token to rounding. Only `id` and `tokens_b` of a source are read here; its other keys belong
-to prep. Formats: docs/formats.md.
+its weights are read. All arithmetic on budgets and quotas is exact (decimal fractions). Only `id`
+and `tokens_b` of a source are read here; its other keys belong to prep. Formats: docs/formats.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Phases: from a step on, other weights and another scale of the learning rate.
 
-A phase begins with the first sequence of its step, exactly, and holds until the next one. A source
-it does not list keeps its original weight, or has none with `inherit = "zero"`. `anneal_start_step`
-with `anneal_weights` is short for a single phase. Phases become stages of the plan, so the stream
-stays a function of the position and resuming needs nothing else. Table layout: KempnerForge's
-`[[data.phases]]`.
+A phase begins with the first sequence of its step, exactly, and holds until the next one. Phases
+become stages of the plan, so the stream stays a function of the position. Table layout:
+KempnerForge's `[[data.phases]]`.
 """
 
 from __future__ import annotations

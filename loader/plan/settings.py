@@ -1,9 +1,8 @@
 """What a run may set: each key once, with its type, its default and the values that are good.
 
-`PlanSettings` decide which tokens are read and in which order; `RunSettings` add where the data are
-and how long the run is. A field's type says how its value is read: `Path` is a path on this
-machine, `str | Path` may be a URL as well, and relative ones of either start at the run's base.
-Values that only the parts of a plan can judge (`datasets`, `phases`, ...) are read there.
+A field's type says how its value is read: `Path` is a path on this machine, `str | Path` may be a
+URL as well, and relative ones of either start at the run's base. Values that only the parts of a
+plan can judge (`datasets`, `phases`, ...) are read there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A fresh array for each batch costs a page fault per 4 KiB when it is filled. `HeldBuffers` gives a
 buffer out again only when the caller has let go of the batch and of every view of it, which the
-reference count tells; so a batch is valid for as long as it is held and no rule needs to be kept.
-Pinned memory comes from torch's own pool, which also waits for copies that are under way.
+reference count tells. Pinned memory comes from torch's own pool, which waits for copies under way.
 """
 
 from __future__ import annotations

@@ -65,13 +65,8 @@ def origins(stream: Stream, n: int) -> RowOrigins:
 
 def readings(stream: Stream, source: str, path: Path, start: int, end: int) -> Iterator[int]:
     """Global sequences whose inputs hold any of the tokens `[start, end)` of a file, ascending.
-
-    Looks at the place of every sequence, some 10 million per second, since any policy may come back
-    to a document at any time.
-
-    Raises:
-        ValueError: The stream does not read this file of this source.
-    """
+    Looks at the place of every sequence, some 10 million per second. Raises ValueError where the
+    stream does not read this file of this source."""
     column = stream.source_names.index(source)
     file = stream.files.paths().index(path)
     base = int(stream.files.file_starts[file])

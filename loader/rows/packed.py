@@ -24,13 +24,7 @@ _CHUNK = 1 << 20
 
 
 class PackedReader(PackedRows):
-    """Reads rows of a best-fit packed stream.
-
-    Args:
-        manifests, index, seq_len: See `PackedRows`.
-        files: The tokens.
-        pad_token_id: What padding holds in inputs.
-    """
+    """Reads rows of a best-fit packed stream; `pad_token_id` is what padding holds in inputs."""
 
     def __init__(
         self,

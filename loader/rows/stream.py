@@ -2,8 +2,7 @@
 
 Order comes from `loader.plan.schedule`, tokens from `loader.rows.windows` (concatenate and cut) or
 `loader.rows.packed` (best fit). Some batches are located and planned at once, which spreads the
-fixed cost of numpy calls; only this rank's rows are copied. Every header is checked against its
-manifest when the stream is opened.
+fixed cost of numpy calls; only this rank's rows are copied.
 """
 
 from __future__ import annotations
@@ -50,10 +49,6 @@ class _Ahead:
 
 class Stream:
     """All sequences of one split of a plan.
-
-    Args:
-        plan: The plan; its data are checked against it here.
-        split: `train` mixes by the plan's stages; `valid` reads each valid source once, in order.
 
     Attributes:
         schedule: Which source and window each sequence is.

@@ -2,8 +2,7 @@
 
 Window w of a source is the tokens from `w * stride` on. The rows of a batch that continue one
 another in one file are one run and cost one strided copy that widens on the way; a row alone costs
-one copy, as does a row over a file end. Copies are planned for many batches at once. No token is
-looked at: where documents end is in the index (see `loader.files.spans`).
+one copy, as does a row over a file end. Copies are planned for many batches at once.
 """
 
 from __future__ import annotations

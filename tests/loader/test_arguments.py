@@ -22,16 +22,6 @@ def test_seek_refuses_what_is_not_a_batch_boundary_of_the_stream(two_stages):
         loader.next()
 
 
-def test_metrics_count_every_token_of_every_rank(two_stages):
-    loader = open_loader(two_stages.cfg, 2, 5)
-    for step in range(1, loader.num_steps + 1):
-        loader.next()
-        metrics = loader.metrics()
-        assert sum(m["tokens"] for m in metrics.values()) == step * 12 * 16
-        assert sum(m["sequences"] for m in metrics.values()) == step * 12
-    assert loader.state_dict()["sources"] == loader.metrics()
-
-
 def test_meta_describes_each_row(two_stages, lib):
     loader = open_loader(two_stages.cfg, 1, 5)
     loader.seek_step(3)

@@ -83,15 +83,6 @@ def test_loss_table_of_the_mixing_document():
     )
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.5])
-def test_temperature_is_the_mixing_documents_softmax_of_log_weights(cfg, temperature):
-    plan = resolve_plan(cfg | {"mix_temperature": temperature})
-    logits = np.log(list(WEIGHTS.values())) / temperature
-    scaled = np.exp(logits - logits.max())
-    expected = dict(zip(WEIGHTS, (scaled / scaled.sum()).tolist()))
-    assert shares(plan, 0, 200_000) == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     "percent",

@@ -55,10 +55,11 @@ def test_losses_that_do_not_fit_are_refused(index, losses, tokens):
 
 def test_counts_of_all_sources_sum_to_the_tokens_of_all_ranks(two_stages):
     loader, plan = build_loader(two_stages.cfg, 1, 3, backend="numpy")
-    for _ in range(7):
+    for step in range(1, 8):
         loader.next()
-    flat = count_metrics(loader.metrics())
-    assert sum(v for k, v in flat.items() if k.endswith("/tokens")) == 7 * 12 * 16
+        flat = count_metrics(loader.metrics())
+        assert sum(v for k, v in flat.items() if k.endswith("/tokens")) == step * 12 * 16
+        assert sum(v for k, v in flat.items() if k.endswith("/sequences")) == step * 12
     assert set(flat) == {
         f"data/{s.name}/{key}" for s in plan.sources for key in ("tokens", "sequences", "epochs")
     }

@@ -47,20 +47,14 @@ def test_the_tokens_that_origins_name_are_the_rows_that_the_loader_gives(plan):
         at = 0
         for part in found.documents:
             tokens = open_shard(part.path)[part.first : part.stop]
+            index = IndexReader(part.path.with_suffix(".idx"))  # of the whole document
+            assert index.get_document(part.document) == (part.start, part.end)
+            assert part.start <= part.first < part.stop <= part.end
             assert part.row_start == at
             np.testing.assert_array_equal(row[at : at + len(tokens)], tokens)
             at += len(tokens)
             assert f"/{found.source}/" in str(part.path)
         assert at == 16 or (row[at:] == 999).all()
-
-
-def test_each_origin_is_the_whole_document_of_its_index(plan):
-    stream = Stream(plan, "train")
-    for n in range(stream.num_sequences):
-        for part in origins(stream, n).documents:
-            index = IndexReader(part.path.with_suffix(".idx"))
-            assert index.get_document(part.document) == (part.start, part.end)
-            assert part.start <= part.first < part.stop <= part.end
 
 
 def test_readings_of_a_document_are_all_sequences_that_name_it(plan, monkeypatch):

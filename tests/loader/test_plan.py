@@ -57,30 +57,21 @@ def test_plan_file_holds_the_published_fields(saved):
     assert [s["quota_sequences"] for s in pretrain["sources"]] == [75, 25]
     assert [s["weight"] for s in pretrain["sources"]] == [750_000, 250_000]
     assert [s["name"] for s in mid["sources"]] == ["code"]
-    assert mid["sources"][0] == {
-        "name": "code",
-        "manifest": "data/code/train/manifest.json",
-        "content_hash": pretrain["sources"][1]["content_hash"],
-        "num_tokens": 2000,
-        "weight": 1_000_000,
-        "quota_sequences": 20,
-    }
+    in_pretrain = pretrain["sources"][1]
+    assert in_pretrain["manifest"] == "data/code/train/manifest.json"
+    assert in_pretrain["num_tokens"] == 2000
+    assert mid["sources"][0] == in_pretrain | {"weight": 1_000_000, "quota_sequences": 20}
     assert [s["name"] for s in value["valid"]] == ["code"]
 
 
-def test_loading_gives_the_plan_that_was_saved(saved, tmp_path):
+def test_a_saved_plan_is_the_plan_and_a_moved_tree_has_its_stream_and_hash(saved, tmp_path):
     plan = load_plan(saved)
     assert plan.to_json() == saved.read_text()
-    assert plan.base == tmp_path
-    assert plan.num_sequences == 120
-
-
-def test_moved_tree_gives_the_same_stream_and_hash(saved, tmp_path):
-    before = DeterministicLoader(load_plan(saved), backend="numpy").next()
-    hash_before = load_plan(saved).plan_hash
+    assert (plan.base, plan.num_sequences) == (tmp_path, 120)
+    before = DeterministicLoader(plan, backend="numpy").next()
     shutil.copytree(tmp_path, tmp_path.parent / "moved")
     moved = load_plan(tmp_path.parent / "moved" / "mixture" / "loader_plan.json")
-    assert moved.plan_hash == hash_before
+    assert moved.plan_hash == plan.plan_hash
     after = DeterministicLoader(moved, backend="numpy").next()
     np.testing.assert_array_equal(before, after)
 
@@ -89,31 +80,16 @@ def test_hash_ignores_names_of_places_and_nothing_else(saved):
     plan = load_plan(saved)
     for same in ({"plan_id": "x"}, {"root": "elsewhere"}, {"base": Path("/x")}):
         assert replace(plan, **same).plan_hash == plan.plan_hash
-    stage = plan.stages[0]
-    source = stage.sources[0]
-    others = {
-        "tokenizer": "x",
-        "vocab_size": 1001,
-        "eos_token_id": 1,
-        "seq_len": 17,
-        "batch_size": 5,
-        "seed": 1,
-        "policy": "x",
-        "window_stride": "seq_len+1",
-        "on_exhaust": "wrap",
-        "valid": (),
-        "stages": plan.stages[::-1],
-    }
+    first = plan.stages[0]
+    source = first.sources[0]
+    of_text = ("tokenizer", "policy", "window_stride", "on_exhaust")
+    of_number = ("vocab_size", "eos_token_id", "seq_len", "batch_size", "seed")
+    others = dict.fromkeys(of_text, "x") | dict.fromkeys(of_number, 7)
+    others |= {"valid": (), "stages": plan.stages[::-1]}
     changed = [replace(plan, **{key: value}) for key, value in others.items()]
-    of_source = {
-        "num_tokens": 1,
-        "weight": 1,
-        "quota_sequences": 1,
-        "content_hash": "0",
-        "name": "x",
-    }
-    for key, value in of_source.items():
-        other = replace(stage, sources=(replace(source, **{key: value}),))
+    of_source = dict.fromkeys(("num_tokens", "weight", "quota_sequences"), 1)
+    for key, value in (of_source | {"content_hash": "0", "name": "x"}).items():
+        other = replace(first, sources=(replace(source, **{key: value}),))
         changed.append(replace(plan, stages=(other, *plan.stages[1:])))
     assert len({plan.plan_hash, *(other.plan_hash for other in changed)}) == 17
 
@@ -201,6 +177,10 @@ def test_shard_of_another_size_is_refused_when_the_stream_is_opened(saved, tmp_p
         DeterministicLoader(plan)
 
 
+def stage(num_tokens: int, name: str = "pretrain", **weights: float) -> Stage:
+    return Stage(name, "m", num_tokens, tuple(StageSource(n, w) for n, w in weights.items()))
+
+
 def plan_of(tree, stages, **settings):
     manifests = {p.parent.parent.name: p for p in tree.root.rglob("train/manifest.json")}
     chosen = PlanSettings(**{"seq_len": 16, "batch_size": 4} | settings)
@@ -209,7 +189,7 @@ def plan_of(tree, stages, **settings):
 
 @pytest.mark.parametrize(("stride", "need"), [("seq_len", 1601), ("seq_len+1", 1700)])
 def test_preflight_wants_exactly_the_tokens_that_are_read(tree, tmp_path, lib, stride, need):
-    stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
+    stages = [stage(1600, web=1.0)]
     tree.add("web", need)
     loader = DeterministicLoader(plan_of(tree, stages, window_stride=stride), backend="numpy")
     assert sum(1 for _ in loader) == 25
@@ -221,63 +201,43 @@ def test_preflight_wants_exactly_the_tokens_that_are_read(tree, tmp_path, lib, s
     assert plan_of(tree, stages, window_stride=stride, on_exhaust="wrap").wraps
 
 
-def test_preflight_adds_up_a_source_over_stages(tree):
-    tree.add("web", 1000)
-    stages = [
-        Stage(name, "m", 480, (StageSource("web", 1.0),)) for name in ("pretrain", "mid", "long")
-    ]
-    with refused("E-PLAN-SHORT", naming=["'long'", "1441"]):
-        plan_of(tree, stages)
-
-
-def test_positive_weight_without_a_sequence_is_refused(tree):
+@pytest.mark.parametrize(
+    ("stages", "settings", "code", "words"),
+    [
+        # A source is added up over stages.
+        ([stage(480, n, wiki=1.0) for n in "abc"], {}, "E-PLAN-SHORT", ["'c'", "1441"]),
+        ([stage(1600, web=4510.0, wiki=2.51)], {}, "E-PLAN-ZERO", ["'wiki'", "no sequence"]),
+        ([stage(15, web=1.0)], {}, "E-PLAN-ZERO", ["shorter than one sequence"]),
+        ([stage(1600, wb=1.0)], {}, "E-PLAN-SOURCE", ["did you mean 'web'"]),
+        ([stage(1600, web=1.0)], {"vocab_size": 201_088}, "E-PLAN-TOKENIZER", ["vocab_size"]),
+    ],
+)
+def test_stages_that_their_data_cannot_serve_are_refused(tree, stages, settings, code, words):
     tree.add("web", 3000)
-    tree.add("wiki", 3000)
-    sources = (StageSource("web", 4510.0), StageSource("wiki", 2.51))
-    with refused("E-PLAN-ZERO", naming=["'wiki'"]):
-        plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
-    few = plan_of(tree, [Stage("pretrain", "m", 16, sources)], batch_size=1)
+    tree.add("wiki", 1000)
+    with refused(code, naming=words):
+        plan_of(tree, stages, **settings)
+    few = plan_of(tree, [stage(16, web=4510.0, wiki=2.51)], batch_size=1)
     assert [s.quota_sequences for s in few.stages[0].sources] == [1, 0]
-
-
-def test_stage_shorter_than_a_sequence_is_refused(tree):
-    tree.add("web", 3000)
-    with pytest.raises(PlanError, match="shorter than one sequence"):
-        plan_of(tree, [Stage("pretrain", "m", 15, (StageSource("web", 1.0),))])
-
-
-def test_source_without_a_manifest_is_named_with_the_nearest(tree):
-    tree.add("web", 3000)
-    with refused("E-PLAN-SOURCE", naming=["did you mean 'web'"]):
-        plan_of(tree, [Stage("pretrain", "m", 1600, (StageSource("wb", 1.0),))])
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("tokenizer", "other"),
-        ("vocab_size", 2000),
-        ("eos_token_id", 998),
-        ("tokenizer_fingerprint", "b"),
+        *[("tokenizer", "other"), ("tokenizer_fingerprint", "b")],
+        *[("vocab_size", 2000), ("eos_token_id", 998)],
     ],
 )
 def test_sources_of_two_tokenizers_are_refused(tree, key, value):
     tree.add("web", 3000, tokenizer_fingerprint="a")
     tree.add("code", 3000, **{key: value})
-    sources = (StageSource("web", 1.0), StageSource("code", 1.0))
     with refused("E-PLAN-TOKENIZER", naming=["'code'"]):
-        plan_of(tree, [Stage("pretrain", "m", 1600, sources)])
-
-
-def test_settings_that_contradict_the_manifest_are_refused(tree):
-    tree.add("web", 3000)
-    stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
-    with pytest.raises(PlanError, match="vocab_size"):
-        plan_of(tree, stages, vocab_size=201_088)
+        plan_of(tree, [stage(1600, web=1.0, code=1.0)])
 
 
 def test_manifest_outside_the_root_is_refused(tree, tmp_path):
     path = tree.add("web", 3000)
-    stages = [Stage("pretrain", "m", 1600, (StageSource("web", 1.0),))]
     with refused("E-PATH-ESCAPE"):
-        build_plan(stages, {"web": path}, SETTINGS, root=tmp_path / "other", plan_id="x")
+        build_plan(
+            [stage(1600, web=1.0)], {"web": path}, SETTINGS, root=tmp_path / "other", plan_id="x"
+        )

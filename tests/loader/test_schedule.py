@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loader import build_loader, resolve_plan
+from loader import build_loader
 from loader.order.policies import POLICIES, weight_unit
 from loader.plan.mixture import quotas, weights_fixed_point
 from loader.plan.records import LoaderPlan, PlanSource, PlanStage
@@ -141,16 +141,6 @@ def test_opening_and_seeking_to_1e9_goes_through_no_sequence_before(lib, policy)
 
     once()  # a table of `swrr` is made once
     assert lib.calls_of(once) < 10_000
-
-
-def test_max_epochs_limits_how_often_a_source_is_read(tree):
-    tree.add("web", 1601)
-    cfg = tree.one(batch_size=10)
-    assert build_loader(cfg | {"max_epochs": 3})[0].num_steps == 30
-    wrapping = cfg | {"on_exhaust": "wrap", "steps": 25}
-    assert resolve_plan(wrapping | {"max_epochs": 3})
-    with refused("E-PLAN-SHORT", naming=["in max_epochs = 2"]):
-        resolve_plan(wrapping | {"max_epochs": 2})
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"policy": "epoch_weighted"}])
