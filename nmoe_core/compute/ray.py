@@ -47,7 +47,16 @@ def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
         ConfigError: Ray is not installed, cannot be reached, or has no such resources
             (E-CONFIG-RAY).
     """
-    ray = _import_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray = importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "Ray is not installed",
+            where='[compute] backend = "ray"',
+            do="pip install 'nmoe-data[ray]'",
+            code="E-CONFIG-RAY",
+        ) from None
     is_ours = not ray.is_initialized()
     if is_ours:
         _connect(ray, options)
@@ -181,19 +190,6 @@ def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
     records = _kept.copy()
     _kept.clear()
     return _Answer(result, failure, records)
-
-
-def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "Ray is not installed",
-            where='[compute] backend = "ray"',
-            do="pip install 'nmoe-data[ray]'",
-            code="E-CONFIG-RAY",
-        ) from None
 
 
 def _connect(ray: Any, options: RayTable) -> None:

@@ -103,7 +103,11 @@ class Pass:
         # The last row takes the records that could not be read: they have bucket -1.
         self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
         if entry is not None:
-            self._restore(entry)
+            self.counts = Counts(**{one.name: entry[one.name] for one in fields(Counts)})
+            self.counts.position = Position(*entry["position"])
+            self.totals[:] = entry["totals"]
+            for bucket, counts in entry["outcomes"].items():
+                self.outcomes[int(bucket)] = counts
         self.resumed_bytes = self.counts.size_bytes
         self.writers: dict[int, ShardWriter] = {}
         self._checksums: dict[int, list[str]] = {}
@@ -258,13 +262,6 @@ class Pass:
             resumed_bytes=self.resumed_bytes,
             max_tokens=self.plan.budget,
         )
-
-    def _restore(self, entry: dict[str, Any]) -> None:
-        self.counts = Counts(**{one.name: entry[one.name] for one in fields(Counts)})
-        self.counts.position = Position(*entry["position"])
-        self.totals[:] = entry["totals"]
-        for bucket, counts in entry["outcomes"].items():
-            self.outcomes[int(bucket)] = counts
 
     def _source_info(self, bucket: int) -> dict[str, Any]:
         counts = dict(zip(OUTCOMES, self.outcomes[bucket].tolist()))

@@ -175,8 +175,13 @@ def _commit_manifest(
 
 
 def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None) -> PrepReport:
-    work = _begin(plan, journal)
-    source = plan.split.source
+    source, work, entry = plan.split.source, None, journal.read()
+    if entry is not None and plan.can_go_on_from(entry):
+        with suppress(FormatError):  # the disk lost files of the journal: only work is lost by that
+            work = Pass(plan, journal, entry)
+    if work is None:
+        journal.remove()
+        work = Pass(plan, journal, None)
     try:
         keep_digests(journal.directory / _DIGESTS_NAME, source.local_files())
         work.read(pool, progress)
@@ -215,16 +220,6 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
         raise
     journal.remove()
     return report
-
-
-def _begin(plan: PassPlan, journal: Journal) -> Pass:
-    """The pass that the journal speaks of, where this plan can go on with it; else a new one."""
-    entry = journal.read()
-    if entry is not None and plan.can_go_on_from(entry):
-        with suppress(FormatError):  # the disk lost files of the journal: only work is lost by that
-            return Pass(plan, journal, entry)
-    journal.remove()
-    return Pass(plan, journal, None)
 
 
 def _recorded_stop(plan: PassPlan) -> int | None:

@@ -28,6 +28,7 @@ from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import path_text
 
 _BATCH_ROWS = 512
+_SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -134,7 +135,7 @@ class DatasetsSource:
     def _rows(self) -> Any:
         datasets, directory, files = self._import(), self.directory, self.spec.hf_data_files
         try:
-            if directory is not None and _is_saved(directory):
+            if directory is not None and any((directory / name).is_file() for name in _SAVED):
                 return self._split_of(datasets.load_from_disk(str(directory)))
             return datasets.load_dataset(
                 str(directory or self.dataset),
@@ -184,10 +185,6 @@ class DatasetsSource:
             code, do = "E-SOURCE-NETWORK", "check the network and the hub's token, and run again"
         cause = " ".join(str(error).split())[:300]
         return SourceError(f"{what}: {cause}", where=self.dataset, do=do, code=code)
-
-
-def _is_saved(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def _network_errors() -> tuple[type[Exception], ...]:

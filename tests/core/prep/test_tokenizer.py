@@ -7,6 +7,8 @@ import os
 import random
 import string
 import sys
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,9 @@ from hypothesis import strategies as st
 
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.cli import main
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import Reading, Record
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Engine, Tokenizer, load_tokenizer
 from nmoe_core.text.vocabulary import ensure_vocabulary
@@ -182,3 +187,32 @@ def test_an_encoding_that_the_engine_lacks_names_the_engine_that_has_it(
     with pytest.raises(TokenizerError, match='engine = "tiktoken"') as caught:
         Tokenizer("gpt2")
     assert caught.value.code == "E-TOKENIZER-ENGINE"
+
+
+_NUM_FILES = 60
+
+
+def _texts() -> Iterator[list[str]]:
+    """The standard library; and all JSON lines below `NMOE_CORPUS_DIR`, also `.gz` and `.zst`."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    yield [path.read_text(encoding="utf-8") for path in files[:: max(1, len(files) // _NUM_FILES)]]
+    named = os.environ.get("NMOE_CORPUS_DIR")
+    if named:
+        files = find_files(["**/*.jsonl*"], Path(named))
+        for block in JsonlSource(Reading("corpus"), files).blocks():
+            yield [record.text for record in block.records() if isinstance(record, Record)]
+
+
+@pytest.mark.parametrize("engines", [("quicktok", "gigatoken")])
+def test_real_text_has_the_ids_of_tiktoken(engines: tuple[Engine, ...]) -> None:
+    pytest.importorskip("gigatoken")
+    tokenizers = [load_tokenizer(engine=engine) for engine in engines]
+    encode = tiktoken.get_encoding("o200k_harmony").encode_ordinary
+    num_tokens = 0
+    for texts in _texts():
+        expected = np.array([i for text in texts for i in encode(text)], np.uint32)
+        num_tokens += len(expected)
+        for tokenizer in tokenizers:
+            found = tokenizer.encode_batch(texts)
+            np.testing.assert_array_equal(found.ids, expected, err_msg=tokenizer.engine)
+    assert num_tokens > 100_000
