@@ -25,14 +25,9 @@ def order_picture(
     seq_len: int,
     what: str = "clusters",
 ) -> bytes:
-    """A strip of clusters and a line of window diversity (concat) for each order.
+    """A strip of clusters and a line of window diversity (concat) for each named permutation.
 
-    Args:
-        doc_clusters: int `[N]`.
-        doc_tokens: Length of each document, EOS included: int `[N]`.
-        orders: Named permutations.
-        seq_len: Tokens of a window.
-        what: What clusters are called, in the plural.
+    `doc_tokens` include EOS; `what` is what clusters are called, in the plural.
     """
     ceiling = diversity_ceiling(doc_clusters, doc_tokens, seq_len)
     counts = {

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
-    """Loss against step, one line per curve.
-
-    Args:
-        curves: Points `(step, loss)` of each named curve, in order.
-    """
+    """Loss against step, one line for each named curve of points `(step, loss)`."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()

@@ -19,12 +19,9 @@ _MAX_BARS = 300
 def manifest_plot(
     doc_tokens: np.ndarray | Sequence[int], shard_tokens: Sequence[int], name: str = ""
 ) -> bytes:
-    """Histogram of document lengths, and a bar of tokens for each shard.
+    """Histogram of document lengths (EOS included), and a bar of tokens for each shard.
 
-    Args:
-        doc_tokens: Length of each document in tokens, EOS included.
-        shard_tokens: Tokens of each shard, in order; 0 for an empty one.
-        name: Source or split, for the title.
+    `name` is the source or split, for the title.
     """
 
     def draw(figure: Figure) -> None:

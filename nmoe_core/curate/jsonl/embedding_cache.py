@@ -27,10 +27,8 @@ KEY = np.dtype([("sha256", "S32"), ("tokens", "<i8")])
 class EmbeddingCache:
     """A store opened for reading; `writer()` locks it for appending.
 
-    Args:
-        directory: Of the store; one that is not there is empty.
-        model: Digest of everything a row depends on beside its key.
-        width: Columns of a row.
+    A directory that is not there is an empty store. `model` is the digest of everything that a row
+    depends on beside its key, `width` its columns.
 
     Raises:
         CurationError: The store belongs to another model or width, or is damaged

@@ -48,11 +48,7 @@ class JsonlPaths:
         return self.counts or self.input.with_name(f"{stem}_token_counts.npy")
 
     def require_counts(self) -> None:
-        """Refuse token counts that cannot be written, before anything is computed.
-
-        Raises:
-            CurationError: E-CURATION-INPUT.
-        """
+        """Refuse token counts that cannot be written (E-CURATION-INPUT)."""
         try:
             with TemporaryFile(dir=self.token_counts.parent):
                 return
@@ -72,11 +68,7 @@ class JsonlPaths:
         return self.beside("_cache")
 
     def check(self) -> None:
-        """Refuse an output that is the input.
-
-        Raises:
-            CurationError: E-CURATION-INPUT.
-        """
+        """Refuse an output that is the input (E-CURATION-INPUT)."""
         if self.output.resolve() == self.input.resolve():
             raise CurationError(
                 "the output is the input",
@@ -98,7 +90,7 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
         written += map(paths.picture, PICTURES)
         for path in written:
             for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
-                # Pictures and token counts may be those of another output too, now being written.
+                # Pictures and token counts may be another output's, which is now being written.
                 if not _is_running(left.name.rpartition(".")[2]):
                     left.unlink(missing_ok=True)
         yield

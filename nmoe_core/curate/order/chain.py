@@ -28,10 +28,8 @@ def related(
 
     Lengths have no effect.
 
-    Args:
-        embeddings: Float `[N, D]`, rows of length 1, so that products are cosines.
-        block: Most documents among which the chain is exact.
-        seed: The chain of topics starts at topic `(seed + epoch)` modulo their number.
+    Among `block` documents the chain is exact; rows of `embeddings` have length 1. The chain of
+    topics starts at topic `(seed + epoch)` modulo their number.
 
     Raises:
         CurationError: Not one finite row per document, or `block` is below 1 (E-CURATION-ORDER).

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from loader.files.format import load_manifest, read_json_object
+from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary, seal_summary
@@ -38,13 +38,14 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
     """
     shards = tree.shards(source, num_shards)
     parent = load_manifest(tree.manifest(source))
-    infos = [_source_info(shard) for shard in shards]
-    source_info = {key: infos[0][key] for key in _SHARED_INFO}
+    made = [_checked(shard) for shard in shards]
+    shared = made[0].extra["source_info"]
+    source_info = {key: shared[key] for key in _SHARED_INFO}
     source_info["parent"] = documents_digest(parent)
     split, path = tree.curated_split(source), tree.curated_manifest(source)
     manifest = combine_shards(split, shard_format(parent), num_shards, source_info)
     diversity = compare_orders(*arranged_documents(shards), settings.seq_len)
-    plans = _plans(shards)
+    plans = _plans(shards, made)
     curation = tree.curation(source)
     recorded = seal_summary(
         {
@@ -75,37 +76,33 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
     return Result(manifest["content_hash"], facts)
 
 
-def _plans(shards: list[ShardPaths]) -> dict[str, Any]:
-    """How the shards were ordered, and how many begin elsewhere in a window than planned."""
-    orders: Counter[str] = Counter()
-    start = num_misaligned = num_deferred = 0
-    for shard in shards:
-        manifest = load_manifest(shard.curated_manifest)
-        facts = read_summary(shard.curation, CurationError, "E-CURATION-STALE")
-        orders[facts["order"]] += 1
-        num_deferred += facts["num_deferred"]
-        if facts["order"] == "window_fill" and manifest.total_documents:
-            planned = int(facts["fingerprints"]["seq_len"])
-            num_misaligned += facts["offset"] != start % planned
-        start += manifest.total_tokens
-    return {
-        "orders": dict(sorted(orders.items())),
-        "num_misaligned": num_misaligned,
-        "num_deferred": num_deferred,
-    }
-
-
-def _source_info(shard: ShardPaths) -> dict[str, Any]:
-    """`source_info` of a curated shard, made from the parent that is there now."""
-    info = load_manifest(shard.curated_manifest).extra.get("source_info", {})
+def _checked(shard: ShardPaths) -> Manifest:
+    """Manifest of a curated shard, made from the parent that is there now."""
+    manifest = load_manifest(shard.curated_manifest)
+    found = manifest.extra.get("source_info", {}).get("parent")
     expected = documents_digest(load_manifest(shard.manifest))
-    if info.get("parent") != expected:
+    if found != expected:
         raise CurationError(
             "curated shard was made from another version of its parent",
             where=shard.curated_manifest,
-            found=info.get("parent"),
+            found=found,
             expected=expected,
             do="curate this shard again",
             code="E-CURATION-STALE",
         )
-    return info
+    return manifest
+
+
+def _plans(shards: list[ShardPaths], made: list[Manifest]) -> dict[str, Any]:
+    """How the shards were ordered, and how many begin elsewhere in a window than planned."""
+    orders: Counter[str] = Counter()
+    start = num_misaligned = num_deferred = 0
+    for shard, manifest in zip(shards, made):
+        facts = read_summary(shard.curation, CurationError, "E-CURATION-STALE")
+        orders[facts["order"]] += 1
+        num_deferred += facts["num_deferred"]
+        if facts["order"] == "window_fill" and manifest.total_documents:
+            num_misaligned += facts["offset"] != start % int(facts["fingerprints"]["seq_len"])
+        start += manifest.total_tokens
+    taken = dict(sorted(orders.items()))
+    return {"orders": taken, "num_misaligned": num_misaligned, "num_deferred": num_deferred}

@@ -200,8 +200,8 @@ def _sample(
 ) -> np.ndarray:
     """Embeddings of sampled documents that have text: float32 `[at most sample_documents, D]`."""
     blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
-    most, seed = settings.sample_documents, settings.seed
-    for file, spans in sampled_documents(tree, manifests, most, seed):
+    sample = sampled_documents(tree, manifests, settings.sample_documents, settings.seed)
+    for file, spans in sample:
         blocks += embed_documents(file.tokens, spans, table)
     rows = np.concatenate(blocks)
     return rows[rows.any(axis=1)]

@@ -186,7 +186,12 @@ def pool(
     short = np.flatnonzero((lengths > 0) & (lengths <= step))
     if len(short):
         sums[short] = _segment_sums([texts[i] for i in short.tolist()], rows)
-    return _normalised(sums / np.maximum(lengths, 1)[:, None])
+    means = sums / np.maximum(lengths, 1)[:, None]
+    norms = np.sqrt(np.sum(np.square(means), axis=1))
+    if not np.isfinite(norms).all():
+        norm = norms[~np.isfinite(norms)][0]
+        raise _refuse("embedding is not finite", f"norm {norm}", "finite table rows")
+    return (means / np.where(norms > 0, norms, 1)[:, None]).astype(np.float32)
 
 
 def runs_within(lengths: np.ndarray, most: int, count: int) -> Iterator[slice]:
@@ -224,14 +229,6 @@ def _segment_sums(texts: list[np.ndarray], rows: torch.Tensor) -> np.ndarray:
     later = np.flatnonzero(rank)
     np.add.at(sums, np.repeat(np.arange(len(texts)), num_segments)[later], segments[later])
     return sums
-
-
-def _normalised(means: np.ndarray) -> np.ndarray:
-    norms = np.sqrt(np.sum(np.square(means), axis=1))
-    if not np.isfinite(norms).all():
-        document = int(np.flatnonzero(~np.isfinite(norms))[0])
-        raise _refuse("embedding is not finite", f"norm {norms[document]}", "finite table rows")
-    return (means / np.where(norms > 0, norms, 1)[:, None]).astype(np.float32)
 
 
 def _refuse(what: str, found: object, expected: str) -> CurationError:

@@ -87,9 +87,7 @@ def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     by up to D * eps, and differently so for every BLAS and block shape; rows whose two best are
     closer than that are summed again in float64. Zero rows have no topic and get the lowest.
 
-    Args:
-        embeddings: float32 `[N, D]`, unit or zero rows.
-        centroids: float32 `[K, D]`, no longer than one, K >= 2.
+    `embeddings` are unit or zero rows, `centroids` no longer than one and at least two.
     """
     wide = centroids.astype(np.float64)
     half_squares = np.sum(np.square(wide), axis=1) / 2
