@@ -120,8 +120,10 @@ def _measure_all(
             if found is not None:
                 rates[batch] = found["tokens_per_s"]
     if "libraries" in only:
-        report.measure("experts by route", lambda: _mixtures(config, device, limits, sizes))
-        report.measure("attention by route", lambda: _attentions(config, device, limits, sizes))
+        for name, what in (("experts", "mixtures"), ("attention", "attentions")):
+            report.measure(
+                f"{name} by route", lambda what=what: _routes(what, config, device, limits, sizes)
+            )
     if options.shape == "120b":
         return
     if "transformers" in only:
@@ -135,16 +137,11 @@ def _measure_all(
         report.measure("plain path", lambda: peers.plain(path, model, sizes))
 
 
-def _mixtures(*arguments: Any) -> object:
+def _routes(what: str, *arguments: Any) -> object:
+    """The library's routes; imported late, as not every torch has them."""
     from benchmarks.gpu import libraries
 
-    return libraries.mixtures(*arguments)
-
-
-def _attentions(*arguments: Any) -> object:
-    from benchmarks.gpu import libraries
-
-    return libraries.attentions(*arguments)
+    return getattr(libraries, what)(*arguments)
 
 
 if __name__ == "__main__":

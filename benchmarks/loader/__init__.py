@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.loader.contenders import CONTENDERS
 from benchmarks.loader.data import write_tokens
-from benchmarks.loader.timing import measure
+from benchmarks.loader.own import measure
 
 Row = tuple[str, str, Callable[[], float], Callable[[], float]]
 

@@ -25,8 +25,7 @@ from benchmarks.loader.data import (
     all_tokens,
     token_files,
 )
-from benchmarks.loader.own import floor, ours, strided
-from benchmarks.loader.timing import Batches
+from benchmarks.loader.own import Batches, floor, ours, strided
 
 
 def nanogpt(directory: Path, seq_len: int, batch_size: int, *, keeps_maps: bool = False) -> Batches:

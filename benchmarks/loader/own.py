@@ -1,14 +1,17 @@
-"""This package under test, and the floor that no loader can avoid."""
+"""This package under test, the floor that no loader can avoid, and how fast a loader reads."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.loader.data import NUM_TOKENS, SOURCES, plan_config, token_files
-from benchmarks.loader.timing import Batches
+
+Batches = Iterator[Any]
 
 
 def ours(directory: Path, seq_len: int, batch_size: int, **options: Any) -> Batches:
@@ -48,3 +51,30 @@ def floor(directory: Path, seq_len: int, batch_size: int) -> Batches:
             for row, (tokens, at) in enumerate(places[first : first + batch_size]):
                 out[row] = tokens[at : at + width]
             yield out
+
+
+def measure(batches: Batches, seconds: float = 1.0) -> Callable[[], float]:
+    """A side of a ratio: tokens a cpu-second over some seconds of cpu."""
+    next(batches)
+
+    def run() -> float:
+        tokens, cpu_s, _ = timed(batches, seconds)
+        return tokens / cpu_s
+
+    return run
+
+
+def timed(batches: Batches, seconds: float) -> tuple[int, float, float]:
+    """Read for some seconds of cpu: predicted tokens, cpu and wall seconds."""
+    tokens, wall, cpu = 0, time.perf_counter(), time.process_time()
+    while (used := time.process_time() - cpu) < seconds:
+        for _ in range(20):
+            tokens += num_tokens(next(batches))
+    return tokens, used, time.perf_counter() - wall
+
+
+def num_tokens(batch: Any) -> int:
+    """Predicted tokens of a batch: rows of `seq_len + 1`, or inputs beside targets."""
+    if isinstance(batch, tuple):
+        return batch[0].shape[0] * batch[0].shape[1]
+    return batch.shape[0] * (batch.shape[1] - 1)

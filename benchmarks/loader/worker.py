@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def main() -> None:
     """Serve one contender until standard input ends."""
     from benchmarks.loader.contenders import CONTENDERS
-    from benchmarks.loader.timing import timed
+    from benchmarks.loader.own import timed
 
     name, directory, seq_len, batch_size = sys.argv[1:]
     answers, sys.stdout = sys.stdout, sys.stderr

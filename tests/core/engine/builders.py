@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from nmoe_core.engine import BatchedGenerator, GeneratorOptions, ModelConfig, Transformer
+from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.config import FULL, SLIDING, YarnScaling
+from nmoe_core.engine.weights.layout import EXPERT_PARTS, Layout, part_shapes
 
 SMALL = ModelConfig(
     num_hidden_layers=3,
@@ -84,3 +91,51 @@ def all_free(generator: BatchedGenerator, num_prefixes: int = 0) -> bool:
         and len(cache.free_pages) == cache.num_pages - len(held)
         and len(kept) >= num_prefixes
     )
+
+
+def random_tensors(
+    config: ModelConfig, seed: int, layout: Layout, is_packed: bool
+) -> dict[str, Tensor]:
+    """Stored weights by name; those of experts are values that MXFP4 holds exactly, or MXFP4."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(2, config.vocab_size, config.hidden_size, generator=generator).bfloat16()
+    tensors = {layout.embedding: table[0].clone(), layout.unembedding: table[1].clone()}
+    tensors[layout.final_norm] = torch.full((config.hidden_size,), 1.25).bfloat16()
+    for layer, (part, shape) in itertools.product(
+        range(config.num_hidden_layers), part_shapes(config).items()
+    ):
+        value = torch.randn(shape, generator=generator)
+        if part.endswith("norm"):
+            value = 1 + 0.1 * value
+        elif part.endswith("weight"):
+            value *= 1.5 / shape[-1] ** 0.5
+        if part not in EXPERT_PARTS:
+            pieces = layout.parts[part]
+            sizes = config.qkv_sizes if len(pieces) == 3 else [len(value)]
+            for piece, rows in zip(pieces, value.bfloat16().split(list(sizes)), strict=True):
+                tensors[layout.block_name(layer, piece)] = rows.contiguous()
+            continue
+        packed = mxfp4.encode(value)
+        if is_packed:
+            tensors |= zip(layout.packed_names(layer, part), packed, strict=True)
+        else:
+            value = mxfp4.decode(*packed, torch.bfloat16)
+            value = value.mT if layout.is_input_major else value
+            tensors[layout.block_name(layer, layout.experts[part])] = value.contiguous()
+    return tensors
+
+
+def write_checkpoint(
+    directory: Path, raw: dict[str, Any], tensors: dict[str, Tensor], num_files: int = 1
+) -> Path:
+    """Write a checkpoint in files that an index names."""
+    directory.mkdir(parents=True)
+    names = sorted(tensors)
+    for i in range(num_files):
+        part = {name: tensors[name] for name in names[i::num_files]}
+        save_file(part, directory / f"model-{i}.safetensors", metadata={"format": "pt"})
+    places = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(names)}
+    index = {"metadata": {}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "config.json").write_text(json.dumps(raw))
+    return directory

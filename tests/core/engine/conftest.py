@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
-from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
-from tests.core.engine.builders import SMALL
+from nmoe_core.engine.weights.layout import HUGGING_FACE
+from tests.core.engine.builders import SMALL, random_tensors, write_checkpoint
 from tests.golden.engine import recipe
 
 # Read when transformers is first imported; local directories need no hub.
@@ -62,20 +60,7 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
     """`make(config)` writes a bfloat16 Hugging Face checkpoint of random weights, unquantised."""
 
     def make(config: ModelConfig, raw: dict[str, object] | None = None) -> Path:
-        directory = tmp_path / "made"
-        directory.mkdir()
-        generator = torch.Generator().manual_seed(17)
-        tensors = {}
-        for name, spec in stored_tensors(config, HUGGING_FACE, ()).items():
-            values = torch.randn(spec.shape, generator=generator)
-            if name.endswith("norm.weight"):
-                values = 1 + 0.1 * values
-            elif len(spec.shape) > 1 and "embed" not in name and "bias" not in name:
-                inputs = spec.shape[-2] if len(spec.shape) == 3 else spec.shape[-1]
-                values = 2 * values / inputs**0.5
-            tensors[name] = values.bfloat16()
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-        (directory / "config.json").write_text(json.dumps(config.to_hf() | (raw or {})))
-        return directory
+        tensors = random_tensors(config, 17, HUGGING_FACE, is_packed=False)
+        return write_checkpoint(tmp_path / "made", config.to_hf() | (raw or {}), tensors)
 
     return make

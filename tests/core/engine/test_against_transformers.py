@@ -7,7 +7,6 @@ experts over one or several files, and writes the Hugging Face twin that transfo
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from nmoe_core.engine import ModelConfig, Transformer
-from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
-from nmoe_core.engine.weights.layout import EXPERT_PARTS, HUGGING_FACE, ORIGINAL, part_shapes
-from tests.core.engine.builders import SMALL
+from nmoe_core.engine.weights.layout import HUGGING_FACE, ORIGINAL
+from tests.core.engine.builders import SMALL, random_tensors, write_checkpoint
 from tests.core.engine.reference import assert_equal_to_transformers, load_reference
 
 NUM_SHAPES = 16
@@ -62,50 +58,6 @@ def _config(rng: random.Random, layout: str, form: str) -> ModelConfig:
     )
 
 
-def _parts(config: ModelConfig, seed: int) -> list[dict[str, Tensor]]:
-    """Weights of every block by part; those of experts are values MXFP4 holds exactly."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(part: str, shape: tuple[int, ...]) -> Tensor:
-        values = torch.randn(shape, generator=generator)
-        if part.endswith("norm"):
-            return (1 + 0.1 * values).bfloat16()
-        values = values * (1.5 / shape[-1] ** 0.5) if part.endswith("weight") else values
-        if part not in EXPERT_PARTS:
-            return values.bfloat16()
-        return mxfp4.decode(*mxfp4.encode(values), torch.bfloat16)
-
-    shapes = part_shapes(config)
-    return [
-        {part: draw(part, shape) for part, shape in shapes.items()}
-        for _ in range(config.num_hidden_layers)
-    ]
-
-
-def _tensors(config: ModelConfig, seed: int, layout: str, form: str) -> dict[str, Tensor]:
-    names = ORIGINAL if layout == "original" else HUGGING_FACE
-    generator = torch.Generator().manual_seed(-seed - 1)
-    table = torch.randn(2, config.vocab_size, config.hidden_size, generator=generator).bfloat16()
-    tensors = {names.embedding: table[0].clone(), names.unembedding: table[1].clone()}
-    tensors[names.final_norm] = torch.full((config.hidden_size,), 1.25).bfloat16()
-    for layer, parts in enumerate(_parts(config, seed)):
-        for part, value in parts.items():
-            if part in EXPERT_PARTS:
-                stem = names.block_name(layer, names.experts[part])
-                if form == MXFP4:
-                    packed = zip(names.packed_suffixes, mxfp4.encode(value.float()), strict=True)
-                    tensors |= {stem + suffix: tensor for suffix, tensor in packed}
-                else:
-                    value = value.mT if names.is_input_major else value
-                    tensors[stem] = value.contiguous()
-                continue
-            pieces = names.parts[part]
-            sizes = config.qkv_sizes if len(pieces) == 3 else [len(value)]
-            for piece, rows in zip(pieces, value.split(list(sizes)), strict=True):
-                tensors[names.block_name(layer, piece)] = rows.contiguous()
-    return tensors
-
-
 def _raw_config(config: ModelConfig, layout: str, rope_field: str) -> dict[str, Any]:
     raw = config.to_hf()
     if layout == "original":
@@ -125,32 +77,24 @@ def _raw_config(config: ModelConfig, layout: str, rope_field: str) -> dict[str, 
     return raw
 
 
-def _write(
-    directory: Path, raw: dict[str, Any], tensors: dict[str, Tensor], num_files: int
-) -> None:
-    directory.mkdir(parents=True)
-    names = sorted(tensors)
-    for i in range(num_files):
-        part = {name: tensors[name] for name in names[i::num_files]}
-        save_file(part, directory / f"model-{i}.safetensors", metadata={"format": "pt"})
-    places = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(names)}
-    index = {"metadata": {}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text(json.dumps(raw))
-
-
 @pytest.mark.parametrize("seed", range(NUM_SHAPES))
 def test_a_random_shape_equals_transformers(tmp_path: Path, seed: int):
     rng = random.Random(seed)
     layout, form = LAYOUTS[seed % 2], FORMS[seed // 2 % 2]
     config = _config(rng, layout, form)
+    names = ORIGINAL if layout == "original" else HUGGING_FACE
     rope_field = ("rope_scaling", "rope_parameters")[seed // 4 % 2]
     below = "" if layout == "hugging face" else "original"
     raw = _raw_config(config, layout, rope_field)
-    _write(tmp_path / "ours" / below, raw, _tensors(config, seed, layout, form), rng.randint(1, 3))
+    write_checkpoint(
+        tmp_path / "ours" / below,
+        raw,
+        random_tensors(config, seed, names, form == MXFP4),
+        rng.randint(1, 3),
+    )
     twin = _raw_config(config, "hugging face", rope_field)
     twin.pop("quantization_config", None)
-    _write(tmp_path / "twin", twin, _tensors(config, seed, "hugging face", "bfloat16"), 1)
+    write_checkpoint(tmp_path / "twin", twin, random_tensors(config, seed, HUGGING_FACE, False), 1)
     assert_equal_to_transformers(tmp_path / "ours", tmp_path / "twin", length=45)
 
 

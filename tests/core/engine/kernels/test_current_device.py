@@ -24,9 +24,9 @@ from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_
 from nmoe_core.engine.rope import rotation_table
 from nmoe_core.engine.transfers import Arriving
 from nmoe_core.engine.weights.checkpoint import FLOAT32_PARTS, LayerTensors
-from nmoe_core.engine.weights.config import ModelConfig
 from nmoe_core.engine.weights.layout import part_shapes
 from nmoe_core.engine.weights.mxfp4 import DecodedExperts
+from tests.core.engine.builders import SMALL
 
 DEVICE = torch.device("cuda:3")
 
@@ -102,29 +102,18 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Cuda]:
         yield _Cuda(monkeypatch)
 
 
-@pytest.fixture
-def config() -> ModelConfig:
-    return ModelConfig(
-        *(2, 4, 2, 320, 64, 64, 16, 2, 1, 8),
-        layer_types=("sliding_attention", "full_attention"),
-        rope_theta=1e4,
-        rope_scaling=None,
-        max_position_embeddings=4096,
-    )
-
-
-def _blocks(config: ModelConfig) -> torch.nn.ModuleList:
+def _blocks() -> torch.nn.ModuleList:
     blocks = []
-    for layer in range(config.num_hidden_layers):
+    for layer in range(SMALL.num_hidden_layers):
         tensors: dict[str, object] = {
             part: torch.empty(
                 shape, device=DEVICE, dtype=torch.float32 if part in FLOAT32_PARTS else None
             )
-            for part, shape in part_shapes(config).items()
+            for part, shape in part_shapes(SMALL).items()
         }
         tensors["gate_up"] = DecodedExperts(tensors.pop("gate_up_weight"))
         tensors["down"] = DecodedExperts(tensors.pop("down_weight"))
-        blocks.append(KernelBlock(config, Block(config, layer, LayerTensors(**tensors))))
+        blocks.append(KernelBlock(SMALL, Block(SMALL, layer, LayerTensors(**tensors))))
     return torch.nn.ModuleList(blocks)
 
 
@@ -135,9 +124,9 @@ KERNELS = {"_decode_kernel", "_merge_kernel", "_rotate_kernel", "_product_kernel
 
 
 @pytest.fixture
-def cache(cuda: _Cuda, config: ModelConfig) -> PagedCache:
+def cache(cuda: _Cuda) -> PagedCache:
     """Room for two sequences, three tokens of each cached."""
-    cache = PagedCache(config, 2, 64, 8, 16, torch.empty(0, device=DEVICE))
+    cache = PagedCache(SMALL, 2, 64, 8, 16, torch.empty(0, device=DEVICE))
     for slot in range(2):
         assert cache.open() == slot
         assert cache.reserve(slot, 3)
@@ -145,10 +134,10 @@ def cache(cuda: _Cuda, config: ModelConfig) -> PagedCache:
 
 
 def test_a_decoding_step_is_recorded_on_the_device_of_its_tensors(
-    cuda: _Cuda, config: ModelConfig, cache: PagedCache
+    cuda: _Cuda, cache: PagedCache
 ) -> None:
-    embedding = torch.empty(320, 64, device=DEVICE)
-    blocks = _blocks(config)
+    embedding = torch.empty(SMALL.vocab_size, SMALL.hidden_size, device=DEVICE)
+    blocks = _blocks()
 
     def forward(ids, step, rotation):
         x = embedding[ids]
@@ -156,10 +145,10 @@ def test_a_decoding_step_is_recorded_on_the_device_of_its_tensors(
             x = block(x, step, rotation)
         return x @ embedding.T
 
-    graphs = DecodeGraphs(forward, rotation_table(config, 64, DEVICE), cache)
+    graphs = DecodeGraphs(forward, rotation_table(SMALL, 64, DEVICE), cache)
     step = KernelStep(cache, [Chunk(0, 2, 1), Chunk(1, 2, 1)])
     logits = graphs.run(torch.zeros(2, dtype=torch.int64, device=DEVICE), step)
-    assert logits.shape == (2, 320)
+    assert logits.shape == (2, SMALL.vocab_size)
     names = {name for name, _ in cuda.seen}
     assert names >= KERNELS
     assert {"Stream", "CUDAGraph", "graph", "graph_pool_handle", "current_stream"} <= names

@@ -147,25 +147,6 @@ def test_combine_adds_experts_in_order_and_the_residual_last(dtype):
     assert torch.equal(combine(rows, residual), residual + in_order.to(dtype))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 33])
-def test_a_whole_mixture_is_the_plain_path_s(num_tokens):
-    generator = torch.Generator().manual_seed(4)
-    num_experts, k, hidden, inner = 6, 3, 64, 32
-    up, up_values = make_weights(num_experts, 2 * inner, hidden, "mxfp4", generator)
-    down, down_values = make_weights(num_experts, hidden, inner, "mxfp4", generator)
-    x = torch.randn(num_tokens, hidden, generator=generator)
-    residual = torch.randn(num_tokens, hidden, generator=generator)
-    logits = torch.randn(num_tokens, num_experts, generator=generator)
-    values, experts = logits.topk(k)
-    expected = residual.clone()
-    for t in range(num_tokens):
-        for weight, e in zip(values[t].softmax(-1), experts[t].tolist(), strict=True):
-            activated = swiglu(up_values[e] @ x[t] + up.bias[e])
-            expected[t] += weight * (down_values[e] @ activated + down.bias[e])
-    fused = FusedExperts(up, down, k, LIMIT, ALPHA)
-    torch.testing.assert_close(fused(x, logits, residual), expected, rtol=1e-4, atol=1e-4)
-
-
 def test_a_token_s_bits_do_not_depend_on_its_batch():
     generator = torch.Generator().manual_seed(5)
     up, _ = make_weights(4, 64, 64, "mxfp4", generator)
