@@ -68,8 +68,7 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
     files = {"train": arguments.labels, "val": arguments.labels_val, "test": arguments.labels_test}
     if run.config.backbone.kind == "tiny":
         backbone.make_backbone(run)
-    kind = arguments.head_kind
-    return {kind: hydra.train_head(run, kind, _given(run, files))}
+    return {arguments.head_kind: hydra.train_head(run, arguments.head_kind, _given(run, files))}
 
 
 def import_pt(arguments: argparse.Namespace) -> Outputs:

@@ -193,17 +193,11 @@ def _plan_row(part: Any) -> list[object]:
 
 
 def _plan_facts(part: Any) -> dict[str, object]:
-    return {
-        "source": part.source,
-        "split": part.split,
-        "kind": part.kind,
-        "reads": part.reads,
-        "quota_tokens": part.quota_tokens,
+    names = ("source", "split", "kind", "reads", "quota_tokens", "num_shards", "exists")
+    return {name: getattr(part, name) for name in names} | {
         "estimated_tokens": part.tokens,
-        "num_shards": part.num_shards,
         "estimated_seconds": None if part.seconds is None else round(part.seconds, 1),
         "estimated_disk_bytes": part.disk_bytes,
         "output": str(part.output),
-        "exists": part.exists,
         "problem": part.problem.line() if part.problem else None,
     }

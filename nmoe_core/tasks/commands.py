@@ -104,11 +104,7 @@ class InputFile:
 
 
 def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
-    """Label the documents of a file into `out` with the run's oracle.
-
-    Raises:
-        LabelError: As `label_shard`.
-    """
+    """Label the documents of a file into `out` with the run's oracle; raises as `label_shard`."""
     from nmoe_core.labels.documents import JsonlTexts, jsonl_documents, shard_documents
 
     table = run.config.oracle
@@ -122,11 +118,7 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 
 
 def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
-    """Grade the documents of a file into `out` with the run's heads and thresholds.
-
-    Raises:
-        NmoeError: As `load_grader` and `grade_documents`.
-    """
+    """Grade the documents of a file into `out`; raises as `load_grader` and `grade_documents`."""
     from nmoe_core.grading.grade import grade_documents
     from nmoe_core.grading.inputs import docid_input, text_input
     from nmoe_core.labels.slices import read_slice
@@ -141,13 +133,8 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 
 
 def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
-    """Fit thresholds on rows that grading wrote; without them, on the labels alone.
-
-    The second is the published rule, which does not know the heads' scores.
-
-    Raises:
-        CalibrationError: Rows are missing, or are not those of the labels.
-    """
+    """Fit thresholds on rows that grading wrote; without them, by the published rule, on the labels
+    alone. Raises CalibrationError where rows are missing, or are not those of the labels."""
     from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
     from nmoe_core.calibration.thresholds import Targets
 

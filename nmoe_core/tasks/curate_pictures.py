@@ -7,14 +7,16 @@ of its topics; those of orders are drawn from curated shards. Each PNG is at mos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader.files.format import load_manifest, read_json_object
+from nmoe_core.base.atomic import replacing, write_bytes, write_json
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from nmoe_core.curate.topics.embed import EmbeddingTable
@@ -32,13 +34,11 @@ def topic_pictures(
 
     Args:
         run: Paths, seed and tokenizer.
-        sources: Sampled ones.
+        sources: Those that are sampled.
         table: The backbone's table.
         model: The topic model in use.
         seq_len: Tokens of the window that k is calibrated for.
     """
-    from loader.files.format import read_json_object
-    from nmoe_core.base.atomic import replacing, write_bytes, write_json
     from nmoe_core.plots import png_markdown
 
     directory = run.tree.topics
@@ -49,7 +49,8 @@ def topic_pictures(
     }
     path = run.tree.topic_terms
     with replacing(path):
-        if not (is_current(path, made_from) and _are_there(path)):
+        drawn = read_json_object(path)["pictures"] if is_current(path, made_from) else None
+        if drawn is None or not all((directory / name).is_file() for name in drawn):
             pngs, terms = _draw_topics(run, sources, table, model, seq_len)
             for name, png in pngs.items():
                 write_bytes(directory / name, png)
@@ -85,17 +86,8 @@ def order_picture(shard: ShardPaths, seq_len: int) -> str:
     return png_markdown(png, f"{shard.source}: order")
 
 
-def _are_there(path: Path) -> bool:
-    from loader.files.format import read_json_object
-
-    names = read_json_object(path)["pictures"]
-    return all(path.with_name(name).is_file() for name in names)
-
-
 def _terms(run: Run, source: str) -> list[list[str]]:
     """Names of the topics that a source was curated by; none where they were never drawn."""
-    from loader.files.format import load_manifest, read_json_object
-
     path = run.tree.topic_terms
     first = load_manifest(run.tree.shard(source, 0).curated_manifest)
     used = first.extra["fingerprints"]["topic_model"]
@@ -129,10 +121,8 @@ def _sample(
     run: Run, sources: Sequence[str], table: EmbeddingTable
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Embeddings, lengths and first texts of sampled documents that have text."""
-    from loader.files.format import load_manifest
     from nmoe_core.curate.topics.assign import sampled_documents
     from nmoe_core.curate.topics.embed import embed_documents
-    from nmoe_core.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
     manifests = [load_manifest(run.tree.manifest(name)) for name in sorted(sources)]

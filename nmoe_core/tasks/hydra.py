@@ -185,12 +185,8 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with the thresholds that were fitted for its heads.
-
-    Raises:
-        CheckpointError, HeadError: As `load_scorer`.
-        CalibrationError: As `Grader.load`.
-    """
+    """The run's scorer with the thresholds that were fitted for its heads; raises as `load_scorer`
+    and `Grader.load`."""
     from nmoe_core.grading.grade import Grader
 
     table = run.config.grading
@@ -199,14 +195,8 @@ def load_grader(run: Run) -> Grader:
 
 
 def load_scorer(run: Run) -> HeadScorer:
-    """The run's backbone and heads, opened once in a process.
-
-    Files are hashed again only where their size, inode or times changed.
-
-    Raises:
-        CheckpointError: As `load_checkpoint`.
-        HeadError: As `load_heads`.
-    """
+    """The run's backbone and heads, opened once in a process; raises as `load_checkpoint` and
+    `load_heads`. Files are hashed again only where their size, inode or times changed."""
     heads = run.tree.probe, run.tree.judge
     digests = tuple(local_digest(path) if path.is_file() else "" for path in heads)
     sizes = run.config.heads.max_ctx, run.config.grading.max_batch

@@ -41,11 +41,8 @@ class Attempt:
 
 
 def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> Iterator[Attempt]:
-    """Run a task over the shards of a source that are named by their numbers.
-
-    Raises:
-        NmoeError: As `map_shards`; errors of the task are in the attempts.
-    """
+    """Run a task over the shards of a source that are named by their numbers; raises as
+    `map_shards`, and errors of the task are in the attempts."""
     compute = run.config.compute.for_work(gpus=task == "grade")
     return map_shards(partial(_shard, run, task, source), keys, compute)
 
