@@ -3,8 +3,7 @@
 The bar shows the curated part bright on the left and what remains, in its original order and
 dimmed, on the right; below runs the mean diversity of the windows filled so far, against that of
 the original order. A second film lights points of the plane as they are taken. The last frame shows
-every record. MP4 through ffmpeg where it is there, else GIF through pillow, for which still parts
-are drawn once: about 10 ms for each frame, whatever the number of records.
+every record. MP4 through ffmpeg where it is there, else GIF: about 10 ms for each frame.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Both ways to fill a window are measured (see `windows`). An order cannot pass the ceiling of its
 data, so every figure comes with its percent of the ceiling, and every order stands beside the
-source order and a shuffle. The figures say what windows hold, not what a model makes of it.
-Costs a few sorts per order: about a second for a million documents.
+source order and a shuffle. Costs a few sorts per order: a second for a million documents.
 """
 
 from __future__ import annotations

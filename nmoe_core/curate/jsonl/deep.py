@@ -1,10 +1,9 @@
 """Deep document embeddings: the mean of the model's last hidden state over a document's tokens.
 
-The state after the final norm is averaged in fp32 over real tokens and L2-normalised. Documents go
-longest with longest; a batch that does not fit into memory is split and the next ones are smaller;
-several devices take documents, each with the whole model. Rows are kept in a cache by the digest of
-text and model, so a run after a kill continues, and an edited document costs itself. Costs one
-forward pass per token. A document that does not fit alone is an error after all others are kept.
+The state after the final norm is averaged in fp32 over real tokens and L2-normalised. A batch that
+does not fit into memory is split and the next ones are smaller; several devices take documents,
+each with the whole model. Rows are cached by the digest of text and model: a run after a kill goes
+on. A document that does not fit alone is an error after all others are kept.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ An order is a function of the topic and the length of each document, `order(doc_
 doc_tokens, **options) -> int64 [N]`: position -> document. All take int64 `[N]` twice, as `arrange`
 checks them, are pure and deterministic, and break ties by the lower document number. `seed` and
 `epoch` turn an order into another one as good, in independent directions, so that no epoch repeats.
-`golden` needs no window length. `window_fill` is for one exact length.
-The claims are about what windows are composed of, not about the loss of a model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`related`: neighbours in meaning stand next to each other, the opposite of the other orders.
 
-For in-context pretraining (Shi et al., 2024, arXiv 2310.10638), where a window is to hold documents
-on one subject. An exact nearest-neighbour chain costs O(N^2 D); here topics are cut into blocks of
-at most `block` documents along their main direction, and the chain is exact inside a block, so the
-cost is O(N block D) and the memory 4 block^2 bytes.
+For in-context pretraining (Shi et al., 2024, arXiv 2310.10638). Topics are cut into blocks of at
+most `block` documents along their main direction, and the nearest-neighbour chain is exact inside a
+block: the cost is O(N block D), the memory 4 block^2 bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """`window_fill`: documents dealt into windows of one exact length, every topic into every window.
 
-It is bin covering by topic: documents go to windows in batches of one topic, at most one per
-window, and the fills are then evened out by exchanging documents of the same topic, until windows
-end where documents end. So it is best-fit packing too: few documents are cut. Use it only for the
-exact length of training; at another length `golden` is better. O(N log N): it sorts one number per
-window.
+Documents go to windows in batches of one topic, at most one per window (bin covering), and the
+fills are then evened out by exchanging documents of the same topic, until windows end where
+documents end: few documents are cut. At another length than that of training `golden` is better.
+O(N log N).
 """
 
 from __future__ import annotations

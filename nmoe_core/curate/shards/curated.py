@@ -3,8 +3,7 @@
 Shards are immutable, so curation writes new ones: documents whose decision is asked for, token by
 token what they were, with their ingest ids and text hashes, and a line of lineage each. The shard,
 its lineage and `curation.json` (counts, diversity before and after, fingerprints) appear together.
-A shard of which no document is kept succeeds and has no file. Unchanged inputs mean no work: the
-task and its preview ask `current_inputs`, so the preview names the shards that are then written.
+Unchanged inputs mean no work; the preview asks the same `current_inputs` as the task.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Shallow document embeddings: the mean of a document's rows of the backbone's embedding table.
 
-No forward pass and no other model: rows are summed in fp32 over runs of `SEGMENT_TOKENS`, runs in
-fp64, and the mean is L2-normalised. The EOS is left out; a document without text is the zero
-row. A row depends only on its document, not on the block it was computed in. Memory is bounded by
-the blocks: `block_tokens` tokens and `BLOCK_DOCUMENTS` rows, whatever the length of a document.
-
-The table is read alone from any safetensors checkpoint, in Hugging Face or `original/` names, of
-any dtype, block by block. Its digest names the tensor itself: checkpoints that share a table share
-what was made from it.
+Rows are summed in fp32 over runs of `SEGMENT_TOKENS`, runs in fp64, and the mean is L2-normalised.
+The EOS is left out; a document without text is the zero row. A row depends only on its document,
+not on the block that it was computed in. Memory is one block, of tokens or of the table, which is
+read alone. The table's digest names the tensor: checkpoints that share it share what it made.
 """
 
 from __future__ import annotations
