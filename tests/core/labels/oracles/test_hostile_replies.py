@@ -64,7 +64,7 @@ def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no
     assert server.asked.total() <= 4
 
 
-@pytest.mark.parametrize("reason", ["http_error", "http_", "timeouts", "x" * 5000])
+@pytest.mark.parametrize("reason", ["http_error", "http_500", "timeout", "x" * 5000])
 def test_a_finish_reason_of_the_servers_own_is_no_failure_of_the_server(
     server: JudgeServer, reason: str
 ) -> None:
