@@ -9,6 +9,7 @@ import dagster as dg
 from nmoe_assets.assets.catalogue import Columns, about, described
 from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
 from nmoe_assets.assets.names import asset_key, named
+from nmoe_assets.automation.conditions import automation
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
@@ -36,7 +37,6 @@ class Asset:
         leads_to: Keys of the assets that read it.
         rows: Columns of its rows.
         pool: The pool that its step holds.
-        condition: What asks for it by itself; None leaves it to a person.
         partitions: None for an unpartitioned asset.
         checks: Names of the checks of its own step.
         check: Their function, as `Checks` takes it.
@@ -54,7 +54,6 @@ class Asset:
     leads_to: Sequence[list[str]] = ()
     rows: Columns = ()
     pool: str | None = None
-    condition: dg.AutomationCondition[dg.AssetKey] | None = None
     partitions: dg.PartitionsDefinition[str] | None = None
     checks: tuple[str, ...] = ()
     check: Callable[..., Verdicts] = lambda *made: {}
@@ -89,20 +88,18 @@ class Asset:
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
         """The definition with work of its own."""
         run = self.run
-        deps = [dep if isinstance(dep, dg.AssetDep) else dg.AssetDep(dep) for dep in self.deps]
+        deps = [
+            dg.AssetDep(asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping)
+            for dep in (d if isinstance(d, dg.AssetDep) else dg.AssetDep(d) for d in self.deps)
+        ]
         decorate = dg.asset(
             key=asset_key(run, self.key),
-            deps=[
-                dg.AssetDep(
-                    asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping
-                )
-                for dep in deps
-            ],
+            deps=deps,
             check_specs=self.own_checks.specs(),
             code_version=self.version,
             partitions_def=self.partitions,
-            backfill_policy=dg.BackfillPolicy.single_run(),
-            automation_condition=self.condition,
+            backfill_policy=dg.BackfillPolicy(run.config.automation.max_partitions_per_run),
+            automation_condition=automation(run, self.key, [dep.asset_key for dep in deps]),
             group_name=named(run, self.group),
             pool=self.pool,
             kinds={self.kind},

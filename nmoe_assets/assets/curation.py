@@ -5,7 +5,6 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, curated_group
 from nmoe_assets.assets.partitions import shard_partitions
-from nmoe_assets.automation.conditions import FOLLOW
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, curate, versions
@@ -47,7 +46,6 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         version=versions.TOPICS,
         deps=[[name, "shards"], [GROUP, "topic_model"]],
         leads_to=[[name, "curated"]],
-        condition=FOLLOW,
         partitions=shard_partitions(run.config.prep.num_shards),
         checks=("topic_range",),
         check=lambda made: checks.check_topics(run, name, map(int, made)),
@@ -70,7 +68,6 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         deps=[[name, part] for part in ("shards", "quality_scores", "topics")],
         leads_to=[[name, "curated_manifest"]],
         rows=LINEAGE_ROWS,
-        condition=FOLLOW,
         partitions=shard_partitions(run.config.prep.num_shards),
         checks=("integrity",),
         check=lambda made: checks.check_curated_shards(run, name, map(int, made)),
@@ -94,7 +91,6 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         version=versions.curated_manifest(run, name),
         deps=[[name, "curated"]],
         leads_to=[["mixture", "loader_plan"]],
-        condition=FOLLOW,
     ).unpartitioned(lambda: curate.combine(run, name), "order_and_diversity")
 
 
@@ -116,5 +112,4 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             *([name, "curated_manifest"] for name in names),
             *([name, "valid_manifest"] for name in valid),
         ],
-        condition=FOLLOW,
     ).unpartitioned(lambda: curate.make_plan(run, names, valid))

@@ -5,7 +5,6 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import GRADE_ROWS, HEAD_FACTS, LABEL_ROWS, curated_group, table
 from nmoe_assets.assets.partitions import label_keys, label_partitions, shard_partitions
-from nmoe_assets.automation.conditions import FOLLOW, regrade
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, hydra, report, versions
@@ -83,7 +82,6 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         deps=[[GROUP, "oracle_labels"], [GROUP, "backbone"]],
         leads_to=[[GROUP, "calibration"]],
         pool="gpu",
-        condition=FOLLOW,
         checks=("promotion", "baselines"),
         check=lambda: checks.check_head(run, kind),
     ).unpartitioned(lambda: hydra.train_head(run, kind), "loss")
@@ -110,7 +108,6 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         ],
         leads_to=[[GROUP, "regrade_plan"]],
         pool="gpu",
-        condition=FOLLOW,
         checks=("thresholds", "calibrated_keep_rate", "false_drops"),
         check=lambda: checks.check_calibration(run),
     ).unpartitioned(lambda: hydra.calibrate_heads(run), "keep_rate_and_reliability")
@@ -132,7 +129,6 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         leads_to=[[name, "curated"]],
         rows=GRADE_ROWS,
         pool="gpu",
-        condition=regrade(run),
         partitions=shard_partitions(run.config.prep.num_shards),
         checks=("counts", "keep_rate"),
         check=lambda made: checks.check_grades(run, name, map(int, made)),

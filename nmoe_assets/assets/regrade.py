@@ -8,7 +8,6 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import table
 from nmoe_assets.assets.inputs import CurrentInputs
-from nmoe_assets.automation.conditions import FOLLOW
 from nmoe_assets.resources import Machine
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
@@ -43,7 +42,6 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         deps=[[GROUP, "calibration"], *([name, "shards"] for name in names)],
         leads_to=[[name, "quality_scores"] for name in names],
         pool="gpu",  # a sample is graded
-        condition=FOLLOW,
         checks=("flips",),
         check=lambda plan: checks.check_regrade(run, plan),
     )

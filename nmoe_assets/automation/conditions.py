@@ -1,76 +1,95 @@
 """Automation: outputs follow the content of their inputs, never the time a file was written.
 
-`regrade` asks for quality scores when the calibration, a shard's content or the grading code
-changed, or a shard has none. New labels, heads or a new backbone reach scores through the
-calibration, which names its heads and is made again after them: scores of new heads and an old
-calibration would be refused. `FOLLOW` asks the same of everything else, but only where it was made
-once: a person starts the first run. Both wait for inputs that are being made, are about to be made,
-failed, or did not pass a check that blocks. Dagster says what may be stale; the fingerprints beside
-the files decide.
+An asset is due when its code version or the content of an input changed, and, where `[automation]`
+says `make` for its kind, also when it was missing at the first look. It waits for inputs that are
+missing, being made, about to be made, due themselves, failed, or did not pass a check that blocks.
+Inputs that are made by hand may be due for good, so they are taken as they are. Scores do not
+follow heads and backbone but the calibration, which names them: scores of new heads and an old
+calibration would be refused. Dagster says what may be stale; the fingerprints beside the files
+decide.
 """
+
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import dagster as dg
 
 from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
-from nmoe_assets.assets.names import asset_key, named
+from nmoe_assets.assets.names import named
 from nmoe_core.config.run import Run
 
+Condition = dg.AutomationCondition[Any]  # of an asset or of a check
 _AC = dg.AutomationCondition
+_KINDS = {
+    **dict.fromkeys(("shards", "manifest", "valid_shards", "valid_manifest"), "prep"),
+    "docid_slices": "prep",
+    **dict.fromkeys(("probe_head", "judge_head", "calibration"), "heads"),
+    **dict.fromkeys(("quality_scores", "regrade_plan"), "grade"),
+    **dict.fromkeys(("topics", "curated", "curated_manifest", "loader_plan"), "curate"),
+}
+_BEHIND_CALIBRATION = ("backbone", "probe_head", "judge_head")
+_code_changed = _AC.code_version_changed()
+# Of an input, while its own condition decides whether it is asked for again. A run that is seen
+# with new code may have been of the code before.
+_input_due = (_code_changed | _AC.any_deps_match(_AC.data_version_changed())).since(
+    (_AC.newly_requested() | _AC.newly_updated()) & ~_code_changed
+)
 # Dagster looks at the newest run of a check: an unfinished or ended one has not passed either.
-_blocked = _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
-_inputs_settled = (
-    ~_AC.any_deps_missing()
-    & ~_AC.any_deps_in_progress()
-    & ~_AC.any_deps_match(_AC.will_be_requested()).with_label("an input is about to be made")
-    & ~_AC.any_deps_match(_AC.execution_failed()).with_label("an input failed")
-    & ~_AC.any_deps_match(_blocked).with_label("an input did not pass")
-    & ~_AC.in_progress()
+_stuck = (
+    _AC.missing()
+    | _AC.in_progress()
+    | _AC.will_be_requested().with_label("is about to be made")
+    | _AC.execution_failed()
+    | _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
 )
 
 
-def _since_made(
-    reason: dg.AutomationCondition, *, unless_of: dg.AssetSelection | None = None
-) -> dg.AutomationCondition:
-    """True from a reason or new content of an input until the output is requested or made from it.
+def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
+    """When the asset of a key (without the mixture's prefix) is asked for; None for never."""
+    mode = _mode(run, key[-1])
+    if mode == "off":
+        return None
+    external = [dep for dep in deps if dep.path[-1] == "documents"]
+    by_hand = [dep for dep in deps if _mode(run, dep.path[-1]) == "off"]
+    unread = [dep for dep in deps if dep.path[-1] in _BEHIND_CALIBRATION]
+    due = _due(mode, external + (unread if key[-1] == "quality_scores" else []))
+    waits = _any_deps(_stuck, external) | _any_deps(_input_due, by_hand)
+    ready = due & ~waits.with_label("waits for an input") & ~_AC.in_progress()
+    return (ready if mode == "make" else ready & ~_AC.missing()).with_label(mode)
+
+
+def _mode(run: Run, name: str) -> str:
+    return getattr(run.config.automation, _KINDS[name]) if name in _KINDS else "off"
+
+
+def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Condition:
+    found: Any = _AC.any_deps_match(condition)
+    return found.ignore(dg.AssetSelection.assets(*ignored)) if ignored else found
+
+
+def _due(mode: str, ignored: Collection[dg.AssetKey]) -> Condition:
+    """True from new code or new content of an input until the output is requested or made from it.
 
     A run has not made the output from the new content where an input changed while it was at work,
     which a tag of the run says (`nmoe_assets.assets.inputs`), nor where an input changed after the
     run and before the next tick.
-
-    Args:
-        reason: A reason besides the content of inputs.
-        unless_of: Inputs whose changes do not trigger anything.
     """
-    input_changed = _AC.any_deps_match(_AC.data_version_changed())
-    input_made = _AC.any_deps_match(_AC.newly_updated())
-    if unless_of is not None:
-        input_changed, input_made = (one.ignore(unless_of) for one in (input_changed, input_made))
+    changed = _any_deps(_AC.data_version_changed(), ignored).with_label("an input's content")
+    reason = _code_changed | changed
+    if mode == "make":
+        # What is made later is new content of an input.
+        reason |= _AC.initial_evaluation() & _AC.missing()
     changed_meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
     # Dagster compares the times of the two where both are new.
-    changed_after = input_made.since(_AC.newly_updated())
+    changed_after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
     made = (
         _AC.newly_updated()
         & ~changed_meanwhile.with_label("an input changed while it was made")
         & ~changed_after.with_label("an input was made after it")
     )
     # A run that is only requested may begin before an input that changed in the same tick.
-    requested = _AC.newly_requested() & ~input_changed
-    return (reason | input_changed.with_label("an input's content")).since(requested | made)
-
-
-def regrade(run: Run) -> dg.AutomationCondition:
-    """The condition of quality scores."""
-    behind_calibration = dg.AssetSelection.assets(
-        *(asset_key(run, ["hydra", name]) for name in ("backbone", "probe_head", "judge_head"))
-    )
-    reason = _AC.newly_missing() | _AC.code_version_changed()
-    due = _since_made(reason, unless_of=behind_calibration)
-    return (due & _inputs_settled).with_label("regrade")
-
-
-FOLLOW = (_since_made(_AC.code_version_changed()) & _inputs_settled & ~_AC.missing()).with_label(
-    "follow"
-)
+    requested = _AC.newly_requested() & ~changed
+    return reason.since((requested | made) & ~_code_changed)
 
 
 def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
@@ -82,7 +101,7 @@ def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
         target=target,
         default_status=sensor_status(run),
         minimum_interval_seconds=run.config.automation.follow_every_s,
-        description="Requests scores, curated shards and the plan where content changed.",
+        description="Requests what changed content or settings call for, by `[automation]`.",
     )
 
 

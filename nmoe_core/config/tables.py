@@ -166,12 +166,20 @@ class ChecksTable(StrictModel):
 class AutomationTable(StrictModel):
     """`[automation]`: what the daemon does by itself; with `starts = false`, nothing till asked.
 
-    `prefix` begins the keys and names of a mixture that shares a deployment with others.
+    `prefix` begins the keys and names of a mixture that shares a deployment with others. Kinds of
+    assets are made again when inputs or settings change (`follow`), for the first time too
+    (`make`), or by hand (`off`); oracle labels and the topic model are always made by hand.
     """
 
     starts: bool = True
+    prep: Literal["off", "follow", "make"] = "off"
+    heads: Literal["off", "follow", "make"] = "follow"
+    grade: Literal["off", "follow", "make"] = "follow"
+    curate: Literal["off", "follow", "make"] = "follow"
     prefix: str = Field(default="", pattern=r"^([A-Za-z0-9]+(_[A-Za-z0-9]+)*)?$")
     owners: tuple[str, ...] = ("team:data",)
+    max_partitions_per_run: int | None = Field(default=None, ge=1)
+    """Most partitions of an asset that one run of a backfill makes; all where it is not set."""
     follow_every_s: int = Field(default=30, ge=5)
     watch_every_s: int = Field(default=300, ge=5)
     label_retries: int = Field(default=3, ge=0)

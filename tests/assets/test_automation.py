@@ -301,19 +301,92 @@ def test_new_grading_code_requests_all_grades(
     assert daemon.tick() == GRADES | REGRADE_PLAN
 
 
-def test_a_person_starts_the_first_run_of_everything_but_grades(
+def test_a_person_starts_the_first_run_of_everything(
     defs: dg.Definitions, instance: DagsterInstance
 ) -> None:
     daemon = Daemon(defs, instance)
     assert daemon.tick() == {}
     for key in KEYS:
         daemon.report("code", "shards", version="1", partition=key)
-    assert daemon.tick() == {}
     for name in HEADS:
         daemon.report("hydra", name, version="1")
-    assert daemon.tick() == {}, "they are not checked yet"
     daemon.pass_checks(daemon.defs.resolve_asset_graph().get_all_asset_keys())
-    assert daemon.tick() == {"code/quality_scores": set(KEYS)}
+    assert daemon.tick() == {}
+
+
+BY_HAND = ("hydra/backbone", "hydra/oracle_labels", "curation/topic_model")
+MAKE = {"prep": "make", "heads": "make", "grade": "make", "curate": "make"}
+
+
+@pytest.mark.parametrize("is_switched_on_later", [False, True])
+def test_everything_is_made_for_the_first_time_once_and_in_order(
+    run: Run, instance: DagsterInstance, *, is_switched_on_later: bool
+) -> None:
+    daemon = Daemon(build_definitions(with_settings(run, "automation", **MAKE)), instance)
+    graph = daemon.defs.resolve_asset_graph()
+    if is_switched_on_later:
+        switched_on, daemon.defs = daemon.defs, build_definitions(run)
+        assert daemon.tick() == {}
+        daemon.defs = switched_on
+    order: list[str] = []
+
+    def make(requested: dict[str, set[str | None]]) -> None:
+        for key, partitions in requested.items():
+            for partition in sorted(partitions, key=str):
+                daemon.report(*key.split("/"), version="1", partition=partition)
+        daemon.pass_checks({AssetKey(key.split("/")) for key in requested})
+
+    def ask() -> None:
+        while requested := daemon.tick():
+            for key in requested:
+                inputs = {
+                    "/".join(dep.path) for dep in graph.get(AssetKey(key.split("/"))).parent_keys
+                }
+                assert {i for i in inputs if not i.endswith("/documents")} <= {*order, *BY_HAND}
+            order.extend(requested)
+            make(requested)
+
+    ask()
+    assert {key.split("/")[1] for key in order} == {
+        *("shards", "manifest", "docid_slices", "valid_shards", "valid_manifest")
+    }
+    make({"hydra/backbone": {None}, "curation/topic_model": {None}})
+    make({"hydra/oracle_labels": set(label_partitions.get_partition_keys())})
+    ask()
+    everything = {"/".join(key.path) for key in graph.materializable_asset_keys}
+    assert sorted(order) == sorted(everything - {*BY_HAND})
+    assert daemon.tick() == {}
+
+
+def test_a_kind_that_is_off_is_never_asked_for(run: Run, instance: DagsterInstance) -> None:
+    defs = build_definitions(with_settings(run, "automation", heads="off", grade="off"))
+    daemon = Daemon(defs, instance)
+    daemon.everything()
+    daemon.tick()
+    daemon.report("hydra", "oracle_labels", version="2", partition="val-03")
+    daemon.report("hydra", "calibration", version="2")
+    assert daemon.tick() == {}
+
+
+def test_curated_shards_wait_for_scores_that_are_due_and_blocked(daemon: Daemon, run: Run) -> None:
+    """A run over them would refuse the scores."""
+    daemon.report("hydra", "calibration", version="2")
+    daemon.check("hydra", "calibration", name="thresholds", passed=False)
+    daemon.report("curation", "topic_model", version="2")
+    assert daemon.tick().keys() == of_each("topics").keys()
+    for key, partitions in of_each("topics").items():
+        for partition in partitions:
+            daemon.report(*key.split("/"), version="2", partition=partition)
+    daemon.pass_checks({AssetKey(key.split("/")) for key in of_each("topics")})
+    assert daemon.tick() == {}
+
+
+def test_a_setting_that_changes_while_a_run_of_the_former_ends_is_not_forgotten(
+    daemon: Daemon, run: Run
+) -> None:
+    daemon.report("hydra", "calibration", version="2")
+    daemon.defs = build_definitions(with_settings(run, "calibration", target_keep=0.3))
+    assert daemon.tick() == {"hydra/calibration": {None}}
 
 
 def test_stages_that_hold_a_gpu_are_in_its_pool(defs: dg.Definitions) -> None:

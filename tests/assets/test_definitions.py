@@ -86,6 +86,19 @@ def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
     assert names[:5] == ["doc_id", "source", "scores", "aggregated", "decision"]
 
 
+@pytest.mark.parametrize("most", [None, 4])
+def test_a_run_of_a_backfill_makes_at_most_the_partitions_that_the_run_says(
+    most: int | None,
+) -> None:
+    from nmoe_assets.component import build_definitions
+
+    settings = {"automation.max_partitions_per_run": most} if most else None
+    run = Run(REPOSITORY / "configs" / "demo.toml", settings)
+    graph = build_definitions(run).resolve_asset_graph()
+    policies = [graph.get(key).backfill_policy for key in graph.materializable_asset_keys]
+    assert {policy.max_partitions_per_run for policy in policies if policy} == {most}
+
+
 def test_a_secret_is_shown_as_the_name_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     from nmoe_assets.resources import WEBHOOK_VARIABLE, resources
 
