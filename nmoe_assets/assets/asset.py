@@ -87,7 +87,7 @@ class Asset:
 
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
         """The definition with work of its own."""
-        run = self.run
+        run, most = self.run, self.run.config.automation.max_partitions_per_run
         deps = [
             dg.AssetDep(asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping)
             for dep in (d if isinstance(d, dg.AssetDep) else dg.AssetDep(d) for d in self.deps)
@@ -98,7 +98,7 @@ class Asset:
             check_specs=self.own_checks.specs(),
             code_version=self.version,
             partitions_def=self.partitions,
-            backfill_policy=dg.BackfillPolicy(run.config.automation.max_partitions_per_run),
+            backfill_policy=dg.BackfillPolicy(most if self.partitions else None),
             automation_condition=automation(run, self.key, [dep.asset_key for dep in deps]),
             group_name=named(run, self.group),
             pool=self.pool,

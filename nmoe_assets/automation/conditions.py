@@ -62,8 +62,8 @@ def _mode(run: Run, name: str) -> str:
     return getattr(run.config.automation, _KINDS[name]) if name in _KINDS else "off"
 
 
-def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Condition:
-    found: Any = _AC.any_deps_match(condition)
+def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Any:
+    found = _AC.any_deps_match(condition)
     return found.ignore(dg.AssetSelection.assets(*ignored)) if ignored else found
 
 

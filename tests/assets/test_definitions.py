@@ -95,7 +95,8 @@ def test_a_run_of_a_backfill_makes_at_most_the_partitions_that_the_run_says(
     settings = {"automation.max_partitions_per_run": most} if most else None
     run = Run(REPOSITORY / "configs" / "demo.toml", settings)
     graph = build_definitions(run).resolve_asset_graph()
-    policies = [graph.get(key).backfill_policy for key in graph.materializable_asset_keys]
+    partitioned = [key for key in graph.materializable_asset_keys if graph.get(key).partitions_def]
+    policies = [graph.get(key).backfill_policy for key in partitioned]
     assert {policy.max_partitions_per_run for policy in policies if policy} == {most}
 
 
