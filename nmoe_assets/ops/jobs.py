@@ -5,8 +5,8 @@ A run covers all partitions unless its tags name a range, as backfills, sensors 
 `dagster job execute --tags` do.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import dagster as dg
 
@@ -25,10 +25,11 @@ class TaskJob:
     name: str
     keys: Sequence[dg.AssetKey]
     partitions: dg.StaticPartitionsDefinition | None = None
+    metadata: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
     def definition(self):  # Dagster does not export the type of what define_asset_job returns
         """The asset job, checks included."""
-        made = ", ".join(key.to_user_string() for key in self.keys)
+        made = ", ".join(dict.fromkeys(key.path[-1] for key in self.keys))
         note = " Choose some partitions or all; current ones are left alone."
         return dg.define_asset_job(
             self.name,
@@ -36,6 +37,7 @@ class TaskJob:
             executor_def=dg.in_process_executor,
             description=f"Makes {made}." + (note if self.partitions else ""),
             run_tags=self.run_tags(),
+            metadata=self.metadata,
         )
 
     def run_tags(self) -> dict[str, str]:
@@ -50,20 +52,23 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         name: str,
         keys: Sequence[tuple[str, str]],
         partitions: dg.StaticPartitionsDefinition | None = None,
+        **metadata: dg.MetadataValue,
     ) -> TaskJob:
-        return TaskJob(named(run, name), [asset_key(run, key) for key in keys], partitions)
+        made = [asset_key(run, key) for key in keys]
+        return TaskJob(named(run, name), made, partitions, metadata)
 
     def of_sources(*names: str) -> list[tuple[str, str]]:
         return [(source.name, name) for name in names for source in sources]
 
     table = run.config.prep
     shards, valid = shard_partitions(table.num_shards), [s for s in sources if s.has_valid]
+    regrade_plan = dg.MetadataValue.asset(asset_key(run, ("hydra", "regrade_plan")))
     curated = of_sources("topics", "curated", "curated_manifest")
     jobs = [
         job("prep", of_sources("shards", "manifest", "docid_slices"), shards),
         job("label", [("hydra", "oracle_labels")], label_partitions),
         job("train_heads", [("hydra", name) for name in _HEADS]),
-        job("grade", of_sources("quality_scores"), shards),
+        job("grade", of_sources("quality_scores"), shards, what_it_would_change=regrade_plan),
         job("curate", [("curation", "topic_model"), *curated, ("mixture", "loader_plan")], shards),
     ]
     if valid:  # their number of partitions differs, and a job has one definition of partitions
