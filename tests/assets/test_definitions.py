@@ -54,7 +54,7 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.Mo
     assert keys == expected
     assert {job.name for job in defs.jobs or []} == JOBS
     grade = defs.resolve_job_def("grade")
-    assert grade.description and grade.description.startswith("Makes quality_scores. Choose")
+    assert (grade.description or "").startswith("Makes quality_scores. Choose")
     assert grade.metadata["what_it_would_change"].value.path == ["hydra", "regrade_plan"]
     external = {tuple(key.path) for key in graph.external_asset_keys}
     assert external == {(source, "documents") for source in DEMO_SOURCES}
