@@ -122,7 +122,7 @@ class PlanSchedule:
         return self._parts[bisect_right(self._parts, n, key=lambda part: part.start) - 1]
 
     def _reorder(self, sources: np.ndarray, windows: np.ndarray) -> None:
-        """Replace each window, counted without end, by the one that its epoch has in its place."""
+        """Map each running window count to the window that the shuffled epoch reads there."""
         if not self._shuffles:
             if self._wraps:
                 windows %= self._capacities[sources]

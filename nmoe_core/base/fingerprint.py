@@ -107,7 +107,7 @@ def read_summary(
 def is_current(summary: Path, fingerprints: Fingerprints) -> bool:
     """Whether the output committed with `summary` was made from exactly these fingerprints.
 
-    A summary that was edited or damaged does not count.
+    An edited or damaged summary is ignored.
     """
     try:
         return recorded(summary) == fingerprints and bool(read_summary(summary))

@@ -53,9 +53,9 @@ class Recipe:
 class TrainingState:
     """A training that goes on where a kill left it: weights, optimiser, generators and losses.
 
-    The file is committed at most once in `SAVE_INTERVAL_S`. One of other fingerprints, or damaged,
-    is not used. On a CPU the head of a training that was killed any number of times is the head of
-    one that was not, byte for byte.
+    The file is committed at most once in `SAVE_INTERVAL_S`; a damaged file, or one with other
+    fingerprints, is not used. On a CPU a training that was killed gives the same bytes as one that
+    ran through.
     """
 
     def __init__(self, path: Path, fingerprints: Fingerprints) -> None:

@@ -2,8 +2,8 @@
 
 Text goes the way of all text: a source reads it, prep normalises and tokenises it, in order and in
 this process. A directory of the cache is named by the digest of the text and of the tokenizer, so
-changed text is tokenised anew beside the old. It appears whole or not at all; one process makes it
-and the others on this machine wait. `nmoe prep` is for more than a few gigabytes.
+changed text gets another directory. The directory appears whole or not at all; one process makes it
+and the others on this machine wait. Prepare more than a few gigabytes with `nmoe prep` instead.
 """
 
 from __future__ import annotations

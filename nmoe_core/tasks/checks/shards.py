@@ -1,4 +1,4 @@
-"""What token shards, topics, curated shards, their manifests and the loader plan are held to."""
+"""Checks of token shards, topics, curated shards, their manifests and the loader plan."""
 
 from __future__ import annotations
 
