@@ -27,19 +27,13 @@ def _printed(monkeypatch: pytest.MonkeyPatch, out: io.StringIO) -> str:
     return out.getvalue()
 
 
-def test_rate_and_time_left_count_this_runs_work_only() -> None:
+def test_rate_and_time_left_count_this_runs_work_and_know_its_budget() -> None:
     assert HALF.rate == 2.5e6
     assert HALF.eta_s == pytest.approx(1.6)
     assert HALF.line() == "60 %, 1,200 documents, 3.4M tokens, 2.5 MB/s, 2 s left"
-
-
-def test_a_budget_ends_the_pass_sooner_than_the_source_does() -> None:
-    progress = PrepProgress(10, 900, 10**6, 10**9, 1.0, max_tokens=1000)
-    assert progress.share == 0.9
-    assert progress.eta_s == pytest.approx(1 / 9)
-
-
-def test_a_source_of_unknown_size_has_no_share_and_no_time_left() -> None:
+    ends_sooner = PrepProgress(10, 900, 10**6, 10**9, 1.0, max_tokens=1000)
+    assert (ends_sooner.share, ends_sooner.eta_s) == (0.9, pytest.approx(1 / 9))
+    # A source of unknown size has neither a share nor an end.
     assert PrepProgress(1, 10, 100, None, 0.0).line() == "1 documents, 10 tokens, 0.0 MB/s"
 
 
