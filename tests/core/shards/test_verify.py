@@ -12,9 +12,10 @@ import pytest
 from loader.files.format import load_manifest
 from loader.plan.check import DEFAULT_VOCABULARY, read_data
 from nmoe_core.base.atomic import write_json
+from nmoe_core.shards.documents import document_ids
 from nmoe_core.shards.inspect import files_of_directory, files_of_manifest, inspect_file
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
-from nmoe_core.shards.shard_file import IndexWriter, regenerate_index
+from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
 from tests.refusals import refused
@@ -52,19 +53,13 @@ def test_a_fresh_tree_has_no_problem_and_an_eos_is_never_doubled(tree: Path) -> 
     assert tokens == [1, 2, 3, EOS, 4, EOS, 5, 6, EOS, 7, 8, EOS]
 
 
-def _write_a_shorter_index(tree: Path) -> None:
-    index = IndexWriter(_npy(tree).with_suffix(".idx"))
-    index.add_document(0, 4)
-    index.finalize()
-
-
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
         (lambda tree: os.truncate(_npy(tree), _npy(tree).stat().st_size - 4), "E-SHARD-TRUNCATED"),
         (lambda tree: _npy(tree).unlink(), "E-SHARD-MISSING"),
         (lambda tree: _npy(tree).with_suffix(".idx").unlink(), "E-INDEX-MISSING"),
-        (_write_a_shorter_index, "E-SHARD-INDEX"),
+        (lambda tree: regenerate_index(_npy(tree), 5, allow_tail=True), "E-SHARD-INDEX"),
         (lambda tree: (tree / "shard_0000" / "stray.npy").touch(), "E-MANIFEST-UNKNOWN-FILE"),
     ],
 )
@@ -73,6 +68,16 @@ def test_structural_damage_is_found_without_hashing(
 ) -> None:
     damage(tree)
     assert code in _codes(tree)
+
+
+def test_an_index_whose_boundary_moved_is_refused_by_its_checksum(tree: Path) -> None:
+    manifest = load_manifest(tree / "manifest.json")
+    index = manifest.index_path(manifest.shards[0])
+    spans = np.fromfile(index, "<u8", offset=32)
+    spans[1:3] -= 1  # the end of a document and the start of the next one, so no gap tells
+    index.write_bytes(index.read_bytes()[:32] + spans.tobytes())
+    with refused("E-INDEX-CHECKSUM", str(index)):
+        list(document_ids(tree, manifest))
 
 
 @pytest.mark.parametrize(
