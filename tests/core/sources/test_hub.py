@@ -56,9 +56,8 @@ def test_reading_goes_on_at_the_end_of_any_block(
         whole.save_to_disk(str(tmp_path / "hub"))
     else:
         (tmp_path / "hub").mkdir()
-        getattr(whole, {"parquet": "to_parquet", "jsonl": "to_json"}[form])(
-            str(tmp_path / "hub" / f"train.{form}")
-        )
+        write = whole.to_parquet if form == "parquet" else whole.to_json
+        write(str(tmp_path / "hub" / f"train.{form}"))
     source = _local(tmp_path)
     blocks = spans(source)
     assert len(blocks) > 8

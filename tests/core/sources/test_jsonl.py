@@ -18,6 +18,7 @@ from nmoe_core.sources.storage import SourceFile
 from tests.core.sources.read import outcome, records, texts
 from tests.refusals import refused
 
+PACKS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 MARK = b"\xef\xbb\xbf"
 LINE = b'{"text": "a"}\n'
 NO_ID = "field 'id' is %s, not text or a whole number"
@@ -68,7 +69,7 @@ def test_a_byte_order_mark_is_skipped_at_the_start_of_a_file(
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_torn_stream_is_an_error_that_names_the_file(tmp_path: Path, suffix: str) -> None:
-    payload = {".gz": gzip.compress, ".zst": zstandard.compress}[suffix](LINE * 100)
+    payload = PACKS[suffix](LINE * 100)
     with refused("E-SOURCE-TORN", f"a.jsonl{suffix}"):
         records(_source(tmp_path, payload[: len(payload) // 2], "a.jsonl" + suffix))
 
@@ -88,15 +89,14 @@ def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> No
     assert peak < 150 * 2**20
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", PACKS)
 def test_a_line_longer_than_many_blocks_is_one_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 256)
     written = ["short", "x" * 10_000_000, "end"]
     payload = "".join(json.dumps({"text": text}) + "\n" for text in written).encode()
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
-    source = _source(tmp_path, pack(payload), "a.jsonl" + suffix)
+    source = _source(tmp_path, PACKS[suffix](payload), "a.jsonl" + suffix)
     num_joins = 0
 
     def count_joins(frame: object, event: str, called: object) -> None:

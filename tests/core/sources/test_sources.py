@@ -36,6 +36,7 @@ def test_a_sample_of_files_is_seeded_and_bounded(tmp_path: Path) -> None:
     for i in range(50):
         (tmp_path / f"{i}.txt").write_text("x" * 100)
     files = find_files(["*.txt"], tmp_path)
+    assert [len(sample_files(files, size, seed=0)) for size in (99, 100)] == [0, 1]
     sample = sample_files(files, 1000, seed=1)
     assert len(sample) == 10
     assert sample == sample_files(files, 1000, seed=1)

@@ -46,7 +46,9 @@ def test_braces_stars_and_double_stars_find_files_in_a_store(memory: Any) -> Non
             _names(absent)
 
 
-def test_a_remote_file_is_seekable_sized_and_has_a_revision(memory: Any) -> None:
+def test_a_remote_file_is_seekable_sized_and_has_a_revision(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     memory.pipe("/in/a.bin", bytes(range(256)) * 100)
     (file,) = find_files(["memory://in/a.bin"], Path("/"))
     assert (file.is_local, file.suffix, file.size_bytes()) == (False, ".bin", 25_600)
@@ -58,17 +60,12 @@ def test_a_remote_file_is_seekable_sized_and_has_a_revision(memory: Any) -> None
     before = file.revision()
     assert before == file.revision()
     assert before.startswith("modified:")
-    memory.pipe("/in/a.bin", bytes(25_600))
-    assert file.revision() != before
-
-
-def test_a_store_that_keeps_no_mark_is_read_for_its_digest(
-    memory: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     memory.pipe("/in/a.bin", b"abc")
+    assert file.revision() != before
+    # A store that keeps no mark is read for its digest.
     (tmp_path / "a.bin").write_bytes(b"abc")
-    local = SourceFile(tmp_path / "a.bin", "a.bin").revision()
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"size": 3, "type": "file"})
+    local = SourceFile(tmp_path / "a.bin", "a.bin").revision()
     assert SourceFile("memory://in/a.bin", "a.bin").revision() == local
 
 
@@ -93,20 +90,17 @@ def test_a_local_and_a_remote_tree_hold_the_same_documents(memory: Any, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("patterns", "code"),
+    ("code", "paths"),
     [
-        (("nosuch://a/b.txt",), "E-SOURCE-PROTOCOL"),
-        (("simplecache::memory://in/a.txt",), "E-SOURCE-PROTOCOL"),
-        (("memory://in/a.txt", "a.txt"), "E-SOURCE-PATTERN"),
-        (("a\0b",), "E-SOURCE-PATTERN"),
-        (("",), "E-SOURCE-PATTERN"),
-        (("{1..999999999}",), "E-SOURCE-PATTERN"),
-        (("{1..9}" * 9,), "E-SOURCE-PATTERN"),
+        ("E-SOURCE-PROTOCOL", [["nosuch://a/b.txt"], ["simplecache::memory://in/a.txt"]]),
+        ("E-SOURCE-PATTERN", [["memory://in/a.txt", "a.txt"], ["a\0b"], [""]]),
+        ("E-SOURCE-PATTERN", [["{1..999999999}"], ["{1..9}" * 9]]),
     ],
 )
-def test_paths_that_cannot_be_read_are_one_error(patterns: tuple[str, ...], code: str) -> None:
-    with refused(code):
-        find_files(patterns, Path("/"))
+def test_paths_that_cannot_be_read_are_one_error(code: str, paths: list[list[str]]) -> None:
+    for patterns in paths:
+        with refused(code):
+            find_files(patterns, Path("/"))
 
 
 @pytest.mark.parametrize("missing", ["fsspec.core", "s3fs"])
@@ -140,8 +134,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.start()
     host, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     s3fs.S3FileSystem.clear_instance_cache()
     store = s3fs.S3FileSystem()
