@@ -16,6 +16,13 @@ from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, write
 from nmoe_core.base.errors import LockedError
 
 STEPS = ("write", "fsync", "rename")
+IMPORTS = "from nmoe_core.base.atomic import output_lock, write_bytes\nfrom pathlib import Path\n"
+
+
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in another process."""
+    command = [sys.executable, "-c", IMPORTS + code]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -27,21 +34,20 @@ def test_a_failed_step_leaves_the_old_file_and_no_temporary(
     write_bytes(path, b"old")
     monkeypatch.setattr(atomic, "_steps", atomic.Counter())
     monkeypatch.setenv("NMOE_FAILPOINT", f"{step}:1:{error}")
-    with pytest.raises(OSError, match=os.strerror(getattr(__import__("errno"), error))):
+    with pytest.raises(OSError, match=os.strerror(getattr(errno, error))):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_kill_at_any_step_leaves_the_old_file_whole(tmp_path: Path, step: str) -> None:
+def test_a_kill_at_any_step_leaves_the_old_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
-    code = f"from nmoe_core.base.atomic import write_bytes; from pathlib import Path; \
-write_bytes(Path({str(path)!r}), b'new')"
-    environment = {**os.environ, "NMOE_FAILPOINT": f"{step}:1:kill"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
-    assert done.returncode == -9
+    monkeypatch.setenv("NMOE_FAILPOINT", f"{step}:1:kill")
+    assert _run(f"write_bytes(Path({str(path)!r}), b'new')").returncode == -9
     assert path.read_bytes() == b"old"
     with output_lock(tmp_path):
         pass
@@ -49,12 +55,8 @@ write_bytes(Path({str(path)!r}), b'new')"
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
-    code = f"from nmoe_core.base.atomic import output_lock; from pathlib import Path\n\
-with output_lock(Path({str(tmp_path)!r})): pass"
     with output_lock(tmp_path):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False
-        )
+        done = _run(f"with output_lock(Path({str(tmp_path)!r})): pass")
         with pytest.raises(LockedError, match=f"pid {os.getpid()}"), output_lock(tmp_path):
             pass
     assert done.returncode == 1

@@ -125,18 +125,16 @@ def _remember(context: tuple[int, list[int]], item: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_each_worker_opens_its_context_once(workers: int) -> None:
+def test_each_worker_opens_its_context_once_and_an_error_of_that_is_raised_as_it_is(
+    workers: int,
+) -> None:
     compute = ComputeTable(workers=workers)
     found = list(map_shards(_remember, range(20), compute, initializer=_open))
     most = {pid: max(n for p, n in found if p == pid) for pid, _ in found}
     assert len(most) <= workers
     assert sum(most.values()) == 20
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_of_the_initializer_is_raised_as_it_is(workers: int) -> None:
     with refused("E-NO-MODEL", "no model"):
-        list(map_shards(_remember, [1], ComputeTable(workers=workers), initializer=_cannot_open))
+        list(map_shards(_remember, [1], compute, initializer=_cannot_open))
 
 
 def _cannot_open() -> None:

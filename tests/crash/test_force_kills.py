@@ -17,6 +17,7 @@ from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Split
+from tests.project import json_lines
 
 # One process loads the tokenizer and forks a run for every step that a run can be killed at.
 RUN = """
@@ -83,16 +84,14 @@ print(json.dumps(found))
 def root(tmp_path: Path) -> Path:
     for name, word in (("old", "shard"), ("new", "token")):
         rows = [{"id": f"d{i}", "text": f"one {word} of many tokens " * 4} for i in range(40)]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+        (tmp_path / f"{name}.jsonl").write_text(json_lines(rows))
     return tmp_path
 
 
 def _versions_left(root: Path, step: str, exchange: str = "with") -> list[str]:
     """What was readable after a kill at the first, second... step, up to a run that none ended."""
     command = [sys.executable, "-c", RUN, str(root), step, exchange]
-    environment = {k: v for k, v in os.environ.items() if k != "NMOE_FAILPOINT"}
-    environment["SOURCE_DATE_EPOCH"] = "0"
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -117,22 +116,19 @@ def test_without_an_exchange_no_kill_leaves_a_mixture(root: Path) -> None:
 
 
 def _make_version(directory: Path, version: str) -> None:
-    for name in ("shard_0000", "shard_0001", "shard_0002"):
-        (directory / name).mkdir(parents=True)
-        (directory / name / "manifest.json").write_text(f'{{"version": "{version}"}}')
-    (directory / "manifest.json").write_text(f'{{"version": "{version}"}}')
+    for name in ("shard_0000", "shard_0001", "shard_0002", "."):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / name / "manifest.json").write_text(json.dumps({"version": version}))
 
 
-def _versions_that_cannot_change_places(
-    root: Path, monkeypatch: pytest.MonkeyPatch, failpoint: str
-) -> Path:
+@pytest.fixture
+def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An old split and a whole new one beside it, where the system has no exchange."""
-    split = root / "train"
+    split = tmp_path / "train"
     _make_version(split, "old")
     _make_version(existing.directory_beside(split), "new")
     monkeypatch.setattr(existing, "exchange_dirs", lambda staged, final: False)
     monkeypatch.setattr(atomic, "_steps", atomic.Counter())
-    monkeypatch.setenv("NMOE_FAILPOINT", failpoint)
     return split
 
 
@@ -141,21 +137,21 @@ def _versions(directory: Path) -> list[str]:
 
 
 def test_a_replacement_cut_short_is_ended_by_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = _versions_that_cannot_change_places(tmp_path, monkeypatch, "rename:2:ENOSPC")
+    monkeypatch.setenv("NMOE_FAILPOINT", "rename:2:ENOSPC")
     with pytest.raises(OSError, match="No space"), output_lock(split):
         existing.swap_in(split)
     assert not (split / "manifest.json").exists()
     existing.clear_beside(split)
     assert _versions(split) == ["new"] * 4
-    assert [p.name for p in tmp_path.iterdir()] == ["train"]
+    assert [p.name for p in split.parent.iterdir()] == ["train"]
 
 
 def test_a_split_on_another_file_system_is_replaced_by_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = _versions_that_cannot_change_places(tmp_path, monkeypatch, "rename:1:EXDEV")
+    monkeypatch.setenv("NMOE_FAILPOINT", "rename:1:EXDEV")
     with output_lock(split):
         existing.swap_in(split)
     assert _versions(split) == ["new"] * 4
@@ -174,5 +170,4 @@ def test_a_split_that_is_a_link_stays_one_when_it_is_replaced(root: Path) -> Non
         manifest, _ = write_manifest(settings, split)
     assert split.is_symlink()
     assert json.loads((target / "manifest.json").read_text()) == manifest
-    assert [p.name for p in target.parent.iterdir()] == ["train"]
-    assert [p.name for p in split.parent.iterdir()] == ["train"]
+    assert [p.name for d in (target, split) for p in d.parent.iterdir()] == ["train"] * 2

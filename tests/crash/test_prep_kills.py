@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.core.prep.web import file_digests
+from tests.project import json_lines
 
 KILLS = [("write", 3), ("fsync", 2), ("fsync", 9), ("rename", 1), ("rename", 8)]
 KILLS += [
@@ -64,11 +65,8 @@ class Done(NamedTuple):
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("source") / "a.jsonl"
     rng = random.Random(3)
-    rows = [
-        {"id": f"d{i}", "text": " ".join(rng.choices(["a", "shard", "of", "tokens"], k=40))}
-        for i in range(600)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = [" ".join(rng.choices(["a", "shard", "of", "tokens"], k=40)) for _ in range(600)]
+    path.write_text(json_lines({"id": f"d{i}", "text": text} for i, text in enumerate(texts)))
     return path
 
 
@@ -113,11 +111,15 @@ def undisturbed(
     return file_digests(out)
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "train"
+
+
 @pytest.mark.parametrize(("step", "k"), KILLS)
 def test_a_killed_prep_completes_with_the_bytes_of_an_undisturbed_run(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path, step: str, k: int
+    prep: Prep, source: Path, undisturbed: dict[str, str], out: Path, step: str, k: int
 ) -> None:
-    out = tmp_path / "train"
     is_late = k > 9  # some of these come after the manifest, or after the end
     assert prep(source, out, f"{step}:{k}:kill").code == -9 or is_late
     assert is_late or not (out / "manifest.json").exists()
@@ -130,10 +132,10 @@ _MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 2
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *_MORE_SEEDS])
 def test_kills_at_random_moments_lose_no_byte(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path, seed: int
+    prep: Prep, source: Path, undisturbed: dict[str, str], out: Path, seed: int
 ) -> None:
     """Kill a run, kill the run that goes on, then let a third one end it."""
-    rng, out = random.Random(seed), tmp_path / "train"
+    rng = random.Random(seed)
     for _ in range(2):
         step = rng.choice(["write", "write", "write", "sync", "fsync", "rename"])
         failpoint = f"{step}:{rng.randint(1, 120)}:kill"
@@ -152,9 +154,8 @@ def test_kills_at_random_moments_lose_no_byte(
 
 
 def test_a_run_goes_on_where_it_was_killed_with_another_number_of_workers(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path
+    prep: Prep, source: Path, undisturbed: dict[str, str], out: Path
 ) -> None:
-    out = tmp_path / "train"
     assert prep(source, out, "write:80:kill", commits="always").code == -9
     position = json.loads((out / ".prep" / "journal.json").read_text())["position"]
     assert position[3] > 200
@@ -165,9 +166,8 @@ def test_a_run_goes_on_where_it_was_killed_with_another_number_of_workers(
 
 
 def test_a_full_disk_is_one_error_and_the_next_run_completes(
-    prep: Prep, source: Path, undisturbed: dict[str, str], tmp_path: Path
+    prep: Prep, source: Path, undisturbed: dict[str, str], out: Path
 ) -> None:
-    out = tmp_path / "train"
     assert prep(source, out, "write:3:ENOSPC").code == 1
     assert not out.exists()
     assert prep(source, out, "write:60:ENOSPC", commits="always").code == 1
