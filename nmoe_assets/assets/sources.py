@@ -81,9 +81,12 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
 def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     """The manifest over all shards of a split."""
     name, prefix = source.name, _prefix(split)
-    leads_to = [["mixture", "loader_plan"]]
+    deps, leads_to = [[name, f"{prefix}shards"]], [["mixture", "loader_plan"]]
     if split == "train":
         leads_to = [[name, "docid_slices"], ["curation", "topic_model"]]
+        leads_to += [[name, "valid_manifest"]] if source.has_valid else []
+    else:
+        deps.append([name, "manifest"])  # the check `no_leak` reads both
     return Asset(
         run=run,
         key=[name, f"{prefix}manifest"],
@@ -93,7 +96,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         text=f"Inventory of the {split} shards with SHA-256 checksums.",
         facts=("changed",),
         version=versions.prep(run, source, split),
-        deps=[[name, f"{prefix}shards"]],
+        deps=deps,
         leads_to=leads_to,
     ).unpartitioned(lambda: prep.make_manifest(run, source, split), "documents_by_length")
 
