@@ -107,9 +107,8 @@ except BlockingIOError:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 def test_signals_of_workers_are_not_told_to_the_process_that_asked() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=240
-    )
+    command = [sys.executable, "-c", FORKS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == ["disk", "no signal"], done.stderr
 
 

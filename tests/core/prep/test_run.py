@@ -61,7 +61,9 @@ def test_second_run_tokenises_nothing_and_leaves_every_file(web: Web) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in files}
 
 
-def test_one_shard_is_made_again_alone_and_equal(web: Web) -> None:
+def test_one_shard_without_a_file_or_a_readable_manifest_is_made_again_alone_and_equal(
+    web: Web,
+) -> None:
     web.prep()
     before = web.digest()
     (web.out / "shard_0001" / "web-v1-shard-000000.npy").unlink()
@@ -70,6 +72,10 @@ def test_one_shard_is_made_again_alone_and_equal(web: Web) -> None:
     write_manifest(web.settings, web.out)
     in_shard = load_manifest(web.out / "shard_0001" / "manifest.json").total_documents
     assert (report.made, report.documents_tokenized) == ([1], in_shard)
+    assert web.digest() == before
+    for name, content in (("manifest.json", "{"), ("shard_0001/manifest.json", "[[[")):
+        (web.out / name).write_text(content)
+    assert web.prep().made == [1]
     assert web.digest() == before
 
 
@@ -203,11 +209,3 @@ def test_files_of_the_user_survive_whatever_their_names(web: Web) -> None:
     web.prep()
     assert len(list((web.out / "sub").iterdir())) == 3
     assert not (web.out / "left.tmp.123").exists()
-
-
-def test_manifest_that_is_not_one_is_made_again(web: Web) -> None:
-    web.prep()
-    (web.out / "manifest.json").write_text("{")
-    (web.out / "shard_0001" / "manifest.json").write_text("[[[")
-    assert web.prep().made == [1]
-    assert load_manifest(web.out / "manifest.json").total_documents == 300

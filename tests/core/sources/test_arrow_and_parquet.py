@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.arrow import ArrowSource, ParquetSource
 from nmoe_core.sources.records import BadRecord, Reading, Record
 from nmoe_core.sources.storage import SourceFile
+from tests.conftest import Mutations
 from tests.core.sources.read import good, records, spans
 from tests.refusals import refused
 
@@ -53,10 +53,8 @@ def test_texts_of_every_arrow_type_are_read_and_numbered(
     tmp_path: Path, kind: str, of: str
 ) -> None:
     texts = ["naïve", None, "", "雪" * 9, "a\0b", "naïve", *map(str, range(30))]
-    column = pa.array([t if t is None else t.encode() for t in texts], pa.binary())
-    target = pa.dictionary(pa.int32(), pa.string()) if of == "dictionary" else getattr(pa, of)()
-    text = column.cast(pa.string())
-    text = text.dictionary_encode() if of == "dictionary" else text.cast(target)
+    text = pa.array(texts, pa.string())
+    text = text.dictionary_encode() if of == "dictionary" else text.cast(getattr(pa, of)())
     _write(tmp_path / "a", pa.table({"n": range(36), "body": text}), kind)
     source = _source(kind, tmp_path / "a", tmp_path / "a", text_field="body")
     found = good(source)
@@ -179,27 +177,6 @@ def test_a_stream_cut_between_two_batches_is_not_taken_for_a_shorter_one(tmp_pat
         _records(_source("stream", tmp_path / "a"))
 
 
-def damage(payload: bytes, rng: random.Random) -> bytes:
-    """A copy with a few bytes changed, or a stretch of it removed, doubled or zeroed."""
-    changed = bytearray(payload)
-    at = rng.randrange(len(changed))
-    width = rng.randrange(1, 64)
-    match rng.randrange(5):
-        case 0:
-            for _ in range(rng.randrange(1, 8)):
-                changed[rng.randrange(len(changed))] = rng.randrange(256)
-        case 1:
-            del changed[at : at + width]
-        case 2:
-            changed[at:at] = changed[at : at + width]
-        case 3:
-            changed[at : at + width] = bytes(len(changed[at : at + width]))
-        case _:
-            tail = max(0, len(changed) - 400)
-            changed[rng.randrange(tail, len(changed))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
 _MANY = pytest.param(range(150, 6000), 1000, marks=pytest.mark.slow)
 
 
@@ -212,7 +189,7 @@ def test_damaged_files_give_records_or_one_error(
     _write(tmp_path / "whole", pa.table({"text": texts, "key": texts}), kind, rows=16)
     payload, num_refused = (tmp_path / "whole").read_bytes(), 0
     for seed in seeds:
-        (tmp_path / "a").write_bytes(damage(payload, random.Random(seed)))
+        (tmp_path / "a").write_bytes(Mutations(seed).any_bytes(payload))
         try:
             _records(_source(kind, tmp_path / "a", id_field="key"))
         except SourceError as error:
