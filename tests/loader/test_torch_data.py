@@ -28,14 +28,6 @@ def expected(two_stages, *args) -> list[np.ndarray]:
     return all_inputs(build_loader(two_stages.cfg, *args, backend="numpy")[0])
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_workers_give_the_batches_of_one_process_in_order(two_stages, num_workers):
-    data = TokenDataset(two_stages.cfg, 1, 3)
-    got = all_inputs(DataLoader(data, batch_size=None, num_workers=num_workers))
-    for a, b in itertools.zip_longest(got, expected(two_stages, 1, 3)):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_dataset_gives_meta_and_can_be_pickled(two_stages):
     data = pickle.loads(pickle.dumps(TokenDataset(two_stages.cfg, with_meta=True)))
     plain = build_loader(two_stages.cfg, backend="numpy")[0]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-import json
 import os
 
 import numpy as np
@@ -14,7 +12,7 @@ from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader
-from tests.loader.shared import all_rows, open_loader
+from tests.loader.shared import open_loader
 from tests.refusals import refused
 
 
@@ -97,29 +95,6 @@ def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
         tokens = two_stages.tree.tokens[names[source], "train"]
         at = window * stride + np.arange(17)
         np.testing.assert_array_equal(row, tokens[at % len(tokens)] if wraps else tokens[at])
-
-
-@settings(max_examples=15)
-@given(stops=st.lists(st.integers(0, 33), min_size=1, max_size=4), depth=st.integers(0, 5))
-def test_resuming_any_number_of_times_continues_byte_for_byte_wherever_a_thread_was(
-    two_stages, stops, depth
-):
-    alone = all_rows(open_loader(two_stages.cfg))
-    got, loader = [], open_loader(two_stages.cfg, prefetch=depth)
-    for stop in sorted(stops):
-        got += [
-            np.concatenate([i, t[:, -1:]], axis=1)
-            for i, t in itertools.islice(loader, max(0, stop - loader.step))
-        ]
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert state["global_sequence_index"] == loader.step * 12
-        loader.close()
-        loader = open_loader(two_stages.cfg, prefetch=depth)
-        loader.load_state_dict(state)
-        assert loader.state_dict() == state
-    got.append(all_rows(loader))
-    loader.close()
-    assert np.concatenate(got).tobytes() == alone.tobytes()
 
 
 def test_prefetch_gives_the_meta_of_each_row(two_stages):
