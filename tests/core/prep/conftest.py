@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Reading
 from nmoe_core.sources.storage import SourceFile
 from tests.core.prep.web import Web
+from tests.project import json_lines
 
 WORDS = [
     *("the", "of", "shard", "token", "model", "Straße", "東京", "data", "loss", "step"),
@@ -33,7 +33,7 @@ def documents() -> list[dict[str, str]]:
 def source(tmp_path: Path, documents: list[dict[str, str]]) -> JsonlSource:
     path = tmp_path / "input" / "part.jsonl"
     path.parent.mkdir()
-    path.write_text("".join(json.dumps(d) + "\n" for d in documents), encoding="utf-8")
+    path.write_text(json_lines(documents), encoding="utf-8")
     return JsonlSource(Reading("web"), [SourceFile(path, "part.jsonl")])
 
 

@@ -109,13 +109,18 @@ def test_documents_are_filtered_truncated_and_counted(
     assert sum(i["filtered_documents"] for i in infos) == report.outcomes["filtered"]
 
 
-def test_files_rotate_before_the_document_that_would_pass_their_size(web: Web) -> None:
+def test_files_rotate_at_their_size_and_fewer_shards_leave_none_of_them_behind(web: Web) -> None:
     web.with_(tokens_per_shard=1500).prep()
     manifest = load_manifest(web.out / "manifest.json")
     assert manifest.num_shards > 8
     assert all(entry.num_tokens <= 1500 for entry in manifest.shards)
-    assert verify_manifest(manifest, checksums=True, deep=True) == []
     assert (web.out / "shard_0000" / "web-v1-shard-000001.npy").is_file()
+    assert verify_manifest(manifest, checksums=True, deep=True) == []
+    web.with_(num_shards=2).prep()
+    assert sorted(p.name for p in web.out.glob("shard_*")) == ["shard_0000", "shard_0001"]
+    fewer = load_manifest(web.out / "manifest.json")
+    assert (fewer.num_shards, fewer.total_documents) == (2, 300)
+    assert verify_manifest(fewer, checksums=True, deep=True) == []
 
 
 def test_changed_source_and_shards_of_another_tool_are_refused_on_request(web: Web) -> None:
@@ -164,15 +169,6 @@ def test_content_hash_does_not_depend_on_the_time(
         hashes.add(extra["content_hash"])
         assert extra["created_at"][:4] == year
     assert len(hashes) == 1
-
-
-def test_fewer_shards_than_before_leave_none_behind(web: Web) -> None:
-    web.prep()
-    web.with_(num_shards=2).prep()
-    assert sorted(p.name for p in web.out.glob("shard_*")) == ["shard_0000", "shard_0001"]
-    manifest = load_manifest(web.out / "manifest.json")
-    assert manifest.total_documents == 300
-    assert verify_manifest(manifest, checksums=True, deep=True) == []
 
 
 def test_source_that_changes_while_it_is_read_is_refused(web: Web) -> None:

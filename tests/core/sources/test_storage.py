@@ -67,6 +67,9 @@ def test_a_remote_file_is_seekable_sized_and_has_a_revision(
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"size": 3, "type": "file"})
     local = SourceFile(tmp_path / "a.bin", "a.bin").revision()
     assert SourceFile("memory://in/a.bin", "a.bin").revision() == local
+    for gone in ("memory://in/gone.bin", tmp_path / "gone.bin"):
+        with refused("E-SOURCE-NOTFOUND"):
+            SourceFile(gone, "gone.bin").open()
 
 
 def test_a_local_and_a_remote_tree_hold_the_same_documents(memory: Any, tmp_path: Path) -> None:
@@ -117,12 +120,6 @@ def test_a_missing_client_is_one_pip_line(monkeypatch: pytest.MonkeyPatch, missi
     monkeypatch.setattr(builtins, "__import__", refuse)
     with refused("E-SOURCE-EXTRA", r"pip install 'nmoe-data\[remote\]'"):
         find_files(["s3://bucket/key"], Path("/"))
-
-
-def test_a_file_that_went_away_is_not_found(memory: Any, tmp_path: Path) -> None:
-    for path in ("memory://in/gone.txt", tmp_path / "gone.txt"):
-        with refused("E-SOURCE-NOTFOUND"):
-            SourceFile(path, "gone.txt").open()
 
 
 @pytest.fixture
