@@ -60,9 +60,6 @@ pretrain = "web6"
 [flow.research]
 tokens_b = 1.0
 mixture = {{ pretrain = "web6" }}
-[flow.ablation]
-tokens_b = 6.0
-mixture = {{ pretrain = "web6" }}
 [flow.proxy]
 stages = ["pretrain", "mid"]
 tokens_b_ratio = 400
@@ -100,7 +97,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     [
         ("dev", [("pretrain", 100_000_000)]),
         ("research", [("pretrain", 1_000_000_000)]),
-        ("ablation", [("pretrain", 6_000_000_000)]),
         *(
             (flow, [("pretrain", 5930 * 10**9), ("mid", 10**11), ("long", 50 * 10**9)])
             for flow in ("full_train", "plain")
@@ -115,13 +111,10 @@ def test_flows_give_their_exact_budgets_in_stage_order(files, flow, expected):
     assert [(stage.name, stage.num_tokens) for stage in stages] == expected
 
 
-def test_weights_are_the_sizes_at_temperature_one(files):
+def test_weights_are_the_sizes_and_a_flows_temperature_overrides_the_mixtures(files):
     (stage,) = resolve_stages(*files, "dev")
     assert stage.mixture == "web6"
     assert [(s.name, s.weight) for s in stage.sources] == [("common_crawl", 4510.0), ("wiki", 2.51)]
-
-
-def test_flow_temperature_overrides_the_mixture_and_is_applied(files):
     (stage,) = resolve_stages(*files, "hot")
     weights = [source.weight for source in stage.sources]
     assert weights[0] / weights[1] == pytest.approx(math.sqrt(30 / 70))
@@ -210,14 +203,11 @@ def test_wrong_mixtures_are_refused_by_file_and_value(files, old, new, words):
     ],
 )
 def test_wrong_flows_are_refused_by_file_and_value(files, flow, words):
+    with refused("E-CONFIG", naming=["did you mean 'research'", "flows.toml"]):
+        resolve_stages(*files, "reserch")
     files[1].write_text(f"[flow.x]\n{flow}\n")
     with refused("E-CONFIG", naming=words):
         resolve_stages(*files, "x")
-
-
-def test_unknown_flow_names_the_nearest(files):
-    with refused("E-CONFIG", naming=["did you mean 'research'", "flows.toml"]):
-        resolve_stages(*files, "reserch")
 
 
 def test_ratio_needs_active_params(files):
