@@ -40,13 +40,6 @@ def test_meta_describes_each_row(two_stages, lib):
         assert all(e in ends for e in spans[:-1, 1])
 
 
-def test_next_and_next_with_meta_read_one_stream(two_stages):
-    plain, meta = open_loader(two_stages.cfg), open_loader(two_stages.cfg)
-    for _ in range(4):
-        np.testing.assert_array_equal(plain.next()[1], meta.next_with_meta().targets)
-    assert plain.state_dict() == meta.state_dict()
-
-
 def test_closed_loader_refuses_to_read(two_stages):
     loader = open_loader(two_stages.cfg)
     loader.next()

@@ -10,7 +10,6 @@ import pytest
 from loader import DeterministicLoader, build_loader, resolve_plan, source_losses
 from loader.order.policies import POLICIES
 from loader.plan.mixture import quotas
-from loader.plan.phases import read_phases
 from loader.plan.schedule import PlanSchedule
 
 WEIGHTS = {"web": 1.0, "code": 0.3, "books": 0.5}
@@ -50,15 +49,6 @@ def test_phases_of_the_mixing_document_at_steps_100_000_and_180_000(cfg, policy)
         for step, scale in ((0, 1.0), (179_999, 1.0), (180_000, 0.3), (199_999, 0.3)):
             loader.seek_step(step)
             assert loader.next_with_meta().lr_scale == loader.lr_scale(step) == scale
-
-
-def test_annealing_of_the_mixing_document_leaves_the_others_their_default(cfg):
-    sugar = {"anneal_start_step": 180_000, "anneal_weights": {"books": 1.0}}
-    plan = resolve_plan(cfg | sugar)
-    late = {"web": 1.0 / 2.3, "code": 0.3 / 2.3, "books": 1.0 / 2.3}
-    assert shares(plan, 180_000, 200_000) == pytest.approx(late, abs=1e-5)
-    (phase,) = read_phases(sugar, "cfg")
-    assert (phase.start_step, phase.lr_scale, phase.inherit) == (180_000, 1.0, "original")
 
 
 def test_curriculum_of_the_mixing_document_goes_from_web_and_code_to_books(cfg):

@@ -42,6 +42,7 @@ def test_best_fit_is_that_of_a_search_over_all_bins(lengths, capacity):
 def test_every_token_is_packed_once_and_no_document_that_fits_is_cut(lengths, seq_len):
     spans = spans_of(np.array(lengths, np.int64))
     bins = pack(spans, seq_len)
+    assert (bins.num_bins > 0) == bool(lengths)
     seen = np.concatenate(
         [np.arange(s, s + n) for s, n in zip(bins.starts, bins.lengths)] or [np.empty(0)]
     )
@@ -75,7 +76,3 @@ def test_rows_come_in_the_order_of_their_first_document():
     assert (np.diff(first) > 0).all()
     for a, b in zip(bins.rows, bins.rows[1:]):
         assert (np.diff(bins.starts[a:b]) > 0).all()
-
-
-def test_packing_no_document_gives_no_row():
-    assert pack(np.empty((0, 2), np.int64), 8).num_bins == 0

@@ -3,11 +3,12 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loader import cu_seqlens, document_ids, position_ids
-from tests.loader.shared import open_loader
+from tests.loader.shared import all_rows, open_loader
 from tests.refusals import refused
 
 SEQ_LEN = 12
@@ -63,11 +64,14 @@ def test_document_spans_come_from_the_index_not_from_token_values(tree, lib):
     assert spans == [[[0, 150]], [[0, 50], [50, 150]]]
 
 
-def test_spans_are_those_of_a_brute_force_over_files_and_wraps(tree, lib, tmp_path):
+def test_a_short_source_wraps_and_spans_are_those_of_a_brute_force(tree, lib, tmp_path):
     tree.add("tiny", 70, num_files=3)
     tree.add("web", 4000, num_files=9)
     stages = {"pretrain": (3200, {"tiny": 1, "web": 1})}
     loader = open_loader(tree.flow(tmp_path, stages, seq_len=100, on_exhaust="wrap"))
+    np.testing.assert_array_equal(all_rows(loader), lib.reference_rows(tree, loader.plan)[1])
+    assert loader.metrics()["tiny"]["epochs"] == pytest.approx(16 * 100 / 70)
+    loader.seek(0)
     for _ in range(loader.num_steps):
         batch = loader.next_with_meta()
         for row, spans in zip(batch.inputs, batch.document_spans):

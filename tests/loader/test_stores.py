@@ -17,7 +17,7 @@ import pytest
 
 from loader import build_loader, resolve_plan
 from loader.__main__ import main
-from loader.plan.remote import fetch_plan, local_data
+from loader.plan.remote import fetch_plan
 from tests.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
@@ -178,14 +178,6 @@ def test_damage_is_refused_by_the_name_of_the_file_before_step_0(files, tmp_path
             read(url, tmp_path)
         if damage == "replace":  # a copy of other content is not kept
             assert not list((tmp_path / "cache").rglob(path.rsplit("/", 1)[1]))
-
-
-def test_one_directory_is_fetched_for_data_path(files, two_stages, tmp_path):
-    url = files[2].replace("plans/plan.json", "data/code/train")
-    data = local_data(url, tmp_path / "cache")
-    loader = build_loader({"data_path": data, "seq_len": 16, "batch_size": 2}, backend="numpy")[0]
-    tokens = two_stages.tree.tokens["code", "train"]
-    np.testing.assert_array_equal(loader.next()[0][0], tokens[:16])
 
 
 def test_a_url_needs_a_cache_and_fsspec_and_the_command_takes_one(
