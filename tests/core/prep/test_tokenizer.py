@@ -93,7 +93,8 @@ def test_any_text_has_the_ids_of_tiktoken(engine: Engine, texts: list[str]) -> N
 def test_an_engine_that_differs_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class OffByOne:
         def encode_batch(self, texts: list[str], threads: int) -> tuple[np.ndarray, np.ndarray]:
-            return np.tile(np.uint32([1, 2, 3]), len(texts)), np.arange(0, 3 * len(texts) + 1, 3)
+            ids = np.array([1, 2, 3] * len(texts), np.uint32)
+            return ids, np.arange(0, len(ids) + 1, 3)
 
     import quicktok
 
