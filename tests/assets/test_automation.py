@@ -381,6 +381,16 @@ def test_curated_shards_wait_for_scores_that_are_due_and_blocked(daemon: Daemon,
     assert daemon.tick() == {}
 
 
+def test_curated_shards_wait_for_stale_scores_that_were_requested_in_vain(daemon: Daemon) -> None:
+    daemon.report("docs", "shards", version="2", partition="0001")
+    assert daemon.tick()["docs/quality_scores"] == {"0001"}
+    for key in KEYS:
+        daemon.report("docs", "topics", version="2" + key, partition=key)
+    assert daemon.tick() == {"docs/curated": {"0000"}}
+    daemon.report("docs", "quality_scores", version="2", partition="0001")
+    assert daemon.tick() == {"docs/curated": {"0001"}}
+
+
 def test_a_setting_that_changes_while_a_run_of_the_former_ends_is_not_forgotten(
     daemon: Daemon, run: Run
 ) -> None:
