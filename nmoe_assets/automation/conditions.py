@@ -29,8 +29,8 @@ _KINDS = {
 }
 _BEHIND_CALIBRATION = ("backbone", "probe_head", "judge_head")
 _code_changed = _AC.code_version_changed()
-# Of an input, until it is made from what changed; a request alone may come to nothing. A run that is
-# seen with new code may have been of the code before.
+# Of an input, until it is made from what changed; a request alone may come to nothing. A run that
+# is seen with new code may have been of the code before.
 _input_due = (_code_changed | _AC.any_deps_match(_AC.data_version_changed())).since(
     _AC.newly_updated() & ~_code_changed
 )
