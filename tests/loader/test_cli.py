@@ -97,13 +97,19 @@ def test_peek_shows_quotas_and_epochs_by_stage(plan_file, capsys):
     assert plan.plan_hash in lines[0]
 
 
-def test_verify_reads_every_shard(tree, tmp_path, capsys):
+def test_verify_reads_every_shard_and_index(tree, tmp_path, capsys):
     tree.add("web", 2000)
     tree.add("web", 300, split="valid")
     path = tree.root / "web" / "plan.json"
     path.write_text(resolve_plan(tree.one()).to_json())
     assert main(["verify", str(path)]) == 0
     assert capsys.readouterr().out.count("ok ") == 3
+    first, second = sorted((tree.root / "web" / "train").rglob("*.idx"))[:2]
+    own = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    assert main(["verify", str(path)]) == 1
+    assert "E-INDEX-FORMAT" in capsys.readouterr().err
+    first.write_bytes(own)
     shard = sorted((tree.root / "web" / "train").rglob("*.npy"))[1]
     damaged = bytearray(shard.read_bytes())
     damaged[-1] ^= 1
@@ -113,16 +119,6 @@ def test_verify_reads_every_shard(tree, tmp_path, capsys):
     assert error.startswith("ERROR [E-SHARD-CHECKSUM]: ")
     assert error.count("\n") == 1
     assert shard.name in error
-
-
-def test_verify_finds_an_index_of_another_shard(tree, capsys):
-    tree.add("web", 2000)
-    first, second = sorted((tree.root / "web" / "train").rglob("*.idx"))[:2]
-    first.write_bytes(second.read_bytes())
-    path = tree.root / "web" / "plan.json"
-    path.write_text(resolve_plan(tree.one()).to_json())
-    assert main(["verify", str(path)]) == 1
-    assert "E-INDEX-FORMAT" in capsys.readouterr().err
 
 
 def test_command_exits_1_with_one_line_on_a_refusal(plan_file, tmp_path):

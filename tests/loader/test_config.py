@@ -45,12 +45,10 @@ def project(tree, tmp_path, lib) -> Path:
 
 def keys(project: Path) -> dict[str, object]:
     configs = project.parent
-    toml = {
-        "mixture_toml": str(configs / "mix.toml"),
-        "flow_profiles_toml": str(configs / "flows.toml"),
-    }
+    files = {"data_root": configs.parent / "build" / "run" / "data"}
+    files |= {"mixture_toml": configs / "mix.toml", "flow_profiles_toml": configs / "flows.toml"}
     shape = {"flow_mode": "test", "batch_size": 4, "seq_len": 16}
-    return {"data_root": str(configs.parent / "build" / "run" / "data"), **toml, **shape}
+    return {key: str(path) for key, path in files.items()} | shape
 
 
 def test_toml_mapping_object_plan_and_plan_file_are_one_plan(project, tmp_path, monkeypatch):

@@ -92,23 +92,17 @@ def test_a_block_packed_again_is_the_block_packed_before(packed_tree, monkeypatc
 
 
 def test_packing_without_an_index_is_refused(tmp_path):
-    (tmp_path / "web").mkdir()
-    np.save(tmp_path / "web" / "a.npy", np.arange(5000, dtype=np.uint32))
-    stages = [Stage("all", "m", 640, (StageSource("web", 1.0),))]
-    settings = PlanSettings(seq_len=64, batch_size=2, packing="best_fit")
-    plan = build_plan(
-        stages, {"web": tmp_path / "web"}, settings, root=tmp_path, plan_id="x", valid={}
-    )
+    np.save(tmp_path / "a.npy", np.arange(5000, dtype=np.uint32))
+    cfg = {"data_path": tmp_path, "seq_len": 64, "batch_size": 2, "allow_unmanifested": True}
     with refused("E-INDEX-MISSING"):
-        DeterministicLoader(plan)
+        build_loader(cfg | {"packing": "best_fit"})
 
 
 def test_packed_rows_cannot_be_unsigned(packed_tree):
+    plan = packed_plan(packed_tree)
     with pytest.raises(ValueError, match="-100"):
-        DeterministicLoader(packed_plan(packed_tree), dtype="uint32")
-    inputs, targets = DeterministicLoader(
-        packed_plan(packed_tree), dtype="int32", backend="numpy"
-    ).next()
+        DeterministicLoader(plan, dtype="uint32")
+    inputs, targets = DeterministicLoader(plan, dtype="int32", backend="numpy").next()
     assert inputs.dtype == targets.dtype == np.int32
     assert targets.min() == IGNORE_INDEX
 

@@ -27,12 +27,6 @@ STAGES = [
 SETTINGS = PlanSettings(seq_len=16, batch_size=4)
 
 
-def save(plan, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(plan.to_json())
-    return path
-
-
 @pytest.fixture
 def saved(tree, tmp_path) -> Path:
     """A plan in `mixture/loader_plan.json` beside `data/`."""
@@ -41,7 +35,10 @@ def saved(tree, tmp_path) -> Path:
     plan = build_plan(
         STAGES, manifests, SETTINGS, root=tmp_path, plan_id="mix:test", valid=valid
     ).placed_in(tmp_path / "mixture")
-    return save(plan, tmp_path / "mixture" / "loader_plan.json")
+    path = tmp_path / "mixture" / "loader_plan.json"
+    path.parent.mkdir()
+    path.write_text(plan.to_json())
+    return path
 
 
 def test_plan_file_holds_the_published_fields(saved):

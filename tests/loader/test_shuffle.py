@@ -43,15 +43,11 @@ def test_array_hash_is_the_scalar_one():
 
 
 def test_orders_are_the_same_on_every_machine():
-    assert Permutation(10, 7)(np.arange(10)).tolist() == GOLDEN_ORDER
-    assert key_of(42, 1, 2) == GOLDEN_KEY
+    assert Permutation(10, 7)(np.arange(10)).tolist() == [3, 4, 2, 9, 8, 6, 5, 0, 7, 1]
+    assert key_of(42, 1, 2) == 17067043885969552613
 
 
 def test_an_element_of_a_trillion_costs_what_one_of_ten_costs(lib):
     few, many = Permutation(10, 3), Permutation(10**12, 3)
     cost = lib.calls_of(lambda: few(np.arange(10)))
     assert lib.calls_of(lambda: many(np.arange(10**11, 10**11 + 100_000))) <= 2 * cost
-
-
-GOLDEN_ORDER = [3, 4, 2, 9, 8, 6, 5, 0, 7, 1]
-GOLDEN_KEY = 17067043885969552613
