@@ -158,20 +158,19 @@ def manifest(tree) -> Path:
     return tree.add("web", 500)
 
 
+def edit(path: Path, change) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
 def test_manifest_gives_its_fields_and_keeps_unknown_ones(manifest):
-    value = json.loads(manifest.read_text()) | {"schema_version": 1, "later": {"a": 1}}
-    manifest.write_text(json.dumps(value))
+    edit(manifest, lambda whole: whole.update(schema_version=1, later={"a": 1}))
     read = load_manifest(manifest)
     assert (read.dataset, read.total_tokens, read.num_shards) == ("web", 500, 3)
     assert read.extra["later"] == {"a": 1}
     assert read.shard_path(read.shards[1]).is_file()
     assert len(read.content_digest()) == 64
-
-
-def edit(path: Path, change) -> None:
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
 
 
 @pytest.mark.parametrize(
@@ -195,12 +194,7 @@ def test_paths_that_leave_the_directory_are_refused(manifest, tmp_path, key, hos
     ("key", "value"),
     [
         *[("dataset", None), ("dataset", 5), ("version", ["v1"]), ("tokenizer", {})],
-        *[
-            ("dtype", "uint16"),
-            ("vocab_size", "1000"),
-            ("vocab_size", 1000.0),
-            ("vocab_size", True),
-        ],
+        *[("dtype", "uint16"), *(("vocab_size", value) for value in ("1000", 1000.0, True))],
         *[("eos_token_id", -1), ("eos_token_id", 1000), ("total_tokens", 501), ("num_shards", 2)],
         *[("total_documents", 0), ("shards", {}), ("shards", [1]), ("shards", None)],
         *[("schema_version", 2), ("schema_version", "1")],

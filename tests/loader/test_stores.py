@@ -199,10 +199,9 @@ def test_a_store_that_is_down_is_not_needed_where_the_cache_holds_everything(sto
     directory = {"data_path": f"{root}/data/code", "batch_size": 2, "seq_len": 16}
     first, of_directory = read(url, tmp_path).next()[0], read(directory, tmp_path).next()[0]
     stop()
-    with pytest.warns(UserWarning, match="the copy in the cache is read"):
-        np.testing.assert_array_equal(read(url, tmp_path).next()[0], first)
-    with pytest.warns(UserWarning, match="the copy in the cache is read"):
-        np.testing.assert_array_equal(read(directory, tmp_path).next()[0], of_directory)
+    for given, inputs in ((url, first), (directory, of_directory)):
+        with pytest.warns(UserWarning, match="the copy in the cache is read"):
+            np.testing.assert_array_equal(read(given, tmp_path).next()[0], inputs)
     for path in (tmp_path / "cache").rglob("*.npy"):
         path.unlink()
     with (
