@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import platform
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.engine import ModelConfig, Residual, Transformer
+from nmoe_core.engine import ModelConfig, Residual, Transformer, attention, packing
 from nmoe_core.engine.attention import attend
 from tests.refusals import refused
 
@@ -59,6 +60,17 @@ def test_a_document_has_the_same_bits_alone_and_in_any_batch(tiny_dir, dtype: to
         assert_same(alone[0], logits[document, :length])
         for tap in (3, 4):
             assert_same(states[tap][0], hidden[tap][document, :length])
+
+
+def test_products_have_shapes_that_do_not_depend_on_the_batch(tiny_model, monkeypatch):
+    linear, block = Mock(wraps=packing.F.linear), Mock(wraps=attention._attend_block)
+    monkeypatch.setattr(packing.F, "linear", linear)
+    monkeypatch.setattr(attention, "_attend_block", block)
+    tiny_model(_ids(1, 65), return_hidden_states=(2,), no_logits=True)
+    assert min(len(call.args[0]) for call in linear.call_args_list) == 16
+    shapes = [(call.args[0].shape[2], call.args[1].shape[2]) for call in block.call_args_list]
+    # Window 16, then all: 15 positions before a block of 64 are seen, or every one.
+    assert shapes == [(64, 64), (64, 79), (64, 64), (64, 128)]
 
 
 def test_padding_is_neither_read_nor_computed_nor_returned(fresh_model: Transformer):
