@@ -142,13 +142,7 @@ def _replace_shard(staged: Path, final: Path) -> None:
             raise
         remove_leftovers(final.parent)
         new = final.with_name(f".{final.name}{TMP_MARK}new")
-        shutil.copytree(
-            staged,
-            new,
-            copy_function=lambda source, target: write_bytes(
-                Path(target), Path(source).read_bytes()
-            ),
-        )
+        shutil.copytree(staged, new, copy_function=_copy_durably)
         fsync_dir(new)
         if final.exists():
             shutil.rmtree(final)
