@@ -29,7 +29,7 @@ from nmoe_core.labels.agreement import (
     upper_bound,
     wilson,
 )
-from nmoe_core.labels.scores import DECIMALS, aggregate
+from nmoe_core.labels.scores import aggregate, rounded
 
 NUM_BINS = 10
 
@@ -168,7 +168,3 @@ def keep_curve(scores: np.ndarray) -> list[list[float]]:
 
 def interval_of(value: Interval) -> list[float | None]:
     return [rounded(bound) for bound in value]
-
-
-def rounded(value: float | np.floating[Any] | None) -> float | None:
-    return None if value is None else round(float(value), DECIMALS)

@@ -20,7 +20,6 @@ from nmoe_core.calibration.measures import (
     head_agreement,
     interval_of,
     keep_curve,
-    rounded,
     score_reliability,
 )
 from nmoe_core.calibration.rows import CalibrationRows
@@ -34,7 +33,7 @@ from nmoe_core.calibration.thresholds import (
     would_keep,
 )
 from nmoe_core.labels.agreement import Z975, Interval, auc, wilson
-from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS
+from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS, rounded
 
 MIN_TEST_DOCUMENTS = 3
 

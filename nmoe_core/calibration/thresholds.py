@@ -15,7 +15,7 @@ import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.labels.agreement import chance_of_at_most, upper_bound
-from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE
+from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE, as_scores
 
 Decision = Literal["drop", "band", "keep"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -253,4 +253,4 @@ def fit_weights(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
             error = float(((x @ weights - y) ** 2).sum())
             if weights.min() >= 0 and error < best_error - 1e-12:
                 best, best_error = weights, error
-    return {name: round(float(w), DECIMALS) for name, w in zip(DIMENSIONS, best)}
+    return as_scores(best)

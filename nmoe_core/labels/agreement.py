@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE, aggregate
+from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, aggregate, as_scores, rounded
 
 NUM_LENGTH_GROUPS = 10
 NUM_RESAMPLES = 200
@@ -180,21 +180,21 @@ def agreement(
     columns = list(zip(DIMENSIONS, error.T, predicted.T, oracle.T))
     return {
         "n": len(oracle),
-        "mae": {name: _round(np.abs(e).mean()) for name, e, _, _ in columns},
-        "r2": {name: _round(_explained(x, y)) for name, _, x, y in columns},
+        "mae": {name: rounded(np.abs(e).mean()) for name, e, _, _ in columns},
+        "r2": {name: rounded(_explained(x, y)) for name, _, x, y in columns},
         "qwk": {
-            name: _round(quadratic_kappa(np.rint(x), np.rint(y), MAX_GRADE + 1))
+            name: rounded(quadratic_kappa(np.rint(x), np.rint(y), MAX_GRADE + 1))
             for name, _, x, y in columns
         },
         "dimensions": {name: _correlations(x, y, sources) for name, _, x, y in columns},
         **_correlations(a, b, sources),
-        "mae_aggregate": _round(np.abs(a - b).mean()),
-        "r2_aggregate": _round(_explained(a, b)),
+        "mae_aggregate": rounded(np.abs(a - b).mean()),
+        "r2_aggregate": rounded(_explained(a, b)),
         "per_source": {
             name: {
                 "n": int(member.sum()),
-                "spearman": _round(spearman(a[member], b[member])),
-                "mae_aggregate": _round(np.abs(a - b)[member].mean()),
+                "spearman": rounded(spearman(a[member], b[member])),
+                "mae_aggregate": rounded(np.abs(a - b)[member].mean()),
             }
             for name in sorted(set(sources))
             for member in [np.asarray(sources) == name]
@@ -212,9 +212,9 @@ def _correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[
     """`spearman` and `spearman_within_source`, each with a 95 % bootstrap interval."""
     names = np.asarray(sources)
     return {
-        "spearman": _round(spearman(a, b)),
+        "spearman": rounded(spearman(a, b)),
         "spearman_ci95": spearman_interval(a, b),
-        "spearman_within_source": _round(within_groups(a, b, names)),
+        "spearman_within_source": rounded(within_groups(a, b, names)),
         "spearman_within_source_ci95": bootstrap(
             lambda rows: within_groups(a[rows], b[rows], names[rows]), len(a)
         ),
@@ -237,10 +237,10 @@ def baselines(
     by_length = _group_means(np.digitize(train[2], edges), fitted, np.digitize(val[2], edges))
     constant = np.abs(val[0] - train[0].mean(0)).mean(0)
     return {
-        "spearman_source_only": _round(spearman(by_source, truth)),
-        "spearman_length_only": _round(spearman(by_length, truth)),
-        "spearman_length_only_within_source": _round(within_groups(by_length, truth, val[1])),
-        "mae_mean_only": {name: _round(value) for name, value in zip(DIMENSIONS, constant)},
+        "spearman_source_only": rounded(spearman(by_source, truth)),
+        "spearman_length_only": rounded(spearman(by_length, truth)),
+        "spearman_length_only_within_source": rounded(within_groups(by_length, truth, val[1])),
+        "mae_mean_only": as_scores(constant),
     }
 
 
@@ -250,7 +250,3 @@ def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np
     means = [train_values[inverse == i].mean() for i in range(len(names))]
     by_name, overall = dict(zip(names.tolist(), means)), train_values.mean()
     return np.array([by_name.get(group, overall) for group in np.asarray(groups).tolist()])
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(float(value), DECIMALS)

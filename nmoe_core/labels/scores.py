@@ -90,6 +90,11 @@ def read_scores(text: str, salvage: bool = False) -> tuple[dict[str, int] | None
     return None, False
 
 
+def rounded(value: float | np.floating[Any] | None) -> float | None:
+    """A number as it is written to files; None stays None."""
+    return None if value is None else round(float(value), DECIMALS)
+
+
 def as_vector(scores: Mapping[str, float]) -> list[float]:
     """The five values in the order of `DIMENSIONS`."""
     return [float(scores[name]) for name in DIMENSIONS]
