@@ -81,7 +81,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
     if tree.calibration_summary.is_file():
         thresholds = asdict(load_calibration(tree.calibration).thresholds)
     if paths.curated_manifest.is_file():
-        place = _curated_place(run, shard, doc_id)
+        place = _curated_place(shard, doc_id)
         curated = {"is_included": place is not None}
         if place is not None:
             curated |= place._asdict() | {"doc_id": str(place.doc_id)}
@@ -240,7 +240,7 @@ def _reading(plan: LoaderPlan, stream: Stream, n: int, path: Path, doc_id: DocId
     return {**place, "sequence": n, "row_start": parts[0].row_start, "tokens": tokens}
 
 
-def _curated_place(run: Run, shard: _Shard, doc_id: DocId) -> _Place | None:
+def _curated_place(shard: _Shard, doc_id: DocId) -> _Place | None:
     """Where a document of a data shard went; None where curation left it out."""
     curated = _Shard(shard.paths, is_curated=True)
     with closing(read_lineage(curated.manifest)) as lineage:

@@ -163,6 +163,9 @@ class ChecksTable(StrictModel):
     max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
 
 
+Mode = Literal["off", "follow", "make"]
+
+
 class AutomationTable(StrictModel):
     """`[automation]`: what the daemon does by itself; with `starts = false`, nothing till asked.
 
@@ -172,10 +175,10 @@ class AutomationTable(StrictModel):
     """
 
     starts: bool = True
-    prep: Literal["off", "follow", "make"] = "off"
-    heads: Literal["off", "follow", "make"] = "follow"
-    grade: Literal["off", "follow", "make"] = "follow"
-    curate: Literal["off", "follow", "make"] = "follow"
+    prep: Mode = "off"
+    heads: Mode = "follow"
+    grade: Mode = "follow"
+    curate: Mode = "follow"
     prefix: str = Field(default="", pattern=r"^([A-Za-z0-9]+(_[A-Za-z0-9]+)*)?$")
     owners: tuple[str, ...] = ("team:data",)
     max_partitions_per_run: int | None = Field(default=None, ge=1)
