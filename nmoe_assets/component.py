@@ -13,6 +13,7 @@ from nmoe_assets.ops.interrupts import keep_ignored
 from nmoe_assets.ops.jobs import task_jobs, verify_job
 from nmoe_assets.ops.pipeline import pipeline_job
 from nmoe_assets.ops.retention import retention_job, retention_schedules
+from nmoe_assets.pods import executor
 from nmoe_assets.resources import resources
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
@@ -76,9 +77,7 @@ def _definitions(run: Run) -> dg.Definitions:
         ],
         schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
         resources=resources(),
-        # Steps of one run are made one after the other: they share a machine, and a process each
-        # would import torch and load the backbone again.
-        executor=dg.in_process_executor,
+        executor=executor(run),
     )
     return made
 

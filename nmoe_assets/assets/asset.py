@@ -11,6 +11,7 @@ from nmoe_assets.assets.events import Events, materialize_partitions, materializ
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.automation.conditions import automation
 from nmoe_assets.checks.asset_checks import Checks
+from nmoe_assets.pods import pod_tags
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -102,6 +103,7 @@ class Asset:
             automation_condition=automation(run, self.key, [dep.asset_key for dep in deps]),
             group_name=named(run, self.group),
             pool=self.pool,
+            op_tags=pod_tags(run, self.stage),
             kinds={self.kind},
             description=described(self.text, *self.facts),
             owners=list(run.config.automation.owners),

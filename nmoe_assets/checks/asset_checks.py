@@ -15,6 +15,7 @@ import dagster as dg
 from nmoe_assets.assets.catalogue import shown
 from nmoe_assets.assets.names import asset_key
 from nmoe_assets.checks.history import FAILED_PARTITIONS, evaluation, failed_partitions, make_newest
+from nmoe_assets.pods import pod_tags
 from nmoe_core.config.run import Run
 from nmoe_core.tasks import checks
 from nmoe_core.tasks.checks import Verdict, Verdicts
@@ -129,10 +130,11 @@ class Checks:
             metadata=facts | ({FAILED_PARTITIONS: ", ".join(failed)} if failed else {}),
         )
 
-    def definition(self) -> dg.AssetChecksDefinition:
-        """The checks as a step of their own."""
+    def definition(self, stage: str) -> dg.AssetChecksDefinition:
+        """The checks as a step of their own, in a pod of a stage."""
+        name, tags = "__".join(["check", *self.key.path]), pod_tags(self.run, stage)
 
-        @dg.multi_asset_check(name="__".join(["check", *self.key.path]), specs=self.specs())
+        @dg.multi_asset_check(name=name, specs=self.specs(), op_tags=tags)
         def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             results = list(self.results())
             yield from results

@@ -14,11 +14,11 @@ def manifest_checks(run: Run, sources: list[SourcePlan]) -> list[dg.AssetChecksD
     found = []
     for source in sources:
         splits = ("train", "valid") if source.has_valid else ("train",)
-        found += [_manifest(run, source.name, split) for split in splits]
-        found.append(_curated(run, source.name))
+        found += [_manifest(run, source.name, split).definition("prep") for split in splits]
+        found.append(_curated(run, source.name).definition("curate"))
     names = ("digests", "keep_rate_of_all")
     plan = Checks(run, ["mixture", "loader_plan"], names, lambda: checks.check_plan(run, sources))
-    return [part.definition() for part in (*found, plan)]
+    return [*found, plan.definition("plan")]
 
 
 def _manifest(run: Run, source: str, split: str) -> Checks:

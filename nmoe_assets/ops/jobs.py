@@ -34,7 +34,6 @@ class TaskJob:
         return dg.define_asset_job(
             self.name,
             selection=dg.AssetSelection.assets(*self.keys),
-            executor_def=dg.in_process_executor,
             description=f"Makes {made}." + (note if self.partitions else ""),
             run_tags=self.run_tags(),
             metadata=self.metadata,
@@ -85,6 +84,5 @@ def verify_job(run: Run, sources: list[SourcePlan]):  # as `TaskJob.definition`
     return dg.define_asset_job(
         named(run, "verify"),
         selection=dg.AssetSelection.checks_for_assets(*(asset_key(run, key) for key in keys)),
-        executor_def=dg.in_process_executor,
         description="Checksums, indexes and tokens of every manifest, and the plan's digests.",
     )

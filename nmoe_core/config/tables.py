@@ -86,6 +86,25 @@ class RayTable(StrictModel):
     """How often an item is run again after its worker or its node was lost."""
 
 
+class PodTable(StrictModel):
+    """`[compute.pods.STAGE]`: what Kubernetes gives the pod of an asset; empty says nothing."""
+
+    cpu: str = Field(default="", pattern=r"^(\d+(\.\d+)?|\d+m)?$")
+    memory: str = Field(default="", pattern=r"^(\d+(\.\d+)?([KMGT]i?)?)?$")
+    gpus: int = Field(default=0, ge=0)
+
+
+class PodsTable(StrictModel):
+    """`[compute.pods]`, by the tag `stage` of assets; with any, each asset of a run gets a pod."""
+
+    prep: PodTable | None = None
+    label: PodTable | None = None
+    heads: PodTable | None = None
+    grade: PodTable | None = None
+    curate: PodTable | None = None
+    plan: PodTable | None = None
+
+
 class ComputeTable(StrictModel):
     """`[compute]`: where work runs; no byte depends on it."""
 
@@ -94,6 +113,7 @@ class ComputeTable(StrictModel):
     workers: int = Field(default=1, ge=1, le=4096)
     """Shards that the pool grades, gives topics or curates at once; prep has its own workers."""
     ray: RayTable = RayTable()
+    pods: PodsTable | None = None
 
     def for_work(self, *, workers: int | None = None, gpus: bool = False) -> ComputeTable:
         """This table for one kind of work: with its own number of workers, GPUs if it uses them."""

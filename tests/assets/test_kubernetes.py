@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import Any
 
+import dagster as dg
+import dagster_k8s
 import pytest
 import yaml
+from dagster_k8s.job import get_user_defined_k8s_config
 
+from nmoe_assets.component import build_definitions
+from nmoe_core.config.run import Run
 from tests.project import REPOSITORY
+from tests.refusals import refused
 
 # What the chart of Dagster 1.13 accepts where this project sets something (its values schema).
 CHART: dict[str, set[str]] = {
@@ -156,3 +163,35 @@ def test_a_pod_is_given_longer_to_end_than_its_workers_take(values: dict[str, An
     limits = config["containerConfig"]["resources"]["limits"]
     tolerated = {one["key"] for one in config["podSpecConfig"]["tolerations"]}
     assert tolerated <= set(limits), "the taint of GPU nodes is tolerated for their GPU"
+
+
+def test_pods_of_assets_get_what_the_run_asks_for_their_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = {"cpu": "8", "memory": "64Gi", "gpus": 2}
+    settings = {"compute.pods.grade": asked, "compute.pods.prep": {"cpu": "500m"}}
+    run = Run(REPOSITORY / "configs" / "demo.toml", settings)
+    made = build_definitions(run)
+    jobs = {name: made.resolve_job_def(name) for name in ("prep", "grade", "curate")}
+    grade = _resources(jobs["grade"], "stdlib__quality_scores")
+    prep = _resources(jobs["prep"], "stdlib__shards")
+    assert grade["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "2"}
+    assert grade["requests"] == {"cpu": "8", "memory": "64Gi"}
+    assert prep["requests"] == {"cpu": "500m"}
+    assert not any(_resources(jobs["curate"], "stdlib__curated").values())
+    assert {job.executor_def.name for job in jobs.values()} == {"k8s"}
+
+    monkeypatch.setitem(sys.modules, "dagster_k8s", None)
+    with refused("E-CONFIG-KUBERNETES", r"nmoe-data\[kubernetes\]"):
+        build_definitions(run)
+
+
+def _resources(job: dg.JobDefinition, op: str) -> dict[str, Any]:
+    """What dagster-k8s would ask of Kubernetes for the pod of an op."""
+    [tags] = [node.tags for node in job.graph.node_defs if node.name == op]
+    config = dagster_k8s.DagsterK8sJobConfig("nmoe", "/dagster")
+    pod = dagster_k8s.construct_dagster_k8s_job(
+        config, [], "step", get_user_defined_k8s_config(tags)
+    ).spec.template.spec
+    resources = pod.containers[0].resources
+    return resources.to_dict() if resources else {}

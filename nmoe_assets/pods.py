@@ -1,0 +1,46 @@
+"""Kubernetes: with `[compute.pods]` each asset of a run is made in a pod of its own."""
+
+import importlib
+from typing import Any
+
+import dagster as dg
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.run import Run
+
+
+def pod_tags(run: Run, stage: str) -> dict[str, Any]:
+    """Tags by which dagster-k8s gives the pod of a step its processors, memory and GPUs."""
+    pod = getattr(run.config.compute.pods, stage, None)
+    if pod is None:
+        return {}
+    asked = {"cpu": pod.cpu, "memory": pod.memory}
+    # Kubernetes takes GPUs as a limit; one of processors would only slow a step down.
+    limits = {"memory": pod.memory, "nvidia.com/gpu": str(pod.gpus) if pod.gpus else ""}
+    resources = {
+        "requests": {name: amount for name, amount in asked.items() if amount},
+        "limits": {name: amount for name, amount in limits.items() if amount},
+    }
+    return {"dagster-k8s/config": {"container_config": {"resources": resources}}}
+
+
+def executor(run: Run) -> dg.ExecutorDefinition:
+    """A pod for each step where `[compute.pods]` asks for them, else the run's own process.
+
+    In one process the steps run one after the other: they share a machine, and a process each
+    would import torch and load the backbone again.
+
+    Raises:
+        ConfigError: dagster-k8s is not installed (E-CONFIG-KUBERNETES).
+    """
+    if not run.config.compute.pods:
+        return dg.in_process_executor
+    try:
+        return importlib.import_module("dagster_k8s").k8s_job_executor
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "dagster-k8s is not installed",
+            where="[compute.pods]",
+            do="pip install 'nmoe-data[kubernetes]'",
+            code="E-CONFIG-KUBERNETES",
+        ) from None
