@@ -1,4 +1,4 @@
-"""The documentation: links lead to files, lines fit, the index names every page."""
+"""The documentation and the README are true: links, commands, targets and files exist."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from nmoe_core.cli import build_parser
 from tests.project import REPOSITORY
 
 PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
+README = PAGES[-1].read_text(encoding="utf-8")
 MAX_COLUMNS = 120
 
 
@@ -32,3 +34,28 @@ def test_the_index_names_every_page() -> None:
     index = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {str(page.relative_to(REPOSITORY / "docs")) for page in PAGES[:-1]} - {"README.md"}
     assert {page for page in pages if f"({page})" not in index} == set()
+
+
+def test_the_readme_is_short_and_its_configurations_exist() -> None:
+    assert len(README.splitlines()) <= 200
+    configs = re.findall(r"\b(configs/[\w/.-]+\.toml)\b", README)
+    assert configs
+    assert [path for path in configs if not (REPOSITORY / path).exists()] == []
+
+
+def test_every_make_target_the_readme_names_exists_and_ci_runs_its_tests() -> None:
+    named = set(re.findall(r"\bmake ([a-z-]+)\b", README)) - {"install"}
+    makefile = (REPOSITORY / "Makefile").read_text()
+    defined = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert {"demo", "test", "ui", "lint", "bench", "clean", "test-all"} <= named <= defined
+    assert "make test" in (REPOSITORY / ".ci" / "run").read_text()
+
+
+def test_every_command_the_readme_names_is_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    verbs = set(re.findall(r"\bnmoe ([a-z][a-z-]+)", README))
+    assert {"prep", "prep-mixture", "verify", "inspect", "info", "report"} <= verbs
+    for verb in verbs:
+        with pytest.raises(SystemExit) as caught:
+            build_parser().parse_args([verb, "--help"])
+        assert caught.value.code == 0, verb
+    capsys.readouterr()

@@ -13,39 +13,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.project import REPOSITORY, jsonl_source, write_project
+
 PACKAGES = ("loader", "nmoe_core", "nmoe_assets", "configs")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-RUN = """
-root = "out"
-mixture_toml = "mixture.toml"
-flow_profiles_toml = "flows.toml"
-flow_mode = "small"
-seq_len = 64
-batch_size = 2
-[prep]
-num_shards = 2
-max_tokens = "all"
-[backbone]
-kind = "tiny"
-"""
-MIXTURE = """
-[mixtures.mix]
-total_tokens_b = 0.00001
-[[mixtures.mix.sources]]
-id = "notes"
-tokens_b = 0.00001
-kind = "jsonl"
-paths = ["in/notes.jsonl"]
-"""
-FLOWS = """
-[flow.small]
-mode = "small"
-stages = ["pretrain"]
-scale = 1.0
-[flow.small.mixture]
-pretrain = "mix"
-"""
+SETTINGS = {"seq_len": 64, "batch_size": 2, "backbone": {"kind": "tiny"}}
 LOAD = """
 import nmoe_assets.definitions as location, nmoe_core, loader, sys
 from dagster import DagsterInstance
@@ -64,9 +36,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, wheels, env = base / "source", base / "wheels", base / "env"
     unwanted = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=unwanted)
+        shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=unwanted)
     for name in FILES:
-        shutil.copy(ROOT / name, source / name)
+        shutil.copy(REPOSITORY / name, source / name)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-index"]
     build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", wheels]
@@ -87,12 +59,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project elsewhere, of a user's own files alone."""
-    (tmp_path / "in").mkdir()
     rows = [{"id": str(i), "text": f"Note {i}: " + f"word{i} and more. " * 9} for i in range(200)]
-    (tmp_path / "in" / "notes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    for name, text in (("run.toml", RUN), ("mixture.toml", MIXTURE), ("flows.toml", FLOWS)):
-        (tmp_path / name).write_text(text)
-    return tmp_path
+    return write_project(tmp_path, [jsonl_source("notes", rows)], SETTINGS).directory
 
 
 @pytest.fixture
@@ -137,7 +105,7 @@ def test_an_installed_code_location_loads_with_the_storage_it_ships(
     facts, *paths = loaded.stdout.splitlines()
     assert facts.split()[1] == "LocalRunLauncher"
     assert all(path.startswith(str(environment)) for path in paths[:2])
-    assert not any(Path(path).resolve() == ROOT for path in paths if path)
+    assert not any(Path(path).resolve() == REPOSITORY for path in paths if path)
 
 
 def test_the_shipped_configurations_plan_a_run_where_they_were_put(

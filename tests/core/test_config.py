@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
 
+import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loader import build_loader
+from loader.__main__ import main as loader_main
+from loader.plan.records import PLAN_FORMAT
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.config.rubric import Rubric
@@ -17,9 +22,12 @@ from nmoe_core.config.tables import parse_count
 from nmoe_core.config.tree import Tree
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.open import open_source
+from nmoe_core.text.vocabulary import cache_dir
+from tests.project import REPOSITORY
 from tests.refusals import refused
 
-ROOT = Path(__file__).resolve().parents[2]
+MOONLET = REPOSITORY / "configs" / "moonlet.toml"
+RUBRIC = REPOSITORY / "configs" / "rubrics" / "quality_v1.toml"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -73,7 +81,7 @@ def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
     ],
 )
 def test_each_flow_has_the_documented_number_of_tokens(flow: str, tokens_b: list[float]) -> None:
-    run = Run(ROOT / "configs" / "moonlet.toml")
+    run = Run(MOONLET)
     assert run.loader.active_params_b == 2.0
     stages = run_stages(run, flow)
     assert [stage.num_tokens / 1e9 for stage in stages] == pytest.approx(tokens_b, rel=1e-9)
@@ -81,7 +89,7 @@ def test_each_flow_has_the_documented_number_of_tokens(flow: str, tokens_b: list
 
 
 def test_the_shipped_mixture_has_the_published_sources_and_sizes() -> None:
-    run = Run(ROOT / "configs" / "moonlet.toml")
+    run = Run(MOONLET)
     mixtures = read_toml(run.required("mixture_toml"))["mixtures"]
     sizes = {
         name: (len(table["sources"]), round(sum(s["tokens_b"] for s in table["sources"]), 3))
@@ -98,7 +106,7 @@ def test_the_shipped_mixture_has_the_published_sources_and_sizes() -> None:
 
 
 def test_quotas_of_the_sources_add_up_to_the_budget_exactly() -> None:
-    run = Run(ROOT / "configs" / "moonlet.toml")
+    run = Run(MOONLET)
     for flow, stage, asked, budget in (
         ("dev", None, None, 10**8),
         ("full_train", "mid", None, 100 * 10**9),
@@ -112,7 +120,7 @@ def test_quotas_of_the_sources_add_up_to_the_budget_exactly() -> None:
 
 
 def test_a_source_too_small_for_a_token_still_takes_a_document() -> None:
-    run = Run(ROOT / "configs" / "moonlet.toml")
+    run = Run(MOONLET)
     assert min(s.max_tokens or 0 for s in run_sources(run, flow="dev", max_tokens="1K")) == 1
 
 
@@ -120,10 +128,10 @@ def test_a_source_too_small_for_a_token_still_takes_a_document() -> None:
 def test_temperature_makes_quotas_the_weight_to_the_power_of_its_inverse(
     tmp_path: Path, temperature: float
 ) -> None:
-    shipped = (ROOT / "configs" / "flow_profiles.toml").read_text()
+    shipped = (REPOSITORY / "configs" / "flow_profiles.toml").read_text()
     warm = shipped.replace("sample_temperature = 1.0", f"sample_temperature = {temperature}")
     (tmp_path / "flows.toml").write_text(warm)
-    run = Run(ROOT / "configs" / "moonlet.toml")
+    run = Run(MOONLET)
     warmer = run.with_settings({"flow_profiles_toml": str(tmp_path / "flows.toml")})
     sources = run_sources(warmer, flow="dev", max_tokens="1B")
     weights = [source.spec.tokens_b ** (1 / temperature) for source in sources]
@@ -149,7 +157,7 @@ def test_a_run_and_a_trainer_read_one_file_with_the_same_rules(tmp_path: Path) -
 
 
 def test_a_source_that_names_no_dataset_is_refused_when_it_is_opened() -> None:
-    run = Run(ROOT / "configs" / "moonlet.toml")
+    run = Run(MOONLET)
     for source in run_sources(run, flow="full_train", stage="long"):
         assert prep_settings(run, source, "train").num_shards == 64
         with refused("E-SOURCE-NONE"):
@@ -178,9 +186,9 @@ def test_a_rubric_goes_by_its_name_or_old_path_and_a_file_of_the_project_comes_f
         (tmp_path / "run.toml").write_text(f'root = "out"\n[oracle]\nrubric = "{named}"\n')
         return Run(tmp_path / "run.toml").rubric.hash
 
-    shipped = Rubric.load(ROOT / "configs" / "rubrics" / "quality_v1.toml").hash
+    shipped = Rubric.load(RUBRIC).hash
     assert rubric("quality_v1") == rubric("configs/rubrics/quality_v1.toml") == shipped
-    text = (ROOT / "configs" / "rubrics" / "quality_v1.toml").read_text()
+    text = RUBRIC.read_text()
     own = tmp_path / "configs" / "rubrics" / "quality_v1.toml"
     own.parent.mkdir(parents=True)
     own.write_text(text.replace('version = "', 'version = "my-'))
@@ -212,3 +220,33 @@ def test_a_path_outside_of_shards_has_no_shard(tmp_path: Path) -> None:
     for rel in ("web/train/notes/a.npy", "web/train", "../web/train/shard_1"):
         with pytest.raises(FormatError, match="not a path in a shard"):
             tree.shard_of(rel)
+
+
+URLS = ("s3://bucket/tree", "gs://b", "file:///tmp/x", "simplecache::s3://b/c")
+
+
+@pytest.mark.parametrize("key", ["root", "data_root", "mixture_toml", "backbone.checkpoint"])
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_in_a_configuration_is_refused_with_its_key(
+    tmp_path: Path, key: str, url: str
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('root = "out"\n' * (key != "root") + f'{key} = "{url}"\n')
+    with refused("E-PATH-URL", naming=(key, url)):
+        Run(config)
+
+
+def test_a_url_is_refused_as_the_directory_of_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert loader_main(["peek", "plan.json", "--cache-dir", URLS[0]]) == 1
+    assert "E-PATH-URL" in capsys.readouterr().err
+    plan = {"format": PLAN_FORMAT, "root": "."}
+    fsspec.filesystem("memory").pipe_file("/plan.json", json.dumps(plan).encode())
+    with pytest.raises(ConfigError, match="object stores"):
+        build_loader("memory://plan.json", cache_dir=URLS[0])
+    monkeypatch.setenv("NMOE_CACHE_DIR", URLS[0])
+    with pytest.raises(ConfigError, match="object stores"):
+        cache_dir()
+    assert not list(tmp_path.iterdir())

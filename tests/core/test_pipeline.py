@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +21,9 @@ from nmoe_core import (
     PrepPipeline,
     verify_manifest,
 )
-from nmoe_core.base.errors import ConfigError, SourceError
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import main
+from tests.project import json_lines
 from tests.refusals import refused
 
 ROWS = [
@@ -37,7 +37,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "hub").mkdir()
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "a.jsonl").write_text(json_lines(ROWS))
     table = pa.Table.from_pylist(ROWS)
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=13)
     pq.write_table(table, tmp_path / "hub" / "train.parquet")
@@ -117,11 +117,17 @@ def test_a_setting_out_of_range_is_refused_when_the_pipeline_is_made(
         )
 
 
-def test_a_source_that_is_not_there_is_refused_and_nothing_is_written(corpus: Path) -> None:
-    config = PrepConfig(output_dir="out", dataset_name="web")
-    with pytest.raises(SourceError):
-        ParallelPrepPipeline(JSONLSource("b.jsonl"), config).run()
-    assert not (corpus / "out").exists()
+def test_a_source_that_is_not_there_and_an_output_at_a_url_write_nothing(corpus: Path) -> None:
+    before = sorted(corpus.iterdir())
+    for name, output, code in (
+        ("b.jsonl", "out", "E-SOURCE-NOTFOUND"),
+        ("a.jsonl", "s3://bucket/tree", "E-PATH-URL"),
+        ("a.jsonl", Path("s3://bucket/tree"), "E-PATH-URL"),
+    ):
+        config = PrepConfig(output_dir=output, dataset_name="web")
+        with refused(code):
+            ParallelPrepPipeline(JSONLSource(name), config).run()
+    assert sorted(corpus.iterdir()) == before
 
 
 def test_other_settings_over_an_output_are_refused_until_forced(corpus: Path) -> None:
@@ -135,18 +141,26 @@ def test_other_settings_over_an_output_are_refused_until_forced(corpus: Path) ->
     assert run(max_tokens=100, force=True) < 90
 
 
-def test_importing_the_package_loads_nothing_and_every_name_is_there() -> None:
+def test_imports_and_help_load_nothing_heavy_and_every_name_is_there() -> None:
     code = """
 import sys
+def require_light(*names):
+    assert not set(names) & set(sys.modules), set(names) & set(sys.modules)
 import nmoe_core
-heavy = {"numpy", "pyarrow", "datasets", "torch", "tiktoken", "pydantic"} & set(sys.modules)
-assert not heavy, heavy
+require_light("numpy", "pyarrow", "datasets", "torch", "tiktoken", "pydantic")
 from nmoe_core import HuggingFaceSource, ParallelPrepPipeline, IndexReader
-heavy = {"pyarrow", "datasets", "torch", "fsspec"} & set(sys.modules)
-assert not heavy, heavy
+require_light("pyarrow", "datasets", "torch", "fsspec")
+from nmoe_core.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+import nmoe_core.prep.run, nmoe_core.prep.mixture
+require_light("torch", "dagster", "sklearn", "datasets", "matplotlib", "pandas")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "prep-mixture" in done.stdout
     assert dir(nmoe_core) == sorted(nmoe_core.__all__)
     for name in nmoe_core.__all__:
         if name not in ("BatchedGenerator", "Transformer"):

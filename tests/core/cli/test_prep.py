@@ -168,8 +168,9 @@ def test_force_makes_it_again_and_an_unhappy_one_leaves_the_old_output_readable(
     assert _prep() == 0
     before = _bytes("out/w")
     Path("in/notes.jsonl").write_bytes(b"not JSON\n" * 50)
-    flags = ("--output", "out/w", "--num-shards", "2", "--force")
-    refused_line(capsys, *PREP, *flags, code="E-SOURCE-RECORD]")
+    flags = ("--output", "out/w", "--num-shards", "2")
+    refused_line(capsys, *PREP, *flags, code="E-PREP-CHANGED]")
+    refused_line(capsys, *PREP, *flags, "--force", code="E-SOURCE-RECORD]")
     assert _bytes("out/w") == before
     assert main(["verify", "out/w", "--checksums", "--deep"]) == 0
     Path("in/notes.jsonl").write_text(json_lines(ROWS[:100]))
@@ -188,6 +189,7 @@ BAD = {
     ("--source", "arrow", "--paths", "in/empty"): "E-SOURCE-TORN",
     ("--source", "jsonl", "--paths", "in/a.parquet"): "E-SOURCE-RECORD",
     ("--source", "jsonl", "--paths", "in/empty"): "E-SOURCE-EMPTY",
+    (*_JSONL, "--text-field", "body"): "E-SOURCE-RECORD",
     (*_JSONL, "--split", "valid"): "E-SOURCE-SPLIT",
     (*_JSONL, "--split", "train[:1"): "E-CONFIG",
     (*_JSONL, "--split", "train[400:]"): "E-SOURCE-EMPTY",
@@ -232,8 +234,28 @@ def test_bad_input_is_one_line_and_writes_nothing(
 def test_a_flag_of_a_mixture_that_cannot_be_is_one_line_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], says: str
 ) -> None:
-    line = refused_line(capsys, *MIX, *flags)
-    assert says in line
+    assert says in refused_line(capsys, *MIX, *flags)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("run.toml", "num_shards", "num_shard", "did you mean 'num_shards'"),
+        ("run.toml", '"flow"', '"lots"', "lots"),
+        ("run.toml", "mixture.toml", "mixtures.toml", "mixtures.toml"),
+        ("run.toml", '"small"', '"smal"', "smal"),
+        ("mixture.toml", "notes.jsonl", "*.rst", "in/*.rst"),
+        ("mixture.toml", "paths", "path", "did you mean 'paths'"),
+    ],
+)
+def test_a_wrong_word_in_a_file_of_a_mixture_is_one_line_and_nothing_is_written(
+    project: Path, capsys: pytest.CaptureFixture[str], file: str, old: str, new: str, says: str
+) -> None:
+    path = project / file
+    path.write_text(path.read_text().replace(old, new))
+    code = "E-SOURCE-NOTFOUND" if "*" in new else "E-CONFIG"
+    assert says in refused_line(capsys, *MIX, code=code)
     assert not Path("out").exists()
 
 
