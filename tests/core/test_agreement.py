@@ -15,6 +15,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
 from nmoe_core.tasks.shards import each_shard, grade_sources, outputs_of
+from nmoe_core.text.normalise import normalize_text
 from tests.project import json_lines, jsonl_source, write_project
 
 pytest.importorskip("torch")
@@ -42,10 +43,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = write_project(
         tmp_path_factory.mktemp("agreement"), [jsonl_source("web", rows)], SETTINGS
     )
-    nmoe("prep-mixture", "--config", project.config)
-    for words in ("hydra oracle-label", "train probe", "train judge", "hydra calibrate"):
-        if words == "hydra oracle-label":
-            nmoe("hydra", "slices", "--config", project.config)
+    hydra = ("hydra slices", "hydra oracle-label", "train probe", "train judge", "hydra calibrate")
+    for words in ("prep-mixture", *hydra):
         nmoe(*words.split(), "--config", project.config)
     return project.config
 
@@ -149,16 +148,40 @@ def test_a_document_is_labelled_and_graded_under_one_id(config: Path, tmp_path: 
     assert set(labelled) <= set(graded)
 
 
-def test_a_line_of_a_file_is_labelled_and_graded_under_one_id(config: Path, tmp_path: Path) -> None:
-    lines = [{"text": f"number {i}", **({"id": f"given-{i}"} if i % 3 else {})} for i in range(9)]
-    file = tmp_path / "texts.jsonl"
-    file.write_text(json_lines(lines).replace("\n", "\n\n"))
+def test_every_label_of_a_json_line_meets_the_score_of_its_own_text(
+    config: Path, tmp_path: Path
+) -> None:
+    # Texts that differ, some of them only before normalisation; their lines take every form.
+    texts, lines = [], []
+    for i in range(64):
+        words = " ".join(" and ".join(WORDS).split()[: 3 + i % 11])
+        texts.append(f"Number {i}. {words}\r\ncafe\u0301 {i}\x00 ")
+        row: dict[str, Any] = {"text": texts[-1]}
+        row |= [{}, {"id": f"given-{i}"}, {"doc_id": f"named-{i}", "id": 7}, {"id": None}][i % 4]
+        row |= {"source": "elsewhere"} if i % 5 == 0 else {}
+        lines.append(json.dumps(row) + "\n" + ("\n" if i % 9 == 0 else ""))
+    file, labels, grades = (tmp_path / name for name in ("off.jsonl", "labels", "grades"))
+    file.write_text("\ufeff" + "".join(lines), "utf-8")
     named = ["--config", config, "--input-jsonl", file, "--quiet"]
-    nmoe("hydra", "oracle-label", *named, "--out", tmp_path / "labels")
-    nmoe("hydra", "grade", *named, "--out", tmp_path / "grades")
-    labelled, graded = (
-        [row["doc_id"] for row in rows_of([tmp_path / name])]
-        for name in ("labels/scores.jsonl", "grades/quality_scores.jsonl")
-    )
-    assert labelled == graded
-    assert len(set(graded)) == 9
+    nmoe("hydra", "oracle-label", *named, "--out", labels)
+    nmoe("hydra", "grade", *named, "--no-early-exit", "--out", grades)
+    labelled = rows_of([labels / "scores.jsonl"])
+    graded = rows_of([grades / "quality_scores.jsonl"])
+    # What the oracle was shown is the text as prep would have written it.
+    shown = [normalize_text(text).replace("\n", " ") for text in texts]
+    assert [row["snippet"] for row in labelled] == shown
+    ids = [(row["doc_id"], row["source"]) for row in labelled]
+    assert [(row["doc_id"], row["source"]) for row in graded] == ids
+    assert len(set(ids)) == 64
+
+    # Rows of grading that say of each text what its label says, by their place in the file: only
+    # if ids mean the same documents does calibration find perfect agreement.
+    for row, label in zip(graded, labelled):
+        row["scores"] = label["scores"]
+    told = tmp_path / "quality_scores.jsonl"
+    told.write_text(json_lines(graded))
+    given = ["--labels", labels / "scores.jsonl", "--predictions", told]
+    nmoe("hydra", "calibrate", *given, "--out", tmp_path / "last")
+    summary = json.loads((tmp_path / "last" / "calibration_summary.json").read_text())
+    assert summary["left_out"]["without_prediction"] == 0
+    assert summary["heads"]["judge"]["spearman"] == 1.0
