@@ -198,12 +198,3 @@ def test_max_epochs_allows_that_many_passes_and_not_one_window_more(tables, poli
     # Where windows come again whole, a pass has 50 of them; where tokens do, 50.06.
     for metrics in loader.metrics().values():
         assert metrics["epochs"] == pytest.approx(2, abs=3e-3)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("temperature", [0.5, 2.0, 1e6])
-def test_temperature_sets_the_shares_of_every_policy(tables, policy, temperature):
-    plan = plan_of(tables, policy=policy, mix_temperature=temperature, steps=40, on_exhaust="wrap")
-    weights = np.array(WEIGHTS) ** (1 / temperature)
-    counts = np.bincount(drawn(plan))
-    np.testing.assert_allclose(counts, 480 * weights / weights.sum(), atol=1)

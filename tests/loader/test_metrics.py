@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,15 @@ def test_token_losses_of_torch_are_summed_by_row():
     assert got == {"loss/a": 5.5, "loss/b": 1.5, "loss/total": 3.5}
     got = source_losses(("a", "b"), torch.tensor([1, 0]), losses, torch.tensor([2, 4]))
     assert got == {"loss/a": 5.5, "loss/b": 3.0, "loss/total": 28 / 6}
+
+
+def test_loss_table_of_the_mixing_document():
+    # Its rows are web 2.18, code 3.02, books 2.22 at 0.5, 0.3 and 0.2 of the samples. It prints
+    # 2.41 in total; the mean of its own rows is 2.44.
+    index = np.repeat([0, 1, 2], [50, 30, 20])
+    found = source_losses(("web", "code", "books"), index, np.array([2.18, 3.02, 2.22])[index])
+    expected = {"loss/web": 2.18, "loss/code": 3.02, "loss/books": 2.22, "loss/total": 2.44}
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

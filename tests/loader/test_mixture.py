@@ -146,6 +146,9 @@ def test_largest_remainder_gives_ties_to_the_earlier_source():
     assert quotas(10, [0.1] * 10) == [1] * 10
     assert quotas(1000, [4510, 805, 409, 151, 2.51]) == [767, 137, 70, 26, 0]
     assert quotas(7, [0, 1, 0, 2]) == [0, 2, 0, 5]
+    # Percent of The Pile, of a GPT-3 like mixture and of Falcon 40B in the mixture document.
+    for percent in ([24, 9, 4, 63], [73, 5, 2.4, 2.4, 17.2], [75, 6, 5, 14]):
+        assert quotas(1000, [p / 100 for p in percent]) == [10 * p for p in percent]
 
 
 @settings(max_examples=80)

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import PlanError, build_loader, load_plan, resolve_plan
+from loader.order.policies import POLICIES
+from loader.plan.schedule import PlanSchedule
 from tests.refusals import refused
 
 
@@ -38,6 +40,22 @@ def shares(cfg) -> tuple[list[dict[str, int]], list[float]]:
 
 def total(steps: list[dict[str, int]]) -> dict[str, int]:
     return {name: sum(step[name] for step in steps) for name in steps[0]}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_phases_of_the_mixing_document_at_steps_100_000_and_180_000(cfg, policy):
+    original = {"web": 1.0 / 1.8, "code": 0.3 / 1.8, "books": 0.5 / 1.8}
+    middle, late = {"web": 0.4, "code": 0.3, "books": 0.3}, {"web": 0.1, "code": 0.2, "books": 0.7}
+    cfg |= {"phases": [phase(100_000, **middle), phase(180_000, 0.3, **late)], "policy": policy}
+    loader, plan = build_loader(cfg | {"steps": 200_000, "on_exhaust": "wrap"}, backend="numpy")
+    schedule = PlanSchedule(plan, "train", [562] * 3)
+    counts = [schedule.counts_before(step * 10) for step in (0, 100_000, 180_000, 200_000)]
+    for before, after, expected in zip(counts, counts[1:], (original, middle, late)):
+        found = ((after - before) / (after - before).sum()).tolist()
+        assert dict(zip(loader.source_names, found)) == pytest.approx(expected, abs=1e-6)
+    for step, scale in ((0, 1.0), (179_999, 1.0), (180_000, 0.3), (199_999, 0.3)):
+        loader.seek_step(step)
+        assert loader.next_with_meta().lr_scale == loader.lr_scale(step) == scale
 
 
 def test_unlisted_source_keeps_its_original_weight_and_a_phase_past_the_end_changes_nothing(cfg):

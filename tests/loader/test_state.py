@@ -292,6 +292,15 @@ def test_a_spec_is_the_source_of_its_name_and_a_missing_token_offset_is_zero(bal
     ]
 
 
+def test_resume_state_of_the_token_balance_document_is_read_as_printed(balanced):
+    text = '{"datasets": [{"spec": "hf:org/web", "row_offset": 123, "token_offset": 456}]}'
+    loader = continued(balanced, json.loads(text))
+    rows = [tuple(row.values())[:3] for row in loader.state_dict()["datasets"]]
+    assert rows == [("web", 123, 456), ("code", 0, 0), ("math", 0, 0)]
+    # 456 tokens are 28.5 windows of 16: the next one begins the 30th.
+    assert loader.plan.consumed[0].sequences == 29
+
+
 def test_spec_that_is_not_in_the_run_is_preserved_and_its_rows_were_steps(balanced):
     gone = ("hf:org/old:en:train:body", 7, 112)
     loader = continued(balanced, counts_state(gone, *[(n, 30, 480) for n in NAMES]))
