@@ -1,3 +1,5 @@
+"""The stream that a loader reads, against its replay; what it is asked for and what it refuses."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -15,55 +17,55 @@ from loader import (
     build_plan,
 )
 from loader.batches import ReadOptions
-from tests.loader.shared import all_rows, open_loader
+from tests.loader.shared import open_loader
+from tests.refusals import refused
+
+names = st.sampled_from(["web", "code", "math"])
+mixtures = st.lists(
+    st.tuples(st.integers(80, 3000), st.dictionaries(names, st.floats(0.5, 5), min_size=1)),
+    min_size=1,
+    max_size=3,
+)
 
 
-@pytest.mark.parametrize("stride", ["seq_len", "seq_len+1"])
-def test_stream_is_the_replayed_reference_token_by_token(two_stages, lib, stride):
-    loader, plan = build_loader(two_stages.cfg | {"window_stride": stride}, backend="numpy")
-    names, rows = lib.reference_rows(two_stages.tree, plan)
-    assert len(names) == 4800 // 16 + 1616 // 16 == 401
-    whole = 401 // 12 * 12
-    got = all_rows(loader)
-    np.testing.assert_array_equal(got, rows[:whole])
-    assert got.dtype == np.int64
-    loader.seek(0)
-    batches = [loader.next_with_meta() for _ in range(loader.num_steps)]
-    drawn = [b.source_names[i] for b in batches for i in b.source_index]
-    assert drawn == names[:whole]
-    np.testing.assert_array_equal(np.concatenate([b.inputs for b in batches]), rows[:whole, :-1])
-    np.testing.assert_array_equal(np.concatenate([b.targets for b in batches]), rows[:whole, 1:])
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 5, 8, 12])
-def test_ranks_in_order_give_the_stream_of_one_rank(two_stages, world_size):
-    alone = all_rows(open_loader(two_stages.cfg))
-    ranks = [open_loader(two_stages.cfg, r, world_size) for r in range(world_size)]
-    together = []
-    for _ in range(ranks[0].num_steps):
-        together += [np.concatenate([i, t[:, -1:]], axis=1) for i, t in (r.next() for r in ranks)]
-    np.testing.assert_array_equal(np.concatenate(together), alone)
-    for rank in ranks:
-        with pytest.raises(StopIteration):
-            rank.next()
+@settings(max_examples=40)
+@given(mixtures, st.sampled_from(["seq_len", "seq_len+1"]), st.integers(1, 5), st.data())
+def test_any_rank_reads_any_plan_as_its_replay_wherever_it_seeks(
+    two_stages, lib, mixtures, stride, world_size, data
+):
+    stages = [
+        Stage(f"stage{i}", "m", num_tokens, tuple(StageSource(n, w) for n, w in weights.items()))
+        for i, (num_tokens, weights) in enumerate(mixtures)
+    ]
+    root = two_stages.tree.root
+    chosen = PlanSettings(seq_len=16, batch_size=5, window_stride=stride, on_exhaust="wrap")
+    manifests = {name: root / name / "train" / "manifest.json" for name in ("web", "code", "math")}
+    try:
+        plan = build_plan(stages, manifests, chosen, root=root, plan_id="x")
+    except PlanError:  # a light source of a short stage gets no sequence
+        reject()
+    drawn, rows = lib.reference_rows(two_stages.tree, plan)
+    rank, prefetch = data.draw(st.integers(0, world_size - 1)), data.draw(st.integers(0, 2))
+    own = ReadOptions(rank, world_size).rows(5)
+    with DeterministicLoader(plan, rank, world_size, backend="numpy", prefetch=prefetch) as loader:
+        for _ in range(3):  # forward and back
+            step = data.draw(st.integers(0, loader.num_steps))
+            loader.seek_step(step)
+            for n in range(step * 5, loader.num_steps * 5, 5):
+                batch, here = loader.next_with_meta(), slice(n + own.first, n + own.last)
+                assert batch.inputs.dtype == batch.targets.dtype == np.int64
+                np.testing.assert_array_equal(batch.inputs, rows[here, :-1])
+                np.testing.assert_array_equal(batch.targets, rows[here, 1:])
+                assert [batch.source_names[i] for i in batch.source_index] == drawn[here]
+                assert batch.sequence_index.tolist() == list(range(here.start, here.stop))
+                assert (batch.global_sequence_index, batch.lr_scale) == (n, 1.0)
+            with pytest.raises(StopIteration):
+                loader.next()
 
 
 def test_earlier_ranks_take_the_remainder():
     rows = [ReadOptions(rank, 4).rows(10) for rank in range(4)]
     assert [(own.first, own.last) for own in rows] == [(0, 3), (3, 6), (6, 8), (8, 10)]
-
-
-def test_seek_is_that_many_calls_of_next_forward_and_back(two_stages):
-    walked, sought = open_loader(two_stages.cfg, 1, 3), open_loader(two_stages.cfg, 1, 3)
-    seen = []
-    for step in range(walked.num_steps):
-        sought.seek(step * 12)
-        assert sought.state_dict() == walked.state_dict()
-        seen.append(walked.next()[0].tobytes())
-        assert sought.next()[0].tobytes() == seen[-1]
-    for step in (20, 3, 32, 0, 31):
-        sought.seek_step(step)
-        assert sought.next()[0].tobytes() == seen[step]
 
 
 def test_a_billion_sequences_away_is_the_same_stream_and_not_read_up_to(tree, lib, tmp_path):
@@ -87,55 +89,9 @@ def test_a_billion_sequences_away_is_the_same_stream_and_not_read_up_to(tree, li
     assert batch.source_index.tolist() == picks[:50]
 
 
-names = st.sampled_from(["web", "code", "math"])
-mixtures = st.lists(
-    st.tuples(st.integers(80, 3000), st.dictionaries(names, st.floats(0.5, 5), min_size=1)),
-    min_size=1,
-    max_size=3,
-)
-
-
-@settings(max_examples=25)
-@given(mixtures, st.sampled_from(["seq_len", "seq_len+1"]), st.integers(1, 5), st.data())
-def test_any_plan_is_read_as_its_replay(two_stages, lib, mixtures, stride, world_size, data):
-    stages = [
-        Stage(f"stage{i}", "m", num_tokens, tuple(StageSource(n, w) for n, w in weights.items()))
-        for i, (num_tokens, weights) in enumerate(mixtures)
-    ]
-    root = two_stages.tree.root
-    chosen = PlanSettings(seq_len=16, batch_size=5, window_stride=stride, on_exhaust="wrap")
-    manifests = {name: root / name / "train" / "manifest.json" for name in ("web", "code", "math")}
-    try:
-        plan = build_plan(stages, manifests, chosen, root=root, plan_id="x")
-    except PlanError:  # a light source of a short stage gets no sequence
-        reject()
-    _, rows = lib.reference_rows(two_stages.tree, plan)
-    rank = data.draw(st.integers(0, world_size - 1))
-    loader = DeterministicLoader(plan, rank, world_size, backend="numpy")
-    step = data.draw(st.integers(0, loader.num_steps))
-    loader.seek_step(step)
-    own = ReadOptions(rank, world_size).rows(5)
-    whole = rows[step * 5 : loader.num_steps * 5].reshape(-1, 5, 17)
-    np.testing.assert_array_equal(all_rows(loader), whole[:, own.first : own.last].reshape(-1, 17))
-
-
-def test_valid_by_source_is_unmixed_finite_and_whole(two_stages):
-    loader = open_loader(two_stages.cfg, split="valid")
-    together = loader.per_source()
-    assert list(together) == ["web", "code", "math"]
-    for name, alone in together.items():
-        rows = all_rows(alone)
-        tokens = two_stages.tree.tokens[name, "valid"]
-        expected = np.lib.stride_tricks.sliding_window_view(tokens, 17)[::16]
-        np.testing.assert_array_equal(rows, expected)
-        assert set(alone.metrics()) == {name}
-    with pytest.raises(ValueError, match="only valid"):
-        open_loader(two_stages.cfg).per_source()
-
-
 def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stages, lib, tmp_path):
     def names_of(cfg):
-        loader, _ = build_loader(cfg | {"batch_size": 1}, backend="numpy")
+        loader = open_loader(cfg | {"batch_size": 1})
         batches = [loader.next_with_meta() for _ in range(loader.num_steps)]
         return [loader.source_names[batch.source_index[0]] for batch in batches]
 
@@ -149,15 +105,55 @@ def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stag
     assert names_of(first | short) == wrapped[: last + 1]  # math: 2,500 tokens, 156 windows
 
 
-def test_valid_reads_each_source_once_unmixed_to_its_last_window(two_stages, lib):
-    cfg = two_stages.cfg | {"on_exhaust": "wrap"}  # train wraps, valid never does
-    loader, plan = build_loader(cfg, split="valid", backend="numpy")
-    names, rows = lib.reference_rows(two_stages.tree, plan, "valid")
-    assert len(names) == 3 * (499 // 16) == 93
-    assert loader.num_steps == 8
-    batches = [loader.next_with_meta() for _ in range(8)]
-    assert [len(b.inputs) for b in batches] == [12] * 7 + [9]
-    drawn = [b.source_names[i] for b in batches for i in b.source_index]
-    assert drawn == names == ["web"] * 31 + ["code"] * 31 + ["math"] * 31
+def test_seek_refuses_what_is_no_batch_of_the_stream_and_a_closed_loader_all_reading(two_stages):
+    loader = open_loader(two_stages.cfg)
+    loader.seek(24)
+    for n in (1, 13, -12, loader.num_steps * 12 + 12, 10**18, True, 12.0, "12"):
+        with refused("E-SEEK"):
+            loader.seek(n)
+    assert loader.step == 2
+    loader.seek(loader.num_steps * 12)
+    with pytest.raises(StopIteration):
+        loader.next()
     loader.seek(0)
-    np.testing.assert_array_equal(all_rows(loader), rows)
+    loader.close()
+    loader.close()
+    with refused("E-STATE-CLOSED"):
+        loader.next()
+
+
+def test_print_fn_is_called_on_rank_0_alone(two_stages):
+    lines = []
+    for rank in range(2):
+        open_loader(two_stages.cfg, rank, 2, print_fn=lines.append)
+    assert len(lines) == 1
+    assert "33 steps of 12 x 16" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ({"rank": 2, "world_size": 2}, ["rank", "found 2", "0 to 1"]),
+        *(({"rank": r, "world_size": 2}, ["rank", repr(r)]) for r in (-1, "0", 0.0, True)),
+        *(({"world_size": n}, ["world_size", repr(n), "at least 1"]) for n in (0, "2", 2.0)),
+        ({"prefetch": -1}, ["prefetch", "-1"]),
+        ({"prefetch": 1.5}, ["1.5"]),
+        ({"pin_memory": True, "backend": "numpy"}, ["pin_memory needs torch"]),
+        ({"dtype": "int46"}, ["'int46'", "did you mean"]),
+        ({"split": "test"}, ["'test'", "did you mean"]),
+        ({"backend": "jax"}, ["'jax'", "did you mean"]),
+    ],
+)
+def test_arguments_that_no_plan_could_serve_are_refused_before_one_is_made(
+    two_stages, argument, words, monkeypatch
+):
+    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    with refused("E-CONFIG", match="a rank would get no row"):
+        DeterministicLoader(plan, 0, 13)
+    monkeypatch.setattr("loader.config.resolve_plan", lambda *_: pytest.fail("a plan was made"))
+    for call in (
+        lambda: build_loader({}, **argument),
+        lambda: DeterministicLoader(plan, **argument),
+    ):
+        with refused("E-CONFIG", naming=words):
+            call()

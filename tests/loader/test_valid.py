@@ -28,6 +28,25 @@ def run_of(tree):
     return make
 
 
+def test_valid_is_each_source_once_unmixed_to_its_last_window(two_stages, lib):
+    loader = open_valid(two_stages.cfg | {"on_exhaust": "wrap"})  # train wraps, valid never does
+    names, rows = lib.reference_rows(two_stages.tree, loader.plan, "valid")
+    assert len(names) == 3 * (499 // 16) == 93
+    batches = [loader.next_with_meta() for _ in range(loader.num_steps)]
+    assert [len(b.inputs) for b in batches] == [12] * 7 + [9]
+    drawn = [b.source_names[i] for b in batches for i in b.source_index]
+    assert drawn == names == ["web"] * 31 + ["code"] * 31 + ["math"] * 31
+    loader.seek(0)
+    np.testing.assert_array_equal(rows_of(loader), rows)
+    together = loader.per_source()
+    assert list(together) == ["web", "code", "math"]
+    for i, (name, alone) in enumerate(together.items()):
+        np.testing.assert_array_equal(rows_of(alone), rows[31 * i : 31 * (i + 1)])
+        assert set(alone.metrics()) == {name}
+    with pytest.raises(ValueError, match="only valid"):
+        build_loader(two_stages.cfg)[0].per_source()
+
+
 # Pass after pass
 
 
