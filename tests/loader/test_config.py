@@ -1,14 +1,16 @@
+"""What a run may set: which keys, in which files and objects, and the plan that they make."""
+
 from __future__ import annotations
 
 import json
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from loader import PlanError, build_loader, resolve_plan
-from loader.config import read_config
+from loader import ConfigError, PlanError, build_loader, read_config, resolve_plan
 from tests.loader.shared import all_rows
 from tests.refusals import refused
 
@@ -171,3 +173,88 @@ def test_data_path_without_shards_with_a_wrong_manifest_or_too_short_is_refused(
         build_loader(tree.one("empty"))
     with refused("E-PLAN-FORMAT", match="62 sequences"):
         build_loader(tree.one(batch_size=100))
+
+
+# Which keys there are
+
+UNKNOWN = [
+    ("polciy", "block", "policy"),
+    ("pack_sequences", True, "packing"),
+    ("warp", True, None),
+    ("lr", 3e-4, None),
+    ("num_epochs", 2, "max_epochs"),
+    ("anneal", [1], None),
+    ("x" * 90, None, None),
+]
+
+
+@pytest.fixture
+def cfg(tree) -> dict[str, object]:
+    tree.add("web", 1000)
+    return tree.one(data_path=str(tree.root / "web"))
+
+
+def written(cfg: dict[str, object], path, tables: str = ""):
+    """The settings as a run's TOML file."""
+    path.write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in cfg.items()) + tables
+    )
+    return path
+
+
+@pytest.mark.parametrize(("key", "value", "meant"), UNKNOWN)
+@pytest.mark.parametrize("form", ["mapping", "file", "data table", "data table of an object"])
+def test_any_unknown_key_is_refused_with_the_nearest_known_one(
+    cfg, tmp_path, key, value, meant, form
+):
+    own = {key: value}
+    given: object = cfg | own
+    if form == "file":
+        given = written(cfg | {key: 0 if value is None else value}, tmp_path / "run.toml")
+    elif form == "data table":
+        given = cfg | {"data": own}
+    elif form == "data table of an object":
+        given = SimpleNamespace(**cfg, data=own)
+    words = [f"unknown key; found {key!r}", f"did you mean {meant!r}?" if meant else "did you mean"]
+    with refused("E-CONFIG", naming=words) as caught:
+        resolve_plan(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_object_has_beside_the_settings_is_its_own(cfg):
+    plan = resolve_plan(cfg)
+    foreign = {"polciy": "block", "lr": 1.0, "pack_sequences": True}
+    fields = [(name, object) for name in cfg | foreign]
+    for given in (
+        SimpleNamespace(**cfg, **foreign),
+        make_dataclass("Run", fields)(**cfg, **foreign),
+        SimpleNamespace(lr=1.0, data=SimpleNamespace(**cfg, workers=2)),
+    ):
+        assert resolve_plan(given) == plan
+
+
+def test_a_file_with_tables_and_keys_of_others_is_read_and_may_be_changed(cfg, tmp_path):
+    tables = '[prep]\nworkers = 2\n[oracle]\nkind = "heuristic"\n[oracle.engine]\nmax_ctx = 64\n'
+    tables += "[[evals]]\nname = 'x'\n[optimizer]\nlr = 3e-4\n[optimizer.schedule]\nsteps = 5\n"
+    path = written(cfg, tmp_path / "run.toml", tables)
+    assert resolve_plan(path) == resolve_plan(read_config(path)) == resolve_plan(cfg)
+    assert resolve_plan(cfg | {"prep": {"workers": 2}, "evals": [{"name": "x"}]})
+    keys = {"vocab_size": 1000, "eos_token_id": 999, "tokenizer": "toy", "seed": 42, "steps": 5}
+    keys |= {"active_params_b": 2.0, "loss_mask_eos": True, "validation_every": 100}
+    keys["validation_flow_mode"] = "dev"
+    for given in (cfg | keys, written(cfg | keys, tmp_path / "moonlet.toml")):
+        assert resolve_plan(given).num_sequences == 10
+    shape = {"batch_size": 2, "seq_len": 16}
+    path = written(shape, tmp_path / "data" / "run.toml", '[[datasets]]\npath = "web"\n')
+    plan = resolve_plan(read_config(path) | {"batch_size": 4})
+    assert (plan.batch_size, plan.sources[0].name) == (4, "web")
+
+
+def test_a_table_that_is_a_slip_of_ours_and_data_that_are_no_table_are_refused(cfg, tmp_path):
+    for table in ("[dataa]", "[[dataset]]", "[[data.phase]]", "[anneal_weight]"):
+        with pytest.raises(ConfigError, match="did you mean"):
+            resolve_plan(written(cfg, tmp_path / "run.toml", f"{table}\nx = 1\n"))
+    cfg["data"] = "web"
+    for given in (cfg, written(cfg, tmp_path / "run.toml")):
+        with pytest.raises(ConfigError, match="data: not a table"):
+            resolve_plan(given)

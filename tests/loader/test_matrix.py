@@ -111,27 +111,6 @@ def _at_batch_size(plan: LoaderPlan, batch_size: int) -> LoaderPlan:
     return plan_of(tables, steps=14 * times, batch_size=batch_size, **chosen)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(
-    "num_workers",
-    [0, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
-)
-def test_workers_resume_to_the_same_batches(plan, whole, num_workers):
-    pytest.importorskip("torch")
-    from loader.torch_data import WorkerLoader
-
-    got, state = [], None
-    for stop in (5, 14):
-        with WorkerLoader(plan, num_workers=num_workers) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            for _ in range(stop - len(got)):
-                inputs, targets = loader.next()
-                got.append((inputs.numpy().tobytes(), targets.numpy().tobytes()))
-            state = json.loads(json.dumps(loader.state_dict()))
-    assert got == whole
-
-
 # How a stage ends
 
 

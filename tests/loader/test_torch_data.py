@@ -1,3 +1,5 @@
+"""The stream through torch's data classes: order, states, passes over valid, and lengths."""
+
 from __future__ import annotations
 
 import itertools
@@ -7,7 +9,9 @@ import pickle
 import numpy as np
 import pytest
 
-from loader import build_loader, document_ids
+from loader import StateError, document_ids
+from loader.plan import check
+from tests.loader.shared import open_loader, rows_of
 from tests.refusals import refused
 
 pytest.importorskip("torch")
@@ -19,18 +23,13 @@ from loader.torch_data import TokenDataset, WorkerLoader, attention_mask
 # Three workers on two cores, to see the order where the batches do not divide by them.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-
-def all_inputs(batches) -> list[np.ndarray]:
-    return [np.asarray(inputs).copy() for inputs, _ in batches]
-
-
-def expected(two_stages, *args) -> list[np.ndarray]:
-    return all_inputs(build_loader(two_stages.cfg, *args, backend="numpy")[0])
+PHASES = [{"start_step": 4, "dataset_weights": {"math": 4}, "lr_scale": 0.5}]
+PACKED = {"packing": "best_fit", "shuffle": True, "phases": PHASES, "on_exhaust": "wrap"}
 
 
 def test_dataset_gives_meta_and_can_be_pickled(two_stages):
     data = pickle.loads(pickle.dumps(TokenDataset(two_stages.cfg, with_meta=True)))
-    plain = build_loader(two_stages.cfg, backend="numpy")[0]
+    plain = open_loader(two_stages.cfg)
     for batch in itertools.islice(data, 3):
         other = plain.next_with_meta()
         assert batch.source_names == other.source_names
@@ -38,100 +37,84 @@ def test_dataset_gives_meta_and_can_be_pickled(two_stages):
         np.testing.assert_equal(batch.document_spans, other.document_spans)
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("changes", [{}, PACKED], ids=["concat", "best_fit"])
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 0), (0, 2)])
 def test_state_of_a_worker_loader_is_the_consumers_at_any_number_of_workers(
-    two_stages, before, after
+    two_stages, split, changes, before, after
 ):
-    whole = expected(two_stages)
-    with WorkerLoader(two_stages.cfg, num_workers=before) as loader:
-        got = [loader.next()[0].numpy().copy() for _ in range(13)]
+    cfg = two_stages.cfg | changes
+    plain = open_loader(cfg, split=split)
+    whole = rows_of(plain)
+    with WorkerLoader(cfg, split=split, num_workers=before) as loader:
+        got = rows_of([loader.next() for _ in range(3)])
         state = json.loads(json.dumps(loader.state_dict()))
-        assert loader.step == 13
-    assert state["global_sequence_index"] == 13 * 12
-    plain = build_loader(two_stages.cfg, backend="numpy")[0]
+        assert loader.step == 3
+    assert state["global_sequence_index"] == 36
     plain.load_state_dict(state)
     assert plain.metrics() == state["sources"]
-    with WorkerLoader(two_stages.cfg, num_workers=after) as loader:
+    with WorkerLoader(cfg, split=split, num_workers=after) as loader:
         loader.load_state_dict(state)
-        got += all_inputs(loader)
+        np.testing.assert_array_equal(np.concatenate([got, rows_of(loader)]), whole)
+        if split == "valid":  # the pass that was resumed is over
+            np.testing.assert_array_equal(rows_of(loader), whole)
         with pytest.raises(StopIteration):
             loader.next()
-    np.testing.assert_array_equal(np.concatenate(got), np.concatenate(whole))
-
-
-def test_worker_loader_seeks(two_stages):
-    whole = expected(two_stages)
-    with WorkerLoader(two_stages.cfg, num_workers=2) as loader:
-        for step in (20, 3, 32):
+        for step in (5, 3):
             loader.seek_step(step)
-            np.testing.assert_array_equal(loader.next()[0].numpy(), whole[step])
+            np.testing.assert_array_equal(rows_of([loader.next()]), whole[step * 12 :][:12])
 
 
 def test_state_of_one_worker_continues_that_worker(two_stages, monkeypatch):
     """What a StatefulDataLoader does in each of its processes."""
-    whole, got = expected(two_stages), {}
+    whole = rows_of(open_loader(two_stages.cfg)).reshape(33, 12, 17)
     for worker in range(2):
         place = type("Info", (), {"id": worker, "num_workers": 2})()
         monkeypatch.setattr("loader.torch_data.get_worker_info", lambda place=place: place)
         data = TokenDataset(two_stages.cfg)
-        batches = all_inputs(itertools.islice(data, 5))
+        batches = list(itertools.islice(data, 5))
         state = pickle.loads(pickle.dumps(data.state_dict()))
         again = TokenDataset(two_stages.cfg)
         again.load_state_dict(state)
-        got[worker] = batches + all_inputs(again)
-    for step, inputs in enumerate(whole):
-        np.testing.assert_array_equal(got[step % 2][step // 2], inputs)
+        own = whole[worker::2].reshape(-1, 17)
+        np.testing.assert_array_equal(rows_of([*batches, *again]), own)
     monkeypatch.setattr("loader.torch_data.get_worker_info", lambda: None)
     other = TokenDataset(two_stages.cfg)
     other.load_state_dict(state)
     with refused("E-STATE-WORKER"):
         next(iter(other))
+    halved = two_stages.cfg | {"batch_size": 6}
+    with refused("E-STATE-WORKER", naming=["found 12, expected 6"]):
+        TokenDataset(halved).load_state_dict(state)
+    with WorkerLoader(halved, num_workers=0) as loader:
+        loader.load_state_dict(state["loader"])
+        n = state["loader"]["global_sequence_index"]
+        np.testing.assert_array_equal(rows_of([loader.next()]), whole.reshape(-1, 17)[n : n + 6])
 
 
-def test_state_of_a_plain_loader_starts_the_dataset_there(two_stages):
-    plain = build_loader(two_stages.cfg, backend="numpy")[0]
-    plain.seek_step(9)
-    data = TokenDataset(two_stages.cfg)
-    data.load_state_dict(plain.state_dict())
-    got = all_inputs(DataLoader(data, batch_size=None, num_workers=2))
-    np.testing.assert_array_equal(np.concatenate(got), np.concatenate(expected(two_stages)[9:]))
-
-
-def test_counts_of_another_run_are_continued_by_workers_too(tree):
+def test_plain_states_and_counts_of_another_run_start_all_workers_there(tree):
     for name in ("web", "code"):
         tree.add(name, 3000)
     cfg = {"datasets": tree.rows("web", "code"), "batch_size": 6, "seq_len": 16, "steps": 20}
-    counts = {"datasets": [{"spec": "web", "row_offset": 31}, {"spec": "code", "row_offset": 5}]}
-    plain = build_loader(cfg, backend="numpy")[0]
-    plain.load_state_dict(counts)
-    whole = all_inputs(plain)
-    assert len(whole) == 14
-    with WorkerLoader(cfg, num_workers=2) as loader:
-        loader.load_state_dict(counts)
-        got = [loader.next()[0].numpy().copy() for _ in range(5)]
-        state = loader.state_dict()
-    with WorkerLoader(cfg, num_workers=0) as loader:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-        assert loader.plan.plan_hash == plain.plan.plan_hash
-        got += all_inputs(loader)
-    np.testing.assert_array_equal(np.concatenate(got), np.concatenate(whole))
-    data = TokenDataset(cfg)
-    data.load_state_dict(counts)
-    again = all_inputs(DataLoader(data, batch_size=None, num_workers=2))
-    np.testing.assert_array_equal(np.concatenate(again), np.concatenate(whole))
-
-
-def test_state_of_one_worker_is_refused_at_another_batch_size(two_stages):
-    data = TokenDataset(two_stages.cfg)
-    list(itertools.islice(data, 3))
-    halved = two_stages.cfg | {"batch_size": 6}
-    state = data.state_dict()
-    with refused("E-STATE-WORKER", naming=["found 12, expected 6"]):
-        TokenDataset(halved).load_state_dict(state)
-    whole = all_inputs(build_loader(halved, backend="numpy")[0])
-    with WorkerLoader(halved, num_workers=0) as loader:
-        loader.load_state_dict(state["loader"])
-        np.testing.assert_array_equal(loader.next()[0].numpy(), whole[6])
+    rows = [{"spec": "web", "row_offset": 31}, {"spec": "code", "row_offset": 5}]
+    plain = open_loader(cfg)
+    plain.seek_step(9)
+    for state in (plain.state_dict(), {"datasets": rows}):
+        plain.load_state_dict(state)
+        first, whole = plain.step, rows_of(plain)
+        assert (first, len(whole)) in ((9, 66), (0, 84))
+        data = TokenDataset(cfg)
+        data.load_state_dict(state)
+        read = rows_of(DataLoader(data, batch_size=None, num_workers=2))
+        np.testing.assert_array_equal(read, whole)
+        with WorkerLoader(cfg, num_workers=2) as loader:
+            loader.load_state_dict(state)
+            got = rows_of([loader.next() for _ in range(5)])
+            state = loader.state_dict()
+        with WorkerLoader(cfg, num_workers=0) as loader:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            assert loader.plan.plan_hash == plain.plan.plan_hash
+            np.testing.assert_array_equal(np.concatenate([got, rows_of(loader)]), whole)
 
 
 def test_attention_stays_inside_documents_and_looks_back_only():
@@ -142,3 +125,72 @@ def test_attention_stays_inside_documents_and_looks_back_only():
         for i, j in itertools.product(range(6), range(6)):
             allowed = i == j or (j <= i and owner[i] == owner[j] != -1)
             assert mask[row, 0, i, j] == allowed
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_dataset_and_worker_loader_give_every_pass_the_same_batches(
+    two_stages, num_workers, persistent
+):
+    whole = rows_of(open_loader(two_stages.cfg, 1, 3, "valid"))
+    data = TokenDataset(two_stages.cfg, 1, 3, "valid")
+    options = {"num_workers": num_workers, "persistent_workers": persistent and num_workers > 0}
+    batches = DataLoader(data, batch_size=None, **options)
+    with WorkerLoader(two_stages.cfg, 1, 3, "valid", num_workers=num_workers) as loader:
+        for passes in (batches, loader):
+            first = rows_of(itertools.islice(passes, 3))  # a pass that is left
+            np.testing.assert_array_equal(first, whole[:12])
+            for _ in range(3):
+                np.testing.assert_array_equal(rows_of(passes), whole)
+        with pytest.raises(StopIteration):
+            loader.next()
+
+
+def test_dataset_resumed_inside_a_pass_of_valid_ends_it_here_and_is_refused_in_workers(two_stages):
+    data = TokenDataset(two_stages.cfg, split="valid")
+    whole = rows_of(open_loader(two_stages.cfg, split="valid"))
+    list(itertools.islice(data, 3))
+    state = json.loads(json.dumps(data.state_dict()))
+    resumed = TokenDataset(two_stages.cfg, split="valid")
+    resumed.load_state_dict(state)
+    batches = DataLoader(resumed, batch_size=None)
+    np.testing.assert_array_equal(rows_of(batches), whole[36:])
+    np.testing.assert_array_equal(rows_of(batches), whole)
+    resumed.load_state_dict(state["loader"])
+    # Each pass begins with a copy of the dataset: the second would begin there too.
+    with pytest.raises(StateError, match="WorkerLoader"):
+        list(DataLoader(resumed, batch_size=None, num_workers=2))
+
+
+@pytest.mark.parametrize(("split", "expected"), [("train", 33), ("valid", 8)])
+def test_lengths_are_the_batches_of_the_whole_stream_wherever_the_position_is(
+    two_stages, split, expected
+):
+    data = TokenDataset(two_stages.cfg, 1, 3, split)
+    assert len(data) == expected
+    loaders = [open_loader(two_stages.cfg, 1, 3, split)]
+    for num_workers in (0, 2, 3):
+        batches = DataLoader(data, batch_size=None, num_workers=num_workers)
+        assert len(batches) == len(list(batches)) == expected
+        loaders.append(WorkerLoader(two_stages.cfg, 1, 3, split, num_workers=num_workers))
+    for loader in loaders:
+        with loader:
+            assert len(loader) == expected
+            loader.seek_step(5)
+            assert len(loader) == expected
+            assert len(list(loader)) == expected - 5
+
+
+def test_a_state_after_every_batch_opens_the_data_once(two_stages, monkeypatch):
+    data, opened, real = TokenDataset(two_stages.cfg), [], check.open_data
+    monkeypatch.setattr(
+        check, "open_data", lambda plan, source: opened.append(source.name) or real(plan, source)
+    )
+    states = [data.state_dict() for _ in data]
+    assert opened == ["web", "code", "math"]
+    assert [s["loader"]["global_sequence_index"] for s in states] == [12 * i for i in range(1, 34)]
+    resumed = TokenDataset(data.plan)
+    resumed.load_state_dict(states[-3])
+    assert len(list(resumed)) == 2
+    assert len(resumed) == 33
+    assert len(opened) == 6
