@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from loader import StateError
+from loader import DeterministicLoader, StateError
 from loader.files.sealed import sealed
 from tests.loader.shared import open_loader
 from tests.refusals import refused
@@ -21,6 +21,13 @@ def state(two_stages) -> dict:
     return loader.state_dict()
 
 
+def continued(cfg: dict, state: dict, **options) -> DeterministicLoader:
+    """A loader that goes on from a state."""
+    loader = open_loader(cfg, **options)
+    loader.load_state_dict(state)
+    return loader
+
+
 def refuses(cfg: dict, states: object, code: str, naming=(), **options) -> None:
     """A loader at step 2 refuses each of these states and stays there."""
     loader = open_loader(cfg, **options)
@@ -31,34 +38,26 @@ def refuses(cfg: dict, states: object, code: str, naming=(), **options) -> None:
         assert loader.step == 2
 
 
-def test_state_is_small_json_with_the_published_fields(state):
+def test_state_is_small_json_with_the_published_fields_and_equal_on_all_ranks(
+    two_stages, state, tmp_path
+):
     assert " ".join(state) == (
         "version split global_sequence_index plan_hash plan sources datasets content_hash"
     )
     assert (state["version"], state["global_sequence_index"]) == (3, 360)
-    text = json.dumps(state)
-    assert json.loads(text) == state
-    assert len(text) < 4096
+    assert len(json.dumps(state)) < 4096
     assert [row["spec"] for row in state["datasets"]] == ["web", "code", "math"]
     for row in state["datasets"]:
         counts = state["sources"][row["spec"]]
         assert row["row_offset"] == counts["sequences"]
         assert row["token_offset"] == counts["tokens"] == 16 * counts["sequences"]
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"seed": 43}, "plan.seed"),
-        ({"batch_size": 6, "seed": 43}, "plan.batch_size"),
-        ({"seq_len": 8}, "plan.seq_len"),
-        ({"window_stride": "seq_len+1"}, "plan.window_stride"),
-        ({"on_exhaust": "wrap"}, "plan.on_exhaust"),
-    ],
-)
-def test_state_of_another_plan_is_refused_by_what_differs(two_stages, state, change, named):
-    words = [f"{named} differs", str(next(iter(change.values())))]
-    refuses(two_stages.cfg | change, [state], "E-STATE-PLAN", words)
+    torch = pytest.importorskip("torch")
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    for rank, value in enumerate((state, loaded, json.loads(json.dumps(state, indent=1)))):
+        loader = continued(two_stages.cfg, value, rank=rank, world_size=3)
+        assert loader.step == 30
+        assert loader.state_dict() == state
 
 
 @pytest.mark.parametrize("key", ["content_hash", "weight", "quota_sequences"])
@@ -90,6 +89,51 @@ def test_an_added_or_removed_source_is_named_with_the_way_to_go_on(balanced, tre
         loader.load_state_dict(state)
     assert len(str(caught.value)) < 300
     loader.load_state_dict({"datasets": state["datasets"]})
+
+
+VERSION_1 = {"version": 1, "current_stage": "mid", "stage_index": 1, "global_sequence_index": 360}
+
+
+@pytest.mark.parametrize(
+    ("change", "edit", "code", "words"),
+    [
+        ({"seed": 43}, {}, "E-STATE-PLAN", ["plan.seed differs", "43"]),
+        ({"batch_size": 6, "seed": 43}, {}, "E-STATE-PLAN", ["plan.batch_size differs", "6"]),
+        ({"seq_len": 8}, {}, "E-STATE-PLAN", ["plan.seq_len differs", "8"]),
+        ({"window_stride": "seq_len+1"}, {}, "E-STATE-PLAN", ["plan.window_stride differs", "+1"]),
+        ({"on_exhaust": "wrap"}, {}, "E-STATE-PLAN", ["plan.on_exhaust differs", "wrap"]),
+        *(({}, {"version": value}, "E-STATE-FORMAT", []) for value in (4, True, None)),
+        *(({}, {"global_sequence_index": n}, "E-STATE-FORMAT", []) for n in (-12, 12.0, "12")),
+        *(({}, {"global_sequence_index": n}, "E-SEEK", []) for n in (13, 10**9)),
+        *(({}, {"split": value}, "E-STATE-SPLIT", []) for value in ("valid", None)),
+        ({}, {"version": 1, "global_sequence_index": 5}, "E-SEEK", []),
+        # Version 1 tells by its parts that its stream was another.
+        *(
+            ({}, VERSION_1 | {"emitted_sequences": {name: n}}, "E-STATE-PLAN", words)
+            for name, n, words in (
+                ("web", 1, ["emitted_sequences[web]", "found 1", "20"]),
+                ("gone", 3, ["emitted_sequences[gone]", "found 3"]),
+            )
+        ),
+        (
+            {"policy": "block"},
+            VERSION_1 | {"accumulators": [0, 5, -5]},
+            "E-STATE-PLAN",
+            ["policy", "'swrr'", "'block'"],
+        ),
+        (
+            {},
+            VERSION_1 | {"cursors": {"web": {"pos_in_file": 340}}},
+            "E-STATE-PLAN",
+            ["window_stride", "'seq_len+1'"],
+        ),
+        ({}, VERSION_1 | {"stage_index": "mid"}, "E-STATE-FORMAT", ["stage_index 'mid'"]),
+    ],
+)
+def test_states_of_another_stream_and_malformed_ones_are_refused_by_what_differs(
+    two_stages, state, change, edit, code, words
+):
+    refuses(two_stages.cfg | change, [sealed(state | edit)], code, words)
 
 
 def test_stages_that_come_or_go_are_named_and_the_hash_alone_is_enough_to_refuse(balanced):
@@ -133,9 +177,6 @@ def test_state_loads_at_another_batch_size_and_goes_on_with_the_same_rows(
     np.testing.assert_array_equal(rest[0][:num_rows], rest[1][:num_rows])
 
 
-VERSION_1 = {"version": 1, "current_stage": "mid", "stage_index": 1, "global_sequence_index": 360}
-
-
 def test_version_1_is_taken_by_its_index(two_stages):
     sought, loaded = open_loader(two_stages.cfg), open_loader(two_stages.cfg)
     sought.seek(360)
@@ -149,37 +190,6 @@ def test_version_1_is_taken_by_its_index(two_stages):
         loaded.load_state_dict(state)
         assert loaded.next()[0].tobytes() == sought.next()[0].tobytes()
         sought.seek(360)
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({"emitted_sequences": {"web": 1}}, ["emitted_sequences[web]", "found 1", "20"]),
-        ({"emitted_sequences": {"gone": 3}}, ["emitted_sequences[gone]", "found 3"]),
-        ({"accumulators": [0, 5, -5]}, ["policy", "'swrr'", "'block'"]),
-        ({"cursors": {"web": {"pos_in_file": 340}}}, ["window_stride", "'seq_len+1'"]),
-        ({"stage_index": "mid"}, ["stage_index 'mid'"]),
-    ],
-)
-def test_version_1_of_another_stream_is_refused_by_what_differs(two_stages, parts, words):
-    cfg = two_stages.cfg | {"policy": "block" if "accumulators" in parts else "swrr"}
-    code = "E-STATE-FORMAT" if "stage_index" in parts else "E-STATE-PLAN"
-    refuses(cfg, [VERSION_1 | parts], code, words)
-
-
-@pytest.mark.parametrize(
-    ("key", "values", "code"),
-    [
-        ("version", (4, True, None), "E-STATE-FORMAT"),
-        ("global_sequence_index", (-12, 12.0, "12"), "E-STATE-FORMAT"),
-        ("global_sequence_index", (13, 10**9), "E-SEEK"),
-        ("split", ("valid", None), "E-STATE-SPLIT"),
-    ],
-)
-def test_malformed_states_are_refused(two_stages, state, key, values, code):
-    refuses(two_stages.cfg, [sealed(state | {key: value}) for value in values], code)
-    old = sealed(state | {"version": 1, "global_sequence_index": 5})
-    refuses(two_stages.cfg, [old], "E-SEEK")
 
 
 def version_2(state: dict) -> dict:
@@ -201,17 +211,6 @@ def test_a_state_that_was_edited_or_has_no_seal_is_refused(two_stages, state):
     refuses(two_stages.cfg, [*edits, None, [], "state", 5], "E-STATE-FORMAT")
     no_json = state | {"content_hash": "0", "x": {1, 2}}
     refuses(two_stages.cfg, [no_json], "E-STATE-FORMAT", ["JSON values"])
-
-
-def test_a_state_survives_json_and_torch_and_is_equal_on_all_ranks(two_stages, state, tmp_path):
-    torch = pytest.importorskip("torch")
-    torch.save(state, tmp_path / "state.pt")
-    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
-    ranks = [open_loader(two_stages.cfg, rank=rank, world_size=3) for rank in range(3)]
-    for rank, value in zip(ranks, (state, loaded, json.loads(json.dumps(state, indent=1)))):
-        rank.load_state_dict(value)
-        assert rank.step == 30
-        assert rank.state_dict() == state
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -262,43 +261,18 @@ def balanced(tree) -> dict:
     return {"datasets": tree.rows(*NAMES), "policy": "least_consumed"} | shape
 
 
-@pytest.mark.parametrize("policy", ["swrr", "block", "least_consumed", "weighted_random"])
-def test_own_counts_are_a_place_in_the_same_stream(balanced, policy):
-    cfg = balanced | {"policy": policy}
-    loader = open_loader(cfg)
-    loader.seek_step(21)
-    state = {"datasets": loader.state_dict()["datasets"]}
-    again = open_loader(cfg)
-    again.load_state_dict(json.loads(json.dumps(state)))
-    assert again.step == 21
-    assert again.plan.plan_hash == loader.plan.plan_hash
-    assert again.next()[0].tobytes() == loader.next()[0].tobytes()
-
-
-def continued(cfg, state):
-    """The loader that goes on from counts, and its plan."""
-    loader = open_loader(cfg)
-    loader.load_state_dict(state)
-    return loader
-
-
 def test_a_spec_is_the_source_of_its_name_and_a_missing_token_offset_is_zero(balanced):
+    def rows_of(state):
+        rows = continued(balanced, state).state_dict()["datasets"]
+        return [tuple(row.values())[:3] for row in rows]
+
     state = counts_state(("txt:/data/code", 10, 160), ("hf:org/math:train", 25), ("web", 40, 640))
-    rows = continued(balanced, state).state_dict()["datasets"]
-    assert [tuple(row.values())[:3] for row in rows] == [
-        ("web", 40, 640),
-        ("code", 10, 160),
-        ("math", 25, 0),
-    ]
-
-
-def test_resume_state_of_the_token_balance_document_is_read_as_printed(balanced):
+    assert rows_of(state) == [("web", 40, 640), ("code", 10, 160), ("math", 25, 0)]
+    # As the token-balance document prints it.
     text = '{"datasets": [{"spec": "hf:org/web", "row_offset": 123, "token_offset": 456}]}'
-    loader = continued(balanced, json.loads(text))
-    rows = [tuple(row.values())[:3] for row in loader.state_dict()["datasets"]]
-    assert rows == [("web", 123, 456), ("code", 0, 0), ("math", 0, 0)]
+    assert rows_of(json.loads(text)) == [("web", 123, 456), ("code", 0, 0), ("math", 0, 0)]
     # 456 tokens are 28.5 windows of 16: the next one begins the 30th.
-    assert loader.plan.consumed[0].sequences == 29
+    assert continued(balanced, json.loads(text)).plan.consumed[0].sequences == 29
 
 
 def test_spec_that_is_not_in_the_run_is_preserved_and_its_rows_were_steps(balanced):
