@@ -79,37 +79,11 @@ def test_relative_paths_start_from_the_project_or_else_the_file(project, tmp_pat
     assert read_config(project)["mixture_toml"] == project.parent / "configs" / "mix.toml"
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"batch_size": None}, ["batch_size is missing"]),
-        ({"batch_size": 0}, ["batch_size", "0"]),
-        ({"batch_size": 4.0}, ["batch_size", "4.0"]),
-        ({"seq_len": True}, ["seq_len", "True"]),
-        ({"seed": -1}, ["seed"]),
-        ({"steps": -5}, ["steps"]),
-        ({"policy": "swr"}, ["'swr'", "did you mean 'swrr'"]),
-        ({"on_exhaust": "wrapp"}, ["did you mean 'wrap'"]),
-        ({"window_stride": 17}, ["'17'"]),
-        ({"allow_unmanifested": "yes"}, ["allow_unmanifested", "'yes'"]),
-        ({"flow_mode": None}, ["no data named"]),
-        ({"mixture_toml": ""}, ["mixture_toml is missing"]),
-        ({"data_root": None}, ["data_root is missing"]),
-        ({"seqlen": 16}, ["'seqlen'", "did you mean 'seq_len'"]),
-        ({"on_exaust": "wrap"}, ["did you mean 'on_exhaust'"]),
-    ],
-)
-def test_wrong_settings_are_refused_by_name_and_value(project, change, words):
-    cfg = keys(project) | change
-    if "seqlen" in change:
-        del cfg["seq_len"]
-    with refused("E-CONFIG", naming=words):
-        resolve_plan(cfg)
-
-
 def test_data_that_do_not_serve_the_run_are_refused(project):
     cfg = keys(project)
     data_root = Path(str(cfg["data_root"]))
+    with refused("E-CONFIG", match="data_root is missing"):
+        resolve_plan(cfg | {"data_root": None})
     assert resolve_plan(cfg | {"steps": 25})
     with refused("E-PLAN-STEPS"):
         resolve_plan(cfg | {"steps": 26})
