@@ -1,4 +1,4 @@
-"""Plans and shards in stores on this machine: of fsspec, HTTP and S3, damaged and down."""
+"""Addresses, and plans and shards behind them in stores of fsspec, HTTP and S3 on this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from loader import build_loader, resolve_plan
 from loader.__main__ import main
+from loader.config import read_config
+from loader.files.addresses import address, is_url, join, parent
+from loader.plan import remote
 from loader.plan.remote import fetch_plan
+from tests.loader.shared import open_loader
 from tests.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
@@ -97,7 +102,7 @@ def store(request):
 
 
 def read(url, tmp_path, **options):
-    return build_loader(url, backend="numpy", cache_dir=tmp_path / "cache", **options)[0]
+    return open_loader(url, cache_dir=tmp_path / "cache", **options)
 
 
 def the_line(url, tmp_path, capsys) -> str:
@@ -110,12 +115,45 @@ def the_line(url, tmp_path, capsys) -> str:
 
 
 def test_a_plan_in_a_store_is_read_as_that_of_files(store, two_stages, tmp_path):
-    local = build_loader(two_stages.cfg, backend="numpy")[0]
+    local = open_loader(two_stages.cfg)
     remote = read(f"{store[0]}/plans/plan.json", tmp_path)
     assert remote.plan.plan_hash == local.plan.plan_hash
     for (a, b), (c, d) in zip(remote, local, strict=True):
         np.testing.assert_array_equal(a, c)
         np.testing.assert_array_equal(b, d)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda url: {"data_path": url},
+        lambda url: {"datasets": [{"path": url, "name": "web"}]},
+        lambda url: {"configs": {"web": {"path": url}}, "weights": {"web": 1}},
+    ],
+    ids=["data_path", "datasets", "configs"],
+)
+def test_sources_are_read_from_a_url_as_from_a_directory(files, two_stages, tmp_path, settings):
+    common = {"batch_size": 2, "seq_len": 16}
+    local = open_loader(settings(two_stages.tree.root / "web") | common)
+    url = files[2].replace("plans/plan.json", "data/web")
+    for given in (url, Path(url), f"{url}/train"):
+        loader = open_loader(settings(given) | common, cache_dir=str(tmp_path / "cache"))
+        assert loader.plan.plan_hash == local.plan.plan_hash or str(given).endswith("train")
+        for found, expected in zip(loader, iter(local), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        local.seek(0)
+
+
+def test_a_run_file_may_name_a_url_and_its_copies_are_a_path(files, tmp_path, monkeypatch):
+    url = files[2].replace("plans/plan.json", "data/web")
+    (tmp_path / "workspace.yaml").write_text("")
+    (tmp_path / "run.toml").write_text(
+        f'data_path = "{url}"\ncache_dir = "cache"\nbatch_size = 2\nseq_len = 16\n'
+    )
+    assert read_config(tmp_path / "run.toml")["data_path"] == url
+    monkeypatch.chdir("/")
+    assert build_loader(tmp_path / "run.toml", split="valid")[0].num_steps == 16
+    assert list((tmp_path / "cache").rglob("*.npy"))
 
 
 def test_valid_and_torchs_data_classes_read_a_url_too(files, two_stages, tmp_path):
@@ -124,23 +162,27 @@ def test_valid_and_torchs_data_classes_read_a_url_too(files, two_stages, tmp_pat
     pytest.importorskip("torch")
     from loader.torch_data import TokenDataset, WorkerLoader
 
-    inputs = build_loader(two_stages.cfg, backend="numpy")[0].next()[0]
+    inputs = open_loader(two_stages.cfg).next()[0]
     dataset = TokenDataset(Path(files[2]), cache_dir=tmp_path / "cache")
     np.testing.assert_array_equal(next(iter(dataset))[0].numpy(), inputs)
     with WorkerLoader(files[2], num_workers=0, cache_dir=tmp_path / "cache") as loader:
         np.testing.assert_array_equal(loader.next()[0].numpy(), inputs)
 
 
-def test_a_second_fetch_copies_no_shard_and_mends_a_damaged_copy(files, tmp_path):
+def test_a_second_fetch_copies_what_is_damaged_or_gone_alone(files, tmp_path, monkeypatch):
+    asked, copy = [], remote.copy
+    monkeypatch.setattr(remote, "copy", lambda url, part: asked.append(url) or copy(url, part))
     plan = fetch_plan(files[2], tmp_path / "cache")
     shards = sorted(plan.parent.rglob("*.npy"))
-    times = [path.stat().st_mtime_ns for path in shards]
+    asked.clear()
+    fetch_plan(files[2], tmp_path / "cache")
+    assert asked == []
     good = shards[2].read_bytes()
     shards[2].write_bytes(good[:-4] + b"\0\0\0\0")
     shards[3].unlink()
     fetch_plan(files[2], tmp_path / "cache")
-    again = [path.stat().st_mtime_ns for path in shards]
-    assert [a == b for a, b in zip(times, again)].count(False) == 2
+    assert {Path(url).name for url in asked} == {path.name for path in shards[2:4]}
+    assert len(asked) == 2
     assert shards[2].read_bytes() == good
     assert not list(plan.parent.rglob("*.part"))
 
@@ -260,14 +302,77 @@ def test_an_unknown_kind_of_url_and_a_full_disk_are_one_line(bucket, tmp_path, m
     assert os.strerror(28) in line
 
 
-def test_what_is_in_the_cache_is_not_asked_for_again(store, tmp_path, monkeypatch):
-    url = f"{store[0]}/plans/plan.json"
-    fetch_plan(url, tmp_path / "cache")
-    asked = []
-    monkeypatch.setattr("loader.plan.remote.copy", lambda url, _: asked.append(url))
-    fetch_plan(url, tmp_path / "cache")
-    assert asked == []
-    next((tmp_path / "cache").rglob("*.npy")).unlink()
-    with refused("E-SHARD-MISSING"):
-        fetch_plan(url, tmp_path / "cache")
-    assert len(asked) == 1
+# Addresses: URLs stay whole, and are refused where only paths work
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Path("s3://b/x"), "s3://b/x"),
+        ("s3:/b/x", "s3://b/x"),
+        ("http:/h:80/x", "http://h:80/x"),
+        (Path("file:///a/b"), "file:///a/b"),
+        (Path("simplecache::s3://b/x"), "simplecache::s3://b/x"),
+        ("memory:///b", "memory:///b"),
+    ],
+)
+def test_a_url_is_whole_however_it_came(given, expected):
+    assert address(given) == expected
+    assert is_url(given)
+
+
+@pytest.mark.parametrize(
+    "given", ["/a/b", "a/b", "C:/a", "C:\\a", "a:b", "a/s3:/b", Path("/x:y/z")]
+)
+def test_a_path_is_no_url(given):
+    assert address(given) == str(given)
+    assert not is_url(given)
+
+
+@pytest.mark.parametrize(
+    ("base", "part", "expected"),
+    [
+        ("http://h/a", "../b/c", "http://h/b/c"),
+        ("http://h/a", "../../../b", "http://h/b"),
+        ("s3://bucket/a/b", "../data/x", "s3://bucket/a/data/x"),
+        ("s3://bucket", "../other/x", "s3://bucket/other/x"),
+        ("file:///a/b", "..", "file:///a"),
+        ("memory:///a", "b", "memory:///a/b"),
+    ],
+)
+def test_parts_are_joined_inside_their_host_or_bucket(base, part, expected):
+    assert join(base, part) == expected
+
+
+def test_a_query_belongs_to_the_file_alone():
+    assert parent("https://h/a/plan.json?sig=x/y#z") == "https://h/a"
+
+
+@pytest.mark.parametrize(
+    "key", ["cache_dir", "root", "data_root", "mixture_toml", "flow_profiles_toml"]
+)
+@pytest.mark.parametrize("value", ["gs://b/x", Path("s3://b/x")])
+def test_a_url_where_only_a_path_works_is_refused_by_name(tree, tmp_path, key, value, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tree.add("web", 1000)
+    cfg = tree.one(**{key: value})
+    (tmp_path / "run.toml").write_text(
+        f'data_path = "{tree.root}/web"\nbatch_size = 2\nseq_len = 16\n{key} = "{address(value)}"\n'
+    )
+    for given in (cfg, SimpleNamespace(**cfg), tmp_path / "run.toml"):
+        with refused("E-PATH-URL", naming=[key, address(value)]) as caught:
+            build_loader(given)
+        assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run.toml"]
+
+
+def test_a_url_as_the_argument_cache_dir_is_refused_too(tree, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tree.add("web", 1000)
+    cfg = tree.one()
+    for given in (cfg, "memory://b/plan.json", build_loader(cfg)[1]):
+        with refused("E-PATH-URL", naming=["gs://b/x"]):
+            build_loader(given, cache_dir="gs://b/x")
+    assert main(["peek", "memory://b/plan.json", "--cache-dir", "gs://b/x"]) == 1
+    assert "gs://b/x" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
