@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.weights.config import FULL, SLIDING, ModelConfig, YarnScaling, tap_layers
 from tests.refusals import refused
 
@@ -72,59 +71,61 @@ def test_newer_names_of_fields_mean_the_same(published: ModelConfig):
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["num_hidden_layers", "vocab_size", "rope_theta", "rope_scaling", "swiglu_limit", "head_dim"],
-)
-def test_a_missing_field_is_named(published: ModelConfig, field: str):
-    raw = published.to_hf()
-    del raw[field]
-    with refused("E-CHECKPOINT-CONFIG", field):
-        ModelConfig.from_dict(raw)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
+    "change",
     [
-        ({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}, "gpt-oss"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_type"),
-        ({"rope_scaling": {"rope_type": "yarn", "mscale": 2.0}}, "mscale"),
+        {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]},
+        {"hidden_act": "gelu"},
+        {"tie_word_embeddings": True},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+        {"rope_scaling": {"mscale": 2.0, "rope_type": "yarn"}},
     ],
+    ids=str,
 )
-def test_another_architecture_or_variant_is_refused(published: ModelConfig, change, named: str):
+def test_another_architecture_or_variant_is_refused(published: ModelConfig, change):
+    (field, value), *_ = change.items()
+    named = next(iter(value)) if isinstance(value, dict) else field
     with refused("E-CHECKPOINT-ARCH", named):
         ModelConfig.from_dict(published.to_hf() | change)
+
+
+HUGE = 10**400
+WRONG = [
+    *[("num_hidden_layers", value) for value in (None, 10**9, -1)],
+    *[("vocab_size", None), ("vocab_size", True), ("sliding_window", 0)],
+    *[("rope_theta", value) for value in (None, 1, HUGE)],
+    *[("swiglu_limit", value) for value in (None, 0, -7.0)],
+    *[("head_dim", None), ("head_dim", 63), ("num_experts_per_tok", 33), ("swiglu_alpha", 0)],
+    *[("num_key_value_heads", 7), ("num_key_value_heads", 0), ("rope_scaling", None)],
+    *[("layer_types", [SLIDING]), ("layer_types", ["chunked_attention"] * 24)],
+    *[("hidden_size", 2881), ("hidden_size", "2880"), ("rms_norm_eps", 0), ("rms_norm_eps", -1e-5)],
+    *[
+        (f"rope_scaling.{key}", value)
+        for key in ("factor", "beta_fast", "beta_slow")
+        for value in (0, -1, HUGE)
+    ],
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_field_that_is_missing_or_that_no_model_can_have_is_named(published, field: str, value):
+    raw = published.to_hf()
+    table, _, key = field.rpartition(".")
+    raw |= {table: raw[table] | {key: value}} if table else {key: value}
+    with refused("E-CHECKPOINT-CONFIG", key.replace("num_experts_per_tok", "experts_per")):
+        ModelConfig.from_dict(raw)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("num_experts_per_tok", 33),
-        ("head_dim", 63),
-        ("num_key_value_heads", 7),
-        ("layer_types", [SLIDING]),
-        ("layer_types", ["chunked_attention"] * 24),
-        ("hidden_size", 2881),
-        ("hidden_size", "2880"),
-        ("vocab_size", True),
-        ("sliding_window", 0),
-        ("num_key_value_heads", 0),
-        ("num_hidden_layers", 10**9),
-        ("num_hidden_layers", -1),
-        ("rms_norm_eps", 0),
-        ("rms_norm_eps", -1e-5),
-        ("swiglu_limit", 0),
-        ("swiglu_limit", -7.0),
-        ("swiglu_alpha", 0),
-        ("rope_theta", 1),
-        pytest.param("rope_theta", 10**400, id="rope_theta-huge"),
+        *[(name, 0) for name in ("rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta")],
+        *[("initial_context_length", -1), ("num_hidden_layers", 10**9), ("rope_ntk_beta", None)],
     ],
 )
-def test_a_value_no_model_can_have_is_named(published: ModelConfig, field: str, value: object):
-    with pytest.raises(CheckpointError, match=field.replace("num_experts_per_tok", "experts_per")):
-        ModelConfig.from_dict(published.to_hf() | {field: value})
+def test_a_field_of_the_original_form_that_no_model_can_have_is_refused(field: str, value: object):
+    with refused("E-CHECKPOINT-CONFIG"):
+        ModelConfig.from_dict({**ORIGINAL_20B, field: value})
 
 
 def test_layers_need_not_alternate(published: ModelConfig):
@@ -146,28 +147,3 @@ def test_heads_tap_three_quarters_and_the_end():
 def test_reading_a_config_loads_no_torch():
     code = "import sys, nmoe_core.engine.weights.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("key", ["factor", "beta_fast", "beta_slow"])
-@pytest.mark.parametrize("value", [0, -1, pytest.param(10**400, id="huge")])
-def test_a_rope_factor_that_is_not_above_zero_is_named(
-    published: ModelConfig, key: str, value: int
-) -> None:
-    raw = published.to_hf()
-    raw["rope_scaling"] = raw["rope_scaling"] | {key: value}
-    with refused("E-CHECKPOINT-CONFIG", key):
-        ModelConfig.from_dict(raw)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *[(name, 0) for name in ("rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta")],
-        *[("initial_context_length", -1), ("num_hidden_layers", 10**9), ("rope_ntk_beta", None)],
-    ],
-)
-def test_a_field_of_the_original_form_that_no_model_can_have_is_refused(
-    field: str, value: object
-) -> None:
-    with refused("E-CHECKPOINT-CONFIG"):
-        ModelConfig.from_dict({**ORIGINAL_20B, field: value})

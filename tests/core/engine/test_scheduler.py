@@ -14,22 +14,6 @@ from nmoe_core.engine.generation.sampling import sample
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
 
 
-def test_few_pages_send_the_youngest_back_and_change_nothing(tiny_model: Transformer):
-    prompts = [prompt_of(14, seed) for seed in range(4)]
-    generator = make_generator(tiny_model, 48, 4, num_pages=5, max_prefixes=0)
-    got = generator.generate_batch(prompts, max_tokens=25)
-    assert generator.counts.preemptions > 0
-    assert got == [greedy(tiny_model, prompt, 25) for prompt in prompts]
-    sampled = [
-        make_generator(tiny_model, 48, 4, num_pages=pages).generate_batch(
-            prompts, max_tokens=25, sampling=Sampling(0.8, seed=5)
-        )
-        for pages in (5, 30)
-    ]
-    assert sampled[0] == sampled[1]
-    assert all_free(generator)
-
-
 def test_cancelled_sequences_free_what_they_have_and_disturb_no_other(tiny_model: Transformer):
     generator = make_generator(tiny_model, 200, 2, max_step_tokens=20)
     prompts = [prompt_of(n, 5) for n in (30, 60, 90)]
@@ -104,11 +88,17 @@ def _num_prompts(node: Node) -> int:
     return node.ends + sum(map(_num_prompts, node.children.values()))
 
 
-def _soak(model: Transformer, num_requests: int, seed: int, compare_every: int) -> None:
-    """Random requests, some cancelled, over few pages; answers against those made alone."""
+@pytest.mark.parametrize(
+    ("num_requests", "seed", "compare_every"),
+    [(60, 1, 1), pytest.param(1000, 2, 10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+)
+def test_random_requests_get_what_each_gets_alone_and_leave_nothing_behind(
+    tiny_model: Transformer, num_requests: int, seed: int, compare_every: int
+):
+    """Some are cancelled, and pages run out."""
     rng = random.Random(seed)
-    generator = make_generator(model, 96, 6, num_pages=9, max_step_tokens=40, max_prefixes=3)
-    alone = make_generator(model, 96, 1, max_prefixes=0)
+    generator = make_generator(tiny_model, 96, 6, num_pages=9, max_step_tokens=40, max_prefixes=3)
+    alone = make_generator(tiny_model, 96, 1, max_prefixes=0)
     starts = [prompt_of(n, 11) for n in (0, 20, 37)]
     open_: dict[int, tuple[list[int], Sampling, int, list[int]]] = {}
     num_added = num_cancelled = 0
@@ -134,7 +124,7 @@ def _soak(model: Transformer, num_requests: int, seed: int, compare_every: int) 
                 if seq_id % compare_every:
                     continue
                 request = Request(prompt, num_new, sampling)
-                assert next(iter(list(alone.complete([request])))).tokens == tokens
+                assert [done.tokens for done in alone.complete([request])] == [tokens]
     assert num_cancelled > 0
     assert generator.counts.preemptions > 0
     assert generator.counts.reused > 0
@@ -144,16 +134,6 @@ def _soak(model: Transformer, num_requests: int, seed: int, compare_every: int) 
     assert len(generator.cache.free_pages) == 9
     assert generator.idle
     assert _num_prompts(generator.prefixes.root) <= 6
-
-
-def test_sixty_random_requests_leave_nothing_behind(tiny_model: Transformer):
-    _soak(tiny_model, 60, seed=1, compare_every=1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_thousand_random_requests_leave_nothing_behind(tiny_model: Transformer):
-    _soak(tiny_model, 1000, seed=2, compare_every=10)
 
 
 def test_a_pass_costs_the_same_however_many_requests_came_before_or_wait(tiny_model: Transformer):
@@ -167,8 +147,8 @@ def test_a_pass_costs_the_same_however_many_requests_came_before_or_wait(tiny_mo
             nonlocal num_calls
             num_calls += event in ("call", "c_call")
 
-        ids = [generator.add(prompt_of(20, 20 + round_), 5)]
-        ids += [generator.add(prompt_of(20, 100 + extra), 5) for extra in range(50 * round_)]
+        seeds = [20 + round_, *range(100, 100 + 50 * round_)]
+        ids = [generator.add(prompt_of(20, seed), 5) for seed in seeds]
         generator.step()
         sys.setprofile(count)
         for seq_id in ids[:4]:
@@ -181,61 +161,48 @@ def test_a_pass_costs_the_same_however_many_requests_came_before_or_wait(tiny_mo
     assert max(costs[1:]) <= 1.1 * min(costs[1:])
 
 
-@pytest.mark.parametrize("prefix", [64, 70])
-@pytest.mark.parametrize("max_batch", [2, 9])
+OUTER, INNERS = prompt_of(40, 1), [prompt_of(20, seed) for seed in (2, 3)]
+NESTED = [[*OUTER, *inner, i, 9, i] for inner in INNERS for i in range(4)]
+
+
 @pytest.mark.parametrize("max_step_tokens", [512, 23])
+@pytest.mark.parametrize(
+    ("prompts", "max_batch", "shared", "num_kept"),
+    [
+        (rubric_prompts(64), 2, 64 * 8, 1),
+        (rubric_prompts(64), 9, 64 * 8, 1),
+        (rubric_prompts(70), 2, 70 * 8, 1),
+        (rubric_prompts(70), 9, 70 * 8, 1),
+        ([prompt_of(50)] * 8, 4, 49 * 7, 1),
+        (NESTED, 8, 40 * 7 + 20 * 6, 3),
+    ],
+)
 def test_a_shared_beginning_is_prefilled_once_and_the_tokens_are_the_same(
-    tiny_model: Transformer, prefix: int, max_batch: int, max_step_tokens: int
+    tiny_model: Transformer, prompts, max_batch: int, shared: int, num_kept: int, max_step_tokens
 ):
-    prompts = rubric_prompts(prefix)
     generator = make_generator(tiny_model, 200, max_batch, max_step_tokens=max_step_tokens)
     got = generator.generate_batch(prompts, max_tokens=6)
     assert got == [greedy(tiny_model, prompt, 6) for prompt in prompts]
-    suffixes = sum(len(prompt) - prefix for prompt in prompts)
-    assert generator.counts.prefilled == prefix + suffixes
-    assert generator.counts.reused == prefix * (len(prompts) - 1)
-    assert all_free(generator, num_prefixes=1)
+    assert generator.counts.prefilled == sum(map(len, prompts)) - shared
+    assert generator.counts.reused == shared
+    assert all_free(generator, num_prefixes=num_kept)
 
 
-def test_a_beginning_shared_again_later_is_still_there(tiny_model: Transformer):
+@pytest.mark.parametrize(
+    ("rounds", "max_prefixes", "reused"),
+    [((3, 6), 8, 8 * 70), ((1,) * 5, 8, 3 * 70), ((3,), 0, 0)],
+    ids=["shared again later", "one by one, from the third on", "nothing shared if so asked"],
+)
+def test_beginnings_are_shared_over_calls(
+    tiny_model: Transformer, rounds: tuple[int, ...], max_prefixes: int, reused: int
+):
     prompts = rubric_prompts()
-    generator = make_generator(tiny_model, 200, 2)
-    generator.generate_batch(prompts[:3], max_tokens=2)
-    before = generator.counts.prefilled
-    got = generator.generate_batch(prompts[3:], max_tokens=2)
-    assert got == [greedy(tiny_model, prompt, 2) for prompt in prompts[3:]]
-    assert generator.counts.prefilled - before == sum(len(p) - 70 for p in prompts[3:])
-
-
-def test_prompts_added_one_after_another_share_from_the_third_on(tiny_model: Transformer):
-    prompts = rubric_prompts()[:5]
-    generator = make_generator(tiny_model, 200, 1)
-    for prompt in prompts:
-        assert generator.generate_batch([prompt], max_tokens=2) == [greedy(tiny_model, prompt, 2)]
-    assert generator.counts.reused == 3 * 70
-
-
-def test_many_samples_of_one_prompt_prefill_it_once(tiny_model: Transformer):
-    generator = make_generator(tiny_model, 200, 4)
-    got = generator.generate_batch([prompt_of(50)] * 8, max_tokens=5, temperature=1.0)
-    assert generator.counts.prefilled == 50 + 7
-    assert len({tuple(tokens) for tokens in got}) > 4
-
-
-def test_beginnings_inside_beginnings_are_each_prefilled_once(tiny_model: Transformer):
-    outer, inners = prompt_of(40, 1), [prompt_of(20, seed) for seed in (2, 3)]
-    prompts = [[*outer, *inner, i, 9, i] for inner in inners for i in range(4)]
-    generator = make_generator(tiny_model, 200, 8)
-    got = generator.generate_batch(prompts, max_tokens=3)
-    assert got == [greedy(tiny_model, prompt, 3) for prompt in prompts]
-    assert generator.counts.prefilled == 40 + 2 * 20 + 8 * 3
-
-
-def test_nothing_is_shared_when_asked_not_to(tiny_model: Transformer):
-    prompts = rubric_prompts()[:3]
-    generator = make_generator(tiny_model, 200, 3, max_prefixes=0)
-    generator.generate_batch(prompts, max_tokens=2)
-    assert generator.counts.prefilled == sum(map(len, prompts))
+    generator = make_generator(tiny_model, 200, 2, max_prefixes=max_prefixes)
+    for count in rounds:
+        batch, prompts = prompts[:count], prompts[count:]
+        expected = [greedy(tiny_model, prompt, 2) for prompt in batch]
+        assert generator.generate_batch(batch, max_tokens=2) == expected
+    assert generator.counts.reused == reused
 
 
 def test_kept_beginnings_give_way_to_sequences(tiny_model: Transformer):
