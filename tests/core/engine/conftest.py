@@ -17,8 +17,6 @@ from tests.golden.engine import recipe
 # Read when transformers is first imported; local directories need no hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-MakeCheckpoint = Callable[..., Path]
-
 
 @pytest.fixture(autouse=True)
 def _one_thread():
@@ -56,11 +54,11 @@ def small_config() -> ModelConfig:
 
 
 @pytest.fixture
-def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
+def make_checkpoint(tmp_path: Path) -> Callable[[ModelConfig], Path]:
     """`make(config)` writes a bfloat16 Hugging Face checkpoint of random weights, unquantised."""
 
-    def make(config: ModelConfig, raw: dict[str, object] | None = None) -> Path:
+    def make(config: ModelConfig) -> Path:
         tensors = random_tensors(config, 17, HUGGING_FACE, is_packed=False)
-        return write_checkpoint(tmp_path / "made", config.to_hf() | (raw or {}), tensors)
+        return write_checkpoint(tmp_path / "made", config.to_hf(), tensors)
 
     return make

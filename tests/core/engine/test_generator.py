@@ -119,29 +119,6 @@ def test_models_of_one_kind_of_block(small_config: ModelConfig, make_checkpoint,
     assert got == [greedy(model, prompt, 9) for prompt in prompts]
 
 
-def test_greedy_equals_transformers_generate(small_config: ModelConfig, make_checkpoint):
-    from tests.core.engine.reference import load_reference
-
-    directory = make_checkpoint(small_config)
-    theirs = load_reference(directory)
-    prompts = [[token % 99 for token in prompt_of(n)] for n in (1, 6, 7, 8, 30, 70)]
-    # Token 99 pads, so that transformers takes none of the prompt for padding.
-    got = make_generator(Transformer.from_checkpoint(directory), 128, 4).generate_batch(
-        prompts, max_tokens=20
-    )
-    for prompt, tokens in zip(prompts, got):
-        ids = torch.tensor([prompt])
-        expected = theirs.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=20,
-            eos_token_id=None,
-            pad_token_id=99,
-        )
-        assert tokens == expected[0, len(prompt) :].tolist()
-
-
 def _requests(seed: int) -> list[Request]:
     """Greedy and sampled, most with stop ids that come early, some with a shared beginning."""
     rng = random.Random(seed)

@@ -117,6 +117,12 @@ def taps(prompt: dict[str, np.ndarray]) -> list[int]:
     return sorted(int(key.rpartition("_")[2]) for key in prompt if key.startswith("hidden"))
 
 
+def relative(found: Tensor, expected: np.ndarray, axis: int | None = None) -> Any:
+    """The error of what was found, relative to the norm of what was expected."""
+    error = np.linalg.norm(found.float().cpu().numpy() - expected, axis=axis)
+    return error / np.linalg.norm(expected, axis=axis)
+
+
 def content_digest(directory: Path) -> str:
     """SHA-256 over the name, type, shape and bytes of every tensor, in order of name."""
     digest = hashlib.sha256()
