@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,13 +11,12 @@ import pytest
 import torch
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli import main
 from nmoe_core.config.quality import BackboneTable, EngineOracleTable
 from nmoe_core.engine import ModelConfig, Transformer, backend
 from nmoe_core.engine.devices import ModelSource, Shard, map_devices
 from nmoe_core.engine.weights.checkpoint import Checkpoint, open_checkpoint
 from nmoe_core.engine.weights.mxfp4 import PackedExperts
-from tests.refusals import refused
+from tests.refusals import refused, refused_line
 
 GB = 10**9
 
@@ -37,27 +37,29 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
-def _error_line(
-    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], *options: str
-) -> str:
-    """The one line that `nmoe generate` refuses these options with."""
+Refuse = Callable[..., str]
+
+
+@pytest.fixture
+def generate_refused(
+    tmp_path: Path, tiny_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Refuse]:
+    """The one line that `nmoe generate` refuses options with."""
     (tmp_path / "in.jsonl").write_text('{"id": "a", "tokens": [1]}\n')
     command = ["generate", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
-    assert main([*command, "--checkpoint", str(checkpoint), *options]) == 1
+    command += ["--checkpoint", str(tiny_dir)]
+    yield lambda *options, **code: refused_line(capsys, *command, *options, **code)
     assert not (tmp_path / "out.jsonl").exists()
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "foo", "", "meta", "cuda:x", "mps"])
 def test_a_device_that_is_not_here_is_one_line(
-    tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
+    tiny_dir: Path, generate_refused: Refuse, device: str
 ) -> None:
     with refused("E-CONFIG-DEVICE"):
         Transformer.from_checkpoint(tiny_dir, device=device)
-    line = _error_line(tmp_path, tiny_dir, capsys, "--device", device)
-    assert line.startswith("ERROR [E-CONFIG-DEVICE]: ")
+    generate_refused("--device", device, code="E-CONFIG-DEVICE")
 
 
 def test_a_gpu_beyond_those_of_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +73,8 @@ def test_a_gpu_beyond_those_of_the_machine_is_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("threads", ["0", "-1"])
-def test_a_number_of_threads_below_one_is_one_line(
-    tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: str
-) -> None:
-    assert "--threads" in _error_line(tmp_path, tiny_dir, capsys, "--threads", threads)
+def test_a_number_of_threads_below_one_is_one_line(generate_refused: Refuse, threads: str) -> None:
+    assert "--threads" in generate_refused("--threads", threads)
 
 
 def test_weights_are_estimated_as_they_will_lie_in_memory(tiny_dir: Path) -> None:

@@ -45,7 +45,7 @@ def _twin(logits: list[float], temperature: float, top_p: float, top_k: int) -> 
 @given(
     st.lists(st.integers(-40, 40).map(lambda i: i / 8), min_size=1, max_size=12),
     st.sampled_from([0.3, 1.0, 2.0]),
-    st.sampled_from([0.05, 0.33, 0.5, 0.87, 0.999, 1.0]),
+    st.sampled_from([1e-12, 0.05, 0.33, 0.5, 0.87, 0.999, 1.0]),
     st.integers(0, 13),
 )
 def test_what_is_kept_equals_the_brute_force_twin(logits, temperature, top_p, top_k):
@@ -94,16 +94,6 @@ def test_a_temperature_of_or_near_zero_takes_the_largest(temperature: float):
     logits = torch.tensor([-3.0, 30.0, -torch.inf, 29.99])
     assert {sample(logits, Sampling(temperature), i) for i in range(20)} == {1}
     assert sample(torch.tensor([1.0, 3.0, 3.0]), Sampling(0.0, 0.5, 2, 9), 0) == 1
-
-
-def test_sets_at_their_ends_keep_one_or_all():
-    logits = torch.tensor([[1.0, 3.0, 2.0, -torch.inf]])
-    one, every, widest = (
-        kept_probabilities(logits, [sampling])[0]
-        for sampling in (Sampling(1.0, top_p=1e-12), Sampling(1.0), Sampling(1.0, top_k=99))
-    )
-    assert (one > 0).tolist() == [False, True, False, False]
-    assert torch.equal(widest, every)
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,18 @@ def test_the_weights_are_those_of_the_recipe(tiny_dir: Path):
     assert digest.hexdigest() == WEIGHTS
 
 
-def test_another_process_with_more_threads_writes_the_same_bytes(tiny_dir: Path, tmp_path: Path):
+def _make_in_process(directory: Path, **environment: str) -> int:
+    """Exit status of another process, with three threads, that makes the checkpoint."""
     code = (
         "import sys, torch; from nmoe_core.engine import make_tiny_checkpoint as make; "
         f"torch.set_num_threads(3); make(sys.argv[1], **{SIZES!r})"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "3"}
-    subprocess.run([sys.executable, "-c", code, tmp_path / "t"], check=True, env=environment)
+    command = [sys.executable, "-c", code, directory]
+    return subprocess.run(command, check=False, env=os.environ | environment).returncode
+
+
+def test_another_process_with_more_threads_writes_the_same_bytes(tiny_dir: Path, tmp_path: Path):
+    assert _make_in_process(tmp_path / "t", OMP_NUM_THREADS="3") == 0
     assert _hashes(tmp_path / "t") == _hashes(tiny_dir)
 
 
@@ -64,13 +69,7 @@ def test_a_killed_run_leaves_no_checkpoint_and_the_next_completes_it(
     tiny_dir: Path, tmp_path: Path, call: int
 ):
     directory = make_tiny_checkpoint(tmp_path / "t", **SIZES, seed=1)
-    code = (
-        "import sys; from nmoe_core.engine.weights.tiny import make_tiny_checkpoint as make; "
-        f"make(sys.argv[1], **{SIZES!r})"
-    )
-    environment = os.environ | {"NMOE_FAILPOINT": f"rename:{call}:kill"}
-    killed = subprocess.run([sys.executable, "-c", code, directory], env=environment, check=False)
-    assert killed.returncode == -9
+    assert _make_in_process(directory, NMOE_FAILPOINT=f"rename:{call}:kill") == -9
     with pytest.raises(CheckpointError, match="no checkpoint here"):
         Transformer.from_checkpoint(directory)
     make_tiny_checkpoint(directory, **SIZES)

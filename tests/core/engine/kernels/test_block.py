@@ -83,35 +83,27 @@ def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch)
     assert rows == [16, 16, 128, 16]
 
 
-def test_a_model_on_the_cpu_is_plain_torch_although_the_interpreter_could_run_kernels(checkpoint):
-    """The interpreter is on in this process; every public way to a model is looked at."""
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_every_public_way_to_a_model_gives_kernels_where_the_device_has_them(
+    checkpoint, monkeypatch, has_kernels
+):
+    """A CPU has none, although the interpreter, on in this process, could run them."""
+    plain = Transformer.from_checkpoint(checkpoint)
+    assert plain.runtime is PLAIN
+    asked = []
+    if has_kernels:
+        monkeypatch.setattr(backend, "has_kernels", lambda device: asked.append(device) or True)
     models = [
         Transformer.from_checkpoint(checkpoint),
         ModelSource(str(checkpoint)).load(Shard(0, 1)),
         make_generator(checkpoint, 32, 1).model,
         make_generator(str(checkpoint), 32, 1, device="cpu").model,
     ]
-    ids = torch.arange(5)[None]
-    expected = models[0](ids)
-    for model in models:
-        assert model.runtime is PLAIN
-        assert torch.equal(model(ids), expected)
-
-
-def test_the_same_ways_give_kernels_where_the_device_has_them(checkpoint, monkeypatch):
-    plain = Transformer.from_checkpoint(checkpoint)
-    asked = []
-    monkeypatch.setattr(backend, "has_kernels", lambda device: asked.append(device) or True)
-    models = [
-        Transformer.from_checkpoint(checkpoint),
-        ModelSource(str(checkpoint)).load(Shard(0, 1)),
-        make_generator(checkpoint, 32, 1).model,
-    ]
-    assert asked == [torch.device("cpu")] * 3
-    assert all(model.runtime is KERNELS for model in models)
-    assert models[0].digest == plain.digest
-    ids = torch.arange(5)[None]
-    torch.testing.assert_close(models[0](ids), plain(ids), rtol=1e-3, atol=1e-3)
+    assert asked == [torch.device("cpu")] * 4 * has_kernels
+    assert {model.runtime for model in models} == {KERNELS if has_kernels else PLAIN}
+    assert {model.digest for model in models} == {plain.digest}
+    ids, tolerance = torch.arange(5)[None], 1e-3 * has_kernels
+    torch.testing.assert_close(models[0](ids), plain(ids), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
