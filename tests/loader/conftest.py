@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from loader import resolve_plan
+
 EOS = 999
 VOCAB = 1000
 
@@ -192,6 +194,14 @@ def tree(tmp_path: Path) -> Tree:
 def lib() -> SimpleNamespace:
     """The functions of this file, for test modules that cannot import it."""
     return SimpleNamespace(**globals())
+
+
+@pytest.fixture
+def plan_file(two_stages) -> Path:
+    """The plan of `two_stages` beside its data."""
+    path = two_stages.tree.root / "plan.json"
+    path.write_text(resolve_plan(two_stages.cfg).to_json())
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,13 @@ import hashlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from loader import build_loader, resolve_plan
+from loader import resolve_plan
 from loader.__main__ import decode, main, read_vocabulary
+from tests.loader.shared import open_loader
 from tests.refusals import refused
 
 BLOCKED = """
@@ -36,14 +36,6 @@ except loader.ConfigError as error:
 """
 
 
-@pytest.fixture
-def plan_file(two_stages, tmp_path) -> Path:
-    plan = resolve_plan(two_stages.cfg)
-    path = two_stages.tree.root / "plan.json"
-    path.write_text(plan.to_json())
-    return path
-
-
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
@@ -51,7 +43,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_import_and_a_batch_work_where_torch_is_missing(plan_file, two_stages):
     done = run("-W", "error", "-c", BLOCKED, str(plan_file))
     assert done.returncode == 0, done.stderr
-    inputs, targets = build_loader(two_stages.cfg, 1, 2, backend="numpy")[0].next()
+    inputs, targets = open_loader(two_stages.cfg, 1, 2).next()
     first, second = done.stdout.splitlines()
     assert first == f"{inputs.sum() + targets.sum()} (6, 16)"
     assert second.startswith("ERROR [E-CONFIG]: backend: torch is not installed")
@@ -69,7 +61,7 @@ def test_fingerprint_is_the_digest_of_the_first_batches_in_global_order(
     plan_file, two_stages, capsys
 ):
     digest = hashlib.sha256()
-    ranks = [build_loader(two_stages.cfg, r, 5, backend="numpy")[0] for r in range(5)]
+    ranks = [open_loader(two_stages.cfg, r, 5) for r in range(5)]
     for _ in range(10):
         batches = [rank.next() for rank in ranks]
         for part in (0, 1):
@@ -130,39 +122,29 @@ def test_command_exits_1_with_one_line_on_a_refusal(plan_file, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_peek_shows_rows_of_a_batch_with_their_sources_and_documents(plan_file, two_stages, capsys):
-    assert main(["peek", str(plan_file), "--steps", "3", "--rows", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    batch = open_at(two_stages.cfg, 3)
-    start = lines.index("step 3, lr_scale 1")
-    expected = []
-    for row in range(2):
-        name = batch.source_names[batch.source_index[row]]
-        expected.append(f"sequence {36 + row} of {name}")
-        for a, b in batch.document_spans[row].tolist():
-            expected.append(f"  {a}-{b}: {' '.join(map(str, batch.inputs[row, a:b]))}")
-    assert lines[start + 1 :] == expected
-
-
-def test_peek_decodes_a_batch_with_a_vocabulary_file(plan_file, two_stages, tmp_path, capsys):
-    vocabulary = tmp_path / "v.tiktoken"
-    vocabulary.write_bytes(
-        b"".join(base64.b64encode(b"<%d>" % i) + b" %d\n" % i for i in range(999))
-    )
-    command = ["peek", str(plan_file), "--rows", "1", "--vocab", str(vocabulary), "--tokens", "3"]
-    assert main(command) == 0
-    batch = open_at(two_stages.cfg, 0)
-    a, b = batch.document_spans[0][0].tolist()
-    shown = batch.inputs[0, a : min(b, a + 3)].tolist()
-    text = "".join(f"<{t}>" if t < 999 else "<|999|>" for t in shown)
-    more = " ..." if b - a > 3 else ""
-    assert f"  {a}-{b}: {text!r}{more}" in capsys.readouterr().out.splitlines()
-
-
-def open_at(cfg, step):
-    loader = build_loader(cfg, backend="numpy")[0]
-    loader.seek_step(step)
-    return loader.next_with_meta()
+def test_peek_shows_rows_of_a_batch_with_their_sources_and_documents_as_text_or_ids(
+    plan_file, two_stages, tmp_path, capsys
+):
+    loader = open_loader(two_stages.cfg)
+    loader.seek_step(3)
+    batch = loader.next_with_meta()
+    tokens = (base64.b64encode(b"<%d>" % i) + b" %d\n" % i for i in range(999))
+    (tmp_path / "v.tiktoken").write_bytes(b"".join(tokens))
+    vocabulary = ["--vocab", str(tmp_path / "v.tiktoken"), "--tokens", "3"]
+    for more, most in (([], 16), (vocabulary, 3)):
+        assert main(["peek", str(plan_file), "--steps", "3", "--rows", "2", *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        expected = ["step 3, lr_scale 1"]
+        for row in range(2):
+            name = batch.source_names[batch.source_index[row]]
+            expected.append(f"sequence {36 + row} of {name}")
+            for a, b in batch.document_spans[row].tolist():
+                shown = batch.inputs[row, a:b][:most].tolist()
+                text = " ".join(map(str, shown))
+                if more:
+                    text = repr("".join(f"<{t}>" if t < 999 else "<|999|>" for t in shown))
+                expected.append(f"  {a}-{b}: {text}{' ...' if b - a > most else ''}")
+        assert lines[lines.index(expected[0]) :] == expected
 
 
 def test_tokens_decode_to_utf8_and_unknown_ids_are_shown(tmp_path):

@@ -15,7 +15,6 @@ from loader import PlanError, build_loader, load_plan, resolve_plan
 from loader.order.policies import POLICIES
 from loader.plan.schedule import PlanSchedule
 from loader.plan.text_sources import TextSource
-from tests.loader.shared import open_loader
 from tests.refusals import refused
 
 NAMES = ("web", "code", "books")
@@ -72,19 +71,6 @@ def test_tables_of_the_mixing_document_make_a_plan(cfg, tmp_path):
     assert [source.name for source in plan.valid] == ["code"]
     assert resolve_plan(cfg | BATCH).plan_hash == plan.plan_hash
     assert resolve_plan({"data": {"datasets": cfg["datasets"]}} | BATCH).plan_hash == plan.plan_hash
-
-
-@pytest.mark.parametrize("on_exhaust", ["all_exhausted", "first_exhausted"])
-def test_without_steps_the_data_end_the_run(cfg, on_exhaust):
-    cfg |= {"batch_size": 1, "steps": 0, "on_exhaust": on_exhaust}
-    loader = open_loader(cfg)
-    assert quotas_of(loader.plan) == dict.fromkeys(NAMES, 562)
-    if on_exhaust == "all_exhausted":
-        assert loader.num_steps == 3 * 562
-    else:  # web at 1.0 of 1.8 is read first
-        assert abs(loader.num_steps - 562 * 1.8) <= 2
-        loader.seek(loader.num_steps)
-        assert loader.metrics()["web"]["sequences"] == 562
 
 
 def test_a_source_of_weight_0_is_read_by_the_phase_that_weighs_it_and_by_none_else(cfg):

@@ -1,7 +1,8 @@
-"""The example trainers, run as a user runs them."""
+"""The example trainers, run as a user runs them, also where numpy is all there is."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,17 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from loader import resolve_plan
+from tests.project import REPOSITORY
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LOADER = REPOSITORY / "loader"
+EXAMPLES = REPOSITORY / "examples"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture
-def plan(two_stages) -> Path:
-    path = two_stages.tree.root / "plan.json"
-    path.write_text(resolve_plan(two_stages.cfg).to_json())
-    return path
 
 
 def command(example: str, plan: Path, checkpoint: Path, *arguments: object) -> list[str]:
@@ -43,17 +38,17 @@ def losses(lines: list[str]) -> dict[int, str]:
     return {int(m[1]): m[2] for m in found if m}
 
 
-def test_numpy_example_reads_the_same_stream_in_one_go_or_two(plan, tmp_path):
-    whole = run("train.py", plan, tmp_path / "a", "--steps", 12)[-1]
-    run("train.py", plan, tmp_path / "b", "--steps", 5)
-    assert run("train.py", plan, tmp_path / "b", "--steps", 12)[-1] == whole
+def test_numpy_example_reads_the_same_stream_in_one_go_or_two(plan_file, tmp_path):
+    whole = run("train.py", plan_file, tmp_path / "a", "--steps", 12)[-1]
+    run("train.py", plan_file, tmp_path / "b", "--steps", 5)
+    assert run("train.py", plan_file, tmp_path / "b", "--steps", 12)[-1] == whole
     assert re.fullmatch(r"step 12, batches [0-9a-f]{16}", whole)
 
 
-def test_decoder_killed_and_resumed_has_the_losses_of_an_uninterrupted_run(plan, tmp_path):
+def test_decoder_killed_and_resumed_has_the_losses_of_an_uninterrupted_run(plan_file, tmp_path):
     pytest.importorskip("torch")
     # Over the stage boundary at step 25, with a thread that reads ahead.
-    lines = run("train_decoder.py", plan, tmp_path / "a.pt", "--steps", 33)
+    lines = run("train_decoder.py", plan_file, tmp_path / "a.pt", "--steps", 33)
     assert "data/web/tokens" in lines[-1]
     whole = losses(lines)
     assert sorted(whole) == list(range(33))
@@ -63,7 +58,7 @@ def test_decoder_killed_and_resumed_has_the_losses_of_an_uninterrupted_run(plan,
     assert names == {"web", "code", "math", "total"}
     part = ("--steps", 10**6, "--save-every", 4)
     killed = subprocess.Popen(
-        command("train_decoder.py", plan, tmp_path / "b.pt", *part),
+        command("train_decoder.py", plan_file, tmp_path / "b.pt", *part),
         stdout=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
@@ -78,7 +73,7 @@ def test_decoder_killed_and_resumed_has_the_losses_of_an_uninterrupted_run(plan,
     killed.wait()
     killed.stdout.close()
     before = losses(lines)
-    after = losses(run("train_decoder.py", plan, tmp_path / "b.pt", "--steps", 30))
+    after = losses(run("train_decoder.py", plan_file, tmp_path / "b.pt", "--steps", 30))
     assert min(after) in (8, 12, 16)  # the last checkpoint
     assert sorted({*before, *after}) == list(range(30))
     for step, line in [*before.items(), *after.items()]:
@@ -86,11 +81,11 @@ def test_decoder_killed_and_resumed_has_the_losses_of_an_uninterrupted_run(plan,
 
 
 @pytest.mark.slow
-def test_four_ranks_continued_by_three_read_the_stream_of_one(plan, tmp_path):
+def test_four_ranks_continued_by_three_read_the_stream_of_one(plan_file, tmp_path):
     pytest.importorskip("torch")
-    whole = run("train_elastic.py", plan, tmp_path / "a.pt", "--ranks", 1, "--steps", 12)[-1]
-    run("train_elastic.py", plan, tmp_path / "b.pt", "--ranks", 4, "--steps", 7)
-    elastic = run("train_elastic.py", plan, tmp_path / "b.pt", "--ranks", 3, "--steps", 12)[-1]
+    whole = run("train_elastic.py", plan_file, tmp_path / "a.pt", "--ranks", 1, "--steps", 12)[-1]
+    run("train_elastic.py", plan_file, tmp_path / "b.pt", "--ranks", 4, "--steps", 7)
+    elastic = run("train_elastic.py", plan_file, tmp_path / "b.pt", "--ranks", 3, "--steps", 12)[-1]
     stream = re.compile(r"step 12, (\d) ranks, stream ([0-9a-f]{16}), .*loss/total ([\d.]+)")
     one, three = stream.fullmatch(whole), stream.fullmatch(elastic)
     assert one
@@ -99,12 +94,35 @@ def test_four_ranks_continued_by_three_read_the_stream_of_one(plan, tmp_path):
     assert one[2] == three[2]
 
 
-def test_two_ranks_read_the_stream_of_one(plan, tmp_path):
+def test_two_ranks_read_the_stream_of_one(plan_file, tmp_path):
     pytest.importorskip("torch")
     lines = [
-        run("train_elastic.py", plan, tmp_path / f"{ranks}.pt", "--ranks", ranks, "--steps", 3)[-1]
+        run(
+            "train_elastic.py", plan_file, tmp_path / f"{ranks}.pt", "--ranks", ranks, "--steps", 3
+        )[-1]
         for ranks in (1, 2)
     ]
     one, two = (re.search(r"stream (\w+), .*loss/total ([\d.]+)", line) for line in lines)
     assert one[1] == two[1]
     assert float(one[2]) == pytest.approx(float(two[2]), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)  # pip may take minutes on a busy machine
+def test_an_empty_environment_gets_numpy_only_and_reads_batches(plan_file, tmp_path, monkeypatch):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", str(LOADER)], check=True)
+    listing = [python, "-m", "pip", "list", "--format", "json"]
+    listed = subprocess.run(listing, capture_output=True, check=True)
+    names = {package["name"].lower() for package in json.loads(listed.stdout)}
+    assert names - {"pip", "setuptools"} == {"nmoe-loader", "numpy"}
+    run("train.py", plan_file, tmp_path / "bigram", "--steps", 5)
+    lines = run("train.py", plan_file, tmp_path / "bigram", "--steps", 12)
+    assert lines[0] == "resumed at step 5"
+    assert lines[-1].startswith("step 12, batches ")
+    for option in ("peek", "verify", "fingerprint"):
+        command = [python, "-m", "loader", option, plan_file]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

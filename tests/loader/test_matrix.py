@@ -1,4 +1,4 @@
-"""Every policy with every packing, shuffle, phase, stop rule, reader and resume."""
+"""Every policy with every packing, shuffle, phase and stop rule: resumed, traced back, ended."""
 
 from __future__ import annotations
 
@@ -8,21 +8,39 @@ import json
 import numpy as np
 import pytest
 
-from loader import DeterministicLoader, LoaderPlan, PlanError, build_loader, resolve_plan
+import loader.rows.origins
+from loader import DeterministicLoader, LoaderPlan, PlanError, resolve_plan
+from loader.files.shard import IndexReader, open_shard
 from loader.order.policies import POLICIES
 from loader.plan.mixture import quotas
+from loader.rows.origins import origins, readings
+from loader.rows.stream import Stream
 from tests.refusals import refused
 
-NAMES, TOKENS, WEIGHTS = ("web", "code", "math"), (4001, 1601, 801), (5.0, 2.0, 1.0)
+NAMES, WEIGHTS = ("web", "code", "math"), (5.0, 2.0, 1.0)
 WINDOWS = (250, 100, 50)
 
 
 @pytest.fixture(scope="module")
-def tables(lib, tmp_path_factory) -> list[dict[str, object]]:
-    tree = lib.Tree(tmp_path_factory.mktemp("matrix"))
-    for name, num_tokens in zip(NAMES, TOKENS):
-        tree.add(name, num_tokens)
-    return tree.rows(**dict(zip(NAMES, WEIGHTS)))
+def make_tables(lib, tmp_path_factory):
+    def make(*num_tokens: int) -> list[dict[str, object]]:
+        tree = lib.Tree(tmp_path_factory.mktemp("matrix"))
+        for name, n in zip(NAMES, num_tokens):
+            tree.add(name, n)
+        return tree.rows(**dict(zip(NAMES, WEIGHTS)))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tables(make_tables) -> list[dict[str, object]]:
+    return make_tables(4001, 1601, 801)
+
+
+@pytest.fixture(scope="module")
+def small(make_tables) -> list[dict[str, object]]:
+    """Sources that a run reads more than once, so that rows run over their ends."""
+    return make_tables(1201, 401, 201)
 
 
 def plan_of(tables, **changes) -> LoaderPlan:
@@ -50,10 +68,10 @@ PHASES = [
     ],
     ids=lambda p: f"{p[0]}-{p[1]}{'-shuffle' * p[2]}{'-phases' * p[3]}",
 )
-def plan(tables, request) -> LoaderPlan:
+def plan(small, request) -> LoaderPlan:
     policy, packing, shuffle, phased = request.param
     chosen = {"policy": policy, "packing": packing, "shuffle": shuffle, "on_exhaust": "wrap"}
-    return plan_of(tables, phases=PHASES if phased else [], steps=14, **chosen)
+    return plan_of(small, phases=PHASES if phased else [], steps=14, **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +92,16 @@ def test_three_resumes_with_prefetch_continue_byte_for_byte(plan, whole):
     assert got == whole
 
 
-def test_world_of_four_goes_on_as_three_and_as_eight_half_batches(plan, whole):
+def test_world_of_four_goes_on_as_three_and_as_five_half_batches(small, plan, whole):
     rows, state, n = [], DeterministicLoader(plan, backend="numpy").state_dict(), 0
     for world_size, batch_size, stop in ((4, 12, 60), (3, 12, 108), (5, 6, 168)):
         cfg = json.loads(json.dumps(state))
-        own = _at_batch_size(plan, batch_size)
+        own = plan
+        if batch_size != 12:  # the plan that a run of the same sequences makes
+            phases = [phase | {"start_step": 2 * phase["start_step"]} for phase in PHASES]
+            chosen = {key: getattr(plan, key) for key in ("policy", "packing", "shuffle")}
+            chosen |= {"phases": phases[: len(plan.stages) - 1], "on_exhaust": "wrap"}
+            own = plan_of(small, steps=28, batch_size=6, **chosen)
         ranks = [
             DeterministicLoader(own, r, world_size, backend="numpy") for r in range(world_size)
         ]
@@ -96,19 +119,54 @@ def test_world_of_four_goes_on_as_three_and_as_eight_half_batches(plan, whole):
     assert [b"".join(part) for part in zip(*rows)] == alone
 
 
-def _at_batch_size(plan: LoaderPlan, batch_size: int) -> LoaderPlan:
-    """The plan that a run of the same sequences makes with another batch size."""
-    if batch_size == plan.batch_size:
-        return plan
-    times, weights = plan.batch_size // batch_size, dict(zip(NAMES, WEIGHTS))
-    tables = [
-        {"path": str(plan.base / s.manifest), "name": s.name, "weight": weights[s.name]}
-        for s in plan.sources
-    ]
-    phases = [phase | {"start_step": phase["start_step"] * times} for phase in PHASES]
-    chosen = {"policy": plan.policy, "packing": plan.packing, "shuffle": plan.shuffle}
-    chosen |= {"phases": phases if len(plan.stages) > 1 else [], "on_exhaust": "wrap"}
-    return plan_of(tables, steps=14 * times, batch_size=batch_size, **chosen)
+# From a row back to its files, and from a document to its rows
+
+
+def test_the_tokens_that_origins_name_are_the_rows_that_the_loader_gives(plan):
+    stream = Stream(plan, "train")
+    with DeterministicLoader(plan, backend="numpy") as batches:
+        rows = np.concatenate([inputs.copy() for inputs, _ in batches])
+    for n, row in enumerate(rows):
+        found = origins(stream, n)
+        assert found.sequence == n
+        at = 0
+        for part in found.documents:
+            tokens = open_shard(part.path)[part.first : part.stop]
+            index = IndexReader(part.path.with_suffix(".idx"))  # of the whole document
+            assert index.get_document(part.document) == (part.start, part.end)
+            assert part.start <= part.first < part.stop <= part.end
+            assert part.row_start == at
+            np.testing.assert_array_equal(row[at : at + len(tokens)], tokens)
+            at += len(tokens)
+            assert f"/{found.source}/" in str(part.path)
+        assert at == 16 or (row[at:] == 999).all()
+
+
+def test_readings_of_a_document_are_all_sequences_that_name_it(plan, monkeypatch):
+    monkeypatch.setattr(loader.rows.origins, "_SCAN", 50)  # several rounds
+    stream = Stream(plan, "train")
+    expected: dict[tuple, list[int]] = {}
+    for n in range(stream.num_sequences):
+        row = origins(stream, n)
+        for part in row.documents:
+            key = (row.source, part.path, part.start, part.end)
+            if n not in expected.setdefault(key, []):
+                expected[key].append(n)
+    assert len(expected) > 50
+    for (source, path, start, end), sequences in expected.items():
+        assert list(readings(stream, source, path, start, end)) == sequences
+
+
+def test_what_no_row_reads_has_no_readings_or_is_refused(tables, tmp_path):
+    plan = plan_of(tables, batch_size=8, steps=2)
+    stream = Stream(plan, "train")
+    path = stream.files.paths()[2]  # the last file of the largest source
+    start, end = IndexReader(path.with_suffix(".idx")).get_document(3)
+    assert list(readings(stream, "web", path, start, end)) == []
+    with pytest.raises(ValueError, match=r"other\.npy"):
+        next(readings(stream, "web", tmp_path / "other.npy", 0, 1))
+    with pytest.raises(IndexError):
+        origins(stream, stream.num_sequences)
 
 
 # How a stage ends
@@ -135,33 +193,27 @@ def test_data_that_end_the_run_are_read_whole_or_until_the_first_ends(tables, po
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("on_exhaust", ["all_exhausted", "first_exhausted", "wrap"])
-def test_budget_beyond_the_data_wraps_only_where_that_is_asked_for(tables, policy, on_exhaust):
-    changes = {"policy": policy, "on_exhaust": on_exhaust, "steps": 70}
-    if on_exhaust == "all_exhausted" and policy != "epoch_weighted":
+@pytest.mark.parametrize(("steps", "max_epochs"), [(30, 0), (60, 2), (70, 0)])
+def test_budget_beyond_the_data_wraps_only_where_that_is_asked_for(
+    tables, policy, on_exhaust, steps, max_epochs
+):
+    changes = {"policy": policy, "steps": steps}
+    own = changes | {"on_exhaust": on_exhaust, "max_epochs": max_epochs}
+    if on_exhaust == "all_exhausted" and policy != "epoch_weighted" and steps == 70:
         with refused("E-PLAN-SHORT", naming=["source 'web'", "4001 tokens"]):
-            plan_of(tables, **changes)
+            plan_of(tables, **own)
         return
-    picks = drawn(plan_of(tables, **changes))
+    picks = drawn(plan_of(tables, **own))
     if on_exhaust == "first_exhausted":
         # The run ends with the sequence that takes a source's last window, in whole steps.
-        whole = drawn(plan_of(tables, policy=policy, steps=70, on_exhaust="wrap"))
-        ends = [[i for i, s in enumerate(whole) if s == n][WINDOWS[n] - 1] + 1 for n in range(3)]
-        assert picks == whole[: min(ends) // 12 * 12]
+        whole = drawn(plan_of(tables, on_exhaust="wrap", **changes))
+        taken = np.cumsum(np.eye(3, dtype=int)[whole], axis=0)
+        has_ended = (taken >= np.array(WINDOWS) * max(1, max_epochs)).any(axis=1)
+        length = int(np.argmax(has_ended)) + 1 if has_ended.any() else len(whole)
+        assert length == 360 or steps != 30
+        assert picks == whole[: length // 12 * 12]
     else:
-        assert np.bincount(picks).tolist() == quotas(840, WEIGHTS)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("max_epochs", [0, 2])
-def test_a_run_under_first_exhausted_has_its_steps_unless_a_sources_data_end(
-    tables, policy, max_epochs
-):
-    changes = {"policy": policy, "on_exhaust": "first_exhausted", "max_epochs": max_epochs}
-    steps = 30 * max(1, max_epochs)
-    plan = plan_of(tables, steps=steps, **changes)
-    with DeterministicLoader(plan, backend="numpy") as loader:
-        assert loader.num_steps == steps
-    assert drawn(plan) == drawn(plan_of(tables, policy=policy, steps=steps, on_exhaust="wrap"))
+        assert np.bincount(picks).tolist() == quotas(steps * 12, WEIGHTS)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -171,9 +223,8 @@ def test_max_epochs_allows_that_many_passes_and_not_one_window_more(tables, poli
     assert plan_of(tables, steps=100, **changes).num_sequences == 800  # 500, 200, 100: two of each
     with pytest.raises(PlanError, match=r"max_epochs = 2|2 epochs"):
         plan_of(tables, steps=101, **changes)
-    loader, _ = build_loader(plan_of(tables, steps=100, **changes), backend="numpy")
-    for _ in loader:
-        pass
+    loader = DeterministicLoader(plan_of(tables, steps=100, **changes), backend="numpy")
+    loader.seek_step(100)
     # Where windows come again whole, a pass has 50 of them; where tokens do, 50.06.
     for metrics in loader.metrics().values():
         assert metrics["epochs"] == pytest.approx(2, abs=3e-3)
