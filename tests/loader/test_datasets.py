@@ -208,7 +208,8 @@ def test_phases_run_on_over_the_stages_of_a_flow(two_stages):
 
 
 def test_plan_file_with_phases_is_the_same_plan(cfg, tmp_path):
-    plan = resolve_plan(cfg | {"phases": [phase(20, 0.25, web=0.4)]})
+    chosen = {"shuffle": True, "max_epochs": 2, "packing": "best_fit"}
+    plan = resolve_plan(cfg | chosen | {"phases": [phase(20, 0.25, web=0.4)]})
     path = plan.base / "plan.json"
     path.write_text(plan.to_json())
     assert load_plan(path) == plan

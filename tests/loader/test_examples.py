@@ -94,17 +94,17 @@ def test_four_ranks_continued_by_three_read_the_stream_of_one(plan_file, tmp_pat
     assert one[2] == three[2]
 
 
-def test_two_ranks_read_the_stream_of_one(plan_file, tmp_path):
+def test_two_ranks_read_the_stream_of_one_and_sum_their_losses(plan_file, tmp_path):
     pytest.importorskip("torch")
-    lines = [
-        run(
-            "train_elastic.py", plan_file, tmp_path / f"{ranks}.pt", "--ranks", ranks, "--steps", 3
-        )[-1]
-        for ranks in (1, 2)
-    ]
-    one, two = (re.search(r"stream (\w+), .*loss/total ([\d.]+)", line) for line in lines)
-    assert one[1] == two[1]
-    assert float(one[2]) == pytest.approx(float(two[2]), abs=1e-5)
+    found = []
+    for ranks in (1, 2):
+        place = tmp_path / f"{ranks}.pt"
+        line = run("train_elastic.py", plan_file, place, "--ranks", ranks, "--steps", 3)[-1]
+        named = re.findall(r"(loss/\w+) ([\d.]+)", line)
+        found.append((re.findall(r"stream (\w+)", line), {n: float(loss) for n, loss in named}))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-5)
+    assert {"loss/web", "loss/code", "loss/total"} <= set(found[0][1])
 
 
 @pytest.mark.slow

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,33 +69,3 @@ def test_counts_of_all_sources_sum_to_the_tokens_of_all_ranks(two_stages):
     assert set(flat) == {
         f"data/{s.name}/{key}" for s in plan.sources for key in ("tokens", "sequences", "epochs")
     }
-
-
-RANK = """
-import json, sys
-import numpy as np
-import torch.distributed as dist
-from loader import SourceLosses
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-sums = SourceLosses(("a", "b"))
-sums.add([rank, 0], np.array([1.0 + rank, 4.0]), [10, 30])
-print(json.dumps(sums.read()))
-dist.destroy_process_group()
-"""
-
-
-def test_ranks_of_torch_distributed_all_get_the_sum_over_ranks(tmp_path):
-    pytest.importorskip("torch")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    found = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
-    expected = {"loss/a": (10 + 30 * 4 * 2) / 70, "loss/b": 2.0, "loss/total": 270 / 80}
-    assert found == [pytest.approx(expected)] * 2

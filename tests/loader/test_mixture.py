@@ -22,14 +22,10 @@ id = "common_crawl"
 tokens_b = 4510.0
 percent = 76.05
 hf_dataset = "a/b"
-hf_split = "train"
-text_field = "text"
 [[mixtures.web6.sources]]
 id = "wiki"
 tokens_b = 2.51
-percent = 0.04
 kind = "jsonl"
-paths = ["x.jsonl"]
 [mixtures.mid1]
 total_tokens_b = 100.0
 [[mixtures.mid1.sources]]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader import build_loader
 from loader.order.policies import POLICIES, weight_unit
 from loader.order.shuffle import Permutation, key_of
 from loader.plan.mixture import quotas, weights_fixed_point
@@ -146,43 +145,20 @@ def test_opening_and_seeking_to_1e9_goes_through_no_sequence_before(lib, policy)
     assert lib.calls_of(once) < 10_000
 
 
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"policy": "epoch_weighted"}])
-def test_shuffled_epochs_read_every_window_once_and_survive_the_plan_file(tree, options):
-    tree.add("web", 1601)
-    cfg = tree.one(batch_size=10, max_epochs=2)
-    loader, plan = build_loader(cfg | options, backend="numpy")
-    rows = np.concatenate([inputs for inputs, _ in loader])
-    ordered = tree.tokens["web", "train"][:1600].reshape(100, 16)
-    for epoch in (rows[:100], rows[100:]):
-        np.testing.assert_array_equal(sorted(epoch.tolist()), sorted(ordered.tolist()))
-        assert epoch.tolist() != ordered.tolist()
-    assert rows[:100].tolist() != rows[100:].tolist()
-    path = plan.base / "plan.json"
-    path.write_text(plan.to_json())
-    again, _ = build_loader(path, backend="numpy")
-    again.seek(100)
-    np.testing.assert_array_equal(again.next()[0], rows[100:110])
-
-
 # Permutations
 
 
-@settings(max_examples=60)
-@given(st.integers(1, 5000), st.integers(0, 2**64 - 1))
-def test_every_element_has_one_place(size, key):
-    placed = Permutation(size, key)(np.arange(size))
-    assert sorted(placed.tolist()) == list(range(size))
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 2**62), st.integers(0, 2**64 - 1), st.data())
-def test_elements_are_found_alone_at_any_size(size, key, data):
-    elements = np.array(data.draw(st.lists(st.integers(0, size - 1), max_size=20, unique=True)))
+@settings(max_examples=90)
+@given(st.integers(1, 5000) | st.integers(1, 2**62), st.integers(0, 2**64 - 1), st.data())
+def test_elements_are_found_alone_at_any_size_and_each_has_one_place(size, key, data):
+    some = st.lists(st.integers(0, size - 1), max_size=20, unique=True)
+    elements = np.arange(size) if size <= 5000 else np.array(data.draw(some), np.int64)
     order = Permutation(size, key)
-    placed = order(elements.astype(np.int64))
+    placed = order(elements)
     assert ((placed >= 0) & (placed < size)).all()
     assert len(set(placed.tolist())) == len(elements)
-    assert [int(order(np.array([e]))[0]) for e in elements.tolist()] == placed.tolist()
+    alone = [int(order(np.array([e]))[0]) for e in elements[:20].tolist()]
+    assert alone == placed[:20].tolist()
 
 
 def test_keys_give_different_orders_without_fixed_structure():

@@ -69,17 +69,14 @@ def test_every_pass_over_valid_begins_at_its_first_batch(two_stages, prefetch):
 
 
 def test_valid_resumed_inside_a_pass_ends_that_pass_and_then_begins_again(two_stages):
-    loader = open_valid(two_stages.cfg)
+    loader, resumed, at_end = (open_valid(two_stages.cfg) for _ in range(3))
     whole = rows_of(loader)
     list(itertools.islice(loader, 3))
-    state = json.loads(json.dumps(loader.state_dict()))
-    resumed = open_valid(two_stages.cfg)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     np.testing.assert_array_equal(rows_of(resumed), whole[36:])
     np.testing.assert_array_equal(rows_of(resumed), whole)
     resumed.seek_step(7)
     np.testing.assert_array_equal(rows_of(resumed), whole[84:])
-    at_end = open_valid(two_stages.cfg)
     at_end.load_state_dict(resumed.state_dict())
     np.testing.assert_array_equal(rows_of(at_end), whole)
 
