@@ -3,7 +3,7 @@
 `within_5pct` is the published rule: the largest k whose silhouette is within 5 % of the peak.
 `reachable` takes the largest k of which windows can hold 95 % (a small cluster cannot be in every
 window) and whose silhouette is at least 70 % of the peak among k >= 10. The cosine distances of
-one sample are computed once and shared: a k then costs its fit and one matrix product.
+one sample are computed once and shared: a k then costs its fit and one pass over them.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: in
     Raises:
         CurationError: No candidate is below the number of rows with text (E-CURATION-TOPICS).
     """
+    from sklearn.metrics import silhouette_score
+    from sklearn.metrics.pairwise import cosine_distances
+
     with_text = np.flatnonzero(rows.any(axis=1))
     usable = [k for k in CANDIDATES if k < len(with_text)]
     if not usable:
@@ -72,7 +75,9 @@ def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: in
         sizes = np.bincount(labels, minlength=k)
         ceiling = diversity_ceiling(labels, doc_tokens, seq_len, "concat")
         spread = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
-        separation = silhouette(distances, labels[sample])
+        found, separation = labels[sample], 0.0
+        if len(np.unique(found)) > 1:  # else no silhouette is defined
+            separation = float(silhouette_score(distances, found, metric="precomputed"))
         results.append(KResult(k, separation, *spread, reachable=ceiling / k))
     return Calibration(tuple(results), rule_within_5pct(results), rule_reachable(results))
 
@@ -90,32 +95,3 @@ def rule_reachable(results: list[KResult]) -> int | None:
     least = peak - (1 - MIN_SILHOUETTE_SHARE) * abs(peak)
     passing = [r.k for r in results if r.reachable >= MIN_REACHABLE and r.silhouette >= least]
     return max(passing, default=None)
-
-
-def cosine_distances(rows: np.ndarray) -> np.ndarray:
-    """1 - cosine of unit rows: float32 `[S, S]`, zero on the diagonal."""
-    distances = 1 - rows @ rows.T
-    np.fill_diagonal(distances, 0)
-    return np.maximum(distances, 0, out=distances)
-
-
-def silhouette(distances: np.ndarray, labels: np.ndarray) -> float:
-    """Mean silhouette (Rousseeuw 1987) of labelled points; 0 for points alone in their cluster.
-
-    Args:
-        distances: float32 `[S, S]`, symmetric.
-        labels: int `[S]`; with fewer than two distinct labels the result is 0.
-    """
-    _, labels, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    if len(sizes) < 2:
-        return 0.0
-    members = np.zeros((len(labels), len(sizes)), np.float32)
-    point = np.arange(len(labels))
-    members[point, labels] = 1
-    to_cluster = (distances @ members).astype(np.float64)
-    own = to_cluster[point, labels] / np.maximum(sizes[labels] - 1, 1)
-    to_cluster /= sizes
-    to_cluster[point, labels] = np.inf
-    nearest = to_cluster.min(axis=1)
-    scores = (nearest - own) / np.maximum(np.maximum(own, nearest), 1e-300)
-    return float(np.where(sizes[labels] > 1, scores, 0).mean())
