@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +134,8 @@ def test_all_files_and_keys_of_the_document_are_made(data: Data) -> None:
         assert picture.stat().st_size <= MAX_PNG_BYTES
         is_whole(picture)
     assert "% of it" in data.capsys.readouterr().out
-
-
-def test_the_output_holds_the_lines_of_the_input_in_the_recorded_order(data: Data) -> None:
-    data.curate("--no-plot")
-    lines = read(data.path)
-    order = np.load(data.made("_order.npy"))
-    curated = read(data.made(".jsonl"))
-    assert curated == [lines[i] for i in order]
-    assert curated != lines
-    assert not list(data.directory.glob("*.png"))
+    lines, curated = read(data.path), read(data.made(".jsonl"))
+    assert curated == [lines[i] for i in np.load(data.made("_order.npy"))] != lines
 
 
 def test_stats_only_prints_and_writes_nothing(data: Data) -> None:
@@ -149,27 +145,13 @@ def test_stats_only_prints_and_writes_nothing(data: Data) -> None:
     assert set(facts["diversity"]) == {"golden", "original", "shuffle"}
 
 
-def test_two_runs_give_the_same_bytes(data: Data) -> None:
-    outputs = []
-    for name in ("a", "b"):
-        path = data.directory / name / "training_data.jsonl"
-        path.parent.mkdir()
-        path.write_text(json_lines({"text": text} for text in texts(80)))
-        for _ in range(2):  # the second finds everything made
-            replace(data, path=path).curate("--seq-len", "200")
-        names = files(path.parent) - {"training_data_curated_meta.json"}
-        kept = (name for name in names if ".lock" not in name)
-        outputs.append({name: (path.parent / name).read_bytes() for name in kept})
-    assert outputs[0] == outputs[1]
-
-
 @pytest.mark.parametrize("order", ["stratified", "round_robin", "related", "bin_packing"])
 def test_other_orders_are_asked_for_by_name(data: Data, order: str) -> None:
     assert data.curate("--no-plot", "--order", order) == 0
     meta = data.meta()
     assert meta["ordering"] == {"stratified": "stratified_greedy"}.get(order, order)
-    curated = read(data.made(".jsonl"))
-    assert Counter(curated) == Counter(read(data.path))
+    assert Counter(read(data.made(".jsonl"))) == Counter(read(data.path))
+    assert not list(data.directory.glob("*.png"))
 
 
 def test_an_unknown_order_is_refused_before_anything_is_written(data: Data) -> None:
@@ -310,3 +292,56 @@ def test_a_window_without_an_order_never_gets_a_worse_one_than_golden(
     assert chosen == max(found for found, _ in each.values())
     assert name in {named for _, named in each.values()}
     assert mean("--stats-only", "--order", "auto") == (chosen, name)
+
+
+def killed_at(data: Data, failpoint: str = "") -> int:
+    """Curate in a process of its own, killed at the failpoint if one is named."""
+    script = "import sys; from nmoe_core.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "curate", "--n-clusters", "3", "--seq-len", "200"]
+    command += ["--input", data.path.name, "--output", data.made(".jsonl").name]
+    command += ["--model-dir", str(data.model)]
+    env = os.environ | {"NMOE_FAILPOINT": f"{failpoint}:kill" if failpoint else ""}
+    return subprocess.run(command, env=env, cwd=data.directory).returncode
+
+
+def committed(data: Data) -> dict[str, Any]:
+    """Files, and the metadata without what its run still had to do."""
+    found: dict[str, Any] = {
+        name: (data.directory / name).read_bytes()
+        for name in files(data.directory)
+        if not name.endswith(".lock")
+    }
+    if (name := data.made("_meta.json").name) in found:
+        meta = json.loads(found[name])
+        found[name] = {key: meta[key] for key in meta if key not in ("counts", "clusters")}
+    return found
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str, Any]:
+    """What a run that is not killed commits."""
+    path = tmp_path_factory.mktemp("whole") / "training_data.jsonl"
+    path.write_text(json_lines({"text": text} for text in texts(60)))
+    data = Data(path, model_dir, None)
+    assert killed_at(data) == 0
+    return committed(data)
+
+
+# In the embedding cache, between clusters and arrays, in the reordered file, among the pictures.
+_SLOW = ["fsync:1", "fsync:2", *(f"rename:{n}" for n in (1, 2, 6, 8, 10, 11, 12))]
+
+
+@pytest.mark.parametrize(
+    "failpoint", ["rename:4", *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)]
+)
+def test_a_killed_curation_ends_with_the_same_bytes_when_run_again(
+    data: Data, whole: dict[str, Any], failpoint: str
+) -> None:
+    data.path.write_text(json_lines({"text": text} for text in texts(60)))
+    assert killed_at(data, failpoint) == -signal.SIGKILL
+    left, meta, output = committed(data), data.made("_meta.json").name, data.made(".jsonl").name
+    if meta in left:  # committed last, so everything that it speaks of is there
+        assert {name: left[name] for name in whole} == whole
+    assert left.get(output, whole[output]) == whole[output]
+    assert killed_at(data) == 0
+    assert committed(data) == whole

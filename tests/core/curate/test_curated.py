@@ -65,17 +65,6 @@ def test_lineage_leads_each_document_back_to_its_parent(graded):
         assert row["decision"] == "keep"
 
 
-def test_reruns_and_other_directories_give_the_same_bytes(make_corpus):
-    made = []
-    for name in ("first", "second"):
-        corpus = make_corpus(name)
-        corpus.prepare()
-        corpus.curate_all()
-        corpus.combine()
-        made.append(corpus.outputs(corpus.topics) | corpus.outputs(corpus.curated))
-    assert made[0] == made[1]
-
-
 def test_unchanged_inputs_mean_no_work_and_a_damaged_shard_is_made_again(graded):
     made = graded.curate(0)
     times = graded.times(graded.curated)

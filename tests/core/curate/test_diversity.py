@@ -47,17 +47,20 @@ def flush_windows(rows: list[tuple[int, int]], seq_len: int) -> list[list[int]]:
 FILL = {"concat": concat_windows, "flush": flush_windows}
 
 
-def test_ceiling_is_what_the_smallest_topics_allow():
+def test_ceilings_are_what_the_smallest_topics_and_the_longest_documents_allow():
     # 4 windows of 10; topic 1 has one document of 2 tokens, topic 0 is everywhere.
     clusters, tokens = np.array([0] * 19 + [1]), np.full(20, 2)
     assert diversity_ceiling(clusters, tokens, 10, "flush") == (4 + 1) / 4
     assert diversity_ceiling(clusters, tokens, 10, "concat") == pytest.approx((4 + 1.1) / 4)
-
-
-def test_ceiling_counts_windows_that_one_document_fills():
+    bound = ceilings(clusters, tokens, 10)
+    assert (bound.num_windows, bound.flush, bound.min_flush) == (4, 1.25, 1)
+    assert bound.best_std_flush == pytest.approx(math.sqrt(0.25 * 0.75))
     # 25 tokens fill two windows alone and open a third; 10 tokens end on the edge of their own.
     clusters, tokens = np.array([0, 1, 2, 2]), np.array([25, 10, 2, 3])
     assert diversity_ceiling(clusters, tokens, 10, "flush") == (3 + 1 + 1) / 4
+    longer = ceilings(np.array([0, 1, 0, 1]), np.array([12, 2, 2, 8]), 10)
+    assert longer.min_flush == 1  # a document of a window or more is alone in one
+    assert ceilings(np.array([0, 1]), np.array([19, 9]), 10).min_concat == 1
 
 
 @settings(max_examples=60)
@@ -156,14 +159,3 @@ def test_comparisons_stand_beside_the_source_order_and_a_shuffle():
         assert mine["percent_of_ceiling"] == pytest.approx(100, abs=1)
         assert by_loader[loader] == {"before": original, "after": mine, "shuffle": shuffle}
     assert set(scales(order, clusters, tokens)) == {2048, 8192, 32_768, 131_072}
-
-
-def test_bounds_say_what_no_order_can_pass():
-    # 4 windows of 10; topic 1 has one document, so it is in a quarter of the windows.
-    clusters, tokens = np.array([0] * 19 + [1]), np.full(20, 2)
-    bound = ceilings(clusters, tokens, 10)
-    assert (bound.num_windows, bound.flush, bound.min_flush) == (4, 1.25, 1)
-    assert bound.best_std_flush == pytest.approx(math.sqrt(0.25 * 0.75))
-    longer = ceilings(np.array([0, 1, 0, 1]), np.array([12, 2, 2, 8]), 10)
-    assert longer.min_flush == 1  # a document of a window or more is alone in one
-    assert ceilings(np.array([0, 1]), np.array([19, 9]), 10).min_concat == 1

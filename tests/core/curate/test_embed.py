@@ -118,17 +118,6 @@ def test_tables_of_either_layout_and_any_dtype_are_read(tmp_path: Path, name: st
     assert table.backbone != table_digest(checkpoint(tmp_path / "n", {name: weights + 1}))
 
 
-def test_a_table_is_read_once_and_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    reads = []
-    monkeypatch.setattr(embed, "read_table", lambda *args: reads.append(args) or TABLE)
-    place = checkpoint(tmp_path / "m", {"embedding.weight": torch.from_numpy(TABLE)})
-    table = EmbeddingTable.open(place)
-    assert reads == []
-    for _ in range(2):
-        list(embed_documents(*shard([[1]]), table))
-    assert len(reads) == 1
-
-
 def test_a_projected_table_gives_the_projections_of_the_means(tmp_path: Path):
     wide = np.random.default_rng(3).standard_normal((50, 600)).astype(np.float32)
     place = checkpoint(tmp_path / "m", {"embedding.weight": torch.from_numpy(wide)})

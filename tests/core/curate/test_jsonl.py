@@ -68,14 +68,6 @@ def test_a_reordered_file_holds_every_line_once_byte_for_byte(
         assert not (directory / "rest.jsonl").exists()
 
 
-def test_counts_say_what_the_file_holds(tmp_path: Path):
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b'\n{"text": ""}\n  \n{"text": "a"}\n{"text"\n')
-    records = scan_jsonl(path, on_error="set-aside")
-    assert (len(records), records.num_blank, records.num_empty) == (2, 2, 1)
-    assert len(records.rejected) == 1
-
-
 def test_a_refusal_names_the_first_bad_lines_and_how_many_there_are(tmp_path: Path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + b"broken\n" * 7)

@@ -40,22 +40,6 @@ def check(corpus) -> None:
         assert len(list(read_lineage(manifest))) == manifest.total_documents
 
 
-def test_appended_documents_leave_all_old_ones_in_their_order(corpus):
-    corpus.fit()
-    prepare(corpus, 240)
-    old = corpus.curate_all(order="insert_only")
-    before = {bucket: corpus.ingest_ids(bucket, corpus.curated) for bucket in range(2)}
-    prepare(corpus, 300)
-    new = corpus.curate_all(order="insert_only")
-    for bucket in range(2):
-        after, kept = corpus.ingest_ids(bucket, corpus.curated), set(before[bucket])
-        assert [name for name in after if name in kept] == before[bucket]
-        assert new[bucket].facts["documents"] > old[bucket].facts["documents"]
-        inserted = [i for i, name in enumerate(after) if name not in kept]
-        assert min(inserted) < 0.7 * len(after)  # among the old ones, not behind them
-    check(corpus)
-
-
 @pytest.mark.parametrize("order", ["golden", "auto"])
 @pytest.mark.parametrize("consumed", [600, 7000])
 def test_a_resumed_run_keeps_the_consumed_tokens_and_orders_all_others(corpus, order, consumed):
@@ -105,21 +89,6 @@ def test_windows_of_every_shard_are_filled_from_where_the_one_before_ends(graded
         graded.curate(bucket, **options)
     graded.combine(512)
     assert graded.outputs(graded.curated) == made
-    # A change in a shard before is noticed and mended.
-    graded.grade(0, lambda i: "keep" if i % 4 else "drop")
-    graded.curate(0, **options)
-    assert graded.combine(512).facts["misaligned_shards"] == 1
-    assert graded.curate(1, **options).facts["changed"]
-    assert graded.combine(512).facts["misaligned_shards"] == 0
-
-
-@pytest.mark.parametrize("seq_len", [128, 2048])
-def test_auto_takes_the_order_whose_windows_hold_more_topics(graded, seq_len):
-    found = {
-        order: graded.curate(0, order=order, seq_len=seq_len).facts["window_topics_after"]
-        for order in ("golden", "window_fill", "auto")
-    }
-    assert found["auto"] == max(found.values())
 
 
 @pytest.mark.parametrize(("by", "descending"), [("quality", False), ("length", True)])

@@ -15,7 +15,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.plots.png import MAX_PNG_BYTES
 from nmoe_core.tasks import checks, curate, curate_pictures
-from tests.core.curate.test_stability import prepare, stream
+from tests.core.curate.test_stability import check, prepare, stream
 from tests.refusals import refused
 
 
@@ -116,9 +116,11 @@ def test_insert_only_in_the_configuration_keeps_old_documents_in_their_order(cor
     assert (run.tree.topics / "topic_model.safetensors").read_bytes() == model
     assert command(run) == 0
     after = stream(corpus)
-    assert len(after) > len(before)
     kept = set(before)
     assert [row for row in after if row in kept] == before
+    inserted = [i for i, row in enumerate(after) if row not in kept]
+    assert min(inserted) < 0.7 * len(after) / 2  # among the old ones of its shard
+    check(corpus)
     assert run.config.curation.order == "auto"
 
 
