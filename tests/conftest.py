@@ -8,6 +8,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,3 +88,24 @@ class Mutations:
 def mutations() -> Mutations:
     """The same changes at every run."""
     return Mutations(seed=5)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """A store with an empty bucket `corpus`, and its S3-compatible server on this machine."""
+    moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="extra remote is not installed")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "test")
+    s3fs.S3FileSystem.clear_instance_cache()
+    store = s3fs.S3FileSystem()
+    store.makedirs("corpus", exist_ok=True)
+    yield store, server
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()

@@ -75,28 +75,14 @@ def web(bucket):
 
 
 @pytest.fixture
-def s3(bucket, monkeypatch):
+def s3_bucket(bucket, s3):
     """The same in a bucket of an S3-compatible server on this machine."""
-    moto = pytest.importorskip("moto.server")
-    s3fs = pytest.importorskip("s3fs")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(key, "test")
-    s3fs.S3FileSystem.clear_instance_cache()
-    store = s3fs.S3FileSystem()
-    store.makedirs("corpus", exist_ok=True)
+    store, server = s3
     store.put(str(bucket) + "/", "corpus/", recursive=True)
-    yield "s3://corpus", server.stop
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    return "s3://corpus", server.stop
 
 
-@pytest.fixture(params=["web", "s3"])
+@pytest.fixture(params=["web", "s3_bucket"])
 def store(request):
     return request.getfixturevalue(request.param)
 

@@ -292,28 +292,11 @@ def test_one_bad_source_of_a_mixture_does_not_stop_the_others_when_asked(
 
 
 @pytest.fixture
-def bucket(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The project's input in a bucket of an S3-compatible server on this machine."""
-    server_module = pytest.importorskip("moto.server", reason="moto is not installed")
-    s3fs = pytest.importorskip("s3fs", reason="extra remote is not installed")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for key, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(key, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    store = s3fs.S3FileSystem()
-    store.makedirs("corpus", exist_ok=True)
+def bucket(project: Path, s3: tuple[Any, Any]) -> Any:
+    """The project's input in a bucket."""
     for path in (project / "in").iterdir():
-        store.put_file(str(path), f"corpus/in/{path.name}")
-    yield store
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+        s3[0].put_file(str(path), f"corpus/in/{path.name}")
+    return s3[0]
 
 
 @pytest.mark.slow

@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from nmoe_core.base.strict import validate
 from nmoe_core.sources.open import open_source
-from nmoe_core.sources.records import START, BadRecord, Position, Record, Rows, Source, Split
+from nmoe_core.sources.records import START, BadRecord, Position, Record, Source, Split
 from nmoe_core.sources.spec import SourceSpec
+
+MARK = b"\xef\xbb\xbf"
+_PIECES = [
+    *(b'{"text": "a"}', b'{"text": "b", "id": "x"}', '{"text": "\u6771\\ud800"}'.encode()),
+    *(b'{"text": 3}', b'{"id": 7, "text": null}', b'["text"]', b'{"text": "torn', b"[" * 2000),
+    *(b"\xff\xfe", MARK, b"\r", b" ", b"\n", b"\n", b"\x00"),
+]
+ANY_BYTES = st.lists(st.sampled_from(_PIECES) | st.binary(max_size=6), max_size=20).map(b"".join)
 
 
 def opened(base: Path, split: str = "train", **keys: Any) -> Split:
@@ -16,15 +26,14 @@ def opened(base: Path, split: str = "train", **keys: Any) -> Split:
     return open_source(validate(SourceSpec, {"id": "web", **keys}, "test"), base, split)
 
 
-def records(source: Source, start: Position = START, rows: Rows | None = None) -> list[Any]:
-    """Records and bad records, of some rows."""
-    found = [record for block in source.blocks(start) for record in block.records()]
-    return [record for record in found if rows is None or record.row in rows]
+def records(source: Source, start: Position = START) -> list[Any]:
+    """Records and bad records."""
+    return [record for block in source.blocks(start) for record in block.records()]
 
 
-def good(source: Source, rows: Rows | None = None) -> list[Record]:
+def good(source: Source) -> list[Record]:
     """Records alone."""
-    return [record for record in records(source, rows=rows) if isinstance(record, Record)]
+    return [record for record in records(source) if isinstance(record, Record)]
 
 
 def texts(source: Source) -> list[str]:

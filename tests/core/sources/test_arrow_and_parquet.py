@@ -98,6 +98,14 @@ def test_a_field_that_cannot_be_read_is_refused_before_the_first_row(
         _source(kind, tmp_path / "a", **options).check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cell_past_the_limit_is_refused_by_row(tmp_path: Path, kind: str) -> None:
+    _write(tmp_path / "a", pa.table({"text": ["a", "b", "c" * 3 * 2**20, "d"]}), kind)
+    with refused("E-SOURCE-RECORD", "row 2: a record is longer"):
+        records(_source(kind, tmp_path / "a", max_record_bytes=2 * 2**20))
+    assert len(records(_source(kind, tmp_path / "a", max_record_bytes=4 * 2**20))) == 4
+
+
 @settings(max_examples=30)
 @given(
     kind=st.sampled_from(KINDS),

@@ -1,4 +1,4 @@
-"""Datasets: the split asked for, the commit recorded, and one kind of error."""
+"""Datasets: the rows of the split asked for, the commit recorded, and one kind of error."""
 
 from __future__ import annotations
 
@@ -10,18 +10,46 @@ import pytest
 
 from nmoe_core.sources.hub import DatasetsSource
 from nmoe_core.sources.spec import SourceSpec
-from tests.core.sources.read import records, spans, texts
+from tests.core.sources.read import good, opened, records, spans, texts
 from tests.refusals import refused
 
 datasets = pytest.importorskip("datasets")
 
 
-def _source(base: Path, dataset: str, split: str = "train", **keys: Any) -> DatasetsSource:
+def _source(
+    base: Path, split: str = "train", dataset: str = "./hub", **keys: Any
+) -> DatasetsSource:
     return DatasetsSource(SourceSpec(id="hub", hf_dataset=dataset, **keys), base, split)
 
 
-def _local(base: Path, **options: Any) -> DatasetsSource:
-    return _source(base, "./hub", **options)
+def _save(base: Path, columns: dict[str, Any], split: Any = None) -> None:
+    datasets.Dataset.from_dict(columns, split=split).save_to_disk(str(base / "hub"))
+
+
+@pytest.mark.parametrize("form", ["save_to_disk", "parquet"])
+def test_a_local_dataset_directory_is_cut_into_disjoint_splits(tmp_path: Path, form: str) -> None:
+    rows = [{"text": f"text number {i}", "key": f"k{i}"} for i in range(100)]
+    whole = datasets.Dataset.from_list(rows)
+    directory = tmp_path / "hub"
+    if form == "parquet":
+        directory.mkdir()
+        whole.to_parquet(directory / "train.parquet")
+    else:
+        datasets.DatasetDict({"train": whole}).save_to_disk(str(directory))
+    keys = {"hf_dataset": "./hub", "hf_valid_split": "train[10%:25%]", "id_field": "key"}
+    train, valid = (
+        {record.id for record in good(source) if record.row in rows}
+        for source, rows in (opened(tmp_path, split, **keys) for split in ("train", "valid"))
+    )
+    assert valid == {f"k{i}" for i in range(10, 25)}
+    assert train == {f"k{i}" for i in range(100)} - valid
+    for change, code in (
+        ({"hf_dataset": "./nowhere"}, "E-SOURCE-NOTFOUND"),
+        ({"hf_split": "test"}, "E-SOURCE-NOTFOUND"),
+        ({"text_field": "body"}, "E-SOURCE-FIELD"),
+    ):
+        with refused(code):
+            opened(tmp_path, **{"hf_dataset": "./hub"} | change).source.check()
 
 
 @pytest.mark.parametrize(("saved_as", "asked"), [("valid", "train"), (None, "valid")])
@@ -29,20 +57,19 @@ def test_a_dataset_saved_alone_has_only_its_own_split(
     tmp_path: Path, saved_as: str | None, asked: str
 ) -> None:
     split = datasets.NamedSplit(saved_as) if saved_as else None
-    datasets.Dataset.from_dict({"text": ["a"]}, split=split).save_to_disk(str(tmp_path / "hub"))
-    own = _local(tmp_path, split=saved_as or "train")
+    _save(tmp_path, {"text": ["a"]}, split)
+    own = _source(tmp_path, split=saved_as or "train")
     own.check()
     assert texts(own) == ["a"]
     with refused("E-SOURCE-NOTFOUND"):
-        _local(tmp_path, split=asked).check()
+        _source(tmp_path, split=asked).check()
 
 
 def test_null_texts_are_empty_and_a_column_of_floats_is_no_id(tmp_path: Path) -> None:
-    columns = {"text": ["a", None], "score": [0.5, 1.5]}
-    datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "hub"))
-    assert texts(_local(tmp_path)) == ["a", ""]
+    _save(tmp_path, {"text": ["a", None], "score": [0.5, 1.5]})
+    assert texts(_source(tmp_path)) == ["a", ""]
     with refused("E-SOURCE-FIELD", "field is double, not text or whole numbers"):
-        records(_local(tmp_path, id_field="score"))
+        records(_source(tmp_path, id_field="score"))
 
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet", "jsonl"])
@@ -58,12 +85,12 @@ def test_reading_goes_on_at_the_end_of_any_block(
         (tmp_path / "hub").mkdir()
         write = whole.to_parquet if form == "parquet" else whole.to_json
         write(str(tmp_path / "hub" / f"train.{form}"))
-    source = _local(tmp_path)
+    source = _source(tmp_path)
     blocks = spans(source)
     assert len(blocks) > 8
     assert blocks[-1][1].row == source.num_rows() == 60
     for i in (*range(0, len(blocks), 3), len(blocks) - 1):
-        assert spans(_local(tmp_path), blocks[i][1]) == blocks[i + 1 :]
+        assert spans(_source(tmp_path), blocks[i][1]) == blocks[i + 1 :]
 
 
 def test_a_file_of_other_columns_is_one_error_that_names_the_row(tmp_path: Path) -> None:
@@ -71,14 +98,14 @@ def test_a_file_of_other_columns_is_one_error_that_names_the_row(tmp_path: Path)
     (tmp_path / "hub" / "a.jsonl").write_text('{"text": "a"}\n' * 600)
     (tmp_path / "hub" / "b.jsonl").write_text('{"text": {"b": 1}, "x": 1}\n')
     with refused("E-SOURCE-TORN", r"\./hub.*row 512"):
-        records(_local(tmp_path, hf_data_files=("a.jsonl", "b.jsonl")))
+        records(_source(tmp_path, hf_data_files=("a.jsonl", "b.jsonl")))
 
 
 def test_the_revision_of_a_directory_does_not_depend_on_the_split(tmp_path: Path) -> None:
-    datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(str(tmp_path / "hub"))
-    revisions = {_local(tmp_path, split=split).revision() for split in ("train", "valid")}
+    _save(tmp_path, {"text": ["a"]})
+    revisions = {_source(tmp_path, split=split).revision() for split in ("train", "valid")}
     assert len(revisions) == 1
-    assert _local(tmp_path, hf_subset="small").revision() not in revisions
+    assert _source(tmp_path, hf_subset="small").revision() not in revisions
 
 
 def test_what_is_read_from_the_hub_is_the_commit_that_is_recorded(
@@ -97,13 +124,13 @@ def test_what_is_read_from_the_hub_is_the_commit_that_is_recorded(
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    source = _source(tmp_path, "org/name", hf_revision="main")
+    source = _source(tmp_path, dataset="org/name", hf_revision="main")
     before = source.revision()
     assert len(records(source)) == 1
     assert source.revision() == before
     assert asked == [("org/name", "main"), ("org/name", "c1")]
     assert source.provenance() == {"hf_dataset": "org/name", "hf_revision": "c1"}
-    moved = _source(tmp_path, "org/name", hf_revision="main")
+    moved = _source(tmp_path, dataset="org/name", hf_revision="main")
     assert moved.revision() != before
 
 
@@ -119,7 +146,7 @@ def test_a_hub_that_does_not_answer_is_a_network_error(
         raise failure
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
-    source = _source(tmp_path, "org/name")
+    source = _source(tmp_path, dataset="org/name")
     for read in (source.revision, source.check):
         with refused("E-SOURCE-NETWORK", "org/name"):
             read()

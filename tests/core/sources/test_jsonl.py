@@ -1,4 +1,4 @@
-"""JSON lines: what counts as a text and an id, and memory that does not follow the input."""
+"""JSON lines: what counts as a text and an id, the same for any cut, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,28 +6,40 @@ import gzip
 import json
 import sys
 import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import Reading, Record
+from nmoe_core.sources.records import OnError, Reading, Record
 from nmoe_core.sources.storage import SourceFile
-from tests.core.sources.read import outcome, records, texts
+from tests.core.sources.read import ANY_BYTES, MARK, outcome, records, texts
 from tests.refusals import refused
 
-PACKS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
-MARK = b"\xef\xbb\xbf"
+PACKS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": lambda payload: gzip.compress(payload, mtime=0),
+    ".zst": lambda payload: b"".join(map(zstandard.compress, (payload[:9], payload[9:]))),
+}
+MIB = 2**20
+LIMIT_MB = 8
 LINE = b'{"text": "a"}\n'
 NO_ID = "field 'id' is %s, not text or a whole number"
 
 
-def _source(tmp_path: Path, payload: bytes, name: str = "a.jsonl", **how: Any) -> JsonlSource:
-    (tmp_path / name).write_bytes(payload)
-    reading = Reading("web", on_error="skip", **how)
-    return JsonlSource(reading, [SourceFile(tmp_path / name, name)])
+def _source(directory: Path, payload: bytes, suffix: str = "", **how: Any) -> JsonlSource:
+    path = directory / f"a.jsonl{suffix}"
+    path.write_bytes(PACKS[suffix](payload))
+    return JsonlSource(Reading("web", **how), [SourceFile(path, "a.jsonl")])
 
 
 @pytest.mark.parametrize(
@@ -51,42 +63,79 @@ def test_a_line_is_a_text_or_says_why_it_is_none(tmp_path: Path, line: bytes, fo
     assert outcome(second) == found or (found.endswith(": ") and outcome(second).startswith(found))
 
 
-def test_ids_come_from_the_record_or_from_its_place(tmp_path: Path) -> None:
-    lines = b'{"text": "a", "id": "x"}\n\n{"text": "b"}\n{"text": "c", "id": 7}'
+def test_ids_come_from_the_record_or_from_its_place_and_a_byte_order_mark_is_skipped(
+    tmp_path: Path,
+) -> None:
+    lines = MARK + b'{"text": "a", "id": "x"}\n\n{"text": "b"}\n{"text": "c", "id": 7}'
     found = [(record.row, record.id) for record in records(_source(tmp_path, lines))]
     assert found == [(0, "x"), (2, "web/a.jsonl:2"), (3, "7")]
     assert texts(_source(tmp_path, lines, id_field="key")) == []
-
-
-@pytest.mark.parametrize("block_bytes", [1, 2**20])
-def test_a_byte_order_mark_is_skipped_at_the_start_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
-    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", block_bytes)
-    assert records(_source(tmp_path, MARK + LINE)) == [Record(0, "web/a.jsonl:0", "a")]
     assert _source(tmp_path, MARK).num_rows() == 0
+
+
+@settings(max_examples=150)
+@given(payload=ANY_BYTES, on_error=st.sampled_from(["fail", "replace"]), size=st.integers(1, 40))
+@example(payload=b"\n\n\n", on_error="fail", size=2)
+@example(payload=MARK + LINE, on_error="fail", size=1)
+@example(payload=MARK, on_error="fail", size=40)
+def test_any_bytes_are_records_the_same_in_every_container_and_cut(
+    tmp_path_factory: pytest.TempPathFactory, payload: bytes, on_error: OnError, size: int
+) -> None:
+    found = []
+    for suffix in PACKS:
+        source = _source(tmp_path_factory.getbasetemp(), payload, suffix, on_error=on_error)
+        whole = records(source)
+        with patch("nmoe_core.sources.jsonl.BLOCK_BYTES", size):
+            assert records(source) == whole
+            blocks = list(source.blocks())
+            for block, after in pairwise(blocks):
+                assert block.end == after.start
+            for block in blocks[:: max(1, len(blocks) // 3)]:
+                before = [r for r in whole if r.row < block.end.row]
+                assert before + records(source, block.end) == whole
+            num_rows = source.num_rows()
+            assert num_rows == (blocks[-1].end.row if blocks else 0)
+        found.append((num_rows, [(r.row, type(r), r[2]) for r in whole]))
+    assert found[0] == found[1] == found[2]
+    lines = payload.removeprefix(MARK).split(b"\n")
+    assert len(found[0][1]) == sum(bool(line.strip()) for line in lines)
+
+
+@settings(max_examples=60)
+@given(payload=ANY_BYTES, cut=st.integers(0, 60), suffix=st.sampled_from([".gz", ".zst"]))
+def test_a_damaged_container_is_records_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, payload: bytes, cut: int, suffix: str
+) -> None:
+    source = _source(tmp_path_factory.getbasetemp(), payload, suffix)
+    path = Path(source.files[0].path)
+    packed = bytearray(path.read_bytes())
+    packed[cut % len(packed)] ^= 0xFF
+    path.write_bytes(packed)
+    with suppress(SourceError):
+        records(source)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_torn_stream_is_an_error_that_names_the_file(tmp_path: Path, suffix: str) -> None:
-    payload = PACKS[suffix](LINE * 100)
+    source = _source(tmp_path, LINE * 100, suffix)
+    path = Path(source.files[0].path)
+    path.write_bytes(path.read_bytes()[:-20])
     with refused("E-SOURCE-TORN", f"a.jsonl{suffix}"):
-        records(_source(tmp_path, payload[: len(payload) // 2], "a.jsonl" + suffix))
+        records(source)
 
 
 def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> None:
     line = b'{"text": "' + b"a" * 1000 + b'"}\n'
-    payload = zstandard.ZstdCompressor(level=1).compress(line * 200_000)
-    assert len(payload) < 60_000
-    source = _source(tmp_path, payload, "a.jsonl.zst")
+    source = _source(tmp_path, line * 200_000, ".zst")
+    assert source.size_bytes() < 60_000
     tracemalloc.start()
     sizes = [len(block.payload or b"") for block in source.blocks()]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(sizes) == 200_000 * len(line)
-    assert max(sizes) <= 4 * 2**20
-    assert min(sizes[:-1]) >= 2**20
-    assert peak < 150 * 2**20
+    assert max(sizes) <= 4 * MIB
+    assert min(sizes[:-1]) >= MIB
+    assert peak < 150 * MIB
 
 
 @pytest.mark.parametrize("suffix", PACKS)
@@ -96,7 +145,7 @@ def test_a_line_longer_than_many_blocks_is_one_record(
     monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 256)
     written = ["short", "x" * 10_000_000, "end"]
     payload = "".join(json.dumps({"text": text}) + "\n" for text in written).encode()
-    source = _source(tmp_path, PACKS[suffix](payload), "a.jsonl" + suffix)
+    source = _source(tmp_path, payload, suffix)
     num_joins = 0
 
     def count_joins(frame: object, event: str, called: object) -> None:
@@ -112,3 +161,27 @@ def test_a_line_longer_than_many_blocks_is_one_record(
     # The pieces of a line are joined once, besides once in each of 39,000 reads of a .zst;
     # joining all at each piece would copy 195 GB.
     assert num_joins < (50_000 if suffix == ".zst" else 100)
+
+
+@pytest.mark.parametrize("suffix", PACKS)
+def test_a_line_past_the_limit_is_refused_before_more_is_held_and_one_below_it_is_read(
+    tmp_path: Path, suffix: str
+) -> None:
+    def lines(size_mb: int) -> JsonlSource:
+        long_line = b'{"text": "' + b"a" * (size_mb * MIB) + b'"}\n'
+        limit = LIMIT_MB * MIB
+        return _source(tmp_path, LINE * 50 + long_line + LINE, suffix, max_record_bytes=limit)
+
+    source = lines(200)
+    tracemalloc.start()
+    with refused("E-SOURCE-RECORD", naming=[f"{source.files[0].path}:51", "max_record_mb"]):
+        records(source)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # One input of zstd may give more than is asked for: 512 bytes, where this line begins.
+    assert peak < (LIMIT_MB + (8 if suffix != ".zst" else 16)) * MIB
+    with pytest.raises(SourceError):
+        source.num_rows()
+    found = records(lines(LIMIT_MB - 1))
+    assert len(found) == 52
+    assert len(found[50].text) == (LIMIT_MB - 1) * MIB

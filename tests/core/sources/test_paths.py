@@ -1,19 +1,22 @@
-"""Names of files: one file, one name, wherever the tree lies and however it is called."""
+"""Text files: one file, one name, one document, wherever the tree lies and whatever it holds."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
-from nmoe_core.sources.records import BadRecord, Reading
+from nmoe_core.sources.records import BadRecord, Reading, Record
+from nmoe_core.sources.storage import SourceFile
+from tests.core.sources.read import ANY_BYTES, opened, records
 from tests.refusals import refused
 
 
@@ -33,9 +36,6 @@ def test_files_of_two_patterns_are_named_from_the_directory_they_share(tmp_path:
     assert _names(tmp_path, "in/{a,b}/x.py") == ["a/x.py", "b/x.py"]
     assert _names(tmp_path, "in/b/c/y.py") == ["y.py"]
     assert _names(tmp_path, "in/b/../a/*.py") == ["x.py"]
-
-
-def test_library_directories_are_named_from_their_root() -> None:
     names = _names(Path("/"), "{stdlib}/json/*.py", "{stdlib}/email/*.py")
     assert {"json/__init__.py", "email/__init__.py"} <= set(names)
     assert len(names) == len(set(names))
@@ -155,3 +155,63 @@ def test_links_that_do_not_lead_back_are_followed(tmp_path: Path) -> None:
     (tmp_path / "in" / "itself").symlink_to("itself")
     (tmp_path / "in" / ".hidden" / "up").symlink_to("..")
     assert _names(tmp_path, "in/**/*.txt") == ["a/f.txt", "b/f.txt", "e/deep/g.txt", "one.txt"]
+
+
+def test_text_files_are_documents_named_by_their_path_in_the_tree(tmp_path: Path) -> None:
+    for name, payload in {"b/x.md": b"bx", "a.md": b"a", "b/y.txt": b"y", "c.md": b"\xff"}.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes(payload)
+    source, _ = opened(tmp_path, kind="files", paths=["tree/**/*.md"], on_error="skip")
+    first, second, bad = records(source)
+    assert (first.id, first.text) == ("web/a.md:0", "a")
+    assert (second.id, second.text) == ("web/b/x.md:0", "bx")
+    assert isinstance(bad, BadRecord)
+    assert "not UTF-8 at byte 0" in bad.reason
+    before = source.revision()
+    (tmp_path / "tree" / "a.md").write_bytes(b"A")
+    assert source.revision() != before
+
+
+@settings(max_examples=60)
+@given(payloads=st.lists(ANY_BYTES, min_size=1, max_size=4), size=st.integers(1, 40))
+def test_any_files_are_documents_or_bad_records_in_order(
+    tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], size: int
+) -> None:
+    files = []
+    for i, payload in enumerate(payloads):
+        path = tmp_path_factory.getbasetemp() / f"{i}.txt"
+        path.write_bytes(payload)
+        files.append(SourceFile(path, path.name))
+    with patch("nmoe_core.sources.files.BLOCK_BYTES", size):
+        source = FilesSource(Reading("f"), files)
+        found, ends = records(source), [block.end for block in source.blocks()]
+        rest = records(source, ends[0])
+    assert [r.row for r in found] == list(range(len(payloads)))
+    assert found[ends[0].row :] == rest
+    for record, payload in zip(found, payloads):
+        if isinstance(record, Record):
+            assert record.text.encode() == payload
+        else:
+            with pytest.raises(UnicodeDecodeError):
+                payload.decode()
+
+
+def test_a_text_file_past_the_limit_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a" * 3 * 2**20)
+    (tmp_path / "b.txt").write_bytes(b"a")
+    keys = {"kind": "files", "max_record_mb": 2}
+    with refused("E-SOURCE-RECORD", naming=[str(tmp_path / "a.txt")]):
+        list(opened(tmp_path, paths=["*.txt"], **keys).source.blocks())
+    assert len(list(opened(tmp_path, paths=["b.txt"], **keys).source.blocks())) == 1
+
+
+def test_a_sample_of_files_is_seeded_and_bounded(tmp_path: Path) -> None:
+    for i in range(50):
+        (tmp_path / f"{i}.txt").write_text("x" * 100)
+    files = find_files(["*.txt"], tmp_path)
+    assert [len(sample_files(files, size, seed=0)) for size in (99, 100)] == [0, 1]
+    sample = sample_files(files, 1000, seed=1)
+    assert len(sample) == 10
+    assert sample == sample_files(files, 1000, seed=1)
+    assert sample != sample_files(files, 1000, seed=2)
+    assert sample == [f for f in files if f in sample]

@@ -129,3 +129,9 @@ def test_a_value_out_of_range_is_refused(key: str, values: list[object]) -> None
 def test_data_files_are_one_name_or_several() -> None:
     for names in ("a.parquet", ("a.parquet", "b.parquet")):
         assert validate(SourceSpec, HUB | {"hf_data_files": names}, "m").hf_data_files == names
+
+
+def test_the_limit_of_a_record_does_not_make_finished_shards_another_reading() -> None:
+    tables = (JSONL, JSONL | {"max_record_mb": 5}, JSONL | {"text_field": "body"})
+    one, same, other = (validate(SourceSpec, t, "test").reading_digest("train") for t in tables)
+    assert one == same != other

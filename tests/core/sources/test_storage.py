@@ -122,29 +122,12 @@ def test_a_missing_client_is_one_pip_line(monkeypatch: pytest.MonkeyPatch, missi
         find_files(["s3://bucket/key"], Path("/"))
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A bucket of an S3-compatible server on this machine, at a port of its own."""
-    server_module = pytest.importorskip("moto.server", reason="moto is not installed")
-    s3fs = pytest.importorskip("s3fs", reason="extra remote is not installed")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(key, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3fs.S3FileSystem.clear_instance_cache()
-    store = s3fs.S3FileSystem()
-    store.makedirs("corpus", exist_ok=True)
-    yield store
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
-
-
-def test_an_s3_bucket_is_read_like_a_directory(bucket: Any, tmp_path: Path) -> None:
+def test_an_s3_bucket_is_read_like_a_directory_and_may_be_down(
+    s3: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
+    bucket, server = s3
     for part in ("a", "b"):
         table = pa.table({"text": [f"{part}{i}" for i in range(3000)], "n": range(3000)})
         pq.write_table(table, tmp_path / "part.parquet", row_group_size=1000)
@@ -162,16 +145,7 @@ def test_an_s3_bucket_is_read_like_a_directory(bucket: Any, tmp_path: Path) -> N
     for absent in ("s3://corpus/c/*.parquet", "s3://other/x.parquet"):
         with refused("E-SOURCE-NOTFOUND"):
             find_files([absent], Path("/"))
-
-
-def test_a_store_that_does_not_answer_is_a_network_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    s3fs = pytest.importorskip("s3fs", reason="extra remote is not installed")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    s3fs.S3FileSystem.clear_instance_cache()
+    monkeypatch.setattr(type(bucket), "retries", 1)
+    server.stop()
     with refused("E-SOURCE-NETWORK"):
-        find_files(["s3://corpus/a.parquet"], Path("/"))
-    s3fs.S3FileSystem.clear_instance_cache()
+        find_files(["s3://down/a.parquet"], Path("/"))
