@@ -1,23 +1,36 @@
-"""`verify` finds every kind of damage; a healthy tree has no problem."""
+"""`verify` finds every kind of damage: each bit that flips, each file that is gone."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from loader.errors import FormatError as LoaderError
 from loader.files.format import load_manifest
+from loader.files.sealed import sealed
+from loader.files.shard import IndexReader, open_shard
 from loader.plan.check import DEFAULT_VOCABULARY, read_data
 from nmoe_core.base.atomic import write_json
+from nmoe_core.base.errors import FormatError
+from nmoe_core.cli import main
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.shards.inspect import files_of_directory, files_of_manifest, inspect_file
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
+from tests.project import json_lines
 from tests.refusals import refused
 
 EOS = 99
@@ -130,13 +143,6 @@ def test_a_document_in_both_splits_is_a_leak(tree: Path, tmp_path: Path) -> None
     assert (by_id.num_ids, by_id.num_texts, by_id.example) == (1, 0, "d0")
 
 
-def test_tokens_after_the_last_eos_are_refused_unless_allowed(tree: Path) -> None:
-    np.save(_npy(tree), np.asarray([1, EOS, 2, 3], np.uint32))
-    with refused("E-SHARD-TAIL"):
-        regenerate_index(_npy(tree), EOS)
-    assert regenerate_index(_npy(tree), EOS, allow_tail=True)[1] == 2
-
-
 def test_an_edited_manifest_is_refused(tree: Path) -> None:
     path = tree / "manifest.json"
     path.write_text(path.read_text().replace('"version": "v1"', '"version": "v2"'))
@@ -152,3 +158,159 @@ def test_hidden_files_and_directories_are_no_part_of_a_directory(tmp_path: Path)
     seen = [file.path.relative_to(directory).as_posix() for file in files_of_directory(directory)]
     assert seen == ["a.npy", "b/c.npy"]
     assert [shard.path for shard in read_data(directory, DEFAULT_VOCABULARY).shards] == seen
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A split of five shards, one of which has no document."""
+    directory = tmp_path_factory.mktemp("verify")
+    rng = random.Random(3)
+    texts = [" ".join(rng.choices(["a", "few", "words", "to", "read"], k=30)) for _ in range(8)]
+    rows = [{"id": f"d{i}", "text": text} for i, text in enumerate(texts)]
+    (directory / "in.jsonl").write_text(json_lines(rows))
+    out = directory / "web" / "train"
+    command = ["prep", "--source", "jsonl", "--paths", str(directory / "in.jsonl")]
+    assert main([*command, "--name", "web", "--output", str(out), "--num-shards", "5"]) == 0
+    assert {_names_shards(path) for path in out.glob("shard_*/manifest.json")} == {True, False}
+    return out
+
+
+def _files(split: Path) -> list[Path]:
+    return sorted(p for p in split.rglob("*") if p.is_file() and p.name != ".lock")
+
+
+def _verify(split: Path, *flags: str) -> int:
+    return main(["verify", str(split / "manifest.json"), *flags])
+
+
+def _is_seen(split: Path, path: Path, changed: bytes | None, *flags: str) -> bool:
+    before = path.read_bytes()
+    path.unlink()
+    try:
+        if changed is not None:
+            path.write_bytes(changed)
+        return _verify(split, *flags) == 1
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("flag", ["--checksums", "--deep"])
+def test_one_bit_that_flips_in_any_file_of_a_split_is_seen(
+    split: Path, mutations: Any, flag: str
+) -> None:
+    assert _verify(split, flag) == 0
+    files = _files(split)
+    assert {path.suffix for path in files} == {".npy", ".idx", ".jsonl", ".json"}
+    for i in range(400):
+        path = files[i % len(files)]
+        changed = mutations.flip_bit(path.read_bytes())
+        assert _is_seen(split, path, changed, flag), f"{path}: {changed!r}"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shard_0000/manifest.json"])
+def test_a_flip_in_the_name_of_a_digest_does_not_switch_its_check_off(
+    split: Path, name: str
+) -> None:
+    path = split / name
+    payload = path.read_bytes()
+    for key in (b"content_hash", b"created_at", b"fingerprints", b"pipeline_version"):
+        at = payload.index(b'"' + key)
+        for bit in range(8 * (len(key) + 2)):
+            changed = bytearray(payload)
+            changed[at + bit // 8] ^= 1 << bit % 8
+            assert _is_seen(split, path, bytes(changed), "--checksums"), changed
+
+
+@pytest.mark.parametrize("flags", [(), ("--checksums",), ("--deep",)])
+def test_every_file_of_a_split_that_is_missing_is_named(
+    split: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in _files(split):
+        assert _is_seen(split, path, None, *flags), path
+        assert str(path) in capsys.readouterr().err
+
+
+def test_a_shard_manifest_that_is_not_the_one_named_above_it_is_refused(
+    split: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = next(p for p in _files(split) if p.parent != split and _names_shards(p))
+    for key, value in (("version", "v2"), ("fingerprints", {"source": "other"}), ("shards", [])):
+        manifest = json.loads(path.read_text()) | {key: value}
+        if key == "shards":
+            manifest |= {"total_tokens": 0, "total_documents": 0, "num_shards": 0}
+        assert _is_seen(split, path, json.dumps(sealed(manifest)).encode())
+        assert "E-MANIFEST-MIXED" in capsys.readouterr().err
+
+
+def _names_shards(path: Path) -> bool:
+    return path.name == "manifest.json" and bool(load_manifest(path).shards)
+
+
+def test_a_tree_of_another_tool_needs_no_shard_manifests_and_no_ids(
+    split: Path, tmp_path: Path
+) -> None:
+    manifest = json.loads((split / "manifest.json").read_text())
+    published = ("path", "index_path", "num_tokens", "num_documents", "checksum")
+    ours = ("pipeline_version", "fingerprints", "content_hash", "file_hash", "created_at")
+    other = {key: value for key, value in manifest.items() if key not in ours}
+    other["shards"] = [{key: row[key] for key in published} for row in manifest["shards"]]
+    for path in _files(split):
+        if path.suffix in (".npy", ".idx"):
+            copy = tmp_path / path.relative_to(split)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    (tmp_path / "manifest.json").write_text(json.dumps(other))
+    assert _verify(tmp_path, "--checksums", "--deep") == 0
+
+
+_EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6)
+
+
+@pytest.fixture(scope="module")
+def payloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of one healthy split."""
+    root = tmp_path_factory.mktemp("split")
+    _write(root, [list(range(i + 1)) for i in range(20)])
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+def _damaged(payload: bytes, edits: list[tuple[int, int]], cut: int) -> bytes:
+    damaged = bytearray(payload)
+    for place, value in edits:
+        damaged[place % len(damaged)] = value
+    return bytes(damaged[: len(damaged) - cut % len(damaged)])
+
+
+@settings(max_examples=200)
+@given(name=st.integers(0, 2), edits=_EDITS, cut=st.integers(0, 3) | st.integers(0, 10**6))
+def test_a_damaged_file_of_a_split_is_read_right_or_refused(
+    payloads: dict[str, bytes], name: int, edits: list[tuple[int, int]], cut: int
+) -> None:
+    suffix = (".npy", ".idx", "manifest.json")[name]
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        for path, payload in payloads.items():
+            (root / path).parent.mkdir(exist_ok=True)
+            is_it = path.endswith(suffix) and (name < 2 or "/" not in path)
+            (root / path).write_bytes(_damaged(payload, edits, cut) if is_it else payload)
+        with suppress(FormatError, LoaderError):
+            manifest = load_manifest(root / "manifest.json")
+            is_sound = not verify_manifest(manifest, checksums=True, deep=True)
+            entry = manifest.shards[0]
+            spans = IndexReader(manifest.index_path(entry)).to_array()
+            tokens = open_shard(manifest.shard_path(entry))
+            if is_sound:
+                assert len(spans) == entry.num_documents == 20
+                assert [tokens[end - 1] for end in spans[:, 1].astype(int)] == [99] * 20
+
+
+@settings(max_examples=150)
+@given(payload=st.binary(max_size=200), kind=st.sampled_from(["a.npy", "a.idx", "manifest.json"]))
+def test_any_bytes_are_read_or_refused(payload: bytes, kind: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / kind
+        path.write_bytes(payload)
+        readers = {"a.npy": open_shard, "a.idx": IndexReader, "manifest.json": load_manifest}
+        with suppress(FormatError, LoaderError):
+            readers[kind](path)

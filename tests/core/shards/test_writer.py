@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.shards.manifest import ShardFormat
-from nmoe_core.shards.shard_file import (
-    IndexWriter,
-    id_line,
-    index_header,
-    index_rows,
-    npy_header,
-    regenerate_index,
-)
+from nmoe_core.shards.shard_file import IndexWriter, id_line, npy_header, regenerate_index
 from nmoe_core.shards.writer import ShardWriter
 from tests.refusals import refused
 
@@ -97,18 +88,6 @@ def test_a_document_longer_than_a_file_may_be_is_named(tmp_path: Path) -> None:
         _add_batch(writer, _documents([3, 12, 3]), 0)
     writer.discard()
     assert list(tmp_path.iterdir()) == []
-
-
-@settings(max_examples=60)
-@given(st.lists(st.integers(1, 2**33), max_size=50))
-def test_index_rows_are_the_spans_one_after_the_other(lengths: list[int]) -> None:
-    ends = list(itertools.accumulate(lengths))
-    spans = [[end - length, end] for end, length in zip(ends, lengths)]
-    cut = len(lengths) // 2
-    rows = index_rows(0, np.array(lengths[:cut], np.int64))
-    rows += index_rows(sum(lengths[:cut]), np.array(lengths[cut:], np.int64))
-    assert np.frombuffer(rows, "<u8").reshape(-1, 2).tolist() == spans
-    assert struct.unpack("<QQ", index_header(len(spans))[8:24]) == (1, len(spans))
 
 
 @settings(max_examples=60)
