@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,21 @@ import tiktoken
 
 from loader.files.format import load_manifest
 from nmoe_core.config.tables import ComputeTable
-from nmoe_core.prep.run import prep_shards, write_manifest
+from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
 from nmoe_core.shards.verify import verify_manifest
+from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import START, Rows, Split
+from nmoe_core.sources.paths import find_files
+from nmoe_core.sources.records import START, OnError, Rows, Split
 from nmoe_core.text.normalise import normalize_text
 from tests.core.prep.web import Web, read_documents
 from tests.refusals import refused
 
 EOS = 199_999
+GOOD = json.dumps({"text": "ten words of plain text make a document of ten tokens"}).encode()
+BAD_UTF8 = GOOD.replace(b"plain", b"pl\xffin")
+TORN = GOOD[:30]
+NO_TEXT = b'{"body": "x"}'
 
 
 def test_shards_hold_every_document_in_its_bucket_with_one_eos(
@@ -205,3 +212,62 @@ def test_files_of_the_user_survive_whatever_their_names(web: Web) -> None:
     web.prep()
     assert len(list((web.out / "sub").iterdir())) == 3
     assert not (web.out / "left.tmp.123").exists()
+
+
+def _prep_lines(
+    web: Web, lines: list[bytes], on_error: OnError = "fail", **changes: Any
+) -> PrepReport:
+    """Prepare these lines in place of the source's."""
+    Path(web.source.files[0].path).write_bytes(b"\n".join(lines) + b"\n")
+    source = JsonlSource(web.source.reading._replace(on_error=on_error), web.source.files)
+    return replace(web, source=source).with_(on_error=on_error, **changes).prep()
+
+
+def _bad_records(web: Web) -> tuple[int, int]:
+    """How many a manifest says were left out, and how many had bytes replaced."""
+    info = load_manifest(web.out / "shard_0000" / "manifest.json").extra["source_info"]
+    return info["bad_records"], info["replaced_records"]
+
+
+def test_bad_records_are_counted_up_to_the_largest_share_and_fail_past_it_with_their_lines(
+    web: Web,
+) -> None:
+    report = _prep_lines(web, [*[GOOD] * 999, TORN])
+    assert (report.num_documents, report.outcomes["bad"], _bad_records(web)) == (999, 1, (1, 0))
+    assert "part.jsonl:1000: not JSON" in report.bad_examples[0]
+    says = ["2 of 1000 records cannot be read", "part.jsonl:1: field 'text' is missing"]
+    says += ["part.jsonl:1000: not JSON", "at most 0.100 %"]
+    with refused("E-SOURCE-RECORD", naming=says):
+        _prep_lines(web, [NO_TEXT, *[GOOD] * 998, TORN])
+    assert _prep_lines(web, [*[GOOD] * 9, TORN], max_bad_share=0.1).num_documents == 9
+
+
+def test_many_bad_records_end_the_run_long_before_the_end_of_the_source(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 65536)
+    with refused("E-SOURCE-RECORD", "of 10") as caught:
+        _prep_lines(web, [*[GOOD] * 9, TORN] * 5000)
+    assert "of 50000" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("on_error", "num_replaced"), [("skip", 0), ("replace", 1)])
+def test_other_policies_leave_out_what_cannot_be_read_and_count_it(
+    web: Web, on_error: OnError, num_replaced: int
+) -> None:
+    escaped = GOOD.replace(b"plain", b"pl\\ud800in")  # JSON, so nothing of it is replaced
+    report = _prep_lines(web, [GOOD, TORN, NO_TEXT, BAD_UTF8, escaped], on_error)
+    assert (report.num_documents, report.num_replaced) == (2 + num_replaced, num_replaced)
+    assert _bad_records(web) == (3 - num_replaced, num_replaced)
+
+
+def test_a_file_that_is_no_text_is_named(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("ten words of plain text make one document here, yes")
+    (tmp_path / "b.md").write_bytes(b"\xff\xfe")
+    source = FilesSource(web.source.reading, find_files(["*.md"], tmp_path))
+    with refused("E-SOURCE-RECORD", r"b\.md: not UTF-8 at byte 0"):
+        prep_shards(Split(source), web.settings, web.out)
+    source.reading = source.reading._replace(on_error="replace")
+    replaced = replace(web.settings, on_error="replace", min_doc_tokens=1)
+    report = prep_shards(Split(source), replaced, web.out)
+    assert (report.num_documents, report.num_replaced) == (2, 1)
