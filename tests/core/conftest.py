@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from nmoe_core.cli import main
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from tests.core.quality import RUBRIC, VOCAB, Grading, random_documents, write_source
+from tests.project import json_lines
 
 
 @pytest.fixture
@@ -39,6 +41,21 @@ def data_root(tmp_path: Path) -> Path:
     """A small tree of its own."""
     write_source(tmp_path / "data", "web", random_documents(1, 40))
     write_source(tmp_path / "data", "books", random_documents(2, 20))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def prepared_data(tmp_path: Path) -> Path:
+    """Two sources, prepared from JSON lines with the real tokenizer."""
+    words = ["quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "again", "today"]
+    for name, count in (("web", 90), ("books", 60)):
+        texts = [" ".join(words[(i * k) % 10] for k in range(12 + i % 9)) for i in range(count)]
+        rows = [{"id": f"{name}-{i}", "text": text} for i, text in enumerate(texts)]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json_lines(rows))
+        flags = ["--paths", str(path), "--name", name, "--num-shards", "2", "--workers", "1"]
+        output = str(tmp_path / "data" / name / "train")
+        assert main(["prep", "--source", "jsonl", *flags, "--output", output]) == 0
     return tmp_path / "data"
 
 

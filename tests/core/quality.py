@@ -98,6 +98,7 @@ class FakeOracle:
     fails_on: Callable[[str], bool] = lambda text: False
     change: Callable[[Results], Results] = lambda results: results
     asked: list[str] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=lambda: {"backend": "fake"})
 
     @property
@@ -114,6 +115,7 @@ class FakeOracle:
     def _results(self, questions: Iterable[Question]) -> Results:
         for i, question in enumerate(questions):
             self.asked.append(question.text)
+            self.attempts.append(question.attempt)
             if self.fails_on(question.text):
                 yield i, OracleResult(None, "no scores", "length")
             else:

@@ -4,33 +4,14 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nmoe_core.cli import main
-from tests.project import json_lines
 from tests.refusals import refused_line
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
-WORDS = ["quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "again", "today"]
-
-
-@pytest.fixture
-def data_root(tmp_path: Path) -> Path:
-    """Two sources, prepared from JSON lines with the real tokenizer."""
-    for name, count in (("web", 90), ("books", 60)):
-        path = tmp_path / f"{name}.jsonl"
-        rows = [
-            {"id": f"{name}-{i}", "text": " ".join(WORDS[(i * k) % 10] for k in range(12 + i % 9))}
-            for i in range(count)
-        ]
-        path.write_text(json_lines(rows))
-        split = tmp_path / "data" / name / "train"
-        flags = ["--paths", str(path), "--name", name, "--num-shards", "2", "--workers", "1"]
-        assert main(["prep", "--source", "jsonl", *flags, "--output", str(split)]) == 0
-    return tmp_path / "data"
 
 
 def show(capsys: pytest.CaptureFixture[str], *command: str) -> object:
@@ -40,19 +21,19 @@ def show(capsys: pytest.CaptureFixture[str], *command: str) -> object:
 
 
 def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configuration(
-    data_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prepared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slices, labels = tmp_path / "slices", tmp_path / "labels"
-    counts = show(capsys, "hydra", "slices", "--data-root", str(data_root), "--out", str(slices))
+    slices, labels, data_root = tmp_path / "slices", tmp_path / "labels", str(prepared_data)
+    slice_them = ["hydra", "slices", "--data-root", data_root, "--out", str(slices)]
+    counts = show(capsys, *slice_them)
     assert sum(counts["all"][split] for split in ("train", "val", "test")) == 150
-    again = show(capsys, "hydra", "slices", "--data-root", str(data_root), "--out", str(slices))
-    assert not again["all"]["changed"]
+    assert not show(capsys, *slice_them)["all"]["changed"]
     for split in ("train", "val", "test"):
         for i in range(8):
             facts = show(
                 capsys, "hydra", "oracle-label", "--oracle", "heuristic",
                 "--input-docids", str(slices / f"{split}_shard_0{i}"),
-                "--data-root", str(data_root), "--out", str(labels / split / f"shard_{i}"),
+                "--data-root", data_root, "--out", str(labels / split / f"shard_{i}"),
                 "--relabel", "2" if split == "val" else "0", "--quiet",
             )  # fmt: skip
             (row,) = facts.values()
@@ -160,25 +141,3 @@ def test_the_launcher_fails_when_a_shard_does_and_still_finishes_the_others(
     code, calls = script("hydra_oracle_8gpu.sh", recorder | {"FAIL": "1"})
     assert code == 1
     assert len(calls) == 23, "the test slice behind the one that failed is not asked for"
-
-
-@pytest.mark.slow
-def test_the_scripts_label_a_corpus(data_root: Path, tmp_path: Path) -> None:
-    nmoe = Path(sys.executable).parent / "nmoe"
-    environment = os.environ | {
-        "LOCAL": "1",
-        "NMOE": str(nmoe),
-        "DATA_ROOT": str(data_root),
-        "LABELS_ROOT": str(tmp_path / "labels"),
-        "LOG_DIR": str(tmp_path),
-    }
-    for name, arguments in (
-        ("hydra_slices.sh", []),
-        ("hydra_oracle_8gpu.sh", ["--oracle", "heuristic"]),
-        ("hydra_status.sh", ["--json"]),
-    ):
-        done = subprocess.run(
-            ["bash", str(SCRIPTS / name), *arguments],
-            env=environment, check=True, capture_output=True, text=True,
-        )  # fmt: skip
-    assert done.stdout.count('"DONE"') == 24

@@ -22,7 +22,7 @@ from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, wri
 from tests.refusals import refused
 
 
-def test_a_record_names_document_scores_and_scorer_and_never_shows_the_eos(
+def test_a_record_names_document_scores_and_scorer_without_eos_and_a_second_run_asks_nothing(
     labelling: Labelling,
 ) -> None:
     oracle = FakeOracle()
@@ -46,6 +46,12 @@ def test_a_record_names_document_scores_and_scorer_and_never_shows_the_eos(
     assert summary["scores_sha256"] == made.digest
     assert sum(s["count"] for s in summary["per_source"].values()) == len(rows)
     assert (summary["scorer_model"], summary["resumed_from"]) == ("fake", None)
+
+    before = {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()}
+    again = labelling.run(oracle)
+    assert (again.digest, len(oracle.asked)) == (made.digest, len(rows))
+    assert again.facts == made.facts | {"num_new": 0, "resumed_from": len(rows)}
+    assert {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()} == before
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"doc_id": "web//we', b"\0\0\0\0"])
@@ -76,27 +82,6 @@ def test_a_failed_record_after_a_parsed_one_of_the_same_document_does_not_count(
     assert labelling.run(oracle, retry_failed=1).facts["resumed_from"] == 4
     assert labelling.files() == whole
     assert len(oracle.asked) == len(lines) - 4
-
-
-def test_a_summary_does_not_outlive_its_lost_records(labelling: Labelling) -> None:
-    labelling.run()
-    (labelling.shard() / "scores.jsonl").unlink()
-    with refused("E-LABEL-ORACLE"):
-        labelling.run(FakeOracle(change=lambda results: islice(results, 2)))
-    assert not (labelling.shard() / "summary.json").exists()
-    assert labelling.run().facts["resumed_from"] == 2
-
-
-def test_a_second_run_asks_no_question_and_writes_no_file(labelling: Labelling) -> None:
-    first = labelling.run()
-    before = {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()}
-    oracle = FakeOracle()
-    again = labelling.run(oracle)
-    total = first.facts["total"]
-    assert again.digest == first.digest
-    assert again.facts == first.facts | {"num_new": 0, "resumed_from": total}
-    assert not oracle.asked
-    assert {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()} == before
 
 
 def test_labels_of_another_or_an_unknown_scorer_or_rubric_are_refused_unless_replaced(
@@ -148,17 +133,17 @@ def test_refused_answers_are_kept_raw_and_asked_again_only_on_request(labelling:
     outcomes = {(r["ok"], r["raw"], r["finish_reason"]) for r in labelling.records()}
     assert outcomes == {(False, "no scores", "length")}
     assert labelling.run().facts["num_new"] == 0
-    # No document is asked about more often than allowed.
+    # No document is asked about more often than allowed, and the oracle knows how often it was.
     for _ in range(4):
         labelling.run(failing, retry_failed=2)
-    assert len(failing.asked) == 3 * total
+    assert sorted(failing.attempts) == [0] * total + [1] * total + [2] * total
     again = FakeOracle()
-    assert labelling.run(again, retry_failed=3).facts["parsed"] == len(again.asked) == total
+    facts = labelling.run(again, retry_failed=3).facts
+    assert (facts["parsed"], facts["num_new"], again.attempts) == (total, total, [3] * total)
+    records, rows = labelling.records(), read_slice(labelling.tree.slice("train", 0))
+    assert [r["doc_id"] for r in records] == [doc_id for doc_id, _ in rows]
+    assert {r["attempts"] for r in records} == {4}
     assert labelling.run(retry_failed=3).facts["num_new"] == 0
-    for i in range(1, 8):
-        labelling.run(i=i)
-    merged = merge_labels(labelling.tree, "train").facts
-    assert merged["parsed"] == merged["total"]
 
 
 def test_a_broken_line_inside_the_file_is_refused_with_its_number(labelling: Labelling) -> None:
@@ -259,10 +244,18 @@ def test_the_bytes_do_not_depend_on_the_order_of_answers(labelling: Labelling) -
     assert labelling.files() == whole
 
 
-def test_an_oracle_that_answers_a_question_twice_is_refused(labelling: Labelling) -> None:
+def test_an_oracle_answers_each_question_once_and_a_summary_does_not_outlive_lost_records(
+    labelling: Labelling,
+) -> None:
+    labelling.run()
+    (labelling.shard() / "scores.jsonl").unlink()
+    with refused("E-LABEL-ORACLE", match="found 2 results"):
+        labelling.run(FakeOracle(change=lambda results: islice(results, 2)))
+    assert not (labelling.shard() / "summary.json").exists()
     twice = FakeOracle(change=lambda results: (item for item in results for _ in range(2)))
     with refused("E-LABEL-ORACLE", match="question 0 twice"):
         labelling.run(twice)
+    assert labelling.run().facts["resumed_from"] == 3
 
 
 def test_progress_is_on_disk_while_labelling_and_gone_after_it(

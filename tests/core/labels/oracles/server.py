@@ -16,7 +16,7 @@ from typing import Any
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult, Question
-from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL, encoding
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import DIMENSIONS
 from tests.core.labels.oracles.loopback import Client, Loopback
@@ -26,6 +26,13 @@ MODEL = "judge-1"
 SCORES = {name: i for i, name in enumerate(DIMENSIONS)}
 GOOD = json.dumps(SCORES)
 OTHER = json.dumps(dict.fromkeys(DIMENSIONS, 4))
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+
+
+def tokens_of(text: str) -> list[int]:
+    """Tokens of a model's answer, whose control tokens are spelled."""
+    return encoding().encode(text, allowed_special="all")
 
 
 @dataclass
@@ -49,22 +56,21 @@ def grades_of(document: str) -> dict[str, int]:
     }
 
 
-def completion(content: Any, *, reason: str = "stop", **more: Any) -> Reply:
-    """A chat completion with this content."""
-    message = {"role": "assistant", "content": content, **more.pop("message", {})}
-    value = {
-        "model": MODEL,
-        "choices": [{"index": 0, "finish_reason": reason, "message": message}],
-        "usage": {"completion_tokens": 41},
-    }
-    return Reply(json.dumps(value | more).encode())
-
-
-def text_completion(text: Any, *, reason: str = "stop", **more: Any) -> Reply:
-    """A plain completion with this text."""
-    choices = [{"index": 0, "finish_reason": reason, "text": text}]
+def _choice(reason: str, choice: dict[str, Any], more: dict[str, Any]) -> Reply:
+    choices = [{"index": 0, "finish_reason": reason, **choice}]
     value = {"model": MODEL, "choices": choices, "usage": {"completion_tokens": 41}}
     return Reply(json.dumps(value | more).encode())
+
+
+def completion(content: Any, *, reason: str = "stop", message: Any = None, **more: Any) -> Reply:
+    """A chat completion with this content."""
+    said = {"role": "assistant", "content": content, **(message or {})}
+    return _choice(reason, {"message": said}, more)
+
+
+def text_completion(text: Any, *, reason: str = "stop") -> Reply:
+    """A plain completion with this text."""
+    return _choice(reason, {"text": text}, {})
 
 
 def answers(document: str, nth: int) -> Reply:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,9 +19,9 @@ from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question, read_records
 from nmoe_core.labels.oracles import engine, make_oracle
 from nmoe_core.labels.oracles.engine import EngineOracle, model_name
-from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS, encoding
+from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.core.labels.oracles.server import GOOD, SCORES
+from tests.core.labels.oracles.server import ANALYSIS, FINAL, GOOD, NEXT, SCORES, tokens_of
 from tests.refusals import refused
 
 REASONS = {"final_stop", "stop_outside_final", "length", "parser_error"}
@@ -111,30 +111,25 @@ class Scripted:
         self.cancelled.append(seq_id)
 
 
-def script(text: str) -> list[int]:
-    return encoding().encode(text, allowed_special="all")
-
-
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
     def write(*texts: str) -> Scripted:
-        generator = Scripted([script(text) for text in texts])
+        generator = Scripted([tokens_of(text) for text in texts])
         monkeypatch.setattr(engine, "load_generator", lambda *settings: generator)
         return generator
 
     return write
 
 
-THINK = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
-FINAL = f"<|channel|>final<|message|>{GOOD}<|return|>"
+THINK, ANSWER = f"{ANALYSIS}Let me see.{NEXT}", f"{FINAL}{GOOD}<|return|>"
 
 
 def test_an_answer_ends_with_its_first_action_stop_and_not_with_the_end_of_reasoning(
     make: Callable, scripted: Callable
 ) -> None:
     generator = scripted(
-        THINK + FINAL + "more",
-        "<|channel|>analysis<|message|>Hm.<|return|>more",
+        THINK + ANSWER + "more",
+        f"{ANALYSIS}Hm.<|return|>more",
         "<|channel|>commentary to=f<|message|>{}<|call|>more",
     )
     results = ask(make(), ["a", "b", "c"])
@@ -151,10 +146,10 @@ def test_reasoning_ends_at_its_budget_but_an_answer_under_way_is_not_interrupted
     make: Callable, scripted: Callable, is_answering: bool
 ) -> None:
     room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
-    thoughts = script("<|channel|>analysis<|message|>" + "hm " * 400)
+    thoughts = tokens_of(ANALYSIS + "hm " * 400)
     thoughts = thoughts[: room - 10 if is_answering else room]
     generator = scripted("")
-    wanted = [*thoughts, *engine.TO_FINAL, *script(GOOD), RETURN]
+    wanted = [*thoughts, *engine.TO_FINAL, *tokens_of(GOOD), RETURN]
     generator.scripts[0] = list(wanted)
     if not is_answering:
         # The model wants to think on; it goes on as one does that finds its final channel opened.
@@ -167,7 +162,7 @@ def test_reasoning_ends_at_its_budget_but_an_answer_under_way_is_not_interrupted
 def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_rest(
     make: Callable, scripted: Callable
 ) -> None:
-    generator = scripted(*[THINK * (i % 3) + FINAL for i in range(20)])
+    generator = scripted(*[THINK * (i % 3) + ANSWER for i in range(20)])
     taken: list[int] = []
 
     def questions() -> Iterator[Question]:
@@ -182,7 +177,7 @@ def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_res
     assert sorted(generator.cancelled) == sorted(generator.live)
 
 
-def test_the_version_is_measured_from_weights_prompt_and_decoding(
+def test_the_version_is_measured_and_published_shapes_have_their_names(
     make: Callable, checkpoint: Path, rubric: Rubric, tmp_path: Path
 ) -> None:
     base = make().fingerprint
@@ -196,14 +191,9 @@ def test_the_version_is_measured_from_weights_prompt_and_decoding(
         EngineOracle(checkpoint, settings(), replace(rubric, version="v2")),
     ]
     assert len({base, *(oracle.fingerprint for oracle in changed)}) == 6
-
-
-@pytest.mark.parametrize(
-    ("layers", "experts", "name"), [(24, 32, "gpt-oss-20b"), (36, 128, "gpt-oss-120b")]
-)
-def test_published_shapes_have_their_names(layers: int, experts: int, name: str) -> None:
-    config: Any = SimpleNamespace(num_hidden_layers=layers, hidden_size=2880, num_experts=experts)
-    assert model_name(config) == name
+    for layers, experts, name in ((24, 32, "gpt-oss-20b"), (36, 128, "gpt-oss-120b")):
+        shape = {"num_hidden_layers": layers, "hidden_size": 2880, "num_experts": experts}
+        assert model_name(cast(Any, SimpleNamespace(**shape))) == name
 
 
 def test_what_cannot_label_is_refused_before_anything_is_loaded(

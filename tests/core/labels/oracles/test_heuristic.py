@@ -44,22 +44,19 @@ def corpus() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def texts(corpus: list[tuple[str, str]]) -> list[str]:
-    return [text for _, text in corpus]
-
-
 def result_of(text: str) -> OracleResult:
     ((_, result),) = HeuristicOracle().label([Question(text)])
     return result
 
 
 @pytest.fixture(scope="module")
-def grades(texts: list[str]) -> np.ndarray:
-    return np.array([list((result_of(text).scores or {}).values()) for text in texts])
+def grades(corpus: list[tuple[str, str]]) -> np.ndarray:
+    return np.array([list((result_of(text).scores or {}).values()) for _, text in corpus])
 
 
-def test_grades_of_real_text_spread_and_no_dimension_repeats_another(grades: np.ndarray) -> None:
+def test_grades_of_real_text_spread_and_neither_repeat_each_other_nor_follow_the_length(
+    corpus: list[tuple[str, str]], grades: np.ndarray
+) -> None:
     assert len(grades) > 300
     for column, name in zip(grades.T, DIMENSIONS):
         shares = np.bincount(column, minlength=5) / len(column)
@@ -67,12 +64,7 @@ def test_grades_of_real_text_spread_and_no_dimension_repeats_another(grades: np.
         assert (shares > 0.01).sum() >= 4, (name, shares)
     for a, b in itertools.combinations(range(5), 2):
         assert abs(np.corrcoef(grades[:, a], grades[:, b])[0, 1]) < 0.7, (a, b)
-
-
-def test_the_aggregate_of_real_text_does_not_follow_its_length(
-    corpus: list[tuple[str, str]], grades: np.ndarray
-) -> None:
-    """Within each kind, because docstrings are short by nature and source is not."""
+    # Length within each kind, because docstrings are short by nature and source is not.
     lengths = np.array([len(text) for _, text in corpus])
     for kind in KINDS:
         member = np.array([k == kind for k, _ in corpus])
@@ -81,16 +73,14 @@ def test_the_aggregate_of_real_text_does_not_follow_its_length(
         assert abs(rho) < 0.3, kind
 
 
-def test_a_text_said_twice_measures_the_same(texts: list[str]) -> None:
-    long = [text for text in texts if len(text) > 3000][:20]
-    for text in long:
+def test_a_text_said_twice_measures_the_same_and_one_shuffled_does_not(
+    corpus: list[tuple[str, str]],
+) -> None:
+    for text in [text for _, text in corpus if len(text) > 3000][:20]:
         once, twice = measure(text), measure(f"{text}\n{text}")
         for name in ("guidance", "short_words", "variety", "compression", "symbols"):
             assert twice[name] == pytest.approx(once[name], abs=0.12), name
-
-
-def test_shuffling_the_words_changes_the_statistics_of_order_alone(texts: list[str]) -> None:
-    prose = next(text for text in texts if "Metadata-Version" in text and len(text) > 2000)
+    prose = next(text for kind, text in corpus if kind == "metadata" and len(text) > 2000)
     rng = random.Random(0)
     lines = [line.split(" ") for line in prose.split("\n")]
     for line in lines:
@@ -134,9 +124,9 @@ def test_equal_texts_get_equal_scores_in_any_batch() -> None:
 
 
 def test_compression_is_that_of_one_block_whatever_the_text_and_its_indents(
-    texts: list[str],
+    corpus: list[tuple[str, str]],
 ) -> None:
-    text = " ".join(texts[0].split())
+    text = " ".join(corpus[0][1].split())
     solid = text.replace(" ", "_")
     assert measure(solid[:400])["compression"] == measure(solid[:256])["compression"]
     indented = "    " + text[:100].replace(" ", "\n    ")

@@ -53,13 +53,22 @@ def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_f
     assert server.asked.total() == 60
 
 
-@pytest.mark.parametrize("status", [401, 402, 403, 404, 407, 410])
+@pytest.mark.parametrize(
+    ("status", "api", "advice"),
+    [
+        *((status, "chat", "check base_url") for status in (401, 402, 403, 407, 410)),
+        *((404, "chat", 'set api = "completions"'), (404, "completions", 'set api = "chat"')),
+    ],
+)
 def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no_label(
-    server: JudgeServer, tmp_path: Path, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+    server: JudgeServer, tmp_path: Path, status: int, api: str, advice: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     server.always(Reply(b"no", status))
-    assert label(server.url, tmp_path, 40) == 1
-    assert "ERROR [E-LABEL-ORACLE]" in capsys.readouterr().err
+    assert label(server.url, tmp_path, 40, "--api", api) == 1
+    line = capsys.readouterr().err
+    assert "ERROR [E-LABEL-ORACLE]" in line
+    assert advice in line
     assert (tmp_path / "out" / "scores.jsonl").read_bytes() == b""
     assert server.asked.total() <= 4
 

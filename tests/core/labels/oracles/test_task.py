@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.engine import make_tiny_checkpoint
@@ -21,21 +19,15 @@ from tests.refusals import refused
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A run with one small source, prepared and sliced."""
-    path = tmp_path / "web.jsonl"
-    rows = [{"id": f"w{i}", "text": f"Document number {i} " + "and more " * 9} for i in range(60)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    split = tmp_path / "run" / "data" / "web" / "train"
-    flags = ["--paths", str(path), "--name", "web", "--num-shards", "1", "--workers", "1"]
-    assert main(["prep", "--source", "jsonl", *flags, "--output", str(split)]) == 0
-    write_source_slices(Tree.below(tmp_path / "run"), "web")
+def project(tmp_path: Path, prepared_data: Path) -> Path:
+    """A run with a small source, prepared and sliced."""
+    write_source_slices(Tree.below(tmp_path, data=prepared_data), "web")
     return tmp_path
 
 
 def run_of(project: Path, rubric: Path, oracle: str) -> Run:
     path = project / "run.toml"
-    path.write_text(f'root = "{project}/run"\n[oracle]\nrubric = "{rubric}"\n{oracle}\n')
+    path.write_text(f'root = "{project}"\n[oracle]\nrubric = "{rubric}"\n{oracle}\n')
     return Run(path)
 
 
@@ -54,7 +46,7 @@ def test_a_run_labels_over_http_with_two_lines_of_settings(
     assert outputs["train-00"].facts["parse_rate"] == 1.0
     assert outputs["train-00"].facts["scorer"].startswith(f"{MODEL}/")
     assert outputs["val-01"].facts["relabelled"] <= 2
-    again = read_records(project / "run/labels/val/shard_1/relabelled/scores.jsonl")
+    again = read_records(project / "labels/val/shard_1/relabelled/scores.jsonl")
     assert {record["rubric_hash"] for record in again} == {run.rubric.turned().hash}
     asked = server.asked.total()
     again = label_slices(run, ["web"], ["train-00", "val-01"])
