@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.catalogue import Columns, about, described
+from nmoe_assets.assets.catalogue import Columns, about, column_lineage, described
 from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.automation.conditions import automation
@@ -36,9 +37,10 @@ class Asset:
         version: Version of its code and of the settings that it reads.
         deps: Its inputs.
         leads_to: Keys of the assets that read it.
-        rows: Columns of its rows.
+        rows: Columns of its rows, with those they are made from.
         pool: The pool that its step holds.
         partitions: None for an unpartitioned asset.
+        max_age_days: When it is shown as overdue; None for never.
         checks: Names of the checks of its own step.
         check: Their function, as `Checks` takes it.
     """
@@ -56,6 +58,7 @@ class Asset:
     rows: Columns = ()
     pool: str | None = None
     partitions: dg.PartitionsDefinition[str] | None = None
+    max_age_days: int | None = None
     checks: tuple[str, ...] = ()
     check: Callable[..., Verdicts] = lambda *made: {}
 
@@ -89,18 +92,21 @@ class Asset:
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
         """The definition with work of its own."""
         run, most = self.run, self.run.config.automation.max_partitions_per_run
+        key = asset_key(run, self.key)
         deps = [
             dg.AssetDep(asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping)
             for dep in (d if isinstance(d, dg.AssetDep) else dg.AssetDep(d) for d in self.deps)
         ]
+        age = timedelta(days=self.max_age_days) if self.max_age_days else None
         decorate = dg.asset(
-            key=asset_key(run, self.key),
+            key=key,
             deps=deps,
             check_specs=self.own_checks.specs(),
             code_version=self.version,
             partitions_def=self.partitions,
             backfill_policy=dg.BackfillPolicy(most if self.partitions else None),
             automation_condition=automation(run, self.key, [dep.asset_key for dep in deps]),
+            freshness_policy=dg.FreshnessPolicy.time_window(age) if age else None,
             group_name=named(run, self.group),
             pool=self.pool,
             op_tags=pod_tags(run, self.stage),
@@ -108,6 +114,9 @@ class Asset:
             description=described(self.text, *self.facts),
             owners=list(run.config.automation.owners),
             tags={"stage": self.stage},
-            metadata=about(rows=self.rows, leads_to=[asset_key(run, key) for key in self.leads_to]),
+            metadata={
+                **about(rows=self.rows, leads_to=[asset_key(run, key) for key in self.leads_to]),
+                **column_lineage(self.rows, key, [dep.asset_key for dep in deps]),
+            },
         )
         return decorate(work)

@@ -5,38 +5,48 @@ from typing import Any
 
 import dagster as dg
 
-Columns = Sequence[tuple[str, str, str]]
+# Name, type and meaning of each column of an asset's rows, then the columns it is made from.
+Columns = Sequence[tuple[str, ...]]
+LINEAGE = "dagster/column_lineage"
 _TYPES = {str: "string", int: "integer", float: "number"}
 _SCORES = ("helpfulness", "correctness", "coherence", "complexity", "density")
 _DOC_ID = ("doc_id", "string", "source//relative path#s=start:e=end")
-SLICE_ROWS = (_DOC_ID, ("source", "string", "name of the source"))
+_SOURCE = ("source", "string", "name of the source")
+_TEXT = "shards.tokens"
+DOCUMENT_ROWS = (("id", "string", "names the document"), ("text", "string", "what it says"))
+SHARD_ROWS = (
+    (*_DOC_ID, "documents.id"),
+    ("tokens", "array", "ids of its text, then the end of text", "documents.text"),
+)
+SLICE_ROWS = ((*_DOC_ID, "shards.doc_id"), _SOURCE)
 LABEL_ROWS = (
-    _DOC_ID,
-    ("source", "string", "name of the source"),
-    ("ok", "bool", "whether the answer was a set of scores"),
-    ("scores", "object", f"0..4 each: {', '.join(_SCORES)}"),
-    ("aggregated", "number", "mean of the scores, 0..1"),
-    ("snippet", "string", "start of the text"),
+    (*_DOC_ID, "docid_slices.doc_id"),
+    _SOURCE,
+    ("ok", "bool", "whether the answer was a set of scores", _TEXT),
+    ("scores", "object", f"0..4 each: {', '.join(_SCORES)}", _TEXT),
+    ("aggregated", "number", "mean of the scores, 0..1", _TEXT),
+    ("snippet", "string", "start of the text", _TEXT),
     ("scorer_model", "string", "who scored it"),
     ("scorer_version", "string", "version of the scorer"),
     ("rubric_hash", "string", "the rubric it answered"),
 )
 GRADE_ROWS = (
-    _DOC_ID,
-    ("source", "string", "name of the source"),
-    ("scores", "object", "the judge's five; null where the document left at the probe"),
-    ("aggregated", "number", "weighted mean of the scores that decided, 0..1"),
-    ("decision", "string", "drop, band or keep"),
-    ("q_probe", "number", "weighted mean of the probe's scores, 0..1"),
-    ("early_exit", "bool", "whether it left at the probe"),
-    ("probe_scores", "object", "the probe's five, 0..4"),
+    (*_DOC_ID, "shards.doc_id"),
+    _SOURCE,
+    ("scores", "object", "the judge's five; null where the document left at the probe", _TEXT),
+    ("aggregated", "number", "weighted mean of the scores that decided, 0..1", _TEXT),
+    ("decision", "string", "drop, band or keep", _TEXT),
+    ("q_probe", "number", "weighted mean of the probe's scores, 0..1", _TEXT),
+    ("early_exit", "bool", "whether it left at the probe", _TEXT),
+    ("probe_scores", "object", "the probe's five, 0..4", _TEXT),
 )
+TOPIC_ROWS = (("topic", "integer", "nearest centroid, by number of the document", _TEXT),)
 LINEAGE_ROWS = (
-    ("parent_doc_id", "string", "the document it is a copy of"),
+    ("parent_doc_id", "string", "the document it is a copy of", "quality_scores.doc_id"),
     ("parent_index", "integer", "its number in the parent shard"),
-    ("topic", "integer", "nearest centroid"),
-    ("decision", "string", "why it was kept"),
-    ("aggregated", "number", "its score, 0..1"),
+    ("topic", "integer", "nearest centroid", "topics.topic"),
+    ("decision", "string", "why it was kept", "quality_scores.decision"),
+    ("aggregated", "number", "its score, 0..1", "quality_scores.aggregated"),
 )
 
 # What facts mean that their names do not say; an asset's description ends with those it shows.
@@ -106,16 +116,31 @@ def curated_group(source: str) -> str:
 
 
 def about(*, rows: Columns = (), leads_to: Iterable[dg.AssetKey] = ()) -> dict[str, Any]:
-    """Definition metadata of an asset: the schema of its rows, and links to where it is read.
-
-    Args:
-        rows: (name, type, meaning) of each column of the asset's rows.
-        leads_to: Assets that read this one.
-    """
-    columns = [dg.TableColumn(name, kind, description) for name, kind, description in rows]
+    """Definition metadata of an asset: the schema of its rows, and links to where it is read."""
+    columns = [dg.TableColumn(name, kind, description) for name, kind, description, *_ in rows]
     schema = {"dagster/column_schema": dg.TableSchema(columns=columns)} if columns else {}
     links = {f"leads to {key.to_user_string()}": dg.MetadataValue.asset(key) for key in leads_to}
     return {**schema, **links}
+
+
+def column_lineage(
+    rows: Columns, key: dg.AssetKey, deps: Iterable[dg.AssetKey]
+) -> dict[str, dg.TableColumnLineage]:
+    """Metadata that leads each column of an asset to those it is made from.
+
+    `shards.tokens` of a column is that column of the inputs of this name, or of the asset of this
+    name beside it.
+    """
+
+    def parents(column: str) -> list[dg.TableColumnDep]:
+        name, _, of_name = column.partition(".")
+        found = [dep for dep in deps if dep.path[-1] == name]
+        found = found or [dg.AssetKey([*key.path[:-1], name])]
+        return [dg.TableColumnDep(asset_key=asset, column_name=of_name) for asset in found]
+
+    by_column = {column: parents(made_from[0]) for column, _, _, *made_from in rows if made_from}
+    lineage = dg.TableColumnLineage(deps_by_column=by_column)
+    return {LINEAGE: lineage} if by_column else {}
 
 
 def shown(key: str, value: Any) -> Any:

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, curated_group
+from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -46,6 +46,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         version=versions.TOPICS,
         deps=[[name, "shards"], [GROUP, "topic_model"]],
         leads_to=[[name, "curated"]],
+        rows=TOPIC_ROWS,
         partitions=shard_partitions(run.config.prep.num_shards),
         checks=("topic_range",),
         check=lambda made: checks.check_topics(run, name, map(int, made)),
@@ -112,4 +113,5 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             *([name, "curated_manifest"] for name in names),
             *([name, "valid_manifest"] for name in valid),
         ],
+        max_age_days=run.config.automation.plan_max_age_days,
     ).unpartitioned(lambda: curate.make_plan(run, names, valid))

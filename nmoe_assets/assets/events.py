@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.catalogue import shown, with_row_count
+from nmoe_assets.assets.catalogue import LINEAGE, shown, with_row_count
 from nmoe_assets.assets.cost import Cost, Stopwatch
 from nmoe_assets.assets.inputs import CurrentInputs
 from nmoe_assets.assets.run_log import run_log
@@ -63,7 +63,7 @@ def materialize_unpartitioned(
     plot = {picture: dg.MetadataValue.md(made.picture)} if made.picture else {}
     return dg.MaterializeResult(
         data_version=dg.DataVersion(made.digest),
-        metadata=with_row_count({**facts, **plot}),
+        metadata={**with_row_count({**facts, **plot}), **_lineage(context)},
         check_results=list(checks.results()) if checks else [],
     )
 
@@ -191,7 +191,7 @@ def log_partitions(
         dg.AssetMaterialization(
             asset_key=context.asset_key,
             partition=key,
-            metadata=with_row_count(one.metadata, of_partition=True),
+            metadata={**with_row_count(one.metadata, of_partition=True), **_lineage(context)},
             tags={**tags, "dagster/data_version": one.data_version},
         )
         for key, one in made.items()
@@ -204,6 +204,12 @@ def log_partitions(
         for event in left:
             context.log_event(event)
         raise
+
+
+def _lineage(context: dg.AssetExecutionContext) -> dict[str, Any]:
+    """The lineage of columns, which Dagster reads from events and not from definitions."""
+    metadata = context.assets_def.metadata_by_key[context.asset_key]
+    return {LINEAGE: metadata[LINEAGE]} if LINEAGE in metadata else {}
 
 
 def _log_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: str) -> None:

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import SLICE_ROWS, about, shown, table
+from nmoe_assets.assets.catalogue import DOCUMENT_ROWS, SHARD_ROWS, SLICE_ROWS, about, shown, table
 from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.assets.events import Events, PartitionResult, log_partitions, timed, wait_for_lock
 from nmoe_assets.assets.inputs import CurrentInputs
@@ -30,7 +30,8 @@ def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
         "made here: prep records the revision that it read.",
         owners=list(run.config.automation.owners),
         tags={"stage": "prep"},
-        metadata=about(leads_to=[asset_key(run, [source.name, "shards"])]) | reads,
+        metadata=about(rows=DOCUMENT_ROWS, leads_to=[asset_key(run, [source.name, "shards"])])
+        | reads,
     )
 
 
@@ -50,6 +51,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         version=versions.prep(run, source, split),
         deps=[[name, "documents"]],
         leads_to=[[name, f"{_prefix(split)}manifest"]],
+        rows=SHARD_ROWS,
         partitions=shard_partitions(num_shards),
         checks=("integrity",),
         check=lambda made: checks.check_shards(run, name, split, map(int, made)),

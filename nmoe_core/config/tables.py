@@ -203,6 +203,8 @@ class AutomationTable(StrictModel):
     owners: tuple[str, ...] = ("team:data",)
     max_partitions_per_run: int | None = Field(default=None, ge=1)
     """Most partitions of an asset that one run of a backfill makes; all where it is not set."""
+    plan_max_age_days: int | None = Field(default=None, ge=1)
+    """Days after which the loader plan is shown as overdue; never where it is not set."""
     follow_every_s: int = Field(default=30, ge=5)
     watch_every_s: int = Field(default=300, ge=5)
     label_retries: int = Field(default=3, ge=0)

@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import LEVELS
 from tests.project import REPOSITORY
@@ -40,8 +42,6 @@ def test_one_file_uses_private_names_of_dagster() -> None:
 
 def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NMOE_CONFIG", raising=False)
-    from nmoe_assets.component import build_definitions
-
     defs = build_definitions(Run(REPOSITORY / "configs" / "demo.toml"))
     graph = defs.resolve_asset_graph()
     keys = {tuple(key.path) for key in graph.get_all_asset_keys()}
@@ -70,8 +70,6 @@ def test_the_documentation_gives_every_check_its_level() -> None:
 
 
 def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
-    from nmoe_assets.component import build_definitions
-
     graph = build_definitions(Run(REPOSITORY / "configs" / "demo.toml")).resolve_asset_graph()
     keys = graph.get_all_asset_keys()
     for key in keys:
@@ -89,12 +87,42 @@ def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
     assert names[:5] == ["doc_id", "source", "scores", "aggregated", "decision"]
 
 
+def test_every_column_leads_to_columns_of_assets_down_to_the_documents() -> None:
+    graph = build_definitions(Run(REPOSITORY / "configs" / "demo.toml")).resolve_asset_graph()
+
+    def columns(key: dg.AssetKey) -> set[str]:
+        return {c.name for c in graph.get(key).metadata["dagster/column_schema"].columns}
+
+    def origins(key: dg.AssetKey, column: str) -> set[str]:
+        assert column in columns(key), (key, column)
+        lineage = graph.get(key).metadata.get("dagster/column_lineage")
+        if lineage is None:
+            return {f"{key.to_user_string()}.{column}"}
+        parents = lineage.deps_by_column.get(column, [])
+        return {name for dep in parents for name in origins(dep.asset_key, dep.column_name)}
+
+    curated = dg.AssetKey(["stdlib", "curated"])
+    assert origins(curated, "parent_doc_id") == {"stdlib/documents.id"}
+    assert origins(curated, "topic") == origins(curated, "decision") == {"stdlib/documents.text"}
+    labels = dg.AssetKey(["hydra", "oracle_labels"])
+    assert origins(labels, "doc_id") == {f"{source}/documents.id" for source in DEMO_SOURCES}
+
+
+def test_the_loader_plan_is_overdue_after_the_days_that_the_run_says() -> None:
+    for days, policy in ((None, None), (7, dg.FreshnessPolicy.time_window(timedelta(days=7)))):
+        settings = {"automation.plan_max_age_days": days} if days else None
+        run = Run(REPOSITORY / "configs" / "demo.toml", settings)
+        graph = build_definitions(run).resolve_asset_graph()
+        policies = {key: graph.get(key).freshness_policy for key in graph.get_all_asset_keys()}
+        assert {key: found for key, found in policies.items() if found} == (
+            {dg.AssetKey(["mixture", "loader_plan"]): policy} if policy else {}
+        )
+
+
 @pytest.mark.parametrize("most", [None, 4])
 def test_a_run_of_a_backfill_makes_at_most_the_partitions_that_the_run_says(
     most: int | None,
 ) -> None:
-    from nmoe_assets.component import build_definitions
-
     settings = {"automation.max_partitions_per_run": most} if most else None
     run = Run(REPOSITORY / "configs" / "demo.toml", settings)
     graph = build_definitions(run).resolve_asset_graph()
