@@ -2,11 +2,11 @@
 
 An asset is due when its code version or the content of an input changed, and, where `[automation]`
 says `make` for its kind, also when it was missing at the first look. It waits for inputs that are
-missing, being made, about to be made, due themselves, failed, or did not pass a check that blocks.
-Inputs that are made by hand may be due for good, so they are taken as they are. Scores do not
-follow heads and backbone but the calibration, which names them: scores of new heads and an old
-calibration would be refused. Dagster says what may be stale; the fingerprints beside the files
-decide.
+missing, due themselves, being made, about to be made, or did not pass a check that blocks. Inputs
+that are made by hand may be due for good, so they are taken as they are unless their last run
+failed. Scores do not follow heads and backbone but the calibration, which names them: scores of new
+heads and an old calibration would be refused. Dagster says what may be stale; the fingerprints
+beside the files decide.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,33 +29,48 @@ _KINDS = {
 }
 _BEHIND_CALIBRATION = ("backbone", "probe_head", "judge_head")
 _code_changed = _AC.code_version_changed()
-# Of an input, until it is made from what changed; a request alone may come to nothing. A run that
-# is seen with new code may have been of the code before.
-_input_due = (_code_changed | _AC.any_deps_match(_AC.data_version_changed())).since(
-    _AC.newly_updated() & ~_code_changed
-)
+_in_progress = _AC.run_in_progress() | _AC.backfill_in_progress()
 # Dagster looks at the newest run of a check: an unfinished or ended one has not passed either.
-_stuck = (
-    _AC.missing()
-    | _AC.in_progress()
-    | _AC.will_be_requested().with_label("is about to be made")
-    | _AC.execution_failed()
-    | _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
+_unusable = (
+    _AC.missing() | _in_progress | _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
+)
+# An input is due until it is made from what changed; a request alone may come to nothing, and a run
+# that is seen with new code may have been of the code before.
+_due_input = (_code_changed | _AC.any_deps_match(_AC.data_version_changed())).since(
+    _AC.newly_updated() & ~_code_changed
 )
 
 
 def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
-    """When the asset of a key (without the mixture's prefix) is asked for; None for never."""
+    """When the asset of a key (without the mixture's prefix) is asked for; None for never.
+
+    A tick evaluates every node of every condition for every input: none stands here that another
+    one implies.
+    """
     mode = _mode(run, key[-1])
     if mode == "off":
         return None
     external = [dep for dep in deps if dep.path[-1] == "documents"]
-    by_hand = [dep for dep in deps if _mode(run, dep.path[-1]) == "off"]
     unread = [dep for dep in deps if dep.path[-1] in _BEHIND_CALIBRATION]
-    due = _due(mode, external + (unread if key[-1] == "quality_scores" else []))
-    waits = _any_deps(_stuck, external) | _any_deps(_input_due, by_hand)
-    ready = due & ~waits.with_label("waits for an input") & ~_AC.in_progress()
+    unread = unread if key[-1] == "quality_scores" else []
+    read = [dep for dep in deps if dep not in (*external, *unread)]
+    by_hand = [dep for dep in read if _mode(run, dep.path[-1]) == "off"]
+    followed = [dep for dep in read if dep not in by_hand]
+    waits = [
+        _any_of(_unusable | _AC.will_be_requested() | _due_input, followed),
+        _any_of(_unusable | _AC.execution_failed(), by_hand),
+        _any_of(_due_input, [dep for dep in unread if _mode(run, dep.path[-1]) != "off"]),
+    ]
+    ready = _due(mode, external + unread) & ~_in_progress
+    for wait in filter(None, waits):
+        ready &= ~wait.with_label("waits for an input")
     return (ready if mode == "make" else ready & ~_AC.missing()).with_label(mode)
+
+
+def _any_of(condition: Condition, deps: Collection[dg.AssetKey]) -> Any:
+    """Whether the condition holds for one of these inputs; None where there are none."""
+    selection = dg.AssetSelection.assets(*deps)
+    return _AC.any_deps_match(condition).allow(selection) if deps else None
 
 
 def _mode(run: Run, name: str) -> str:
