@@ -195,11 +195,11 @@ def run_embed(arguments: argparse.Namespace) -> int:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Print how far two clusterings and two spaces agree."""
-    from nmoe_core.curate.diversity.compare import compare_embeddings, open_embeddings
+    from nmoe_core.curate.diversity.compare import compare_embeddings, open_array
 
     found = compare_embeddings(
-        open_embeddings(arguments.shallow),
-        open_embeddings(arguments.deep),
+        open_array(arguments.shallow, "f", None, None),
+        open_array(arguments.deep, "f", None, None),
         arguments.n_clusters,
         arguments.seed,
         pca_shallow=arguments.pca_components,
@@ -240,7 +240,7 @@ def run_animate(arguments: argparse.Namespace) -> int:
 def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Paths and settings of a file; what is no flag of the verb keeps its default."""
     from nmoe_core.curate.jsonl.compute import JsonlSettings
-    from nmoe_core.curate.jsonl.output import JsonlPaths
+    from nmoe_core.curate.jsonl.files import JsonlPaths
 
     given = vars(arguments)
     values = {f.name: given[f.name] for f in fields(JsonlSettings) if f.name in given}

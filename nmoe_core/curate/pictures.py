@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.base.errors import CurationError
-from nmoe_core.curate.diversity.compare import ComparedSpaces, open_embeddings
+from nmoe_core.curate.diversity.compare import ComparedSpaces, open_array
 from nmoe_core.curate.diversity.measure import diversity_ceiling, window_topics
 from nmoe_core.curate.order import arrange
 from nmoe_core.curate.topics.clusters import flat_projection
@@ -85,7 +84,7 @@ class FilmFiles:
         stem = self.embeddings.name.removesuffix("_embeddings.npy")
         path = self.embeddings.with_name(f"{stem}_{name}.npy")
         path = getattr(self, name) or (path if path.is_file() else None)
-        return path and _integers(path, num_records)
+        return path and open_array(path, "iu", num_records).astype(np.int64)
 
 
 def animate(
@@ -105,8 +104,8 @@ def animate(
         CurationError: An array is missing or has another length, or ffmpeg failed
             (E-CURATION-EMBEDDING).
     """
-    rows = open_embeddings(files.embeddings)
-    lengths = _integers(files.token_counts, len(rows)) + 1
+    rows = open_array(files.embeddings, "f", None, None)
+    lengths = open_array(files.token_counts, "iu", len(rows)).astype(np.int64) + 1
     unit = np.nan_to_num(np.asarray(rows, np.float32))
     labels = files.numbers("labels", len(rows))
     if labels is None:
@@ -117,32 +116,9 @@ def animate(
     if files.points is None:
         points = flat_projection(unit, seed, "pca")[0]
     else:
-        points = np.asarray(open_embeddings(files.points))
-        if points.shape != (len(rows), 2):
-            raise _refuse(files.points, f"shape {points.shape}", f"[{len(rows)}, 2]")
+        points = np.asarray(open_array(files.points, "f", len(rows), 2))
     window = (np.cumsum(lengths[order]) - 1) // seq_len
     counts = window_topics(labels[order], lengths[order], seq_len)
     before = float(window_topics(labels, lengths, seq_len).mean())
     film = OrderFilm(labels, points, order, window, counts, before)
     return write_films(film, output, num_frames)
-
-
-def _integers(path: Path, num_records: int) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, FileNotFoundError) as error:
-        raise _refuse(path, str(error), "a .npy file") from None
-    if array.shape != (num_records,) or array.dtype.kind not in "iu":
-        raise _refuse(path, f"{array.dtype} {array.shape}", f"integers [{num_records}]")
-    return array.astype(np.int64)
-
-
-def _refuse(path: Path, found: str, expected: str) -> CurationError:
-    return CurationError(
-        "the film cannot be made",
-        where=path,
-        found=found,
-        expected=expected,
-        do="name the files of one run of `nmoe curate`",
-        code="E-CURATION-EMBEDDING",
-    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from nmoe_core.plots.charts import calibration_plot, loss_plot, manifest_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
-from nmoe_core.plots.heads import calibration_plot, loss_plot
 from nmoe_core.plots.ordering import ordering_plot
 from nmoe_core.plots.png import png_markdown
-from nmoe_core.plots.shards import manifest_plot
 
 __all__ = [
     "calibration_plot",

@@ -99,26 +99,34 @@ def compare_embeddings(
     return ComparedSpaces(comparison, first, second, labels)
 
 
-def open_embeddings(path: Path) -> np.ndarray:
-    """Mapped embeddings of a file, float `[N, W]`.
+def open_array(
+    path: Path,
+    kinds: str,
+    *shape: int | None,
+    do: str = "name the files of one run of `nmoe curate`",
+) -> np.ndarray:
+    """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` stands for any length.
 
     Raises:
         CurationError: It is no such array (E-CURATION-EMBEDDING).
     """
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        found = f"{rows.dtype} {rows.shape}"
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = f"{array.dtype} {array.shape}"
     except (ValueError, EOFError, FileNotFoundError) as error:
-        rows, found = np.empty(0), str(error)
-    if rows.ndim != 2 or rows.dtype.kind != "f":
+        array, found = np.empty(()), str(error)
+    fits = [wanted in (None, size) for wanted, size in zip(shape, array.shape)]
+    if array.dtype.kind not in kinds or array.ndim != len(shape) or not all(fits):
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
         raise CurationError(
-            "no embeddings",
+            "array cannot be used",
             where=path,
             found=found,
-            expected="a .npy file of floats [N, width]",
+            expected=f"a .npy file of {'floats' if kinds == 'f' else 'integers'} [{sizes}]",
+            do=do,
             code="E-CURATION-EMBEDDING",
         )
-    return rows
+    return array
 
 
 def verdict(ari: float) -> Verdict:

@@ -8,6 +8,7 @@ and 48 bytes per record. Input, checkpoint and settings are checked before any w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import numpy as np
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.curate.diversity import measure as diversity
-from nmoe_core.curate.diversity.compare import open_embeddings
+from nmoe_core.curate.diversity.compare import open_array
 from nmoe_core.curate.diversity.windows import Loader
-from nmoe_core.curate.jsonl.output import JsonlPaths
+from nmoe_core.curate.jsonl.files import JsonlInput, JsonlPaths, OnError, scan_jsonl
 from nmoe_core.curate.jsonl.record_embeddings import (
     Progress,
     TextTokenizer,
@@ -25,7 +26,6 @@ from nmoe_core.curate.jsonl.record_embeddings import (
     open_tokenizer,
     silent,
 )
-from nmoe_core.curate.jsonl.records import JsonlInput, OnError, scan_jsonl
 from nmoe_core.curate.order import ORDERS, arrange
 from nmoe_core.curate.shards.planning import AUTO, CurateSettings, plan_order
 from nmoe_core.curate.topics.clusters import (
@@ -111,7 +111,7 @@ def open_jsonl(paths: JsonlPaths, settings: JsonlSettings) -> tuple[JsonlInput, 
     tokenizer = open_tokenizer(paths.model, num_rows, settings.tokenizer)
     records = scan_jsonl(paths.input, settings.text_field, settings.on_error)
     if paths.embeddings is not None:
-        _loaded_rows(paths, len(records))
+        _loaded_rows(paths.embeddings, len(records))
     return records, tokenizer
 
 
@@ -131,8 +131,9 @@ def embed_jsonl(
         CurationError: A token has no row, or a row is not finite (E-CURATION-EMBEDDING).
     """
     records, tokenizer = opened
-    is_loaded = paths.embeddings is not None
-    table = None if is_loaded else EmbeddingTable.open(paths.model, settings.max_width)
+    path, table = paths.embeddings, None
+    if path is None:
+        table = EmbeddingTable.open(paths.model, settings.max_width)
     found = embed_records(
         records, table, tokenizer, paths.cache, is_kept=is_kept, progress=progress
     )
@@ -140,27 +141,18 @@ def embed_jsonl(
         identity = sha256_json([table.backbone, tokenizer.fingerprint])
         made = table.method, identity, found.num_computed
         return Embedded(records, found.tokens, found.rows, *made)
-    rows = np.array(_loaded_rows(paths, len(records)), np.float32)
+    assert path is not None
+    rows = np.array(_loaded_rows(path, len(records)), np.float32)
     is_bad = ~np.isfinite(rows).all(axis=1)
     rows[is_bad] = 0
     identity, num_nan = f"width {rows.shape[1]}", int(is_bad.sum())
     return Embedded(records, found.tokens, rows, "loaded", identity, num_nan=num_nan)
 
 
-def _loaded_rows(paths: JsonlPaths, num_records: int) -> np.ndarray:
+def _loaded_rows(path: Path, num_records: int) -> np.ndarray:
     """Mapped embeddings, float `[N, W]`; refused where there is not one row per record."""
-    assert paths.embeddings is not None
-    rows = open_embeddings(paths.embeddings)
-    if len(rows) != num_records:
-        raise CurationError(
-            "embeddings are not those of the input",
-            where=paths.embeddings,
-            found=f"{len(rows)} rows",
-            expected=f"{num_records}, a row for each record",
-            do="embed this input again with `nmoe curate embed`",
-            code="E-CURATION-EMBEDDING",
-        )
-    return rows
+    do = "embed this input again with `nmoe curate embed`"
+    return open_array(path, "f", num_records, None, do=do)
 
 
 def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
@@ -170,12 +162,15 @@ def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings)
         CurationError: No such order, or one that needs what is not there (E-CURATION-ORDER);
             fewer records than clusters (E-CURATION-TOPICS).
     """
-    clusters, is_refitted = _clusters(paths, embedded, settings)
+    path = paths.beside("_clusters.safetensors")
+    before = load_clusters(path) if path.exists() and not settings.refit else None
+    is_frozen = before is not None and before.header["settings"] == _made_by(embedded, settings)
+    clusters = before if before and is_frozen else _fit(embedded, settings, before)
     rows = clusters.project(embedded.rows)
     labels, distance = clusters.assign(rows)
     drift = clusters.drift(labels, distance)
     if drift.is_large:
-        clusters, is_refitted = _fit(embedded, settings, clusters), True
+        clusters, is_frozen = _fit(embedded, settings, clusters), False
         rows = clusters.project(embedded.rows)
         labels, _ = clusters.assign(rows)
     name, order = _ordered(settings, labels.astype(np.int64), embedded.lengths, rows)
@@ -183,21 +178,8 @@ def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings)
     sample = sample_records(len(labels))
     terms = typical_terms(embedded.records.texts(sample), labels[sample], settings.n_clusters)
     return Curated(
-        embedded, clusters, drift, is_refitted, rows, labels, order, name, metrics, terms
+        embedded, clusters, drift, not is_frozen, rows, labels, order, name, metrics, terms
     )
-
-
-def _clusters(
-    paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings
-) -> tuple[Clusters, bool]:
-    """Clusters of an earlier run with the same settings, else new ones."""
-    path = paths.beside("_clusters.safetensors")
-    if settings.refit or not path.exists():
-        return _fit(embedded, settings, None), True
-    clusters = load_clusters(path)
-    if clusters.header["settings"] == _cluster_settings(embedded, settings):
-        return clusters, False
-    return _fit(embedded, settings, clusters), True
 
 
 def _fit(embedded: Embedded, settings: JsonlSettings, before: Clusters | None) -> Clusters:
@@ -206,12 +188,12 @@ def _fit(embedded: Embedded, settings: JsonlSettings, before: Clusters | None) -
         settings.n_clusters,
         settings.seed,
         pca_components=settings.pca_components,
-        settings=_cluster_settings(embedded, settings),
+        settings=_made_by(embedded, settings),
         version=before.header["version"] + 1 if before else 1,
     )
 
 
-def _cluster_settings(embedded: Embedded, settings: JsonlSettings) -> dict[str, Any]:
+def _made_by(embedded: Embedded, settings: JsonlSettings) -> dict[str, Any]:
     names = ("n_clusters", "pca_components", "seed")
     made_by = {"method": embedded.method, "identity": embedded.identity}
     return made_by | {name: getattr(settings, name) for name in names}

@@ -24,7 +24,14 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl.output import JsonlPaths, lock_outputs, write_array
+from nmoe_core.curate.jsonl.files import (
+    JsonlInput,
+    JsonlPaths,
+    OnError,
+    lock_outputs,
+    scan_jsonl,
+    write_array,
+)
 from nmoe_core.curate.jsonl.record_embeddings import (
     Block,
     Progress,
@@ -34,7 +41,6 @@ from nmoe_core.curate.jsonl.record_embeddings import (
     open_tokenizer,
     silent,
 )
-from nmoe_core.curate.jsonl.records import JsonlInput, OnError, scan_jsonl
 from nmoe_core.curate.topics.embed import table_shape
 
 METHOD = "deep-mean-l2/1"
@@ -77,12 +83,15 @@ def embed_deep(
         CheckpointError, TokenizerError: The checkpoint's files or tokenizer cannot be used.
         LockedError: Another process is writing the same output (E-LOCKED).
     """
+    import torch
+
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
 
     _refuse_tensor_parallel(settings.tensor_parallel)
     tokenizer = open_tokenizer(model_dir, table_shape(model_dir)[0], settings.tokenizer)
     records = scan_jsonl(input_path, settings.text_field, settings.on_error)
-    devices, dtype = settings.devices or _all_devices(), settings.dtype
+    gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    devices, dtype = settings.devices or gpus or ("cpu",), settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if devices[0].startswith("cuda") else "float32"
     with open_checkpoint(model_dir) as checkpoint:  # reads no weight
@@ -105,15 +114,18 @@ def embed_deep(
             encoded = tokenizer.encode_batch(list(records.texts(batch)))
             return [ids[:max_tokens].astype(np.int64) for ids in encoded]
 
+        free_devices = multiprocessing.get_context("spawn").SimpleQueue()
+        for device in devices:
+            free_devices.put(device)
         results = map_shards(
             embed_batch,
             map(tokens, batches),
             ComputeTable(workers=len(devices)),
-            initializer=partial(open_embedder, str(model_dir), dtype, _hand_out(devices)),
+            initializer=partial(open_embedder, str(model_dir), dtype, free_devices),
         )
         too_long: list[int] = []
         found = _blocks(zip(batches, results), len(todo), counts, too_long)
-        fill_cache(cache, keys, found, len(todo), progress=progress)
+        fill_cache(cache, keys, found, len(todo), progress)
         if too_long:
             shortest = int(counts[too_long].min())
             raise CurationError(
@@ -274,18 +286,3 @@ def open_embedder(model_dir: str, dtype: str, devices: Any) -> DeepEmbedder:
 def embed_batch(embedder: DeepEmbedder, texts: list[np.ndarray]) -> np.ndarray:
     """Embed one batch."""
     return embedder(texts)
-
-
-def _hand_out(devices: tuple[str, ...]) -> Any:
-    """A queue from which each worker takes its device."""
-    queue = multiprocessing.get_context("spawn").SimpleQueue()
-    for device in devices:
-        queue.put(device)
-    return queue
-
-
-def _all_devices() -> tuple[str, ...]:
-    """Every GPU, else the CPU."""
-    import torch
-
-    return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count())) or ("cpu",)

@@ -28,15 +28,16 @@ class EmbeddingCache:
     """A store opened for reading; `writer()` locks it for appending.
 
     A directory that is not there is an empty store. `model` is the digest of everything that a row
-    depends on beside its key, `width` its columns.
+    depends on beside its key, `width` its columns. Where rows are not to be kept (`is_kept`), this
+    object alone knows what is appended, and the files stay as they are.
 
     Raises:
         CurationError: The store belongs to another model or width, or is damaged
             (E-CURATION-CACHE).
     """
 
-    def __init__(self, directory: Path, model: str, width: int) -> None:
-        self.directory, self.model, self.width = directory, model, width
+    def __init__(self, directory: Path, model: str, width: int, *, is_kept: bool = True) -> None:
+        self.directory, self.model, self.width, self.is_kept = directory, model, width, is_kept
         self._load()
 
     @contextmanager
@@ -46,6 +47,9 @@ class EmbeddingCache:
         Raises:
             LockedError: Another process holds it (E-LOCKED).
         """
+        if not self.is_kept:
+            yield self
+            return
         with output_lock(self.directory):
             self._load()
             for name, size in ((KEYS_NAME, KEY.itemsize), (ROWS_NAME, 4 * self.width)):
@@ -78,18 +82,13 @@ class EmbeddingCache:
             stored = np.concatenate([stored, *self._held])
         return stored[rows]
 
-    def append(
-        self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray, *, is_kept: bool = True
-    ) -> None:
-        """Commit rows of new and distinct keys; call inside `writer()`.
-
-        Where they are not to be kept, this object alone knows them and the files stay as they are.
-        """
+    def append(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
+        """Commit rows of new and distinct keys; call inside `writer()`."""
         records = np.empty(len(keys), KEY)
         records["sha256"], records["tokens"] = keys, tokens
         rows = np.ascontiguousarray(embeddings, np.float32)
         self._keys = np.concatenate([self._keys, records])
-        if not is_kept:
+        if not self.is_kept:
             self._held.append(rows)
             return
         for name, array in ((ROWS_NAME, rows), (KEYS_NAME, records)):

@@ -18,7 +18,7 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl.records import JsonlInput
+from nmoe_core.curate.jsonl.files import JsonlInput
 from nmoe_core.curate.topics.embed import EmbeddingTable, pool, runs_within
 from nmoe_core.text.tokenizer import FileTokenizer, load_tokenizer
 from nmoe_core.text.vocabulary import Encoded
@@ -103,7 +103,7 @@ def embed_records(
     width = 0
     if table is not None:  # an existing cache knows it, so the table is read only if needed
         width = EmbeddingCache.width_of(directory) or table.rows.shape[1]
-    cache = EmbeddingCache(directory, model, width)
+    cache = EmbeddingCache(directory, model, width, is_kept=is_kept)
     missing = missing_records(cache, records.keys)
 
     def compute() -> Iterator[Block]:
@@ -115,7 +115,7 @@ def embed_records(
             empty = np.empty((len(texts), 0), np.float32)
             yield block, tokens, empty if table is None else pool(texts, table.rows)
 
-    fill_cache(cache, records.keys, compute(), len(missing), is_kept=is_kept, progress=progress)
+    fill_cache(cache, records.keys, compute(), len(missing), progress)
     places = cache.find(records.keys)
     return RecordEmbeddings(cache.tokens(places), cache.read(places), len(missing))
 
@@ -132,20 +132,18 @@ def fill_cache(
     keys: np.ndarray,
     found: Iterable[Block],
     total: int,
-    *,
-    is_kept: bool = True,
     progress: Progress = silent,
 ) -> None:
     """Commit blocks of `total` records in all, one by one as they are made.
 
-    `keys` are those of all records. With `is_kept` False, or without records, no file is written.
+    `keys` are those of all records.
 
     Raises:
         LockedError: Another process fills this cache (E-LOCKED).
     """
     done = 0
-    with cache.writer() if is_kept and total else nullcontext():
+    with cache.writer() if total else nullcontext():
         for records, tokens, rows in found:
-            cache.append(keys[records], tokens, rows, is_kept=is_kept)
+            cache.append(keys[records], tokens, rows)
             done += len(records)
             progress("embedded", done, total)

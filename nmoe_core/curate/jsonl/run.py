@@ -22,9 +22,14 @@ from nmoe_core.curate.jsonl.compute import (
     embed_jsonl,
     open_jsonl,
 )
-from nmoe_core.curate.jsonl.output import JsonlPaths, lock_outputs, write_array
+from nmoe_core.curate.jsonl.files import (
+    JsonlPaths,
+    lock_outputs,
+    write_array,
+    write_records,
+    write_set_aside,
+)
 from nmoe_core.curate.jsonl.record_embeddings import Progress, silent
-from nmoe_core.curate.jsonl.records import write_records, write_set_aside
 from nmoe_core.curate.topics.calibrate_k import Calibration, calibrate_k
 from nmoe_core.curate.topics.clusters import fit_pca, project, save_clusters
 from nmoe_core.curate.topics.model import sample_rows

@@ -12,8 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nmoe_core.curate.order.baselines import bin_packing, original, round_robin, shuffle, stratified
-from nmoe_core.curate.order.chain import related
+from nmoe_core.curate.order.baselines import (
+    bin_packing,
+    original,
+    related,
+    round_robin,
+    shuffle,
+    stratified,
+)
 from nmoe_core.curate.order.filling import window_fill
 from nmoe_core.curate.order.spacing import (
     balance_tokens,

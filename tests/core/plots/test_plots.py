@@ -157,7 +157,7 @@ def test_losses_within_a_power_of_ten_have_a_linear_axis(
     monkeypatch: pytest.MonkeyPatch, last: float, scale: str
 ):
     losses = [[1, 1.4], [2, 1.1], [3, last]]
-    figure = drawn(monkeypatch, "heads", lambda: loss_plot({"probe": losses}))
+    figure = drawn(monkeypatch, "charts", lambda: loss_plot({"probe": losses}))
     assert figure.axes[0].get_yscale() == scale
 
 
