@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,25 +21,20 @@ from nmoe_core.config.tables import ComputeTable
 from tests.refusals import refused
 
 
-def test_results_keep_the_order_of_items_of_unequal_cost() -> None:
-    items = [0.2, 0.0, 0.1, 0.0, 0.0, 0.05, 0.0]
+def test_results_keep_the_order_of_items_and_at_most_two_a_worker_are_taken_ahead() -> None:
+    seconds = [0.2, 0.0, 0.1, 0.0, 0.0, 0.05, *[0.0] * 14]
     for workers in (1, 2):
-        found = list(map_shards(_slow, enumerate(items), ComputeTable(workers=workers)))
-        assert found == list(range(len(items)))
+        taken = []
 
+        def items(taken: list[int] = taken) -> Iterator[tuple[int, float]]:
+            for i, cost in enumerate(seconds):
+                taken.append(i)
+                yield i, cost
 
-def test_at_most_two_items_a_worker_are_taken_ahead() -> None:
-    taken = []
-
-    def items():
-        for i in range(20):
-            taken.append(i)
-            yield i, 0.0
-
-    results = map_shards(_slow, items(), ComputeTable(workers=2))
-    assert next(results) == 0
-    assert len(taken) <= 4
-    results.close()
+        results = map_shards(_slow, items(), ComputeTable(workers=workers))
+        assert next(results) == 0
+        assert len(taken) <= 2 * workers
+        assert list(results) == list(range(1, len(seconds)))
 
 
 def test_a_lost_worker_is_one_error_and_what_it_logged_is_there(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def test_a_number_of_tokens_may_have_a_suffix(text: str | int, count: int) -> No
     assert parse_count(text) == count
 
 
+@pytest.mark.parametrize("text", ["", "M", "1e9", "-1M", "1.M", ".5B", "1 M", "1MB", "0", "1001T"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_count(text)
+
+
 @given(
     st.integers(0, 10**9),
     st.integers(0, 999_999_999),
@@ -57,17 +64,8 @@ def test_a_suffix_multiplies_exactly(whole: int, digits: int, unit: str, lower: 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_number_of_tokens_or_one_clear_error(text: str) -> None:
-    try:
-        count = parse_count(text)
-    except ConfigError:
-        return
-    assert 1 <= count <= 10**15
-
-
-@pytest.mark.parametrize("text", ["", "M", "1e9", "-1M", "1.M", ".5B", "1 M", "1MB", "0", "1001T"])
-def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        parse_count(text)
+    with suppress(ConfigError):
+        assert 1 <= parse_count(text) <= 10**15
 
 
 @pytest.mark.parametrize(
@@ -117,10 +115,7 @@ def test_quotas_of_the_sources_add_up_to_the_budget_exactly() -> None:
         assert sum(source.max_tokens or 0 for source in sources) == budget
     shares = [s.max_tokens for s in run_sources(run, flow="dev")]
     assert shares == [76733175, 13696276, 6958729, 2569115, 42705]
-
-
-def test_a_source_too_small_for_a_token_still_takes_a_document() -> None:
-    run = Run(MOONLET)
+    # A source too small for a token still takes a document.
     assert min(s.max_tokens or 0 for s in run_sources(run, flow="dev", max_tokens="1K")) == 1
 
 

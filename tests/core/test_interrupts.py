@@ -37,31 +37,26 @@ except Stopped:
 """
 
 
-def _printed(
-    keep: str, rest: int = 1, ignored: str = "os.kill(os.getpid(), signal.SIGTERM)"
-) -> tuple[str, str]:
-    """Both outputs of the program, which rests for that many seconds unless it is stopped."""
+SENT_AGAIN = "send_again_if_ignored(Stopped, signal.SIGTERM)"
+TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
+WENT_ON = ["goes on", "went on to its end"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "ignored", "rest", "printed", "error"),
+    [
+        (SENT_AGAIN, TERMINATE, 200, ["goes on", "stopped"], ""),
+        ("", TERMINATE, 1, WENT_ON, "Exception ignored in"),
+        (SENT_AGAIN.replace("Stopped", "OSError"), TERMINATE, 1, WENT_ON, "Exception ignored in"),
+        (SENT_AGAIN, "raise OSError('disk')", 1, WENT_ON, "OSError: disk"),
+    ],
+)
+def test_only_an_interrupt_raised_where_python_ignores_exceptions_is_sent_again(
+    keep: str, ignored: str, rest: int, printed: list[str], error: str
+) -> None:
     program = PROGRAM.format(keep=keep, rest=rest, ignored=ignored)
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout, done.stderr
-
-
-def test_an_interrupt_raised_where_python_ignores_exceptions_is_sent_again() -> None:
-    printed, errors = _printed("send_again_if_ignored(Stopped, signal.SIGTERM)", rest=200)
-    assert printed == "goes on\nstopped\n"
-    assert errors == ""
-
-
-@pytest.mark.parametrize("keep", ["", "send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)"])
-def test_without_that_python_prints_it_and_the_program_goes_on(keep: str) -> None:
-    printed, errors = _printed(keep)
-    assert printed == "goes on\nwent on to its end\n"
-    assert "Exception ignored in" in errors
-
-
-def test_other_ignored_exceptions_are_printed_as_before() -> None:
-    keep = "send_again_if_ignored(Stopped, signal.SIGTERM)"
-    printed, errors = _printed(keep, ignored="raise OSError('disk')")
-    assert printed == "goes on\nwent on to its end\n"
-    assert "OSError: disk" in errors
+    assert done.stdout.splitlines() == printed
+    assert error in done.stderr
+    assert bool(error) == bool(done.stderr)
