@@ -13,9 +13,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.cli import curate_shards
+from nmoe_core.cli import run
 from nmoe_core.cli.flags import number
-from nmoe_core.cli.output import print_facts, print_json, print_table
+from nmoe_core.cli.output import add_verb, print_facts, print_table
 
 _SEQ_LEN = 131_072
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -38,10 +38,9 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "default": "fail",
         "help": "lines that are no records: refuse the file, or write them to *_set_aside.jsonl",
     },
-    "json": {"action": "store_true"},
 }
 _OF_FILE = ("n-clusters", "seq-len", "text-field", "load-embeddings", "pca-components", "no-plot")
-_OF_FILE += ("seed", "tokenizer", "full-width", "on-error", "json")
+_OF_FILE += ("seed", "tokenizer", "full-width", "on-error")
 _VERDICTS = {
     "redundant": "ARI above 0.7: both see the same structure",
     "moderate": "ARI 0.3 to 0.7: they differ in part",
@@ -51,9 +50,10 @@ _VERDICTS = {
 
 def register(verbs: Any) -> None:
     """Add the verb and its parts."""
-    curate = verbs.add_parser(
-        "curate", help="order documents so that every window is diverse", description=__doc__
-    )
+    text = "order documents so that every window is diverse"
+    curate = add_verb(verbs, "curate", run_curate, text)
+    curate.description = __doc__
+    curate.add_argument("--json", action="store_true", help="print JSON")
     _add_file_flags(curate, is_required=False)
     curate.add_argument("--stats-only", action="store_true", help="print figures, write nothing")
     curate.add_argument("--calibrate-k", action="store_true", help="as `nmoe curate calibrate-k`")
@@ -67,15 +67,15 @@ def register(verbs: Any) -> None:
     )
     curate.add_argument("--token-counts", type=Path, metavar="NPY", help="default: beside input")
     curate.add_argument("--refit", action="store_true", help="fit new clusters, keep none")
-    curate.set_defaults(run=run_curate, parser=curate)
+    curate.set_defaults(parser=curate)
     parts = curate.add_subparsers(dest="part", metavar="PART", required=False)
-    calibrate = parts.add_parser("calibrate-k", help="sweep the number of clusters")
+    text = "sweep the number of clusters"
+    calibrate = add_verb(parts, "calibrate-k", find_k, text, _show_k)
     _add_file_flags(calibrate, is_required=True)
-    calibrate.set_defaults(run=run_calibrate)
     _add_embed(parts)
     _add_compare(parts)
     _add_animate(parts)
-    curate_shards.register(parts)
+    run.register_curation(parts)
 
 
 def _add(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
@@ -92,7 +92,8 @@ def _add_file_flags(parser: argparse.ArgumentParser, *, is_required: bool) -> No
 
 
 def _add_embed(parts: Any) -> None:
-    embed = parts.add_parser("embed", help="deep embeddings: the model's last hidden state")
+    text = "deep embeddings: the model's last hidden state"
+    embed = add_verb(parts, "embed", run_embed, text, _show_embedded)
     _add(embed, "input", "model-dir", required=True)
     embed.add_argument("--output", type=Path, required=True, metavar="NPY")
     embed.add_argument("--batch-size", type=number(1), default=32, help="most records per batch")
@@ -110,22 +111,22 @@ def _add_embed(parts: Any) -> None:
     embed.add_argument(
         "--tp", type=int, default=1, dest="tensor_parallel", help="refused: use --devices"
     )
-    _add(embed, "text-field", "tokenizer", "on-error", "json")
-    embed.set_defaults(run=run_embed)
+    _add(embed, "text-field", "tokenizer", "on-error")
 
 
 def _add_compare(parts: Any) -> None:
-    compare = parts.add_parser("compare", help="do two embeddings see different structure?")
+    text = "do two embeddings see different structure?"
+    compare = add_verb(parts, "compare", run_compare, text, _show_comparison)
     compare.add_argument("--shallow", type=Path, required=True, metavar="NPY")
     compare.add_argument("--deep", type=Path, required=True, metavar="NPY")
     compare.add_argument("--pca-deep-only", type=number(0), default=0, help="of the deep ones")
     compare.add_argument("--plot", type=Path, metavar="PNG")
-    _add(compare, "n-clusters", "pca-components", "seed", "json")
-    compare.set_defaults(run=run_compare)
+    _add(compare, "n-clusters", "pca-components", "seed")
 
 
 def _add_animate(parts: Any) -> None:
-    animate = parts.add_parser("animate", help="a film of the order (MP4 with ffmpeg, else GIF)")
+    text = "a film of the order (MP4 with ffmpeg, else GIF)"
+    animate = add_verb(parts, "animate", run_animate, text)
     animate.add_argument("--embeddings", type=Path, required=True, metavar="NPY")
     animate.add_argument("--token-counts", type=Path, required=True, metavar="NPY")
     animate.add_argument("--umap", type=Path, metavar="NPY", help="points in the plane")
@@ -135,7 +136,6 @@ def _add_animate(parts: Any) -> None:
     animate.add_argument("--frames", type=number(1), help="default 600, as GIF 120")
     _add(animate, "n-clusters", "seed")
     _add(animate, "seq-len", default=_SEQ_LEN)
-    animate.set_defaults(run=run_animate)
 
 
 def run_curate(arguments: argparse.Namespace) -> int:
@@ -145,7 +145,7 @@ def run_curate(arguments: argparse.Namespace) -> int:
     if missing:
         arguments.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if arguments.calibrate_k:
-        return run_calibrate(arguments)
+        return print_facts(find_k(arguments), arguments.json, _show_k)
     from nmoe_core.curate.jsonl.run import curate_file
 
     facts = curate_file(
@@ -154,25 +154,27 @@ def run_curate(arguments: argparse.Namespace) -> int:
         plot=not arguments.no_plot,
         progress=_progress,
     )
-    return print_facts(facts, arguments.json, lambda _: _print_curated(facts, arguments))
+    status = print_facts(facts, arguments.json, _show_curated)
+    if not arguments.json and not arguments.stats_only:
+        print(f"\n{facts['output']}")
+    return status
 
 
-def run_calibrate(arguments: argparse.Namespace) -> int:
-    """Print silhouette and reachable diversity for each k, and what the two rules recommend."""
+def find_k(arguments: argparse.Namespace) -> Any:
+    """Silhouette and reachable diversity for each k, and what the two rules recommend."""
     from nmoe_core.curate.jsonl.run import calibrate_file
 
-    found = calibrate_file(*_named(arguments), plot=not arguments.no_plot, progress=_progress)
-    if arguments.json:
-        print_json(found.to_json())
-        return 0
+    return calibrate_file(*_named(arguments), plot=not arguments.no_plot, progress=_progress)
+
+
+def _show_k(found: Any) -> None:
     names = ("k", "silhouette", "reachable", "smallest", "median", "largest")
     print_table(names, [[getattr(row, name) for name in names] for row in found.results])
     print(f"\nwithin 5 % of the peak silhouette (published rule): k = {found.within_5pct}")
     print(f"windows can hold 95 % of k, silhouette >= 70 % of peak: k = {found.reachable}")
-    return 0
 
 
-def run_embed(arguments: argparse.Namespace) -> int:
+def run_embed(arguments: argparse.Namespace) -> dict[str, Any]:
     """Embed with the whole model; run again to go on where it stopped."""
     from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
 
@@ -181,20 +183,19 @@ def run_embed(arguments: argparse.Namespace) -> int:
     values = {field.name: getattr(arguments, field.name) for field in fields(DeepSettings)}
     values["devices"] = tuple(arguments.devices) if arguments.devices else None
     named = arguments.input, arguments.output, arguments.model_dir
-    facts = embed_deep(*named, DeepSettings(**values), progress=_progress)
-    if arguments.json:
-        print_json(facts)
-        return 0
+    return embed_deep(*named, DeepSettings(**values), progress=_progress)
+
+
+def _show_embedded(facts: dict[str, Any]) -> None:
     print(
-        f"{arguments.output}: {facts['num_records']:,} rows of width {facts['width']:,}, "
+        f"{facts['output']}: {facts['num_records']:,} rows of width {facts['width']:,}, "
         f"{facts['embedded_now']:,} embedded now on {', '.join(facts['devices'])}, "
         f"{facts['num_truncated']:,} of more than {facts['max_tokens']:,} tokens cut"
     )
-    return 0
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
-    """Print how far two clusterings and two spaces agree."""
+def run_compare(arguments: argparse.Namespace) -> Any:
+    """How far two clusterings and two spaces agree."""
     from nmoe_core.curate.diversity.compare import compare_embeddings, open_array
 
     found = compare_embeddings(
@@ -205,18 +206,18 @@ def run_compare(arguments: argparse.Namespace) -> int:
         pca_shallow=arguments.pca_components,
         pca_deep=arguments.pca_deep_only or arguments.pca_components,
     )
-    facts = asdict(found.comparison)
     if arguments.plot is not None:
         from nmoe_core.base.atomic import write_bytes
         from nmoe_core.curate.pictures import compared_picture
 
         write_bytes(arguments.plot, compared_picture(found, arguments.seed))
-    if arguments.json:
-        print_json(facts)
-        return 0
-    print_table(("figure", "value"), [[k, v] for k, v in facts.items() if k != "verdict"])
-    print(f"\n{found.comparison.verdict}: {_VERDICTS[found.comparison.verdict]}")
-    return 0
+    return found.comparison
+
+
+def _show_comparison(found: Any) -> None:
+    figures = [[key, value] for key, value in asdict(found).items() if key != "verdict"]
+    print_table(("figure", "value"), figures)
+    print(f"\n{found.verdict}: {_VERDICTS[found.verdict]}")
 
 
 def run_animate(arguments: argparse.Namespace) -> int:
@@ -256,7 +257,7 @@ def _progress(what: str, done: int, total: int) -> None:
     print(f"{what} {done:,} of {total:,}", end=end, file=sys.stderr, flush=True)
 
 
-def _print_curated(facts: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _show_curated(facts: dict[str, Any]) -> None:
     counts, clusters = facts["counts"], facts["clusters"]
     print(
         f"{facts['input_count']:,} records, {facts['total_tokens']:,} tokens; "
@@ -275,5 +276,3 @@ def _print_curated(facts: dict[str, Any], arguments: argparse.Namespace) -> None
             rows.append([loader, name, *[found[name][figure] for figure in figures]])
     print(f"\nclusters in a window of {facts['sequence_length']:,} tokens")
     print_table(("windows", "order", "mean", "min", "last", "std", "ceiling", "% of it"), rows)
-    if not arguments.stats_only:
-        print(f"\n{facts['output']}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import default_dtype
-from nmoe_core.cli.output import print_facts
+from nmoe_core.cli.output import add_verb
 from nmoe_core.tasks.generate import Prompts, Settings, complete_file
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def register(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("generate", help="complete prompts with a model")
+    parser = add_verb(verbs, "generate", run, "complete prompts with a model", _show)
     parser.add_argument("prompts", type=Path, help="JSON lines with id, and text or tokens")
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
@@ -48,11 +48,9 @@ def register(verbs: Any) -> None:
     )
     parser.add_argument("--tokenizer", default="o200k_harmony", help="for prompts that are text")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Complete what has no completion yet."""
     from nmoe_core.engine.devices import Shard
 
@@ -65,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     made = complete_file(prompts, arguments.output, generator, settings, progress)
     elapsed_s = time.perf_counter() - started
     per_second = round(made.facts["new_tokens"] / max(elapsed_s, 1e-9), 1)
-    return print_facts({**made.facts, "tokens_per_s": per_second}, arguments.json, _print)
+    return {**made.facts, "tokens_per_s": per_second}
 
 
 def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settings]:
@@ -104,7 +102,7 @@ def _show_progress(num_records: int) -> None:
         print(f"{num_records:,} completions", file=sys.stderr)
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _show(facts: dict[str, Any]) -> None:
     print(
         f"{facts['output']}: {facts['completions']:,} completions, {facts['new']:,} new, "
         f"{facts['new_tokens']:,} new tokens ({facts['tokens_per_s']:,} a second)"

@@ -10,7 +10,7 @@ from typing import Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import labels
 from nmoe_core.cli.flags import MODEL_KEYS, add_run_flags, model_defaults, required, run_of
-from nmoe_core.cli.labels import Outputs, add_file_flags, add_verb, named_file
+from nmoe_core.cli.labels import Outputs, add_file_flags, add_task, named_file
 from nmoe_core.config.quality import JudgeTable, ProbeTable
 from nmoe_core.config.run import Run
 
@@ -28,20 +28,20 @@ def register(verbs: Any) -> None:
     train = verbs.add_parser("train", help="train the heads")
     heads = train.add_subparsers(dest="head_kind", required=True, metavar="HEAD")
     for kind, table in (("probe", ProbeTable), ("judge", JudgeTable)):
-        head = add_verb(heads, kind, train_head, f"train the {kind} on labels")
+        head = add_task(heads, kind, train_head, f"train the {kind} on labels")
         for flag, text in (("labels", "fit"), ("labels-val", "report on"), ("labels-test", "test")):
             head.add_argument(f"--{flag}", type=Path, metavar="FILE", help=f"merged labels: {text}")
         keys = [f"heads.{kind}.{name}" for name in table.model_fields]
         keys += ["heads.seed", "heads.use_salvaged"]
         keys += ["heads.cache_gib"] if kind == "judge" else []
         add_run_flags(head, _MODEL + keys, {"data_root": "data", "out": "heads"})
-    convert = add_verb(heads, "import-pt", import_pt, "convert a pickled head of another tool")
+    convert = add_task(heads, "import-pt", import_pt, "convert a pickled head of another tool")
     convert.add_argument("head", type=Path, help="the .pt file")
     add_run_flags(convert, [*_MODEL, "heads.judge.num_heads"], {"out": "heads"})
 
 
 def _add_calibrate(parts: Any) -> None:
-    verb = add_verb(parts, "calibrate", calibrate, "fit thresholds on the heads' own scores of val")
+    verb = add_task(parts, "calibrate", calibrate, "fit thresholds on the heads' own scores of val")
     verb.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
     verb.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
     verb.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
@@ -51,7 +51,7 @@ def _add_calibrate(parts: Any) -> None:
 
 
 def _add_grade(parts: Any) -> None:
-    verb = add_verb(parts, "grade", grade, "score and decide documents")
+    verb = add_task(parts, "grade", grade, "score and decide documents")
     verb.add_argument("--source", help="only this source of the run")
     add_file_flags(verb)
     verb.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")

@@ -13,7 +13,7 @@ from typing import Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
 from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, required, run_of
-from nmoe_core.cli.output import print_json, print_table
+from nmoe_core.cli.output import add_verb, print_table
 from nmoe_core.config.run import Run
 
 _EVERY = 50
@@ -21,16 +21,16 @@ _ORACLE = ("max_doc_tokens", "retry_failed", "replace", "relabel", "salvage")
 _ENGINE = ("checkpoint", "device", "dtype", "experts", "max_ctx", "max_batch")
 _HTTP = ("base_url", "model", "accept_model", "api", "api_key_env", "concurrency")
 Outputs = dict[str, Result]
-Verb = Callable[[argparse.Namespace], Outputs]
+Task = Callable[[argparse.Namespace], Outputs]
 
 
 def register(parts: Any) -> None:
     """Add the verbs."""
-    listing = add_verb(parts, "slices", slices, "list the documents of each source by split")
+    listing = add_task(parts, "slices", slices, "list the documents of each source by split")
     listing.add_argument("--sources", nargs="+", metavar="NAME", help="only these sources")
     add_run_flags(listing, roots={"data_root": "data", "out": "slices"})
 
-    label = add_verb(parts, "oracle-label", oracle_label, "score documents with the oracle")
+    label = add_task(parts, "oracle-label", oracle_label, "score documents with the oracle")
     label.add_argument("--slices", nargs="+", metavar="train-00", help="only these of the run")
     add_file_flags(label)
     label.add_argument("--out", type=Path, metavar="DIR", help="directory of the file's labels")
@@ -41,21 +41,21 @@ def register(parts: Any) -> None:
     keys += [f"oracle.engine.{name}" for name in _ENGINE] + [f"oracle.http.{n}" for n in _HTTP]
     add_run_flags(label, ["tokenizer", *keys], {"data_root": "data"}, oracle="oracle.kind")
 
-    merge = add_verb(parts, "merge-labels", merge_labels, "join the labels of each split")
+    merge = add_task(parts, "merge-labels", merge_labels, "join the labels of each split")
     add_run_flags(merge, roots={"labels": "labels"})
 
-    status = add_verb(parts, "status", None, "PENDING, RUNNING or DONE of each label shard")
+    text = "PENDING, RUNNING or DONE of each label shard"
+    status = add_verb(parts, "status", find_status, text, _show_status)
     add_run_flags(status, roots={"labels": "labels", "slices": "slices"})
-    status.set_defaults(run=show_status)
 
 
-def add_verb(parts: Any, name: str, verb: Verb | None, text: str) -> argparse.ArgumentParser:
+def add_task(parts: Any, name: str, task: Task, text: str) -> argparse.ArgumentParser:
     """A verb whose outputs are printed, one row per output."""
-    parser = parts.add_parser(name, help=text)
-    parser.add_argument("--json", action="store_true")
-    if verb is not None:
-        parser.set_defaults(run=lambda arguments: show(verb(arguments), arguments.json))
-    return parser
+
+    def facts_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        return {output: made.facts for output, made in task(arguments).items()}
+
+    return add_verb(parts, name, facts_of, text, _show_outputs)
 
 
 def add_file_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,16 +68,10 @@ def add_file_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
-def show(outputs: Outputs, as_json: bool) -> int:
-    """Print the facts of each output, one row per output."""
-    facts = {name: output.facts for name, output in outputs.items()}
-    if as_json:
-        print_json(facts)
-        return 0
+def _show_outputs(facts: dict[str, dict[str, Any]]) -> None:
     header = list(dict.fromkeys(key for row in facts.values() for key in row))
     rows = [[name, *(row.get(key) for key in header)] for name, row in facts.items()]
     print_table(["output", *header], rows)
-    return 0
 
 
 def slices(arguments: argparse.Namespace) -> Outputs:
@@ -109,20 +103,18 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
     return {split: merge_split(run, split) for split in labelled_splits(run)}
 
 
-def show_status(arguments: argparse.Namespace) -> int:
+def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Where each label shard stands."""
     from nmoe_core.labels.files import label_status
 
-    tree = run_of(arguments, "labels", "slices").tree
-    rows = [asdict(row) for row in label_status(tree)]
-    if arguments.json:
-        print_json(rows)
-        return 0
+    return [asdict(row) for row in label_status(run_of(arguments, "labels", "slices").tree)]
+
+
+def _show_status(rows: list[dict[str, Any]]) -> None:
     print_table(list(rows[0]), [list(row.values()) for row in rows])
     states = [row["state"] for row in rows]
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("DONE", "RUNNING", "PENDING"))
     print(f"{len(rows)} shards: {counts}")
-    return 0
 
 
 def named_file(

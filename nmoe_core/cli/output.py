@@ -1,15 +1,37 @@
-"""What commands print: aligned tables for people, JSON for machines."""
+"""A verb, and what it prints: aligned tables for people, JSON for machines."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 
+def add_verb(
+    parts: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], Any],
+    text: str,
+    show: Callable[[Any], None] | None = None,
+) -> argparse.ArgumentParser:
+    """A verb: `run` returns the exit status, or facts for `show`, or `--json`, to print."""
+    verb = parts.add_parser(name, help=text)
+    verb.set_defaults(run=run)
+    if show is not None:
+        verb.add_argument("--json", action="store_true", help="print JSON")
+        verb.set_defaults(run=lambda given: print_facts(run(given), given.json, show))
+    return verb
+
+
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    """One JSON document on standard output; a dataclass is an object."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(type(value)) else str(value)
 
 
 def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:

@@ -13,7 +13,7 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.base.strict import validate
 from nmoe_core.cli.flags import add_keys, add_run_flags, run_of
-from nmoe_core.cli.output import duration, print_json, print_table, size
+from nmoe_core.cli.output import add_verb, duration, print_facts, print_json, print_table, size
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import keys_of
 from nmoe_core.config.tables import parse_count
@@ -33,7 +33,7 @@ _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards"
 
 def register(verbs: Any) -> None:
     """Add the verbs."""
-    mixture = verbs.add_parser("prep-mixture", help="prepare every source of a mixture")
+    mixture = add_verb(verbs, "prep-mixture", prep_mixture, "prepare every source of a mixture")
     mixture.add_argument("--stage", choices=("pretrain", "mid", "long"), help="only this stage")
     mixture.add_argument("--splits", default="train,valid", help="train, valid or both")
     mixture.add_argument(
@@ -44,9 +44,9 @@ def register(verbs: Any) -> None:
     named = {"mixture": "mixture_toml", "flow_profiles": "flow_profiles_toml", "flow": "flow_mode"}
     roots = {"data_root": "data"}
     add_run_flags(mixture, (*_TOKENIZER, *_SHARDS), roots, is_required=True, **named)
-    mixture.set_defaults(run=prep_mixture)
+    mixture.add_argument("--json", action="store_true", help="print JSON")
 
-    one = verbs.add_parser("prep", help="prepare one source")
+    one = add_verb(verbs, "prep", prep, "prepare one source", _show)
     one.add_argument("--source", required=True, choices=_KINDS, help="kind of source")
     keys = {key.name: key for key in keys_of(SourceSpec)}
     add_keys(one, {flag: keys[name] for flag, name in _OF_SOURCE.items()})
@@ -54,7 +54,6 @@ def register(verbs: Any) -> None:
     one.add_argument("--name", required=True, help="source name")
     _add_common(one)
     add_run_flags(one, (*_TOKENIZER, *_SHARDS, *(f"prep.{name}" for name in _SIZES)))
-    one.set_defaults(run=prep)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -62,17 +61,15 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--parallel", action="store_true", help="one worker per core, where --workers is not given"
     )
     parser.add_argument("--force", action="store_true", help="make current shards again too")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def prep(arguments: argparse.Namespace) -> int:
+def prep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Prepare one source."""
     run, spec = _run(arguments), _spec(arguments)
     asked = run.config.prep.max_tokens
     most = None if asked in ("flow", "all") else parse_count(asked)
     job = SourcePlan(spec, most), "train"
-    _print([_made(run, job, arguments, arguments.output.resolve())], as_json=arguments.json)
-    return 0
+    return [_made(run, job, arguments, arguments.output.resolve())]
 
 
 def prep_mixture(arguments: argparse.Namespace) -> int:
@@ -95,7 +92,7 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
                     raise
                 print(f"{source.name}/{split}: {error.line()}", file=sys.stderr)
                 failures += 1
-        _print(results, as_json=arguments.json)
+        print_facts(results, arguments.json, _show)
     if without and not arguments.json:
         print(f"no validation split is named for: {', '.join(without)}")
     return 1 if failures else 0
@@ -123,10 +120,8 @@ def _made(
     return facts
 
 
-def _print(results: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print_json(results)
-    elif results:
+def _show(results: list[dict[str, Any]]) -> None:
+    if results:
         header = [key for key in results[0] if key != "manifest"]
         print_table(header, [[row[key] for key in header] for row in results])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli.output import add_verb
 from nmoe_core.config.rubric import CONFIGS
 
 WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
@@ -15,15 +16,14 @@ WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
 
 def register(verbs: Any) -> None:
     """Add the verbs."""
-    init = verbs.add_parser("init", help="a new project with the configurations shipped here")
-    init.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
-    init.set_defaults(run=make_project)
-    tiny = verbs.add_parser(
-        "make-tiny-checkpoint", help="write a tiny gpt-oss-shaped checkpoint of random weights"
+    init = add_verb(
+        verbs, "init", make_project, "a new project with the configurations shipped here"
     )
+    init.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
+    text = "write a tiny gpt-oss-shaped checkpoint of random weights"
+    tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text)
     tiny.add_argument("directory", type=Path)
     tiny.add_argument("--seed", type=int, default=0)
-    tiny.set_defaults(run=make_tiny)
 
 
 def make_project(arguments: argparse.Namespace) -> int:

@@ -1,25 +1,34 @@
-"""`nmoe plan`, `nmoe report`, `nmoe explain`: a run before its work, after it, and in between."""
+"""`nmoe plan`, `report`, `explain`, `curate shards`: a run before its work, in it and after it."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, number, run_of
-from nmoe_core.cli.output import print_facts, print_table
+from nmoe_core.cli.output import add_verb, print_json, print_table
 
 if TYPE_CHECKING:
     from nmoe_core.tasks.preview import RegradePlan, RunPlan
 
 _NOT_YET = "not yet"
+_FIGURES = {
+    "documents": "documents",
+    "tokens": "tokens",
+    "window_topics_before": "before",
+    "window_topics_shuffle": "shuffle",
+    "window_topics_after": "after",
+    "percent_of_ceiling_after": "% of ceiling",
+    "cut_documents": "cut",
+    "orders_taken": "orders",
+}
 
 
 def register(verbs: Any) -> None:
     """Add the verbs."""
-    plan = verbs.add_parser("plan", help="what a run would do, before it does it")
+    plan = add_verb(verbs, "plan", find_plan, "what a run would do, before it does it", _show_plan)
     add_run_flags(plan, is_required=True)
     plan.add_argument(
         "--sample",
@@ -31,36 +40,42 @@ def register(verbs: Any) -> None:
     plan.add_argument(
         "--read-sources", action="store_true", help="read every source to see whether it changed"
     )
-    plan.add_argument("--json", action="store_true")
-    plan.set_defaults(run=show_plan)
-    lineage = verbs.add_parser(
-        "explain", help="from a step to its source documents, or from a document to its steps"
-    )
+    text = "from a step to its source documents, or from a document to its steps"
+    lineage = add_verb(verbs, "explain", explain, text, _show_lineage)
     what = lineage.add_mutually_exclusive_group(required=True)
     what.add_argument("document", nargs="?", metavar="DOC_ID", help="document id, or ingest id")
     what.add_argument("--step", type=int, metavar="N", help="step of the loader plan")
     lineage.add_argument("--row", type=int, metavar="R", help="only row R of the step")
     add_run_flags(lineage, is_required=True)
-    lineage.add_argument("--json", action="store_true")
-    lineage.set_defaults(run=explain)
-    report = verbs.add_parser("report", help="what came out of a run")
+    report = add_verb(verbs, "report", find_report, "what came out of a run", _show_report)
     add_run_flags(report, is_required=True)
-    report.add_argument("--json", action="store_true")
-    report.set_defaults(run=run_report)
 
 
-def show_plan(arguments: argparse.Namespace) -> int:
-    """Print the plan of a run."""
+def register_curation(parts: Any) -> None:
+    """Add `shards` to the parts of `nmoe curate`."""
+    shards = add_verb(parts, "shards", curate_shards, "curate the graded shards of a run")
+    shards.description = (
+        "Topics, curated shards and curated manifests, as the assets make them. Shards whose "
+        "inputs did not change are left alone, and so is a topic model that is there: a new one "
+        "moves every document."
+    )
+    shards.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
+    shards.add_argument("--refit", action="store_true", help="fit the topic model again")
+    shards.add_argument("--json", action="store_true", help="print JSON")
+    add_run_flags(shards, is_required=True)
+
+
+def find_plan(arguments: argparse.Namespace) -> RunPlan:
+    """What the run would still do."""
     from nmoe_core.prep.mixture import run_sources
     from nmoe_core.tasks.preview import plan_run
 
     run = run_of(arguments)
     options = {"sample_documents": arguments.sample, "read_sources": arguments.read_sources}
-    plan = plan_run(run, run_sources(run), **options)
-    return print_facts(asdict(plan), arguments.json, lambda _: _print_plan(plan))
+    return plan_run(run, run_sources(run), **options)
 
 
-def _print_plan(plan: RunPlan) -> None:
+def _show_plan(plan: RunPlan) -> None:
     rows = []
     for part in plan.splits:
         estimate = part.estimate
@@ -105,14 +120,36 @@ def _print_regrade(regrade: RegradePlan) -> None:
     print(f"time to grade: {time}; {regrade.current_shards} shards are current")
 
 
-def run_report(arguments: argparse.Namespace) -> int:
-    """Print the table of a run whose pipeline has ended."""
-    from nmoe_core.tasks.report import run_report as collect
+def curate_shards(arguments: argparse.Namespace) -> int:
+    """Curate sources; the status is 1 where a check that blocks failed."""
+    from nmoe_core.tasks.commands import curate_sources
 
-    return print_facts(collect(run_of(arguments)), arguments.json, _print_report)
+    run = run_of(arguments)
+    model, made, is_blocked = curate_sources(run, arguments.source, refit=arguments.refit)
+    if arguments.json:
+        print_json({"topic_model": model.facts, "sources": made})
+    else:
+        _print_curated(made)
+    return int(is_blocked)
 
 
-def _print_report(report: dict[str, Any]) -> None:
+def _print_curated(made: dict[str, dict[str, Any]]) -> None:
+    rows = [[name, *[facts.get(key) for key in _FIGURES]] for name, facts in made.items()]
+    print_table(["source", *_FIGURES.values()], rows)
+    for name, facts in made.items():
+        print(f"\n{name}: {facts['shards_written']} shards written")
+        for check, (passed, found) in facts["checks"].items():
+            print(f"  {'ok    ' if passed else 'FAILED'} {check}: {found}")
+
+
+def find_report(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of a run whose pipeline has ended."""
+    from nmoe_core.tasks.report import run_report
+
+    return run_report(run_of(arguments))
+
+
+def _show_report(report: dict[str, Any]) -> None:
     columns = list(report["sources"][0])
     rows = [[source[key] for key in columns] for source in report["sources"]]
     summed = columns[1:8]
@@ -150,18 +187,20 @@ def _two(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.2f}"
 
 
-def explain(arguments: argparse.Namespace) -> int:
-    """Print one lineage."""
+def explain(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The lineage of one document, or of one step."""
     from nmoe_core.lineage import explain_document, explain_step
 
     if arguments.row is not None and arguments.step is None:
         raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
     run = run_of(arguments)
     if arguments.step is None:
-        facts = explain_document(run, arguments.document)
-        return print_facts(facts, arguments.json, _print_document)
-    facts = explain_step(run, arguments.step, arguments.row)
-    return print_facts(facts, arguments.json, _print_step)
+        return explain_document(run, arguments.document)
+    return explain_step(run, arguments.step, arguments.row)
+
+
+def _show_lineage(facts: dict[str, Any]) -> None:
+    (_print_step if "step" in facts else _print_document)(facts)
 
 
 def _print_step(facts: dict[str, Any]) -> None:

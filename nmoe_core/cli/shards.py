@@ -1,4 +1,4 @@
-"""`nmoe verify`, `info`, `inspect`, `regenerate-index`: look at prepared shards, and mend one."""
+"""`nmoe verify`, `info`, `inspect`, `regenerate-index`, `export`: work on prepared shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.cli.flags import number
-from nmoe_core.cli.output import print_json, print_table
+from nmoe_core.cli.output import add_verb, print_json, print_table
 from nmoe_core.shards.inspect import (
     ShardInspection,
     files_of_directory,
@@ -26,31 +26,33 @@ from nmoe_core.shards.verify import verify_manifest
 
 _DEFAULT_EOS_TOKEN_ID = 199_999
 _DEFAULT_VOCAB_SIZE = 201_088
+_FORMATS = {
+    "megatron": "Megatron-LM's indexed dataset: .bin and .idx",
+    "olmo": "OLMo-core's token arrays: .npy and .csv.gz",
+    "mds": "MosaicML Streaming's shards: .mds and index.json",
+}
 _HEADER = ("dataset", "version", "tokenizer", "vocab_size", "eos_token_id", "total_tokens")
 _HEADER += ("total_documents", "num_shards")
 
 
 def register(verbs: Any) -> None:
-    """Add the four verbs."""
-    verify = verbs.add_parser("verify", help="check a manifest's files")
+    """Add the verbs."""
+    verify = add_verb(verbs, "verify", run_verify, "check a manifest's files")
     verify.add_argument("manifest", type=Path)
     verify.add_argument("--checksums", action="store_true", help="hash every file")
     verify.add_argument("--deep", action="store_true", help="read every token; checksums too")
     verify.add_argument("--json", action="store_true")
-    verify.set_defaults(run=run_verify)
 
-    info = verbs.add_parser("info", help="show a manifest")
+    info = add_verb(verbs, "info", find_info, "show a manifest", _show_info)
     info.add_argument("manifest", type=Path)
-    info.add_argument("--json", action="store_true")
-    info.set_defaults(run=run_info)
 
-    index = verbs.add_parser("regenerate-index", help="rebuild a lost .idx from its shard")
+    text = "rebuild a lost .idx from its shard"
+    index = add_verb(verbs, "regenerate-index", run_regenerate_index, text)
     index.add_argument("shard", type=Path, help="the .npy file")
     index.add_argument("--eos-token-id", type=int, required=True)
     index.add_argument("--allow-tail", action="store_true", help="make a document of a tail")
-    index.set_defaults(run=run_regenerate_index)
 
-    inspect = verbs.add_parser("inspect", help="look for defects of tokenisation")
+    inspect = add_verb(verbs, "inspect", run_inspect, "look for defects of tokenisation")
     where = inspect.add_mutually_exclusive_group(required=True)
     where.add_argument("--manifest", type=Path)
     where.add_argument("--data-dir", type=Path)
@@ -70,7 +72,17 @@ def register(verbs: Any) -> None:
         help="least part of the vocabulary that the files must use, 0 to 1",
     )
     inspect.add_argument("--json", action="store_true")
-    inspect.set_defaults(run=run_inspect)
+
+    exported = verbs.add_parser("export", help="shards in the format of another trainer")
+    forms = exported.add_subparsers(dest="form", required=True, metavar="FORMAT")
+    for name, text in _FORMATS.items():
+        form = add_verb(forms, name, run_export, text)
+        form.set_defaults(seq_len=None)
+        form.add_argument("manifest", type=Path, help="of a split, or of one shard")
+        form.add_argument("--output", type=Path, required=True, metavar="DIR")
+        if name == "mds":
+            text = "samples are windows of N tokens; without it a sample is a document"
+            form.add_argument("--seq-len", type=int, metavar="N", help=text)
 
 
 def _share(text: str) -> float:
@@ -105,25 +117,24 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_info(arguments: argparse.Namespace) -> int:
-    """Print the header of a manifest and two averages."""
+def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The header of a manifest and two averages."""
     m = _manifest(arguments.manifest)
     facts: dict[str, Any] = {name: getattr(m, name) for name in _HEADER} | {
         "tokens_per_document": round(m.total_tokens / max(m.total_documents, 1), 1),
         "tokens_per_shard": round(m.total_tokens / max(m.num_shards, 1), 1),
         "content_hash": m.content_digest(),
     }
-    facts |= {key: m.extra.get(key) for key in ("created_at", "source_info", "fingerprints")}
-    if arguments.json:
-        print_json(facts)
-        return 0
+    return facts | {k: m.extra.get(k) for k in ("created_at", "source_info", "fingerprints")}
+
+
+def _show_info(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
         if isinstance(value, dict):
             for part, inner in value.items():
                 print(f"{f'{key}.{part}:':38}{inner}")
         elif value is not None:
             print(f"{f'{key}:':38}{f'{value:,}' if isinstance(value, int) else value}")
-    return 0
 
 
 def run_regenerate_index(arguments: argparse.Namespace) -> int:
@@ -192,3 +203,16 @@ def _print_inspection(
         print(f"\n{path}")
         cells = [[r["position"], r["token"], repr(r["text"]), repr(r["context"])] for r in rows]
         print_table(("position", "token", "text", "context"), cells)
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """Write the export unless it is current."""
+    from nmoe_core.export.run import export
+
+    made = export(arguments.manifest, arguments.output, arguments.form, arguments.seq_len).facts
+    state = "written" if made["changed"] else "already there"
+    print(
+        f"{arguments.output}: {len(made['files'])} files, {made['documents']:,} documents, "
+        f"{made['tokens']:,} tokens, {state}"
+    )
+    return 0
