@@ -43,12 +43,9 @@ _INPUTS = {"kind", "paths", "hf_dataset", "hf_subset", "hf_split", "hf_data_file
 
 
 def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
-    """All that the tasks know of one document.
+    """All that the tasks know of a document, named by its id or by an ingest id that only it has.
 
-    Args:
-        run: The configuration.
-        name: A document id, or the ingest id of one document of the run's sources.
-        max_readings: Sequences of the plan that are listed.
+    At most `max_readings` sequences of the plan are listed.
 
     Raises:
         FormatError: No document has this id, or several have this ingest id (E-DOCID).
@@ -96,12 +93,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
 
 
 def explain_step(run: Run, step: int, row: int | None = None) -> Facts:
-    """The rows of a step over all ranks, and the documents that each is made of.
-
-    Args:
-        run: The configuration, whose plan is read.
-        step: Step of the plan.
-        row: Only this row of the step.
+    """The rows of a step of the plan, or only `row`, and the documents that each is made of.
 
     Returns:
         `step`, `plan_hash`, `lr_scale` and `rows`. A row has `sequence`, `source` and

@@ -1,9 +1,8 @@
 """Append, tear, resume: a file of records that grows line by line and survives any kill.
 
-A writer appends whole lines. A killed one leaves at most a torn last line, which the next writer
-cuts off after it has read and judged the lines before it. One writer at a time: the kernel holds
-the lock and frees it with its holder. Whether the records belong to this run is for the caller to
-say, before it calls `cut`. Costs one flush per append, an fsync only where asked for.
+A killed writer leaves at most a torn last line, which the next one cuts off after it has judged the
+lines before it. The kernel holds the lock of the only writer and frees it with its holder. Costs
+one flush per append, an fsync only where asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Line(NamedTuple):
 
 
 class AppendLog:
-    """The only writer of one file.
+    """The only writer of one file; another one raises LockedError (E-LOCKED).
 
         with AppendLog(path) as log:
             for line in log.lines():
@@ -40,9 +39,6 @@ class AppendLog:
 
     `size` counts the bytes of the lines that were read or appended. The file and its directory are
     made where they are missing.
-
-    Raises:
-        LockedError: Another process writes the file (E-LOCKED).
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,10 +94,8 @@ class AppendLog:
         self.cut()
 
     def append(self, payload: bytes, *, durable: bool = False) -> int:
-        """Write whole lines and hand them to the system; return the offset of the first byte.
-
-        `payload` ends with a newline; `durable` waits until it is on the disk.
-        """
+        """Write whole lines and hand them to the system; `durable` waits until they are on the
+        disk. Returns the offset of the first byte."""
         offset = self.size
         self._file.write(payload)
         failpoint("write")

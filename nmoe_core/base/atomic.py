@@ -108,10 +108,8 @@ def fsync_dir(path: Path) -> None:
 
 
 def start_writeback(descriptor: int) -> None:
-    """Start writeback of a file before its fsync; a no-op where the system has no such call.
-
-    Starting it for many files and then syncing them takes a third of the time.
-    """
+    """Start writeback of a file before its fsync, where the system can: for many files, starting
+    all and then syncing them takes a third of the time."""
     if _LIBC is not None:
         _LIBC.sync_file_range(
             descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE
@@ -119,11 +117,8 @@ def start_writeback(descriptor: int) -> None:
 
 
 def replace_dir(staged: Path, final: Path) -> None:
-    """Put the complete directory `staged` in the place of `final`.
-
-    Two renames: a kill between them leaves `final` missing, never mixed, and the next run of the
-    task makes it again.
-    """
+    """Put the complete directory `staged` in the place of `final`: a kill between the two renames
+    leaves `final` missing, never mixed, and the next run of the task makes it again."""
     old = final.with_name(f".{final.name}{TMP_MARK}old")
     if old.exists():
         shutil.rmtree(old)
@@ -138,11 +133,9 @@ def replace_dir(staged: Path, final: Path) -> None:
 
 
 def exchange_dirs(staged: Path, final: Path) -> bool:
-    """Swap two directories of one file system in one step; False where the system cannot.
-
-    It cannot outside Linux, on a file system without the call (NFS, some of FUSE), at a mount
-    point and in a lower layer of an overlay; then both directories stay as they are.
-    """
+    """Swap two directories of one file system in one step; False, and both as they are, where the
+    system cannot: outside Linux, on NFS and some of FUSE, at a mount point, in a lower overlay
+    layer."""
     if not hasattr(_LIBC, "renameat2"):  # glibc has had it since 2.28
         return False
     failpoint("rename")
@@ -158,11 +151,9 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
 
 @contextmanager
 def output_lock(directory: Path) -> Iterator[None]:
-    """Hold `directory` for this process and clear what a killed writer left in it.
-
-    Raises:
-        LockedError: Another process holds it (E-LOCKED). The kernel frees the lock with its holder.
-    """
+    """Hold `directory` for this process and clear what a killed writer left in it. Raises
+    LockedError where another process holds it (E-LOCKED); the kernel frees the lock with its
+    holder."""
     path = directory / LOCK_NAME
     while True:
         directory.mkdir(parents=True, exist_ok=True)
@@ -210,13 +201,9 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[None]:
-    """Hold the file or directory `path` and delete what a killed writer of it left beside it.
-
-    `output_lock` on the parent would clear the temporary files of all its children.
-
-    Raises:
-        LockedError: Another process holds it (E-LOCKED).
-    """
+    """Hold the file or directory `path` and delete what a killed writer of it left beside it;
+    raises as `output_lock`, which on the parent would clear the temporary files of all its
+    children."""
     with output_lock(path.parent / LOCKS_NAME / path.name):
         for name in (path.name, f".{path.name}"):
             for left in path.parent.glob(f"{name}{TMP_MARK}*"):

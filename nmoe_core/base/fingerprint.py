@@ -129,12 +129,10 @@ _known: dict[str, tuple[Identity, str]] = {}
 
 
 def local_digest(path: Path) -> str:
-    """SHA-256 of a local file, from memory if it is untouched since it was hashed.
-
-    A file is untouched while its path, device, inode, size and times are the same. The time of its
-    last change of state (`ctime`) cannot be set, so a file rewritten in place with its old times is
-    seen. One changed within the last two seconds is hashed every time.
-    """
+    """SHA-256 of a local file, from memory if path, device, inode, size and times are those of the
+    file that was hashed. The time of the last change of state (`ctime`) cannot be set, so a file
+    rewritten in place with its old times is seen. One changed in the last two seconds is hashed
+    every time."""
     identity = file_identity(path)
     if identity is None:
         return sha256_file(path)

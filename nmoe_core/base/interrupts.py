@@ -1,8 +1,8 @@
 """An interrupt that Python ignores is sent again.
 
-A signal's handler runs between any two instructions of the main thread. What it raises inside a
-finaliser, or a callback of a weak reference or of the garbage collector, Python prints and ignores
-(`sys.unraisablehook`): the program was told to stop and goes on.
+What the handler of a signal raises inside a finaliser, or a callback of a weak reference or of the
+garbage collector, Python prints and ignores (`sys.unraisablehook`): the program was told to stop
+and goes on.
 """
 
 import os
@@ -18,10 +18,7 @@ _hook_before: Callable[[Any], object] = sys.unraisablehook
 
 
 def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) -> None:
-    """From now on, where `raised` was ignored, this process sends itself `asked` again.
-
-    `raised` is what the handler of the signal `asked` raises.
-    """
+    """Where `raised`, which the handler of `asked` raises, is ignored, send `asked` again."""
     global _hook_before
     _signals[raised] = asked
     if sys.unraisablehook is not _send_again:

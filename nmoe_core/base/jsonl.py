@@ -68,11 +68,8 @@ def parse_object(payload: bytes) -> dict[str, Any]:
 
 
 def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[Any, bool]:
-    """The JSON value of a line, and whether bytes that are not UTF-8 were replaced.
-
-    Raises:
-        ValueError: Not JSON, or nested too deep.
-    """
+    """The JSON value of a line, and whether bytes that are not UTF-8 were replaced; ValueError
+    where it is not JSON, or nested too deep."""
     try:
         return orjson.loads(payload), False
     except orjson.JSONDecodeError:  # which refuses lone surrogate escapes too

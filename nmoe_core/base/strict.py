@@ -23,12 +23,8 @@ Model = TypeVar("Model", bound=StrictModel)
 
 
 def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
-    """Check a table against its model.
-
-    Raises:
-        ConfigError: Names the first offending key, its value, and for an unknown key the nearest
-            known one (E-CONFIG-KEY for unknown keys, E-CONFIG otherwise).
-    """
+    """Check a table against its model. Raises ConfigError, which names the first offending key and
+    its value, and for an unknown key (E-CONFIG-KEY) the nearest known one."""
     try:
         return model.model_validate(_with_tuples(value))
     except ValidationError as error:

@@ -34,15 +34,9 @@ def add_run_flags(
     is_required: bool = False,
     **renamed: str,
 ) -> None:
-    """Add `--config`, `--set`, and the flags of some keys and roots.
-
-    Args:
-        parser: Of the verb.
-        keys: Dotted keys; the flag has the last part of the name.
-        roots: Attribute of `Tree` by the name of the flag that replaces it.
-        is_required: Whether the verb needs a file.
-        renamed: Dotted key by the name of the flag, where that is another.
-    """
+    """Add `--config`, `--set`, and flags of keys, by the last part of their dotted names or
+    `renamed` (flag=key), and of roots (`Tree` attribute by the name of the flag that replaces
+    it)."""
     named = {key.rpartition(".")[2]: key for key in keys} | renamed
     roots = dict(roots or {})
     group = parser.add_argument_group("the run", "flags override what --config says")
@@ -67,16 +61,13 @@ def run_of(
     defaults: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Run:
-    """The run that the command line describes.
+    """The run that the command line describes; raises as `Run`.
 
     Args:
         arguments: Of a verb with `add_run_flags`.
         needed: Flags that must be given where there is no `--config`.
         defaults: Values by dotted keys that hold where there is no `--config`.
         more: Values by dotted keys that the verb itself found on the command line.
-
-    Raises:
-        ConfigError: A needed flag is missing; else as `Run`.
     """
     settings: dict[str, Any] = {}
     if arguments.config is None:
@@ -94,11 +85,7 @@ def run_of(
 
 
 def required(arguments: argparse.Namespace, name: str) -> Any:
-    """A flag that this use of the verb cannot do without.
-
-    Raises:
-        ConfigError: It was not given.
-    """
+    """A flag that this use of the verb needs; ConfigError where it was not given."""
     value = getattr(arguments, name)
     if value is None:
         raise ConfigError(

@@ -120,12 +120,8 @@ def _show_status(rows: list[dict[str, Any]]) -> None:
 def named_file(
     arguments: argparse.Namespace, what: str, of_run: Sequence[str], of_file: Sequence[str] = ()
 ) -> Any:
-    """The file of documents that the command line names, if any.
-
-    Raises:
-        ConfigError: There is neither a file nor a run, or a flag was given that works only with
-            the other of them.
-    """
+    """The file of documents that the command line names, if any. Raises ConfigError where there is
+    neither a file nor a run, or a flag was given that works only with the other of them."""
     from nmoe_core.tasks.commands import InputFile
 
     texts, rows = arguments.input_jsonl, arguments.input_docids

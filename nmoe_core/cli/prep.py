@@ -18,8 +18,9 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.schema import keys_of
 from nmoe_core.config.tables import parse_count
 from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.sources.open import open_source
 from nmoe_core.sources.spec import SourceSpec
-from nmoe_core.tasks.commands import Job, check_sources, make_split, splits_of
+from nmoe_core.tasks.commands import Job, make_split, splits_of
 
 _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
 _TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine")
@@ -83,7 +84,8 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
         failures = _dry_run(run, jobs, as_json=arguments.json)
     else:
         if not arguments.continue_on_error:
-            check_sources(run, jobs)
+            for source, split in jobs:  # none is written before all can be read
+                open_source(source.spec, run.base, split).source.check()
         for source, split in jobs:
             try:
                 results.append(_made(run, (source, split), arguments))

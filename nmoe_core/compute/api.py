@@ -33,15 +33,14 @@ def map_shards(
         fn: A module-level function; for other processes it and the items are pickled.
         items: Consumed lazily, a bounded number ahead of the results.
         compute: One worker is this process, several are processes of this machine; `ray` is a
-            cluster, which works on as many items at once as it has room for. An item may run twice
-            there: what it writes must be committed atomically, and lie where all nodes see it.
-        initializer: Makes the context, once in each worker, before its first item. A worker of Ray
-            that holds a GPU ends after its item, so there it runs once per item.
+            cluster, where an item may run twice: what it writes must be committed atomically, and
+            lie where all nodes see it.
+        initializer: Makes the context, once in each worker, before its first item; on Ray with
+            GPUs once per item, since a worker that holds a GPU ends after its item.
 
     Raises:
         NmoeError: A worker was lost, on Ray more often than `max_retries` (E-WORKER-LOST).
-        ConfigError: Ray is not installed, cannot be reached, or has no such resources
-            (E-CONFIG-RAY).
+        ConfigError: As `open_ray_pool`.
         Whatever `fn` or the initializer raises, at the place of its item.
     """
     with open_pool(compute, initializer) as pool:
@@ -50,11 +49,8 @@ def map_shards(
 
 @contextmanager
 def open_pool(compute: ComputeTable, initializer: Initializer) -> Iterator[Map]:
-    """Workers that several maps use one after the other.
-
-    Processes of this machine are started at once: files and locks that are opened later are not
-    theirs too.
-    """
+    """Workers that several maps use one after the other. Processes of this machine start at once:
+    files and locks that are opened later are not theirs too."""
     if compute.backend == "ray":
         from nmoe_core.compute.ray import open_ray_pool
 

@@ -1,9 +1,8 @@
 """Log records of worker processes, handled in the process that asked for the work.
 
-A worker has one handler. On this machine it writes each record to a pipe as one line of at most
-PIPE_BUF bytes, which the kernel keeps whole: no lock is shared, so a worker killed while it writes
-does not block the others. On another machine records are kept and returned with the result. Either
-way they are handled by the loggers of their names here, as if the work had been done here.
+On this machine a worker writes each record to a pipe as one line of at most PIPE_BUF bytes, which
+the kernel keeps whole: no lock is shared, so a worker killed while it writes does not block the
+others. On another machine records are kept and returned with the result.
 """
 
 from __future__ import annotations

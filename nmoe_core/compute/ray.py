@@ -41,12 +41,9 @@ _COUNT_EVERY_SECONDS = 1.0
 
 @contextmanager
 def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
-    """A pool on Ray; a connection that is there already is used, and left as it is.
-
-    Raises:
-        ConfigError: Ray is not installed, cannot be reached, or has no such resources
-            (E-CONFIG-RAY).
-    """
+    """A pool on Ray; a connection that is there already is used, and left as it is. Raises
+    ConfigError where Ray is not installed, cannot be reached, or has no such resources
+    (E-CONFIG-RAY)."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")

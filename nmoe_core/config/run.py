@@ -70,14 +70,10 @@ class Run:
     Attributes:
         config: The platform's tables.
         loader: The loader's settings; their paths are absolute.
-        rubric: That of `[oracle] rubric`.
-        tree: Where its files lie.
-        has_file: Whether it was read from a TOML file.
 
     Raises:
         ConfigError: The file, or one that it names, is missing; a key is unknown or a value out of
-            range. What an oracle or a backbone is made of may come later: only the tasks that
-            load it need it.
+            range. Checkpoints may come later: only the tasks that load them need them.
     """
 
     def __init__(
@@ -135,11 +131,8 @@ class Run:
         return self.base / path
 
     def required(self, key: str) -> Any:
-        """A value of the loader's that this command cannot do without.
-
-        Raises:
-            ConfigError: It is not set (E-CONFIG-MISSING).
-        """
+        """A value of the loader that this command needs; ConfigError if unset
+        (E-CONFIG-MISSING)."""
         value = getattr(self.loader, key)
         if value is None:
             raise ConfigError(

@@ -51,11 +51,8 @@ class Key:
         return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
 
     def typed(self, text: str) -> Any:
-        """The value that a text stands for; commas separate the values of a list.
-
-        Raises:
-            ConfigError: It stands for no value of this key.
-        """
+        """The value that a text stands for; commas separate the values of a list. ConfigError:
+        none."""
         return tuple(map(self.one, text.split(","))) if self.is_list else self.one(text)
 
     def one(self, text: str) -> Any:
@@ -80,12 +77,8 @@ def run_keys() -> dict[str, Key]:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """The key and the value of `key=value`.
-
-    Raises:
-        ConfigError: It has no `=`, or the key cannot have this value. A key that is unknown is
-            refused by the run.
-    """
+    """The key and the value of `key=value`. Raises ConfigError without a `=`, or where the key
+    cannot have this value; a key that is unknown is refused by the run."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError("not key=value", where="--set", found=repr(text))

@@ -86,11 +86,8 @@ class Tree:
         return ShardPaths(self, source, bucket, split)
 
     def shard_of(self, rel: str) -> ShardPaths:
-        """The paths of the shard that a path such as `{source}/{split}/shard_NNNN/...` lies in.
-
-        Raises:
-            FormatError: It lies in no shard (E-DOCID).
-        """
+        """The paths of the shard that `{source}/{split}/shard_NNNN/...` lies in; FormatError where
+        it lies in none (E-DOCID)."""
         match = re.match(r"([^/]+)/([^/]+)/shard_(\d{4,})(?:/|$)", rel)
         if match is None:
             raise FormatError("not a path in a shard", where=self.data, found=rel, code="E-DOCID")

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 
 def make_backbone(run: Run) -> Result:
-    """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way.
-
-    Raises:
-        CheckpointError: There is no checkpoint, or it is not a gpt-oss one.
-    """
+    """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way. Raises
+    CheckpointError where there is none, or it is not a gpt-oss one."""
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
@@ -40,31 +37,18 @@ def make_backbone(run: Run) -> Result:
 
 
 def load_backbone(run: Run) -> Transformer:
-    """The run's backbone; as `load_checkpoint`."""
-    table = run.config.backbone
-    return load_checkpoint(run.tree.checkpoint, table.device, table.dtype, table.experts)
-
-
-def load_checkpoint(
-    path: Path, device: str, dtype: str, experts: ExpertChoice = "auto"
-) -> Transformer:
-    """A checkpoint, loaded once in a process.
-
-    Raises:
-        CheckpointError: There is none (E-CHECKPOINT-MISSING), or it is not a gpt-oss one.
-    """
-    _require(path)
+    """The run's backbone, loaded once in a process. Raises CheckpointError where there is none
+    (E-CHECKPOINT-MISSING), or it is not a gpt-oss one."""
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
 
-    return _loaded(path, checkpoint_digest(path), device, dtype, experts)
+    table, path = run.config.backbone, run.tree.checkpoint
+    _require(path)
+    return _loaded(path, checkpoint_digest(path), table.device, table.dtype, table.experts)
 
 
 def require_checkpoints(run: Run) -> None:
-    """Refuse a run whose checkpoints are not there, before anything is made for them.
-
-    Raises:
-        CheckpointError: One that the run names is missing (E-CHECKPOINT-MISSING).
-    """
+    """Refuse a run that names a missing checkpoint (E-CHECKPOINT-MISSING), before anything is
+    made."""
     oracle = run.config.oracle
     if run.config.backbone.kind == "checkpoint":
         _require(run.tree.checkpoint)
@@ -84,7 +68,7 @@ def _require(path: Path) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertChoice) -> Transformer:
-    """The backbone, loaded once in a process; `digest` makes changed weights another one."""
+    """`digest` makes changed weights another backbone."""
     import torch
 
     from nmoe_core.engine import Transformer

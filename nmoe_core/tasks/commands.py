@@ -25,16 +25,8 @@ Progress = Callable[[int, int | None], None]
 
 
 def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[Job]:
-    """The splits to prepare of each source; only some have a validation split.
-
-    Args:
-        run: The configuration.
-        names: Of the splits.
-        stage: Only sources of this stage of training.
-
-    Raises:
-        ConfigError: There is no such split or stage.
-    """
+    """The splits to prepare of each source of the run, or of a stage of training; only some sources
+    have a validation split. Raises ConfigError where there is no such split or stage."""
     for name in names:
         if name not in SPLITS:
             raise ConfigError("no such split", found=repr(name), expected=" or ".join(SPLITS))
@@ -42,23 +34,11 @@ def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[
     return [(s, name) for s in sources for name in names if name == "train" or s.has_valid]
 
 
-def check_sources(run: Run, jobs: Sequence[Job]) -> None:
-    """Open every source, so that none writes before all can be read. Raises SourceError."""
-    for source, split in jobs:
-        open_source(source.spec, run.base, split).source.check()
-
-
 def make_split(
     run: Run, job: Job, output: Path | None = None, *, is_forced: bool = False
 ) -> Result:
-    """Prepare one split and commit its manifest; raises as `prep_shards`.
-
-    Args:
-        run: The configuration.
-        job: The source and the split.
-        output: Directory of the split; by default that of the run's tree.
-        is_forced: Whether shards made from other inputs, and current ones, are made again.
-    """
+    """Prepare one split, by default in the run's tree, and commit its manifest; raises as
+    `prep_shards`. `is_forced`: shards made from other inputs, and current ones, are made again."""
     (plan, split), started = job, time.monotonic()
     output = (output or run.tree.split(plan.name, split)).absolute()
     opened = open_source(plan.spec, run.base, split)
@@ -86,15 +66,9 @@ def make_split(
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """Documents to label or to grade: one row per document.
-
-    Attributes:
-        path: Rows of document ids of the run's shards, or JSON lines with a text.
-        is_text: Whether rows hold texts.
-        text_field: Field of the text.
-        id_field: Field of the id; by default `doc_id`, else `id`, where a row has one.
-        sample: Only so many rows of document ids.
-    """
+    """Documents to label or to grade, one row per document: ids of documents in the run's shards,
+    of which `sample` takes only so many, or (`is_text`) JSON lines with a text. Without `id_field`
+    the id is `doc_id`, else `id`, where a row has one."""
 
     path: Path
     is_text: bool
@@ -150,20 +124,12 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
 def curate_sources(
     run: Run, names: Sequence[str] | None = None, *, refit: bool = False
 ) -> tuple[Result, dict[str, dict[str, Any]], bool]:
-    """Topics, curated shards and manifests of sources.
-
-    Args:
-        run: The configuration.
-        names: Sources; by default all.
-        refit: Whether to fit the topic model again; else one that is there stays.
+    """Topics, curated shards and manifests of sources, by default of all; `refit` fits the topic
+    model again, else one that is there stays. Raises as `curate_shard`.
 
     Returns:
         The topic model; of each source its facts, `shards_written` and `checks` (passed, found);
         and whether a check that blocks failed.
-
-    Raises:
-        ConfigError: There is no such source.
-        NmoeError: As `curate_shard`.
     """
     from nmoe_core.tasks import checks, curate
 

@@ -88,12 +88,9 @@ def combine(run: Run, source: str) -> Result:
 
 
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
-    """Write `mixture/loader_plan.json` unless the same plan is there.
-
-    Raises:
-        PlanError: A curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks
-            for more steps than the flow has (E-PLAN-STEPS).
-    """
+    """Write `mixture/loader_plan.json` unless the same plan is there. Raises PlanError where a
+    curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks for more steps
+    than the flow has (E-PLAN-STEPS)."""
     tree = run.tree
     plan = build_plan(
         run_stages(run),

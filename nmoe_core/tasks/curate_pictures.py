@@ -30,15 +30,8 @@ _TEXT_TOKENS = 512
 def topic_pictures(
     run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
 ) -> str:
-    """Markdown of the topic cloud and of k calibration, drawn when they are not of this model.
-
-    Args:
-        run: Paths, seed and tokenizer.
-        sources: Those that are sampled.
-        table: The backbone's table.
-        model: The topic model in use.
-        seq_len: Tokens of the window that k is calibrated for.
-    """
+    """Markdown of the topic cloud and of the number of topics, which is calibrated for windows of
+    `seq_len` tokens; drawn from samples of the sources when they are not of this model."""
     from nmoe_core.plots import png_markdown
 
     directory = run.tree.topics

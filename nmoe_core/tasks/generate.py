@@ -69,13 +69,8 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of one shard: JSON lines, read anew each time they are asked for.
-
-    Attributes:
-        path: The file.
-        shard: The prompts whose place in the file, from 0, is `index` modulo `count`.
-        tokenizer_name: Loaded if a prompt is text.
-    """
+    """The prompts of one shard: JSON lines, read anew each time they are asked for. The shard has
+    those whose place in the file, from 0, is `index` modulo `count`."""
 
     path: Path
     shard: Shard
@@ -93,11 +88,8 @@ class Prompts:
                 yield self._prompt(place, line.payload)
 
     def require_file(self) -> None:
-        """Refuse a file that is missing or, like a pipe, can be read once only.
-
-        Raises:
-            SourceError: Not a file (E-SOURCE-MISSING).
-        """
+        """Refuse a file that is missing or, like a pipe, can be read only once
+        (E-SOURCE-MISSING)."""
         if not self.path.is_file():
             raise SourceError(
                 "no file of prompts here",
@@ -163,8 +155,7 @@ def complete_file(
         Its facts are `completions` in all, the `new` ones and their `new_tokens`.
 
     Raises:
-        SourceError: A line is no prompt, or an id comes twice (E-SOURCE-RECORD); the prompts are
-            no file that can be read twice (E-SOURCE-MISSING).
+        SourceError: A line is no prompt, or an id comes twice (E-SOURCE-RECORD); E-SOURCE-MISSING.
         ConfigError: A prompt does not fit (E-CONFIG-GENERATE), or the output was made with other
             prompts, another model or other settings (E-CONFIG-MIXED).
         TokenizerError: A token is outside the model's vocabulary (E-TOKENIZER-VOCAB).

@@ -35,12 +35,8 @@ NO_FILES: LabelFiles = MappingProxyType({})
 def label_slices(
     run: Run, sources: Sequence[str], keys: Iterable[str] | None = None
 ) -> dict[str, Result]:
-    """Label slices named `train-00` and so on, by default all, with the run's oracle.
-
-    Raises:
-        ConfigError: There is no such slice.
-        LabelError: As `label_shard`.
-    """
+    """Label slices named `train-00` and so on, by default all, with the run's oracle; raises as
+    `label_shard`, and ConfigError where there is no such slice."""
     from nmoe_core.labels.documents import shard_documents
     from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 
@@ -87,11 +83,8 @@ def label_documents(
     relabel: int,
     progress: Progress | None = None,
 ) -> Result:
-    """Label documents into a directory, and `relabel` of them again with the rubric turned round.
-
-    Returns:
-        As `label_shard`; the facts also name the `scorer` and count those `relabelled`.
-    """
+    """Label documents into a directory, and `relabel` of them again with the rubric turned round;
+    as `label_shard`, but the facts also name the `scorer` and count those `relabelled`."""
     from nmoe_core.labels.label import label_shard
     from nmoe_core.labels.noise import RELABELLED_NAME
 
@@ -121,13 +114,8 @@ def merge_split(run: Run, split: str) -> Result:
 
 
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
-    """Train the probe or the judge on the merged labels; a current head is left alone.
-
-    Args:
-        run: The configuration.
-        kind: Which head.
-        labels: Files of labels by split, in place of the merged ones; None for no labels.
-    """
+    """Train the probe or the judge; a current head is left alone. `labels` are files by split in
+    place of the merged ones, None for no labels."""
     from nmoe_core.heads.files import read_header
     from nmoe_core.heads.train import HeadTraining
     from nmoe_core.plots import loss_plot, png_markdown
@@ -152,12 +140,8 @@ def import_head(run: Run, path: Path) -> Result:
 
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
-    """Fit weights and thresholds on the heads' own scores of val documents.
-
-    Args:
-        run: The configuration.
-        labels: As those of `train_head`; test is only reported on.
-    """
+    """Fit weights and thresholds on the heads' own scores of val documents; `labels` as those of
+    `train_head`, of which test is only reported on."""
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.calibration.files import read_calibration
     from nmoe_core.calibration.thresholds import Targets
@@ -243,26 +227,21 @@ def labelled_splits(run: Run) -> list[str]:
 
 
 def _corpus(run: Run) -> Corpus:
-    """Where documents lie, and the token that ends them: the tokenizer's, or without a file that
-    names a tokenizer what the shards say."""
+    """Where documents lie, and the token that ends them: the tokenizer's, or, without a file that
+    names a tokenizer, that of the shards."""
     from nmoe_core.heads.features import Corpus
 
+    data, max_ctx = run.tree.data, run.config.heads.max_ctx
     if run.has_file:
-        eos_token_id = load_tokenizer(run.tokenizer, run.config.prep.engine).eos_token_id
-    else:
-        eos_token_id = _eos_of(run.tree.data)
-    return Corpus(run.tree.data, eos_token_id, run.config.heads.max_ctx)
-
-
-def _eos_of(data_root: Path) -> int:
-    """The token that ends every document of the sources below a data root."""
-    manifests = sorted(data_root.glob(f"*/train/{MANIFEST_NAME}"))
+        tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
+        return Corpus(data, tokenizer.eos_token_id, max_ctx)
+    manifests = sorted(data.glob(f"*/train/{MANIFEST_NAME}"))
     found = sorted({load_manifest(path).eos_token_id for path in manifests})
     if len(found) != 1:
         raise ConfigError(
             "sources have no one token that ends documents",
-            where=data_root,
+            where=data,
             found=", ".join(map(str, found)) or "no manifest",
             do="name the directory that holds {source}/train/manifest.json",
         )
-    return found[0]
+    return Corpus(data, found[0], max_ctx)

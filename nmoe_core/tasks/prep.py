@@ -87,15 +87,8 @@ def make_slices(run: Run, source: str) -> Result:
 
 
 def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
-    """The slices of sources, and those of all of them together.
-
-    Args:
-        run: The configuration.
-        names: Sources; by default those of the mixture, or all below the data root without one.
-
-    Raises:
-        ConfigError: There is no source.
-    """
+    """The slices of sources, and those of all together; by default the sources of the mixture, or
+    without one all below the data root. Raises ConfigError where there is no source."""
     if names is None and run.has_file:
         names = [source.name for source in run_sources(run)]
     data = run.tree.data
@@ -109,13 +102,10 @@ def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, R
 def source_mark(run: Run, source: SourcePlan) -> str:
     """A mark of a source, its validation split included, that changes when its input may have.
 
-    Cheap enough to ask every few minutes, since only listings are read. Local files are known by
-    name, size and time of change, so a mark may move although no byte did; the prep that follows
-    compares content and then does no work. Remote files and hub data sets are known by what their
-    store says.
-
-    Raises:
-        SourceError: Files, a store or the hub cannot be listed.
+    Reads listings alone, so it may be asked every few minutes. Local files are known by name, size
+    and time of change: a mark may move although no byte did, and the prep that follows then does no
+    work. Remote files and hub data sets are known by what their store says. Raises SourceError
+    where they cannot be listed.
     """
     splits = ("train", "valid") if source.has_valid else ("train",)
     return sha256_json([_listing(run, source, split) for split in splits])

@@ -1,12 +1,10 @@
 """What a run would still do, before it is paid for: shards to prepare, to grade and to curate.
 
-Writes nothing. A shard is stale by the very fingerprints that its task compares, so a shard called
-current here is one that the task leaves alone. Where only the calibration changed, recorded scores
-are decided again and flips are counted. Where heads, backbone or text changed, a sample of
-documents is graded with what is there now, which gives a rate with its interval and the time;
-without a sample, every document may flip and the time is not known. Costs a sample of each source
-that has shards to make, digests of checkpoint, heads and score files, and, where asked for, a
-reading of the sources.
+Writes nothing. A shard is stale by the very fingerprints that its task compares. Where only the
+calibration changed, recorded scores are decided again and flips are counted. Where heads, backbone
+or text changed, a sample of documents is graded, which gives a rate with its interval and the time;
+without a sample, every document may flip. Costs a sample of each source that has shards to make,
+digests of checkpoint, heads and score files, and, where asked for, a reading of the sources.
 """
 
 from __future__ import annotations
@@ -121,13 +119,8 @@ def plan_run(
 
 
 def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) -> RegradePlan:
-    """Plan the regrade of sources.
-
-    Args:
-        run: The configuration.
-        sources: Their names; shards that are not prepared yet are left out.
-        sample_documents: How many documents to grade for the rate and the time; 0 loads no model.
-    """
+    """Plan the regrade of sources; shards that are not prepared yet are left out.
+    `sample_documents` are graded for the rate and the time; 0 loads no model."""
     try:
         now = _grading_inputs(run)
     except (NmoeError, OSError) as error:

@@ -27,11 +27,8 @@ _TEXT_TOKENS = 64
 
 
 def run_report(run: Run) -> dict[str, Any]:
-    """Everything the table shows, as JSON values.
-
-    Raises:
-        FormatError: A task has not run (E-MANIFEST-MISSING).
-    """
+    """Everything the table shows, as JSON values; FormatError where a task has not run
+    (E-MANIFEST-MISSING)."""
     calibration = read_calibration(run.tree.calibration_summary)
     plan = load_plan(run.tree.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
@@ -103,11 +100,8 @@ def sample_documents(run: Run, source: str, split: str, bucket: int, count: int 
 
 
 def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
-    """Documents of a graded shard at even ranks of their score, lowest first.
-
-    Columns are few and narrow, so that the text has room: the decision, the score it rests on and
-    whose that is, and the probe's own.
-    """
+    """Documents of a graded shard at even ranks of their score, lowest first: the decision, the
+    score it rests on and whose that is, and the probe's own."""
     path = read_graded(run.tree.shard(source, bucket).graded).path
     with open(path, "rb") as file:
         scores = [orjson.loads(line)["aggregated"] for line in file]
@@ -132,10 +126,8 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
-    """The first parsed labels of a slice: scores and the start of the text.
-
-    The five scores are one column, in the order of the schema, which leaves the text its room.
-    """
+    """The first parsed labels of a slice: the start of the text, and the scores, which are one
+    column in the order of the schema."""
     from nmoe_core.labels.files import SCORES_NAME
     from nmoe_core.labels.scores import DIMENSIONS
 

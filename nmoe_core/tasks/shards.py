@@ -1,7 +1,7 @@
 """A task over many shards: several at once, results in order; one that fails ends no other.
 
-`[compute]` says where: processes of this machine, or a Ray cluster. The worker itself commits the
-shard's output, under the shard's own lock, so every worker must see the root.
+The worker itself commits the shard's output, under the shard's lock: every worker must see the
+root.
 """
 
 from __future__ import annotations
@@ -48,11 +48,8 @@ def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> I
 
 
 def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
-    """Results of all shards of a source, made where `[compute]` says.
-
-    Raises:
-        NmoeError, OSError: The first that a shard raised, after all others are made.
-    """
+    """Results of all shards of a source. Raises the first error of a shard, after all others are
+    made."""
     keys = [f"{bucket:04d}" for bucket in range(run.config.prep.num_shards)]
     done = list(each_shard(run, task, source, keys))
     for failed in done:
@@ -71,11 +68,8 @@ def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Res
 
 
 def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
-    """The named sources of a run in its order, by default all.
-
-    Raises:
-        ConfigError: It has no such source.
-    """
+    """The named sources of a run in its order, by default all; ConfigError where it has none
+    such."""
     known = [source.name for source in run_sources(run)]
     unknown = sorted(set(names or ()) - set(known))
     if unknown:

@@ -1,9 +1,8 @@
 """What of a run's settings reaches the output of each task, as the version of its code.
 
-A version is the code's own and a digest of exactly the settings that the task reads, so a change of
-one marks what was made with another, and what only says how work is done (workers, batches,
-retries, checks, automation) marks nothing. Content of files, rubric and checkpoint among them, is
-for fingerprints. Costs no import of torch: definitions are loaded with it.
+A version is the code's own and a digest of exactly the settings that the task reads. What only says
+how work is done (workers, batches, retries, checks, automation) changes no version; content of
+files is for fingerprints. Imports no torch: definitions are loaded with it.
 """
 
 from __future__ import annotations

@@ -5,51 +5,26 @@ repaired or written. `LEVELS` says how much a failed check matters unless the ru
 says otherwise: `block` is for what would put wrong data downstream.
 """
 
-from nmoe_core.tasks.checks.hydra import (
-    check_backbone,
-    check_calibration,
-    check_grades,
-    check_head,
-    check_labels,
-    check_regrade,
-    check_slices,
-)
-from nmoe_core.tasks.checks.shards import (
-    CURATED_CHECKS,
-    MANIFEST_CHECKS,
-    check_curated,
-    check_curated_shards,
-    check_leak,
-    check_manifest,
-    check_plan,
-    check_shards,
-    check_topic_model,
-    check_topics,
-)
-from nmoe_core.tasks.checks.verdict import DESCRIPTIONS, LEVELS, Level, Verdict, Verdicts, level_of
-
-__all__ = [
-    "CURATED_CHECKS",
-    "DESCRIPTIONS",
-    "LEVELS",
-    "MANIFEST_CHECKS",
-    "Level",
-    "Verdict",
-    "Verdicts",
-    "check_backbone",
-    "check_calibration",
-    "check_curated",
-    "check_curated_shards",
-    "check_grades",
-    "check_head",
-    "check_labels",
-    "check_leak",
-    "check_manifest",
-    "check_plan",
-    "check_regrade",
-    "check_shards",
-    "check_slices",
-    "check_topic_model",
-    "check_topics",
-    "level_of",
-]
+from nmoe_core.tasks.checks.hydra import check_backbone as check_backbone
+from nmoe_core.tasks.checks.hydra import check_calibration as check_calibration
+from nmoe_core.tasks.checks.hydra import check_grades as check_grades
+from nmoe_core.tasks.checks.hydra import check_head as check_head
+from nmoe_core.tasks.checks.hydra import check_labels as check_labels
+from nmoe_core.tasks.checks.hydra import check_regrade as check_regrade
+from nmoe_core.tasks.checks.hydra import check_slices as check_slices
+from nmoe_core.tasks.checks.shards import CURATED_CHECKS as CURATED_CHECKS
+from nmoe_core.tasks.checks.shards import MANIFEST_CHECKS as MANIFEST_CHECKS
+from nmoe_core.tasks.checks.shards import check_curated as check_curated
+from nmoe_core.tasks.checks.shards import check_curated_shards as check_curated_shards
+from nmoe_core.tasks.checks.shards import check_leak as check_leak
+from nmoe_core.tasks.checks.shards import check_manifest as check_manifest
+from nmoe_core.tasks.checks.shards import check_plan as check_plan
+from nmoe_core.tasks.checks.shards import check_shards as check_shards
+from nmoe_core.tasks.checks.shards import check_topic_model as check_topic_model
+from nmoe_core.tasks.checks.shards import check_topics as check_topics
+from nmoe_core.tasks.checks.verdict import DESCRIPTIONS as DESCRIPTIONS
+from nmoe_core.tasks.checks.verdict import LEVELS as LEVELS
+from nmoe_core.tasks.checks.verdict import Level as Level
+from nmoe_core.tasks.checks.verdict import Verdict as Verdict
+from nmoe_core.tasks.checks.verdict import Verdicts as Verdicts
+from nmoe_core.tasks.checks.verdict import level_of as level_of

@@ -92,12 +92,10 @@ def check_labels(run: Run) -> Verdicts:
 
 
 def check_head(run: Run, kind: str) -> Verdicts:
-    """`promotion` and `baselines`, on documents the head was not fitted on.
-
-    Promotion: enough documents, finite states, and a rank correlation with the oracle whose lower
-    95 % bound is above `min_spearman`. Baselines: that bound is above what source or length alone
-    reach, and each dimension is predicted better than by its mean.
-    """
+    """`promotion`: enough documents that the head was not fitted on, finite states, and a rank
+    correlation with the oracle whose lower 95 % bound is above `min_spearman`. `baselines`: that
+    bound is above what source or length alone reach, and each dimension is better predicted than by
+    its mean."""
     from nmoe_core.heads.files import read_header
 
     path = run.tree.probe if kind == "probe" else run.tree.judge
@@ -165,11 +163,8 @@ def check_calibration(run: Run) -> Verdicts:
 
 
 def _false_drops(summary: dict[str, Any]) -> Verdict:
-    """Whether the documents fitted on prove the bound, and those reported on do not refute it.
-
-    A summary without a certificate is of an older version, which held nothing to its bound: there
-    the documents reported on have to prove it.
-    """
+    """Whether the documents fitted on prove the bound, and those reported on do not refute it. A
+    summary without a certificate is of an older version: there the latter have to prove it."""
     from nmoe_core.labels.agreement import lower_bound, upper_bound
 
     if "max_false_drop" not in summary:

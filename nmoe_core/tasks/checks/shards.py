@@ -98,12 +98,9 @@ def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdi
 
 
 def check_curated(run: Run, source: str) -> Verdicts:
-    """The four checks of a source's curated shards.
-
-    `permutation` reads every token: each kept document is there once and unchanged. The others
-    read what `combine` recorded. An order passes when it reaches the limits, or does as well as a
-    shuffle of its documents: few or short sources cannot reach them by any order.
-    """
+    """The four checks of a source's curated shards: `permutation` reads every token, the others
+    what `combine` recorded. An order passes when it reaches the limits, or does as well as a
+    shuffle of its documents: few or short sources cannot reach them by any order."""
     from nmoe_core.tasks.curate import curate_settings
 
     recorded = read_summary(run.tree.curation(source))

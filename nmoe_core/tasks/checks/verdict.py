@@ -59,11 +59,8 @@ P = ParamSpec("P")
 
 
 def level_of(run: Run, name: str) -> Level:
-    """How much a failed check of this name matters in this run.
-
-    Raises:
-        ConfigError: `[checks] levels` names a check that is not one of `LEVELS`.
-    """
+    """How much a failed check of this name matters in this run. Raises ConfigError where `[checks]
+    levels` names an unknown check."""
     levels = run.config.checks.levels
     if unknown := ", ".join(sorted(levels.keys() - LEVELS.keys())):
         known = ", ".join(LEVELS)

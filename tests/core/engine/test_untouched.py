@@ -28,12 +28,14 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_checkpoint_is_hashed_once_for_any_number_of_shards(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmoe_core.tasks.backbone import load_checkpoint
+    from nmoe_core.config.run import Run
+    from nmoe_core.tasks.backbone import load_backbone
 
     hashed: list[Path] = []
     whole = digests.sha256_file
     monkeypatch.setattr(digests, "sha256_file", lambda p: (hashed.append(p), whole(p))[1])
-    models = [load_checkpoint(checkpoint, "cpu", "float32") for _ in range(8)]
+    run = Run(None, {"backbone.checkpoint": str(checkpoint)})
+    models = [load_backbone(run) for _ in range(8)]
     files = [path for path in checkpoint.rglob("*") if path.suffix in (".json", ".safetensors")]
     assert set(hashed) <= set(files)
     assert len(hashed) == len(set(hashed)) >= 2, "config.json and the weights, once each"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -188,7 +187,7 @@ def test_the_version_is_measured_and_published_shapes_have_their_names(
         make(max_new=128),
         make(reasoning="none"),
         EngineOracle(checkpoint, settings(), rubric.turned()),
-        EngineOracle(checkpoint, settings(), replace(rubric, version="v2")),
+        EngineOracle(checkpoint, settings(), rubric.model_copy(update={"version": "v2"})),
     ]
     assert len({base, *(oracle.fingerprint for oracle in changed)}) == 6
     for layers, experts, name in ((24, 32, "gpt-oss-20b"), (36, 128, "gpt-oss-120b")):
