@@ -1,19 +1,26 @@
-"""Addresses: paths of this machine and URLs of stores, told apart, joined and kept whole.
+"""Addresses: paths of this machine and URLs of stores, and the files behind URLs.
 
-Whatever names a plan, data or a cache goes through here: `pathlib` writes `s3://b` as `s3:/b`.
+Whatever names a plan, data or a cache goes through here: `pathlib` writes `s3://b` as `s3:/b`. A
+URL's file is read through fsspec. Each store's client raises errors of its own: all become one, so
+that a store that is down (E-STORE) is told from a missing file.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import posixpath
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from loader.errors import ConfigError
+from loader.errors import ConfigError, PlanError
 
+STORE_CODE = "E-STORE"
+_LOCAL_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 # A scheme has two letters at least, or it is a drive; `simplecache::s3` is two of them.
 _MANGLED = re.compile(r"((?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]+):/(?!/)")
 
@@ -89,3 +96,70 @@ def _path_argument(text: str) -> Path:
         return local_path(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(f"[{error.code}] {error}") from None
+
+
+def read_bytes(url: str) -> bytes | None:
+    """A whole file, or None where there is none.
+
+    Raises:
+        PlanError: The store does not answer, or refuses (E-STORE).
+        ConfigError: fsspec or the store's client is not installed.
+    """
+    with _asking(url):
+        files, path = _open_store(url)
+        try:
+            return files.cat_file(path)
+        except FileNotFoundError:
+            return None
+
+
+def copy(url: str, local: Path) -> bool:
+    """Copy a file to `local` and sync it; False where there is none. Raises as `read_bytes`."""
+    local.parent.mkdir(parents=True, exist_ok=True)
+    with _asking(url):
+        files, path = _open_store(url)
+        try:
+            files.get_file(path, str(local))
+        except FileNotFoundError:
+            local.unlink(missing_ok=True)
+            return False
+    with open(local, "rb") as file:
+        os.fsync(file.fileno())
+    return True
+
+
+def _open_store(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError:
+        raise ConfigError(
+            "fsspec is not installed", where=url, do="pip install 'nmoe-loader[remote]'"
+        ) from None
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        found = one_line(error)
+        raise ConfigError("no client for this URL", where=url, found=found) from None
+
+
+@contextmanager
+def _asking(url: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _LOCAL_FAILURES:
+            raise
+        raise PlanError(
+            "the store does not give this file",
+            where=url,
+            found=one_line(error),
+            do="see that the store can be reached and lets this machine read",
+            code=STORE_CODE,
+        ) from None
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of another package says, cut to one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -67,22 +67,29 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
-    """Sequences `[start, stop)`: one set of active sources.
+class Stretch:
+    """Sequences `[start, stop)` of a longer order, picked from some of its sources.
 
-    base: int64 [num_sources], sequences of each source before `start`. active: intp [k].
+    base: int64 [num_sources], sequences of each source before `start`. columns: intp [k], the
+    sources that `picks` counts. lr_scale: the learning rate's factor.
     """
 
     start: int
     stop: int
     base: np.ndarray
-    active: np.ndarray
+    columns: np.ndarray
     picks: Picks
+    lr_scale: float = 1.0
 
     def counts_before(self, n: int) -> np.ndarray:
+        """Sequences of each source among the first `n` of the longer order."""
         counts = self.base.copy()
-        counts[self.active] += self.picks.counts_before(n - self.start)
+        counts[self.columns] += self.picks.counts_before(n - self.start)
         return counts
+
+    def sources(self, start: int, stop: int) -> np.ndarray:
+        """Source of each sequence in `[start, stop)` of the longer order."""
+        return self.columns[self.picks.sources(start - self.start, stop - self.start)]
 
 
 class UntilMet:
@@ -99,42 +106,39 @@ class UntilMet:
         self._open_stretch, self._key = open_stretch, key
         self._weights = list(weights)
         self._quotas = np.array(quotas, np.int64)
-        self._segments: list[_Segment] = []
+        self._stretches: list[Stretch] = []
         self.num_sequences = int(self._quotas.sum())
 
     def counts_before(self, n: int) -> np.ndarray:
         if n == 0:
             return np.zeros(len(self._quotas), np.int64)
-        return self._segment_at(n - 1).counts_before(n)
+        return self._stretch_at(n - 1).counts_before(n)
 
     def sources(self, start: int, stop: int) -> np.ndarray:
         parts = [np.empty(0, np.intp)]
         while start < stop:
-            segment = self._segment_at(start)
-            end = min(stop, segment.stop)
-            picks = segment.picks.sources(start - segment.start, end - segment.start)
-            parts.append(segment.active[picks])
+            stretch = self._stretch_at(start)
+            end = min(stop, stretch.stop)
+            parts.append(stretch.sources(start, end))
             start = end
         return np.concatenate(parts)
 
-    def _segment_at(self, n: int) -> _Segment:
-        """The segment that holds sequence `n`; earlier ones are made on the way."""
+    def _stretch_at(self, n: int) -> Stretch:
+        """The stretch that holds sequence `n`; earlier ones are made on the way."""
         if not 0 <= n < self.num_sequences:
             raise IndexError(f"sequence {n} of {self.num_sequences}")
-        segments = self._segments
-        while not segments or segments[-1].stop <= n:
-            start, base = 0, np.zeros(len(self._quotas), np.int64)
-            if segments:
-                start = segments[-1].stop
-                base = segments[-1].counts_before(start)
+        found = self._stretches
+        while not found or found[-1].stop <= n:
+            start = found[-1].stop if found else 0
+            base = self.counts_before(start)
             left = self._quotas - base
             active = np.flatnonzero(left > 0)
             weights = [self._weights[i] for i in active]
-            key = key_of(self._key, len(segments))
+            key = key_of(self._key, len(found))
             quotas, drawn = left[active].tolist(), base[active].tolist()
             picks, length = self._open_stretch(weights, quotas, drawn, key)
-            segments.append(_Segment(start, start + length, base, active, picks))
-        return segments[bisect_right(segments, n, key=lambda s: s.start) - 1]
+            found.append(Stretch(start, start + length, base, active, picks))
+        return found[bisect_right(found, n, key=lambda stretch: stretch.start) - 1]
 
 
 def make_schedule(

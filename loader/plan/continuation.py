@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,20 +20,8 @@ from loader.plan.mixture import quotas
 from loader.plan.records import Consumed, LoaderPlan, SourceData
 from loader.plan.schedule import PlanSchedule
 
-
-@dataclass(frozen=True, slots=True)
-class _Offset:
-    """One row of `datasets`; `content_hash` and `order` are blank where it does not say."""
-
-    spec: str
-    row_offset: int
-    token_offset: int
-    content_hash: str
-    order: str
-
-
-# What a row that leaves a key out says; None where it must say.
-_BLANK = {"spec": None, "row_offset": None, "token_offset": 0, "content_hash": "", "order": ""}
+# The keys of a row of `datasets`, and what a row says that leaves one out; None: it must say it.
+_ROW = {"spec": None, "row_offset": None, "token_offset": 0, "content_hash": "", "order": ""}
 
 
 def malformed(found: str, expected: str) -> StateError:
@@ -59,11 +47,10 @@ def offset_rows(plan: LoaderPlan, counts: Mapping[str, Mapping[str, Any]]) -> li
         rows, tokens = int(own["sequences"]), int(own["tokens"])
         if before is not None:
             rows, tokens = rows + before.rows, tokens + before.tokens
-        spec = source.spec or source.name
-        offsets.append(_Offset(spec, rows, tokens, source.content_hash, order))
-    for gone in began.values():
-        offsets.append(_Offset(gone.source, gone.rows, gone.tokens, gone.content_hash, gone.order))
-    return [{k: v for k, v in asdict(offset).items() if v != ""} for offset in offsets]
+        offsets.append((source.spec or source.name, rows, tokens, source.content_hash, order))
+    for c in began.values():
+        offsets.append((c.source, c.rows, c.tokens, c.content_hash, c.order))
+    return [{k: v for k, v in zip(_ROW, offset) if v != ""} for offset in offsets]
 
 
 def resume_counts(
@@ -85,35 +72,30 @@ def resume_counts(
             do="load the counts into the plan that it was made of",
             code="E-STATE-PLAN",
         )
-    offsets, order = _read_offsets(value), reading_order(plan)
-    own = _of_plan(plan, offsets)
+    consumed, order = _read_consumed(plan, value), reading_order(plan)
+    own = _of_plan(plan, consumed)
     for source in plan.sources:
         if source.name in own:
             _refuse_other_reading(source, own[source.name], order)
-    counts = [_windows(plan, own[s.name]) if s.name in own else 0 for s in plan.sources]
+    counts = [own[s.name].sequences if s.name in own else 0 for s in plan.sources]
     n = sum(counts)
     is_place = (
-        len(own) == len(offsets) == len(plan.sources)
+        len(own) == len(consumed) == len(plan.sources)
         and n <= schedule.num_sequences
         and n % plan.batch_size == 0
         and schedule.counts_before(n).tolist() == counts
     )
     if is_place:
         return plan, n
-    consumed = []
-    for source, windows in zip(plan.sources, counts):
-        offset = own.get(source.name)
-        if offset is None or not (offset.row_offset or offset.token_offset):
-            continue
-        # In an order of its own a window is the only row that can be counted on.
-        rows = windows if order else offset.row_offset
-        digest, tokens = source.content_hash, offset.token_offset
-        consumed.append(Consumed(source.name, windows, rows, tokens, digest, order))
-    for offset in offsets:
-        if offset not in own.values():
-            spec, *rest = asdict(offset).values()
-            consumed.append(Consumed(spec, _windows(plan, offset), *rest))
-    return without_consumed(plan, tuple(consumed), capacities), 0
+    known = []
+    for name, digest in ((source.name, source.content_hash) for source in plan.sources):
+        if name in own and (own[name].rows or own[name].tokens):
+            # In an order of its own a window is the only row that can be counted on.
+            rows = own[name].sequences if order else own[name].rows
+            read = replace(own[name], source=name, rows=rows, content_hash=digest, order=order)
+            known.append(read)
+    unknown = [c for c in consumed if c not in own.values()]
+    return without_consumed(plan, (*known, *unknown), capacities), 0
 
 
 def without_consumed(
@@ -161,28 +143,19 @@ def without_consumed(
     return replace(plan, stages=tuple(stages), consumed=consumed)
 
 
-def _windows(plan: LoaderPlan, offset: _Offset) -> int:
-    """Windows of a source that its counts cover. Rows of another length than the plan's sequences
-    are taken by their tokens, up to the next whole window."""
-    is_ours = bool(offset.content_hash and reading_order(plan))
-    if is_ours or offset.token_offset in (0, offset.row_offset * plan.seq_len):
-        return offset.row_offset
-    return -(-offset.token_offset // plan.seq_len)
-
-
-def _of_plan(plan: LoaderPlan, offsets: Sequence[_Offset]) -> dict[str, _Offset]:
-    """The offsets of the plan's own sources by name."""
-    found: dict[str, _Offset] = {}
-    for offset in offsets:
-        name = _source_of(plan.sources, offset.spec)
+def _of_plan(plan: LoaderPlan, consumed: Sequence[Consumed]) -> dict[str, Consumed]:
+    """What was read of the plan's own sources, by name."""
+    found: dict[str, Consumed] = {}
+    for read in consumed:
+        name = _source_of(plan.sources, read.source)
         if name in found:
             raise StateError(
                 f"two specs are of source {name!r}",
-                found=f"{found[name].spec!r} and {offset.spec!r}",
+                found=f"{found[name].source!r} and {read.source!r}",
                 code="E-STATE-SPEC",
             )
         if name is not None:
-            found[name] = offset
+            found[name] = read
     return found
 
 
@@ -212,53 +185,58 @@ def _origin(spec: str) -> str:
     return rest.split(":")[0] if colon and kind in ("hf", "txt") else spec
 
 
-def _refuse_other_reading(source: SourceData, offset: _Offset, order: str) -> None:
+def _refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None:
     """Refuse counts of a source whose data or reading order was another: the windows that they
     count would be read again, and others passed over. Counts that do not say are taken."""
-    if not offset.content_hash or not (offset.row_offset or offset.token_offset):
+    if not read.content_hash or not (read.rows or read.tokens):
         return
     where = f"source {source.name!r}"
-    if offset.content_hash != source.content_hash:
+    if read.content_hash != source.content_hash:
         raise StateError(
             "the counts are of other data",
             where=where,
             found=f"content_hash {source.content_hash}",
-            expected=offset.content_hash,
+            expected=read.content_hash,
             do="restore the data, or give the changed data another name to read it from 0",
             code="E-STATE-DATA",
         )
-    if offset.order != order:
+    if read.order != order:
         raise StateError(
             "the counts are of another reading order",
             where=where,
             found=order or "its own order",
-            expected=offset.order or "its own order",
+            expected=read.order or "its own order",
             do="keep packing, shuffle, seed, seq_len and window_stride of the run before",
             code="E-STATE-DATA",
         )
 
 
-def _read_offsets(value: object) -> list[_Offset]:
+def _read_consumed(plan: LoaderPlan, value: object) -> list[Consumed]:
+    """The rows of `datasets`, each with the number of the plan's windows that it covers. Rows of
+    another length than its sequences are taken by their tokens, up to the next whole window."""
     if not isinstance(value, list):
         raise malformed(f"datasets {type(value).__name__}", "a list")
-    offsets: dict[str, _Offset] = {}
+    found: dict[str, Consumed] = {}
     for i, row in enumerate(value):
         where = f"datasets[{i}]"
         if not isinstance(row, Mapping):
             raise malformed(f"{where} {type(row).__name__}", "a mapping")
-        given = {key: row.get(key, default) for key, default in _BLANK.items()}
-        for key, found in given.items():
-            expected, is_good = "a text", isinstance(found, str)
+        given = {key: row.get(key, default) for key, default in _ROW.items()}
+        for key, item in given.items():
+            expected, is_good = "a text", isinstance(item, str)
             if key == "spec":
                 expected = "hf:NAME, txt:PATH or a source's name"
-                is_good = is_good and _origin(found)
+                is_good = is_good and _origin(item)
             elif key.endswith("_offset"):
                 expected = "an int of at least 0"
-                is_good = type(found) is int and 0 <= found < 2**62
+                is_good = type(item) is int and 0 <= item < 2**62
             if not is_good:
-                raise malformed(f"{where}.{key} = {found!r}"[:120], expected)
-        offset = _Offset(**given)
-        if offset.spec in offsets:
-            raise malformed(f"spec {offset.spec!r} twice", "each once")
-        offsets[offset.spec] = offset
-    return list(offsets.values())
+                raise malformed(f"{where}.{key} = {item!r}"[:120], expected)
+        spec, rows, tokens, digest, order = given.values()
+        if spec in found:
+            raise malformed(f"spec {spec!r} twice", "each once")
+        is_ours = bool(digest and reading_order(plan))
+        is_whole = is_ours or tokens in (0, rows * plan.seq_len)
+        windows = rows if is_whole else -(-tokens // plan.seq_len)
+        found[spec] = Consumed(spec, windows, rows, tokens, digest, order)
+    return list(found.values())

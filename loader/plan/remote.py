@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError, FormatError, PlanError
-from loader.files.addresses import address, is_url, join, local_path, parent
+from loader.files.addresses import (
+    STORE_CODE,
+    address,
+    copy,
+    is_url,
+    join,
+    local_path,
+    parent,
+    read_bytes,
+)
 from loader.files.format import (
     MANIFEST_NAME,
     Manifest,
@@ -31,7 +40,6 @@ from loader.files.format import (
     load_manifest,
     resolve_inside,
 )
-from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan
 from loader.plan.settings import LOCAL_CACHE
 

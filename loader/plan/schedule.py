@@ -10,38 +10,17 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from loader.errors import PlanError
-from loader.order.policies import Schedule, Sequential, make_schedule
+from loader.order.policies import Sequential, Stretch, make_schedule
 from loader.order.shuffle import Permutation, key_of
 from loader.plan.records import LoaderPlan
 
 _ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A stage in the stream: sequences `[start, stop)`.
-
-    columns: int64 [stage sources], their index in the stream. base: int64 [num_sources], windows
-    that earlier stages took.
-    """
-
-    start: int
-    stop: int
-    schedule: Schedule
-    columns: np.ndarray
-    base: np.ndarray
-    lr_scale: float
-
-    def counts_before(self, n: int) -> np.ndarray:
-        counts = self.base.copy()
-        counts[self.columns] += self.schedule.counts_before(n)
-        return counts
 
 
 class PlanSchedule:
@@ -90,8 +69,8 @@ class PlanSchedule:
             part = self._part_of(at)
             end = min(stop, part.stop)
             here = slice(at - start, end - start)
-            sources[here] = part.columns[part.schedule.sources(at - part.start, end - part.start)]
-            before = part.counts_before(at - part.start) + self.passed
+            sources[here] = part.sources(at, end)
+            before = part.counts_before(at) + self.passed
             for source, rows in _by_source(sources[here]):
                 windows[here][rows] = before[source] + np.arange(len(rows))
             at = end
@@ -107,8 +86,7 @@ class PlanSchedule:
 
     def counts_before(self, n: int) -> np.ndarray:
         """Sequences of each source among the first `n`: int64 `[num_sources]`."""
-        part = self._part_of(max(0, n - 1))
-        return part.counts_before(n - part.start)
+        return self._part_of(max(0, n - 1)).counts_before(n)
 
     def epochs_before(self, n: int) -> np.ndarray:
         """Passes over each source that the first `n` sequences made: float64 `[num_sources]`."""
@@ -118,7 +96,7 @@ class PlanSchedule:
         """The learning rate's factor at sequence `n`; past the end, that of the last one."""
         return self._part_of(min(n, self.num_sequences - 1)).lr_scale
 
-    def _part_of(self, n: int) -> _Part:
+    def _part_of(self, n: int) -> Stretch:
         return self._parts[bisect_right(self._parts, n, key=lambda part: part.start) - 1]
 
     def _reorder(self, sources: np.ndarray, windows: np.ndarray) -> None:
@@ -138,7 +116,7 @@ class PlanSchedule:
                 windows[rows[a:b]] = order(places[rows[a:b]])
 
 
-def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray) -> list[_Part]:
+def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray) -> list[Stretch]:
     if not plan.wraps_tokens:
         _check_capacities(plan, capacities)
     index = {source.name: i for i, source in enumerate(plan.sources)}
@@ -146,7 +124,7 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
     # sources.
     read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
     limits = np.array(plan.limits(capacities), np.int64) - passed
-    parts: list[_Part] = []
+    parts: list[Stretch] = []
     start, base = 0, np.zeros(len(index), np.int64)
     for number, stage in enumerate(plan.stages):
         columns = [index[source.name] for source in stage.sources]
@@ -159,7 +137,7 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
             pass_sequences=sum(capacities[column] for column in columns),
         )
         stop = start + schedule.num_sequences
-        part = _Part(start, stop, schedule, np.array(columns, np.int64), base, stage.lr_scale)
+        part = Stretch(start, stop, base, np.array(columns), schedule, stage.lr_scale)
         # What a whole stage takes is known: asking its schedule would open every stretch of it.
         base = base.copy()
         base[columns] += [source.quota_sequences for source in stage.sources]
@@ -170,17 +148,17 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
     return parts
 
 
-def _until_exhausted(part: _Part, limits: np.ndarray) -> _Part:
+def _until_exhausted(part: Stretch, limits: np.ndarray) -> Stretch:
     """A part up to the sequence that takes the last window of a source: int64 [num_sources]."""
 
     def is_exhausted(n: int) -> bool:
         return bool((part.counts_before(n) >= limits)[part.columns].any())
 
-    length = bisect_left(range(part.stop - part.start + 1), True, key=is_exhausted)
-    return replace(part, stop=part.start + length)
+    ends = range(part.start, part.stop + 1)
+    return replace(part, stop=ends[bisect_left(ends, True, key=is_exhausted)])
 
 
-def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> _Part:
+def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> Stretch:
     for source, capacity in zip(plan.valid, capacities):
         if capacity < 1:
             raise PlanError(
@@ -191,7 +169,7 @@ def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> _Part:
             )
     schedule = Sequential(capacities)
     base = np.zeros(len(capacities), np.int64)
-    return _Part(0, schedule.num_sequences, schedule, np.arange(len(capacities)), base, 1.0)
+    return Stretch(0, schedule.num_sequences, base, np.arange(len(capacities)), schedule)
 
 
 def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import loader.order.arrangement
+import loader.order.blocks
 from loader import PlanError
 from loader.order.least_consumed import LeastConsumed
 from loader.order.policies import POLICIES, make_schedule, weight_unit
@@ -144,7 +144,7 @@ def by_definition(policy, weights, quotas, key, pass_sequences) -> list[int]:
 @pytest.fixture
 def defined(lib, monkeypatch):
     """A schedule, and its sequences by definition."""
-    monkeypatch.setattr(loader.order.arrangement, "LEAF_SIZE", LEAF)
+    monkeypatch.setattr(loader.order.blocks, "LEAF_SIZE", LEAF)
 
     def make(policy, weights, quotas, key=11, pass_sequences=1500, seq_len=3):
         options = {"key": key, "pass_sequences": pass_sequences, "seq_len": seq_len}
