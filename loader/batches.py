@@ -48,10 +48,7 @@ class MemoryOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """What a loader takes beside its plan. Refuses what no plan could serve, before one is made.
-
-    Raises:
-        ConfigError: A value is not known or out of range, or memory cannot be pinned.
-    """
+    Raises ConfigError where a value is not known or out of range, or memory cannot be pinned."""
 
     rank: int = 0
     world_size: int = 1

@@ -112,11 +112,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """The loader's own keys of a run's TOML or YAML file; paths are made absolute.
 
     Relative paths start from the nearest directory above that holds `workspace.yaml`,
-    `pyproject.toml` or `.git`, else from the directory of the file.
-
-    Raises:
-        ConfigError: The file is missing or not valid, or a key is unknown.
-    """
+    `pyproject.toml` or `.git`, else from the directory of the file. Raises ConfigError where the
+    file is missing or not valid, or a key is unknown."""
     path = Path(path)
     is_yaml = path.suffix in (".yaml", ".yml")
     table = tables.read_yaml(path) if is_yaml else tables.read_toml(path)
@@ -125,11 +122,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunSettings:
     """Settings from a file that is read already: its flat keys and its `data` table, without tables
-    of others. Relative paths start from `base`.
-
-    Raises:
-        ConfigError: A key is unknown; a value is missing, of another type or out of range.
-    """
+    of others. Relative paths start from `base`. Raises ConfigError where a key is unknown, or a
+    value is missing, of another type or out of range."""
     return checked(_from_base(table, where, base), str(where))
 
 

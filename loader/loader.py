@@ -90,12 +90,8 @@ class DeterministicLoader:
         return rows.inputs, rows.targets
 
     def next_with_meta(self) -> Batch:
-        """The next batch and what it is made of. Raises as `next` does.
-
-        Raises:
-            FormatError: An index is missing or not of its file (E-INDEX-...); the loader stays
-                where it was.
-        """
+        """The next batch and what it is made of. Raises as `next` does, and FormatError where an
+        index is missing or not of its file (E-INDEX-...); the loader stays where it was."""
         rows, stream, first = self._read(), self._open_stream(), self._next
         batch = Batch(
             inputs=rows.inputs,
@@ -123,12 +119,9 @@ class DeterministicLoader:
         return self.next()
 
     def seek(self, n: int) -> None:
-        """Make sequence `n`, counted over all ranks, the first of the next batch.
-
-        Raises:
-            StateError: It is no multiple of `batch_size` and not the end, or lies outside the
-                stream (E-SEEK).
-        """
+        """Make sequence `n`, counted over all ranks, the first of the next batch. Raises StateError
+        where it is no multiple of `batch_size` and not the end, or lies outside the stream
+        (E-SEEK)."""
         self._check_place(n, self._end, self.plan.batch_size)
         self._next, self._is_set = int(n), True
 

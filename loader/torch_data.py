@@ -134,11 +134,8 @@ class TokenDataset(IterableDataset[Any]):
         return {"step": self._start, "worker": self._worker, "loader": loader.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state of this class, or from one of `DeterministicLoader`.
-
-        Raises:
-            StateError: It is of another plan, or malformed.
-        """
+        """Continue from a state of this class, or from one of `DeterministicLoader`. Raises
+        StateError where it is of another plan, or malformed."""
         own = state if "worker" in state else {"worker": None, "loader": state}
         worker, loader = own["worker"], self._opened()
         loader.load_state_dict(own["loader"])

@@ -66,11 +66,8 @@ def local_path(
     where: object = None,
     do: str = "use a local or mounted directory, and copy between it and the store",
 ) -> Path:
-    """The path, which must be on this machine; `where` names its key or file.
-
-    Raises:
-        ConfigError: It is a URL (E-PATH-URL).
-    """
+    """The path, which must be on this machine; `where` names its key or file. Raises ConfigError
+    where it is a URL (E-PATH-URL)."""
     if is_url(path):
         raise ConfigError(
             "object stores are not supported for this path yet",

@@ -71,11 +71,8 @@ class Manifest:
 
 
 def resolve_inside(root: Path, relative: str) -> Path:
-    """Join a manifest's relative POSIX path to its directory.
-
-    Raises:
-        FormatError: The path is absolute, holds `..` or NUL, or a link leads out (E-PATH-ESCAPE).
-    """
+    """Join a manifest's relative POSIX path to its directory. Raises FormatError where the path is
+    absolute, holds `..` or NUL, or a link leads out (E-PATH-ESCAPE)."""
     pure = PurePosixPath(relative)
     is_plain = not any(c in relative for c in "\0\\") and ".." not in pure.parts
     if relative and is_plain and not pure.is_absolute() and _stays_inside(root, pure):
@@ -199,12 +196,8 @@ def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
 
 
 def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
-    """Compare a shard and its index with the manifest.
-
-    Raises:
-        FormatError: The shard differs (E-SHARD-CHECKSUM), its index is missing or not of this shard
-            (E-INDEX-...).
-    """
+    """Compare a shard and its index with the manifest. Raises FormatError where the shard differs
+    (E-SHARD-CHECKSUM), its index is missing or not of this shard (E-INDEX-...)."""
     if entry.checksum:  # a directory without a manifest records none
         check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
     if not entry.index_path:
@@ -217,12 +210,8 @@ def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
 
 
 def check_digest(path: Path, expected: str, code: str, name: object = None) -> None:
-    """Compare a file's SHA-256.
-
-    Raises:
-        FormatError: It differs (`code`, naming `name` or the path), or the file cannot be read
-            (E-SHARD-MISSING).
-    """
+    """Compare a file's SHA-256. Raises FormatError where it differs (`code`, naming `name` or the
+    path), or the file cannot be read (E-SHARD-MISSING)."""
     try:
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()

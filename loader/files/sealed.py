@@ -47,11 +47,7 @@ def check_seal(
     do: str = RESTORE,
 ) -> None:
     """Refuse `value` unless its hashes are those of its content; one without a hash is refused if
-    `required`.
-
-    Raises:
-        NmoeError: Of class `error`, with `code`.
-    """
+    `required`. Raises `error` with `code`."""
     recorded = value.get("content_hash")
     if recorded is None and not required:
         return

@@ -111,12 +111,8 @@ def open_shard(path: Path) -> np.ndarray:
 
 
 class IndexReader:
-    """Document boundaries of one shard, from its `.idx` file.
-
-    Raises:
-        FormatError: Missing (E-INDEX-MISSING), or magic, version, size or boundaries are wrong
-            (E-INDEX-FORMAT).
-    """
+    """Document boundaries of one shard, from its `.idx` file. Raises FormatError where that is
+    missing (E-INDEX-MISSING), or its magic, version, size or boundaries are wrong (E-INDEX-FORMAT)."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -32,11 +32,8 @@ class DocumentIndex:
         self.is_known = all(entry.index_path for _, entry in self._entries)
 
     def ends(self, file: int) -> np.ndarray:
-        """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`.
-
-        Raises:
-            FormatError: The index is missing, malformed or of another file (E-INDEX-...).
-        """
+        """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`. Raises
+        FormatError where the index is missing, malformed or of another file (E-INDEX-...)."""
         found = self._ends.get(file)
         if found is None:
             if len(self._ends) >= self._max_mapped:

@@ -68,11 +68,8 @@ class TokenFiles:
         return [Path(file.path) for file in self._files]
 
     def copy(self, position: int, out: np.ndarray) -> None:
-        """Copy the `len(out)` tokens from `position` on, over file ends.
-
-        Raises:
-            PlanError: They go past the end of the position's source (E-PLAN-SHORT).
-        """
+        """Copy the `len(out)` tokens from `position` on, over file ends. Raises PlanError where
+        they go past the end of the position's source (E-PLAN-SHORT)."""
         done = 0
         for start, length in self.pieces(position, len(out)):
             file = int(np.searchsorted(self.file_starts, start, "right")) - 1

@@ -151,11 +151,7 @@ def _plan_stages(
 
 
 def num_windows(manifest: Manifest, settings: PlanSettings) -> int:
-    """Sequences in one pass over a source.
-
-    Raises:
-        PlanError: There is not one (E-PLAN-SHORT).
-    """
+    """Sequences in one pass over a source. Raises PlanError where there is none (E-PLAN-SHORT)."""
     if settings.packing == "best_fit":
         index = DocumentIndex([manifest], TokenFiles([manifest], False))
         return PackedRows([manifest], index, settings.seq_len).capacities[0]

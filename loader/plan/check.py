@@ -68,11 +68,8 @@ def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
 
 
 def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary) -> Vocabulary:
-    """The one vocabulary of all sources and of the values that are given.
-
-    Raises:
-        PlanError: A source differs (E-PLAN-TOKENIZER).
-    """
+    """The one vocabulary of all sources and of the values that are given. Raises PlanError where a
+    source differs (E-PLAN-TOKENIZER)."""
     agreed: dict[str, object] = {k: v for k, v in given._asdict().items() if v is not None}
     for name, manifest in sources:
         for key in (*Vocabulary._fields, _FINGERPRINT):
@@ -111,11 +108,8 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
 
 
 def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
-    """Refuse a run of more steps than the flow has.
-
-    Raises:
-        PlanError: It has fewer, and its sources may not wrap (E-PLAN-STEPS).
-    """
+    """Refuse a run of more steps than the flow has. Raises PlanError where it has fewer, and its
+    sources may not wrap (E-PLAN-STEPS)."""
     if num_steps * plan.batch_size <= plan.num_sequences or plan.wraps:
         return
     raise PlanError(

@@ -105,11 +105,8 @@ def without_consumed(
 
     What was read, of whichever source, took steps from the start; a begun step counts as done. The
     stage that holds the next step keeps what is left of its length, shared among its weights. A run
-    that reads its data to their ends has all that is left of them instead.
-
-    Raises:
-        StateError: Nothing is left to read (E-STATE-END).
-    """
+    that reads its data to their ends has all that is left of them instead. Raises StateError where
+    nothing is left to read (E-STATE-END)."""
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size
     limits = dict(zip((s.name for s in plan.sources), plan.limits(capacities)))

@@ -152,12 +152,8 @@ def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
 
 def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str) -> LoaderPlan:
     """The plan of a run over listed sources: `steps` steps by weight, or, with 0, every source to
-    its end. Text is tokenised first.
-
-    Raises:
-        ConfigError, PlanError, FormatError: As `build_plan`; a source has no data (E-PLAN-SOURCE),
-            or has weight 0 and is never used.
-    """
+    its end. Text is tokenised first. Raises as `build_plan`, and where a source has no data
+    (E-PLAN-SOURCE), or has weight 0 and is never used."""
     check_names(run.phases, [source.name for source in sources], where)
     plan_id = f"{Path(where).stem}:datasets"
     _refuse_unused(sources, run, plan_id)
@@ -222,11 +218,8 @@ def valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def locate(directory: Path, allow_unmanifested: bool) -> Path:
-    """The directory's manifest; the directory itself where that is allowed.
-
-    Raises:
-        PlanError: There is none (E-PLAN-SOURCE, E-PLAN-UNMANIFESTED).
-    """
+    """The directory's manifest; the directory itself where that is allowed. Raises PlanError where
+    there is none (E-PLAN-SOURCE, E-PLAN-UNMANIFESTED)."""
     if (directory / MANIFEST_NAME).exists():
         return directory / MANIFEST_NAME
     if not directory.is_dir():

@@ -62,10 +62,7 @@ def load_plan(path: str | Path) -> LoaderPlan:
 
 def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPlan:
     """The plan in the JSON value of a file in `directory`. Its hash, ranges and data are not
-    checked.
-
-    Raises:
-        PlanError: A field is missing, unknown or of another type (E-PLAN-FORMAT).
+    checked. Raises PlanError where a field is missing, unknown or of another type (E-PLAN-FORMAT).
     """
     found = value.get("format") if isinstance(value, dict) else value
     if found != PLAN_FORMAT:

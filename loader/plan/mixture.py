@@ -106,10 +106,7 @@ def resolve_stages(
 
 def temper(weights: Sequence[float], temperature: float) -> list[float]:
     """Weights to the power 1/T, scaled so that the largest is 1; zero stays zero, T = 1 as given.
-
-    Raises:
-        ConfigError: A positive weight would become zero.
-    """
+    Raises ConfigError where a positive weight would become zero."""
     if temperature == 1:
         return list(weights)
     largest = max(weights)

@@ -92,11 +92,8 @@ def check_names(phases: Sequence[Phase], names: Collection[str], where: object) 
 def cut_stage(
     stage: Stage, first: int, num_sequences: int, phases: Sequence[Phase], batch_size: int
 ) -> list[Segment]:
-    """The parts of a stage, sequences `[first, first + num_sequences)` of the run.
-
-    Raises:
-        ConfigError: A phase leaves the stage without any weight.
-    """
+    """The parts of a stage, sequences `[first, first + num_sequences)` of the run. Raises
+    ConfigError where a phase leaves the stage without any weight."""
     stop = first + num_sequences
     held: dict[int, Phase | None] = {first: None}  # the phase of each part, by its start
     for phase in phases:

@@ -20,11 +20,8 @@ _PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Parse a TOML file of at most 16 MiB.
-
-    Raises:
-        ConfigError: Missing (E-CONFIG-MISSING), or not valid TOML (E-CONFIG).
-    """
+    """Parse a TOML file of at most 16 MiB. Raises ConfigError where it is missing
+    (E-CONFIG-MISSING), or not valid TOML (E-CONFIG)."""
     try:
         return tomllib.loads(_read_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -32,12 +29,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Parse a YAML file of at most 16 MiB; needs the extra `yaml`.
-
-    Raises:
-        ConfigError: PyYAML is not installed, the file is missing (E-CONFIG-MISSING), or it is not a
-            YAML mapping (E-CONFIG).
-    """
+    """Parse a YAML file of at most 16 MiB; needs the extra `yaml`. Raises ConfigError where PyYAML
+    is not installed, the file is missing (E-CONFIG-MISSING) or no YAML mapping (E-CONFIG)."""
     try:
         import yaml
     except ImportError:

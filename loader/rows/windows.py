@@ -49,11 +49,8 @@ class WindowReader:
         return first + offsets
 
     def plan(self, sources: np.ndarray, windows: np.ndarray) -> CopyPlan:
-        """Plan the copies of several batches: int64 `[num_batches, num_rows]` each.
-
-        Raises:
-            PlanError: A window lies past the end of its source (E-PLAN-SHORT).
-        """
+        """Plan the copies of several batches: int64 `[num_batches, num_rows]` each. Raises
+        PlanError where a window lies past the end of its source (E-PLAN-SHORT)."""
         num_batches, num_rows = sources.shape
         starts, width = self._files.file_starts, self._width
         positions = self.positions(sources, windows).ravel()

@@ -106,7 +106,9 @@ def test_a_source_of_weight_0_that_is_never_used_is_refused_by_name(cfg, layout)
 
 def test_names_come_from_the_path_unless_given(cfg):
     web, code, _ = cfg["datasets"]
-    cfg["datasets"] = [web | {"name": "crawl"}, code | {"path": code["path"] + "/"}]
+    web["path"] += "/train/manifest.json"
+    code["path"] += "/"
+    cfg["datasets"] = [web | {"name": "crawl"}, code]
     assert list(quotas_of(resolve_plan(cfg))) == ["crawl", "code"]
 
 
