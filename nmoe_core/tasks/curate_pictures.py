@@ -7,6 +7,7 @@ of its topics; those of orders are drawn from curated shards. Each PNG is at mos
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,7 +107,7 @@ def _draw_topics(
     pictures = {"topic_cloud.png": cloud_plot(points, labels, terms, method)}
     if len(rows) > CANDIDATES[0]:
         found = calibrate_k(rows, lengths, seq_len, seed)
-        pictures["k_calibration.png"] = k_plot(found.to_json())
+        pictures["k_calibration.png"] = k_plot(asdict(found))
     return pictures, terms
 
 

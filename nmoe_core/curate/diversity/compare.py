@@ -99,12 +99,7 @@ def compare_embeddings(
     return ComparedSpaces(comparison, first, second, labels)
 
 
-def open_array(
-    path: Path,
-    kinds: str,
-    *shape: int | None,
-    do: str = "name the files of one run of `nmoe curate`",
-) -> np.ndarray:
+def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
     """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` stands for any length.
 
     Raises:
@@ -123,7 +118,7 @@ def open_array(
             where=path,
             found=found,
             expected=f"a .npy file of {'floats' if kinds == 'f' else 'integers'} [{sizes}]",
-            do=do,
+            do="name the files of one run, or embed this input again with `nmoe curate embed`",
             code="E-CURATION-EMBEDDING",
         )
     return array

@@ -8,7 +8,6 @@ and 48 bytes per record. Input, checkpoint and settings are checked before any w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,7 +110,7 @@ def open_jsonl(paths: JsonlPaths, settings: JsonlSettings) -> tuple[JsonlInput, 
     tokenizer = open_tokenizer(paths.model, num_rows, settings.tokenizer)
     records = scan_jsonl(paths.input, settings.text_field, settings.on_error)
     if paths.embeddings is not None:
-        _loaded_rows(paths.embeddings, len(records))
+        open_array(paths.embeddings, "f", len(records), None)
     return records, tokenizer
 
 
@@ -142,17 +141,11 @@ def embed_jsonl(
         made = table.method, identity, found.num_computed
         return Embedded(records, found.tokens, found.rows, *made)
     assert path is not None
-    rows = np.array(_loaded_rows(path, len(records)), np.float32)
+    rows = np.array(open_array(path, "f", len(records), None), np.float32)
     is_bad = ~np.isfinite(rows).all(axis=1)
     rows[is_bad] = 0
     identity, num_nan = f"width {rows.shape[1]}", int(is_bad.sum())
     return Embedded(records, found.tokens, rows, "loaded", identity, num_nan=num_nan)
-
-
-def _loaded_rows(path: Path, num_records: int) -> np.ndarray:
-    """Mapped embeddings, float `[N, W]`; refused where there is not one row per record."""
-    do = "embed this input again with `nmoe curate embed`"
-    return open_array(path, "f", num_records, None, do=do)
 
 
 def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:

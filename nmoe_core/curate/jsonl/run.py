@@ -86,8 +86,8 @@ def calibrate_file(
         if plot:
             from nmoe_core.plots import k_plot
 
-            write_bytes(paths.picture("k"), k_plot(found.to_json()))
-        write_json(paths.beside("_calibrate_k.json"), found.to_json())
+            write_bytes(paths.picture("k"), k_plot(asdict(found)))
+        write_json(paths.beside("_calibrate_k.json"), asdict(found))
     return found
 
 
@@ -184,14 +184,10 @@ def _similarity_stats(rows: np.ndarray, seed: int) -> dict[str, Any]:
     with_text = np.flatnonzero(rows.any(axis=1))
     sample = rows[with_text[sample_rows(len(with_text), _SIMILARITY_ROWS, seed)]]
     cosines = (sample @ sample.T)[np.triu_indices(len(sample), 1)]
-    mean = std = median = None
-    if len(cosines):
-        mean, std = float(cosines.mean(dtype=np.float64)), float(cosines.std(dtype=np.float64))
-        median = float(np.median(cosines))
+    figures = {"mean": np.mean, "std": np.std, "median": np.median}
+    wide = cosines.astype(np.float64)
     return {
-        "mean": mean,
-        "std": std,
-        "median": median,
+        **{name: float(of(wide)) if len(wide) else None for name, of in figures.items()},
         "high_sim_pairs_gt_0.9": int((cosines > _HIGH_SIMILARITY).sum()),
         "total_pairs_sampled": len(cosines),
     }

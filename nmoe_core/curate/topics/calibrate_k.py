@@ -8,8 +8,7 @@ one sample are computed once and shared: a k then costs its fit and one pass ove
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,10 +42,6 @@ class Calibration:
     results: tuple[KResult, ...]
     within_5pct: int
     reachable: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Ready for `json.dump`."""
-        return asdict(self)
 
 
 def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: int) -> Calibration:
