@@ -74,6 +74,12 @@ class Daemon:
         )
         self.instance.report_dagster_event(event, run_id=run.run_id)
 
+    def makes(self, run: dg.DagsterRun, key: str, version: str) -> None:
+        """A run makes all partitions of an asset and ends."""
+        for partition in KEYS:
+            self.made(run, key, version + partition, partition)
+        self.end(run)
+
     def end(self, run: dg.DagsterRun) -> None:
         """It succeeds, its checks too."""
         self.pass_checks(run.asset_selection or (), run.run_id)
@@ -167,37 +173,23 @@ def test_grades_that_come_out_equal_are_followed_by_nothing(daemon: Daemon) -> N
     assert daemon.tick() == {}
 
 
-@pytest.mark.parametrize("ticks", [1, 0])
+@pytest.mark.parametrize(("is_seen", "ticks"), [(True, 1), (True, 0), (False, 1)])
 def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
-    daemon: Daemon, ticks: int
+    daemon: Daemon, ticks: int, *, is_seen: bool
 ) -> None:
-    """Also where the change and the run's end lie between two ticks."""
+    """Also where the change and the run's end, or its begin and the change, lie between ticks."""
     daemon.report("hydra", "calibration", version="2")
     assert daemon.tick().keys() >= GRADES.keys()
     run = daemon.start("grade", "code/quality_scores")
-    assert daemon.tick() == {}
+    if is_seen:
+        assert daemon.tick() == {}
     daemon.report("hydra", "calibration", version="3")
     for _ in range(ticks):
-        assert "code/quality_scores" not in daemon.tick(), "it is at work"
+        assert "code/quality_scores" not in daemon.tick() or not is_seen, "it is at work"
     daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `CurrentInputs`
-    for key in KEYS:
-        daemon.made(run, "code/quality_scores", "of 2" + key, key)
-    daemon.end(run)
+    daemon.makes(run, "code/quality_scores", "of 2")
     assert daemon.tick()["code/quality_scores"] == set(KEYS)
     assert daemon.tick() == {"code/curated": set(KEYS)}, "and once"
-
-
-def test_an_input_that_changes_in_the_look_after_a_request_is_not_forgotten(daemon: Daemon) -> None:
-    daemon.report("hydra", "calibration", version="2")
-    assert daemon.tick().keys() >= GRADES.keys()
-    run = daemon.start("grade", "code/quality_scores")
-    daemon.report("hydra", "calibration", version="3")
-    daemon.tick()
-    daemon.instance.add_run_tags(run.run_id, {CHANGED_MEANWHILE: "true"})  # as `CurrentInputs`
-    for key in KEYS:
-        daemon.made(run, "code/quality_scores", "of 2" + key, key)
-    daemon.end(run)
-    assert daemon.tick()["code/quality_scores"] == set(KEYS)
 
 
 def test_a_run_that_began_after_its_input_changed_is_enough(daemon: Daemon) -> None:
@@ -206,30 +198,21 @@ def test_a_run_that_began_after_its_input_changed_is_enough(daemon: Daemon) -> N
     daemon.report("hydra", "calibration", version="3")
     run = daemon.start("grade", "code/quality_scores")
     daemon.tick()
-    for key in KEYS:
-        daemon.made(run, "code/quality_scores", "of 3" + key, key)
-    daemon.end(run)
+    daemon.makes(run, "code/quality_scores", "of 3")
     assert "code/quality_scores" not in daemon.tick()
 
 
-def test_an_input_that_changes_after_its_output_was_made_requests_it(daemon: Daemon) -> None:
-    """Both between two ticks."""
-    run = daemon.start("grade", "code/quality_scores")
-    for key in KEYS:
-        daemon.made(run, "code/quality_scores", "2" + key, key)
-    daemon.end(run)
-    daemon.report("code", "shards", version="2", partition="0001")
-    assert daemon.tick()["code/quality_scores"] == {"0001"}
-
-
-def test_an_output_that_is_made_after_its_input_changed_is_not_requested(daemon: Daemon) -> None:
-    """Both between two ticks."""
-    daemon.report("code", "shards", version="2", partition="0001")
-    run = daemon.start("grade", "code/quality_scores")
-    for key in KEYS:
-        daemon.made(run, "code/quality_scores", "2" + key, key)
-    daemon.end(run)
-    assert "code/quality_scores" not in daemon.tick()
+@pytest.mark.parametrize("is_made_after", [False, True])
+def test_of_two_events_between_ticks_the_later_one_counts(
+    daemon: Daemon, *, is_made_after: bool
+) -> None:
+    if is_made_after:
+        daemon.report("code", "shards", version="2", partition="0001")
+    daemon.makes(daemon.start("grade", "code/quality_scores"), "code/quality_scores", "2")
+    if not is_made_after:
+        daemon.report("code", "shards", version="2", partition="0001")
+    requested = daemon.tick().get("code/quality_scores", set())
+    assert requested == (set() if is_made_after else {"0001"})
 
 
 def test_what_a_run_made_and_read_itself_requests_nothing_again(daemon: Daemon) -> None:
@@ -430,68 +413,40 @@ PREPARED |= {"docs/valid_shards", "docs/valid_manifest"}
 
 
 @pytest.mark.parametrize(
-    ("table", "values", "expected"),
+    ("table", "values", "marked"),
     [
         ("calibration", {"target_keep": 0.3}, {"hydra/calibration": {None}}),
         ("grading", {"early_exit": False}, of_each("quality_scores") | REGRADE_PLAN),
         ("curation", {"include": ("keep", "band")}, of_each("curated")),
         ("", {"batch_size": 2}, PLAN),
         ("", {"policy": "block"}, PLAN),
-    ],
-)
-def test_a_changed_setting_requests_exactly_what_reads_it(
-    daemon: Daemon, run: Run, table: str, values: dict[str, object], expected: dict[str, object]
-) -> None:
-    before = code_versions(daemon.defs)
-    daemon.defs = build_definitions(with_settings(run, table, **values))
-    after = code_versions(daemon.defs)
-    assert {key for key in before if before[key] != after[key]} == expected.keys()
-    assert daemon.tick() == expected
-    assert daemon.tick() == {}
-
-
-def test_a_changed_head_is_trained_again_and_nothing_else_yet(daemon: Daemon, run: Run) -> None:
-    probe = run.config.heads.probe.model_copy(update={"epochs": 9})
-    daemon.defs = build_definitions(with_settings(run, "heads", probe=probe))
-    assert daemon.tick() == {"hydra/probe_head": {None}}
-
-
-@pytest.mark.parametrize(
-    ("table", "values", "stale"),
-    [
+        ("heads.probe", {"epochs": 9}, {"hydra/probe_head": {None}}),
+        # What is made by hand is marked and not requested.
         ("curation", {"num_topics": 6}, {"curation/topic_model"}),
         ("prep", {"min_doc_tokens": 20}, PREPARED),
         ("oracle", {"max_doc_tokens": 64}, {"hydra/oracle_labels"}),
         ("backbone", {"seed": 1}, {"hydra/backbone"}),
+        # What reaches no output marks nothing.
+        ("checks", {"min_spearman": 0.4}, {}),
+        ("automation", {"follow_every_s": 60, "label_retries": 9}, {}),
+        ("compute", {"workers": 4}, {}),
+        ("prep", {"workers": 7}, {}),
+        ("grading", {"max_batch": 3}, {}),
+        ("oracle", {"retry_failed": 2}, {}),
+        ("retention", {"keep_days": 5}, {}),
     ],
 )
-def test_a_setting_of_what_is_made_by_hand_marks_it_and_requests_nothing(
-    daemon: Daemon, run: Run, table: str, values: dict[str, object], stale: set[str]
+def test_a_changed_setting_marks_and_requests_exactly_what_reads_it(
+    daemon: Daemon,
+    run: Run,
+    table: str,
+    values: dict[str, object],
+    marked: dict[str, set[str | None]] | set[str],
 ) -> None:
     before = code_versions(daemon.defs)
+    assert None not in before.values()
     daemon.defs = build_definitions(with_settings(run, table, **values))
     after = code_versions(daemon.defs)
-    assert {key for key in before if before[key] != after[key]} == stale
-    assert daemon.tick() == {}
-
-
-@pytest.mark.parametrize(
-    ("table", "values"),
-    [
-        ("checks", {"min_spearman": 0.4}),
-        ("automation", {"follow_every_s": 60, "label_retries": 9}),
-        ("compute", {"workers": 4}),
-        ("prep", {"workers": 7}),
-        ("grading", {"max_batch": 3}),
-        ("oracle", {"retry_failed": 2}),
-        ("retention", {"keep_days": 5}),
-    ],
-)
-def test_a_setting_that_reaches_no_output_requests_nothing(
-    daemon: Daemon, run: Run, table: str, values: dict[str, object]
-) -> None:
-    before = code_versions(daemon.defs)
-    daemon.defs = build_definitions(with_settings(run, table, **values))
-    assert code_versions(daemon.defs) == before
-    assert None not in before.values()
+    assert {key for key in before if before[key] != after[key]} == set(marked)
+    assert daemon.tick() == (marked if isinstance(marked, dict) else {})
     assert daemon.tick() == {}
