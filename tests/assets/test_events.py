@@ -79,10 +79,15 @@ class _Shards:
         return definition.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
 
 
-def _run(instance: dg.DagsterInstance, show: Show) -> dg.ExecuteInProcessResult:
-    shards = _Shards()
-    shards.show = show
-    return shards.run(instance)
+def _raising(error: BaseException) -> Show:
+    """What a run shows of its partitions, until it ends at the third."""
+
+    def show(key: str, output: Result) -> Mapping[str, Any]:
+        if key == KEYS[2]:
+            raise error
+        return {}
+
+    return show
 
 
 def _told(instance: dg.DagsterInstance) -> list[str]:
@@ -106,12 +111,21 @@ def _versions(instance: dg.DagsterInstance) -> dict[str, str]:
     }
 
 
-def test_each_partition_has_the_version_of_its_own_content(instance: dg.DagsterInstance) -> None:
-    assert _run(instance, lambda key, output: {}).success
+def test_each_partition_has_the_version_and_the_rows_of_its_own_content(
+    instance: dg.DagsterInstance,
+) -> None:
+    assert _Shards().run(instance).success
     assert _versions(instance) == {key: f"digest of {key}" for key in KEYS}
     assert _told(instance) == KEYS, "one event each: no moment at which one has another's version"
     records = instance.fetch_materializations(KEY, limit=100).records
     assert len({record.timestamp for record in records}) == len(KEYS), "the UI lists each of them"
+    for record in records:
+        assert record.asset_materialization is not None
+        metadata = record.asset_materialization.metadata
+        assert metadata["dagster/partition_row_count"].value == 3
+        assert "dagster/row_count" not in metadata, "that is of the whole asset"
+    history = instance.event_log_storage.get_asset_check_execution_history(CHECK, 10)
+    assert len(history) == 1, "a run alone gives one verdict"
 
 
 def test_the_good_partitions_of_a_run_that_failed_are_told_and_checked(
@@ -171,12 +185,6 @@ def test_of_runs_that_overlap_the_verdict_that_was_given_last_is_the_newest(
     assert newest.evaluation.target_materialization_data.storage_id == made.storage_id
 
 
-def test_a_run_alone_gives_one_verdict(instance: dg.DagsterInstance) -> None:
-    _Shards().run(instance)
-    history = instance.event_log_storage.get_asset_check_execution_history(CHECK, 10)
-    assert len(history) == 1
-
-
 def test_what_a_run_was_ended_at_checking_counts_as_not_passing(
     instance: dg.DagsterInstance,
 ) -> None:
@@ -200,13 +208,8 @@ def test_a_share_of_all_that_a_run_made_is_not_remembered_by_partition(
 def test_what_an_ended_run_made_counts_as_not_passing_until_it_is_checked(
     instance: dg.DagsterInstance,
 ) -> None:
-    def show(key: str, output: Result) -> Mapping[str, Any]:
-        if key == KEYS[2]:
-            raise KeyboardInterrupt
-        return {}
-
     shards = _Shards()
-    shards.show = show
+    shards.show = _raising(KeyboardInterrupt())
     assert not shards.run(instance).success
     [record] = instance.event_log_storage.get_asset_check_execution_history(CHECK, 1)
     assert record.status.value == "FAILED"
@@ -266,27 +269,17 @@ def test_a_run_that_fails_names_the_partitions_that_another_run_writes_too(
 def test_what_was_finished_before_an_unforeseen_end_is_told(
     instance: dg.DagsterInstance, error: BaseException
 ) -> None:
-    def show(key: str, output: Result) -> Mapping[str, Any]:
-        if key == KEYS[2]:
-            raise error
-        return {}
-
-    assert not _run(instance, show).success
+    shards = _Shards()
+    shards.show = _raising(error)
+    assert not shards.run(instance).success
     assert _versions(instance) == {key: f"digest of {key}" for key in KEYS[:2]}
-
-
-class _Clock:
-    """A stopwatch that says of any work that it took 200 s."""
-
-    def read(self) -> Cost:
-        return Cost(200.0, 200.0)
 
 
 def test_partitions_made_at_once_share_the_cost_of_the_machine(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four that take 100 s each, in a run of 200 s: two ran at once."""
-    monkeypatch.setattr("nmoe_assets.assets.events.Stopwatch", _Clock)
+    monkeypatch.setattr(events.Stopwatch, "read", lambda watch: Cost(200.0, 200.0))
     shards = _Shards()
     shards.seconds = 100.0
     assert shards.run(instance).success
@@ -294,14 +287,3 @@ def test_partitions_made_at_once_share_the_cost_of_the_machine(
     metadata = [record.asset_materialization.metadata for record in records]
     assert [one["seconds"].value for one in metadata] == [100.0] * 4
     assert [one["cost_usd"].value for one in metadata] == [50.0] * 4
-
-
-def test_a_partition_tells_its_own_rows_and_not_those_of_the_asset(
-    instance: dg.DagsterInstance,
-) -> None:
-    assert _Shards().run(instance).success
-    [record] = instance.fetch_materializations(KEY, limit=1).records
-    assert record.asset_materialization is not None
-    metadata = record.asset_materialization.metadata
-    assert metadata["dagster/partition_row_count"].value == 3
-    assert "dagster/row_count" not in metadata
