@@ -108,53 +108,26 @@ def test_a_kill_at_any_step_of_a_forced_run_leaves_one_whole_version(root: Path,
     assert left == sorted(left, reverse=True)  # the old one up to one step, then the new one
 
 
-@pytest.mark.slow
 def test_without_an_exchange_no_kill_leaves_a_mixture(root: Path) -> None:
     left = _versions_left(root, "rename", "without")
     assert set(left) == {"old", "none", "new"}
     assert "".join(dict.fromkeys(left)) == "oldnonenew"
 
 
-def _make_version(directory: Path, version: str) -> None:
-    for name in ("shard_0000", "shard_0001", "shard_0002", "."):
-        (directory / name).mkdir(parents=True, exist_ok=True)
-        (directory / name / "manifest.json").write_text(json.dumps({"version": version}))
-
-
-@pytest.fixture
-def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An old split and a whole new one beside it, where the system has no exchange."""
+def test_a_split_on_another_file_system_is_replaced_by_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     split = tmp_path / "train"
-    _make_version(split, "old")
-    _make_version(existing.directory_beside(split), "new")
+    for version, place in (("old", split), ("new", existing.directory_beside(split))):
+        for name in ("shard_0000", "shard_0001", "shard_0002", "."):
+            (place / name).mkdir(parents=True, exist_ok=True)
+            (place / name / "manifest.json").write_text(version)
     monkeypatch.setattr(existing, "exchange_dirs", lambda staged, final: False)
     monkeypatch.setattr(atomic, "_steps", atomic.Counter())
-    return split
-
-
-def _versions(directory: Path) -> list[str]:
-    return [json.loads(p.read_text())["version"] for p in directory.rglob("manifest.json")]
-
-
-def test_a_replacement_cut_short_is_ended_by_the_next_run(
-    split: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NMOE_FAILPOINT", "rename:2:ENOSPC")
-    with pytest.raises(OSError, match="No space"), output_lock(split):
-        existing.swap_in(split)
-    assert not (split / "manifest.json").exists()
-    existing.clear_beside(split)
-    assert _versions(split) == ["new"] * 4
-    assert [p.name for p in split.parent.iterdir()] == ["train"]
-
-
-def test_a_split_on_another_file_system_is_replaced_by_copies(
-    split: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("NMOE_FAILPOINT", "rename:1:EXDEV")
     with output_lock(split):
         existing.swap_in(split)
-    assert _versions(split) == ["new"] * 4
+    assert [path.read_text() for path in split.rglob("manifest.json")] == ["new"] * 4
     assert {p.name for p in split.iterdir() if p.name.startswith(".")} == {".lock"}
 
 
