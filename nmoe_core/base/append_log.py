@@ -112,7 +112,6 @@ class AppendLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file and free its lock."""
         self._file.close()
 
     def __enter__(self) -> AppendLog:

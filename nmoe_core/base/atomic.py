@@ -77,7 +77,6 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_bytes(path: Path, payload: bytes) -> None:
-    """Commit `payload` under `path`."""
     with atomic_file(path) as file:
         file.write(payload)
 

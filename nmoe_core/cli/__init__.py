@@ -19,7 +19,6 @@ from nmoe_core.cli import curate, generate, heads, prep, project, run, shards
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line of `nmoe`."""
     parser = PathParser(prog="nmoe", description="Data platform for language-model pre-training.")
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")

@@ -49,7 +49,6 @@ _VERDICTS = {
 
 
 def register(verbs: Any) -> None:
-    """Add the verb and its parts."""
     text = "order documents so that every window is diverse"
     curate = add_verb(verbs, "curate", run_curate, text)
     curate.description = __doc__

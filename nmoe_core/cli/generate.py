@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def register(verbs: Any) -> None:
-    """Add the verb."""
     parser = add_verb(verbs, "generate", run, "complete prompts with a model", _show)
     parser.add_argument("prompts", type=Path, help="JSON lines with id, and text or tokens")
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines, appended to")

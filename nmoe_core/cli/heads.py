@@ -23,8 +23,22 @@ def register(verbs: Any) -> None:
     hydra = verbs.add_parser("hydra", help="slices, labels, thresholds, grades")
     parts = hydra.add_subparsers(dest="part", required=True, metavar="TASK")
     labels.register(parts)
-    _add_calibrate(parts)
-    _add_grade(parts)
+    fit = add_task(parts, "calibrate", calibrate, "fit thresholds on the heads' own scores of val")
+    fit.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
+    fit.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
+    fit.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
+    fit.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
+    roots = {"data_root": "data", "heads_dir": "heads", "out": "calibration"}
+    add_run_flags(fit, [*_MODEL, "grading.max_batch", *_TARGETS], roots)
+
+    score = add_task(parts, "grade", grade, "score and decide documents")
+    score.add_argument("--source", help="only this source of the run")
+    add_file_flags(score)
+    score.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
+    keys = [*_MODEL, "tokenizer", *(f"grading.{n}" for n in ("max_batch", "early_exit", "compat"))]
+    roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
+    add_run_flags(score, keys, roots | {"out": "quality"})
+
     train = verbs.add_parser("train", help="train the heads")
     heads = train.add_subparsers(dest="head_kind", required=True, metavar="HEAD")
     for kind, table in (("probe", ProbeTable), ("judge", JudgeTable)):
@@ -40,28 +54,7 @@ def register(verbs: Any) -> None:
     add_run_flags(convert, [*_MODEL, "heads.judge.num_heads"], {"out": "heads"})
 
 
-def _add_calibrate(parts: Any) -> None:
-    verb = add_task(parts, "calibrate", calibrate, "fit thresholds on the heads' own scores of val")
-    verb.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
-    verb.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
-    verb.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
-    verb.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
-    roots = {"data_root": "data", "heads_dir": "heads", "out": "calibration"}
-    add_run_flags(verb, [*_MODEL, "grading.max_batch", *_TARGETS], roots)
-
-
-def _add_grade(parts: Any) -> None:
-    verb = add_task(parts, "grade", grade, "score and decide documents")
-    verb.add_argument("--source", help="only this source of the run")
-    add_file_flags(verb)
-    verb.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
-    keys = [*_MODEL, "tokenizer", *(f"grading.{n}" for n in ("max_batch", "early_exit", "compat"))]
-    roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
-    add_run_flags(verb, keys, roots | {"out": "quality"})
-
-
 def train_head(arguments: argparse.Namespace) -> Outputs:
-    """The head that the verb names."""
     from nmoe_core.tasks import backbone, hydra
 
     run = _model_run(arguments, "labels", "data_root", "out")
@@ -72,7 +65,6 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
 
 
 def import_pt(arguments: argparse.Namespace) -> Outputs:
-    """The head file made from a pickle."""
     from nmoe_core.tasks import backbone, hydra
 
     run = _model_run(arguments, "out")

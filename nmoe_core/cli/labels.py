@@ -25,7 +25,6 @@ Task = Callable[[argparse.Namespace], Outputs]
 
 
 def register(parts: Any) -> None:
-    """Add the verbs."""
     listing = add_task(parts, "slices", slices, "list the documents of each source by split")
     listing.add_argument("--sources", nargs="+", metavar="NAME", help="only these sources")
     add_run_flags(listing, roots={"data_root": "data", "out": "slices"})
@@ -75,7 +74,6 @@ def _show_outputs(facts: dict[str, dict[str, Any]]) -> None:
 
 
 def slices(arguments: argparse.Namespace) -> Outputs:
-    """Slices of every source."""
     from nmoe_core.tasks.prep import make_all_slices
 
     return make_all_slices(run_of(arguments, "data_root", "out"), arguments.sources)
@@ -96,7 +94,6 @@ def oracle_label(arguments: argparse.Namespace) -> Outputs:
 
 
 def merge_labels(arguments: argparse.Namespace) -> Outputs:
-    """One label file per split."""
     from nmoe_core.tasks.hydra import labelled_splits, merge_split
 
     run = run_of(arguments, "labels")
@@ -104,7 +101,6 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
 
 
 def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Where each label shard stands."""
     from nmoe_core.labels.files import label_status
 
     return [asdict(row) for row in label_status(run_of(arguments, "labels", "slices").tree)]

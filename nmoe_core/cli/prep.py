@@ -33,7 +33,6 @@ _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards"
 
 
 def register(verbs: Any) -> None:
-    """Add the verbs."""
     mixture = add_verb(verbs, "prep-mixture", prep_mixture, "prepare every source of a mixture")
     mixture.add_argument("--stage", choices=("pretrain", "mid", "long"), help="only this stage")
     mixture.add_argument("--splits", default="train,valid", help="train, valid or both")
@@ -65,7 +64,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def prep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Prepare one source."""
     run, spec = _run(arguments), _spec(arguments)
     asked = run.config.prep.max_tokens
     most = None if asked in ("flow", "all") else parse_count(asked)

@@ -15,7 +15,6 @@ WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
 
 
 def register(verbs: Any) -> None:
-    """Add the verbs."""
     init = add_verb(
         verbs, "init", make_project, "a new project with the configurations shipped here"
     )

@@ -27,7 +27,6 @@ _FIGURES = {
 
 
 def register(verbs: Any) -> None:
-    """Add the verbs."""
     plan = add_verb(verbs, "plan", find_plan, "what a run would do, before it does it", _show_plan)
     add_run_flags(plan, is_required=True)
     plan.add_argument(
@@ -66,7 +65,6 @@ def register_curation(parts: Any) -> None:
 
 
 def find_plan(arguments: argparse.Namespace) -> RunPlan:
-    """What the run would still do."""
     from nmoe_core.prep.mixture import run_sources
     from nmoe_core.tasks.preview import plan_run
 
@@ -143,7 +141,6 @@ def _print_curated(made: dict[str, dict[str, Any]]) -> None:
 
 
 def find_report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Figures of a run whose pipeline has ended."""
     from nmoe_core.tasks.report import run_report
 
     return run_report(run_of(arguments))
@@ -188,7 +185,6 @@ def _two(value: float | None) -> str:
 
 
 def explain(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The lineage of one document, or of one step."""
     from nmoe_core.lineage import explain_document, explain_step
 
     if arguments.row is not None and arguments.step is None:

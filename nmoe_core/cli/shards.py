@@ -36,7 +36,6 @@ _HEADER += ("total_documents", "num_shards")
 
 
 def register(verbs: Any) -> None:
-    """Add the verbs."""
     verify = add_verb(verbs, "verify", run_verify, "check a manifest's files")
     verify.add_argument("manifest", type=Path)
     verify.add_argument("--checksums", action="store_true", help="hash every file")

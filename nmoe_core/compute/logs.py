@@ -70,7 +70,6 @@ def send_all(send: Callable[[dict[str, Any]], object], level: int) -> None:
 
 
 def package_level() -> int:
-    """The level of the package's loggers here."""
     return logging.getLogger(LOGGER).getEffectiveLevel()
 
 

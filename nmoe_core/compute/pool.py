@@ -25,7 +25,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.compute import logs as worker_logs
@@ -40,12 +40,8 @@ _EXIT_TERMINATED = 128 + signal.SIGTERM
 Initializer = Callable[[], Any] | None
 
 
-class Map(Protocol):
-    """`map_shards` over workers that serve one call after the other; made by `open_pool`."""
-
-    def __call__(
-        self, fn: Callable[..., Result], items: Iterable[Item]
-    ) -> Generator[Result, None, None]: ...
+# `map_shards` over workers that serve one call after the other.
+Map = Callable[[Callable[..., Result], Iterable[Item]], Generator[Result, None, None]]
 
 
 class Worker:
@@ -64,7 +60,6 @@ class Worker:
     def map(
         self, fn: Callable[..., Result], items: Iterable[Item]
     ) -> Generator[Result, None, None]:
-        """Run all items here."""
         for item in items:
             yield self.run(fn, item)
 

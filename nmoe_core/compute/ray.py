@@ -175,7 +175,6 @@ _of_pool: tuple[str, Worker] | None = None
 
 
 def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
-    """Run one item in a worker of the cluster."""
     global _of_pool
     try:
         if _of_pool is None or _of_pool[0] != start.pool:

@@ -123,7 +123,6 @@ class Run:
 
     @property
     def tokenizer(self) -> str:
-        """Name of the tokenizer of its shards."""
         return self.loader.tokenizer or DEFAULT_TOKENIZER
 
     def resolve(self, path: str) -> Path:

@@ -18,9 +18,6 @@ from loader.files.format import MANIFEST_NAME
 from nmoe_core.base.errors import FormatError
 
 SCORES_NAME = "quality_scores.jsonl"
-TOPICS_NAME = "topics.npy"
-TOPIC_MODEL_NAME = "topic_model.safetensors"
-TOPIC_TERMS_NAME = "topic_terms.json"
 CURATION_NAME = "curation.json"
 LINEAGE_NAME = "lineage.jsonl"
 PROBE_NAME = "hydra_probe.safetensors"
@@ -62,8 +59,8 @@ class Tree:
     probe = _Below("heads", PROBE_NAME)
     judge = _Below("heads", JUDGE_NAME)
     calibration_summary = _Below("calibration", CALIBRATION_NAME)
-    topic_model = _Below("topics", TOPIC_MODEL_NAME)
-    topic_terms = _Below("topics", TOPIC_TERMS_NAME)
+    topic_model = _Below("topics", "topic_model.safetensors")
+    topic_terms = _Below("topics", "topic_terms.json")
 
     @classmethod
     def below(cls, root: Path, **moved: Path) -> Tree:
@@ -82,7 +79,6 @@ class Tree:
         return self.split(source, split) / MANIFEST_NAME
 
     def shard(self, source: str, bucket: int, split: str = "train") -> ShardPaths:
-        """The paths of one shard."""
         return ShardPaths(self, source, bucket, split)
 
     def shard_of(self, rel: str) -> ShardPaths:
@@ -94,7 +90,6 @@ class Tree:
         return ShardPaths(self, match[1], int(match[3]), match[2])
 
     def shards(self, source: str, num_shards: int, split: str = "train") -> list[ShardPaths]:
-        """The paths of all shards of a split."""
         return [ShardPaths(self, source, bucket, split) for bucket in range(num_shards)]
 
     def curated_split(self, source: str) -> Path:
@@ -102,7 +97,6 @@ class Tree:
         return self.curated / source / "train"
 
     def curated_manifest(self, source: str) -> Path:
-        """The manifest of all curated shards of a source."""
         return self.curated_split(source) / MANIFEST_NAME
 
     def curation(self, source: str) -> Path:
@@ -122,7 +116,6 @@ class Tree:
         return self.labels / split / f"shard_{number}"
 
     def merged_labels(self, split: str) -> Path:
-        """The labels of all slices of a split."""
         return self.labels / "merged" / f"labels_{split}.jsonl"
 
 
@@ -137,19 +130,17 @@ class ShardPaths:
 
     manifest = _Below("directory", MANIFEST_NAME)
     scores = _Below("graded", SCORES_NAME)
-    topics = _Below("with_topics", TOPICS_NAME)
+    topics = _Below("with_topics", "topics.npy")
     curated_manifest = _Below("curated", MANIFEST_NAME)
     curation = _Below("curated", CURATION_NAME)
     lineage = _Below("curated", LINEAGE_NAME)
 
     @property
     def name(self) -> str:
-        """`shard_NNNN`."""
         return shard_dir_name(self.bucket)
 
     @property
     def directory(self) -> Path:
-        """The shard's directory in the data tree."""
         return self.tree.split(self.source, self.split) / self.name
 
     @property

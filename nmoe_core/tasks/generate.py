@@ -46,7 +46,6 @@ class Settings:
     stop_ids: tuple[int, ...]
 
     def request(self, prompt: Prompt) -> Request:
-        """The generator's request."""
         from nmoe_core.engine import Request, Sampling
 
         sampling = Sampling(self.temperature, self.top_p, self.top_k, self.seed + prompt.place)
@@ -54,8 +53,6 @@ class Settings:
 
 
 class Prompt(NamedTuple):
-    """A prompt, with its place in the file."""
-
     place: int
     prompt_id: str
     tokens: list[int]

@@ -82,7 +82,6 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
 
 
 def make_slices(run: Run, source: str) -> Result:
-    """Write the train, val and test document ids of one source."""
     return write_source_slices(run.tree, source)
 
 

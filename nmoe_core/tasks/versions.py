@@ -38,7 +38,6 @@ _OF_THE_ORACLES_WORK = {
 
 
 def prep(run: Run, source: SourcePlan, split: str) -> str:
-    """Of token shards and their manifest."""
     return _version(PREP_CODE, prep_settings(run, source, split).identity())
 
 
@@ -60,14 +59,12 @@ def labels(run: Run) -> str:
 
 
 def head(run: Run, kind: Literal["probe", "judge"]) -> str:
-    """Of a head."""
     table = run.config.heads
     recipe = (table.probe if kind == "probe" else table.judge).model_dump(mode="json")
     return _version(TRAIN_CODE, [table.max_ctx, table.seed, table.use_salvaged, recipe])
 
 
 def calibration(run: Run) -> str:
-    """Of thresholds and weights."""
     settings = run.config.calibration.model_dump(mode="json")
     return _version(CALIBRATE_CODE, [run.config.heads.max_ctx, settings])
 
@@ -78,13 +75,11 @@ def grades(run: Run) -> str:
 
 
 def topic_model(run: Run) -> str:
-    """Of the topic model."""
     table = run.config.curation
     return _version(MODEL_FORMAT, [table.num_topics, table.sample_documents, run.loader.seed])
 
 
 def curated(run: Run, source: str) -> str:
-    """Of curated shards."""
     settings = curate_settings(run, source)
     return _version(CURATE_CODE, [settings.fingerprints(), settings.seq_len])
 
@@ -96,7 +91,6 @@ def curated_manifest(run: Run, source: str) -> str:
 
 
 def loader_plan(run: Run) -> str:
-    """Of the loader plan."""
     stages = [dataclasses.asdict(stage) for stage in run_stages(run)]
     made_by = dataclasses.asdict(run.loader)
     names = [field.name for field in dataclasses.fields(PlanSettings)]

@@ -104,37 +104,28 @@ def check_head(run: Run, kind: str) -> Verdicts:
     if interval is None:
         none = Verdict(False, "no agreement was measured: val has no spread, or no labels")
         return {"promotion": none, "baselines": none}
-    return {
-        "promotion": _promotion(run, metrics, *interval),
-        "baselines": _baselines(metrics, interval[0]),
-    }
-
-
-def _promotion(run: Run, metrics: dict[str, Any], low: float, high: float) -> Verdict:
-    table = run.config.checks
+    table, (low, high) = run.config.checks, interval
     num_scored, num_failed = metrics["n"], metrics.get("num_failed", 0)
-    failed_share = num_failed / (num_scored + num_failed)
-    found = f"Spearman {metrics['spearman']:.3f} ({low:.3f} to {high:.3f}) with the oracle on "
-    found += f"{num_scored} held-out documents, above {table.min_spearman} asked for; "
-    found += f"{num_failed} with states that are not finite"
     is_promoted = (
         num_scored >= table.min_val_documents
-        and failed_share <= table.max_nonfinite_share
+        and num_failed / (num_scored + num_failed) <= table.max_nonfinite_share
         and low > table.min_spearman
     )
+    promoted = f"Spearman {metrics['spearman']:.3f} ({low:.3f} to {high:.3f}) with the oracle on "
+    promoted += f"{num_scored} held-out documents, above {table.min_spearman} asked for; "
+    promoted += f"{num_failed} with states that are not finite"
     facts = {"spearman": metrics["spearman"], "lower_bound": low, "documents": num_scored}
-    return Verdict(is_promoted, found, facts)
-
-
-def _baselines(metrics: dict[str, Any], low: float) -> Verdict:
     blind = {name: metrics[f"spearman_{name}_only"] or 0.0 for name in ("source", "length")}
     mean_only = metrics["mae_mean_only"]
     worse = [name for name, mae in metrics["mae"].items() if mae >= mean_only[name]]
     found = f"lower bound {low:.3f}; source alone {blind['source']:.3f}, "
     found += f"length alone {blind['length']:.3f}"
     found += f"; no better than the mean: {', '.join(worse)}" if worse else ""
-    facts = {f"{name}_only": value for name, value in blind.items()}
-    return Verdict(low > max(blind.values()) and not worse, found, facts)
+    alone = {f"{name}_only": value for name, value in blind.items()}
+    return {
+        "promotion": Verdict(is_promoted, promoted, facts),
+        "baselines": Verdict(low > max(blind.values()) and not worse, found, alone),
+    }
 
 
 @refusal_fails("thresholds", "false_drops", "calibrated_keep_rate")
