@@ -179,7 +179,9 @@ def _require_safe(path: Path) -> None:
     pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
     if path.is_file():
         with open(path, "rb") as file:
-            pickles = [path] if file.read(4).startswith(_PICKLE_STARTS) else []
+            start = file.read(9)
+        # A safetensors header of 640 bytes starts as a pickle does; its JSON follows at byte 8.
+        pickles = [path] if start.startswith(_PICKLE_STARTS) and start[8:] != b"{" else []
     if pickles:
         raise HeadError(
             "head is a pickle, which can run code when it is read",

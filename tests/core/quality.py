@@ -159,6 +159,20 @@ def write_labels(
     return path
 
 
+def write_head(
+    directory: Path,
+    head: Probe | Judge,
+    model: Transformer,
+    seen: np.ndarray | None = None,
+    **more: Any,
+) -> Path:
+    """The file of a head that was made on this backbone, after documents of the digests `seen`."""
+    header = {"backbone": {"digest": model.digest}, "max_ctx": MAX_CTX, "scorer_model": "fake"}
+    path = directory / f"hydra_{head.kind}.safetensors"
+    save_head(path, head, header | more, seen)
+    return path
+
+
 @contextmanager
 def spoiled(model: Transformer, tokens: Any, value: float) -> Iterator[None]:
     """Inside, the backbone's states of some tokens are not finite."""
@@ -230,17 +244,11 @@ class Grading:
 
     def make_heads(self, seed: int) -> None:
         torch.manual_seed(seed)
-        header = {
-            "backbone": {"digest": self.model.digest},
-            "max_ctx": MAX_CTX,
-            "scorer_model": "fake",
-        }
         probe, judge = Probe(ProbeArch(32)), Judge(JudgeArch(32, 16, 4, 32))
         for head, layer in ((probe, probe.proj), (judge, judge.shared_head)):
             # Around the middle of the scale, so that the clamp does not hide differences.
             torch.nn.init.constant_(layer.bias, 2.0)
-            name = head.kind
-            save_head(self.heads / f"hydra_{name}.safetensors", head, header)
+            write_head(self.heads, head, self.model)
 
     def scorer(self, max_batch: int = 32) -> HeadScorer:
         return HeadScorer(self.model, load_heads(self.heads, self.model, MAX_CTX), max_batch)

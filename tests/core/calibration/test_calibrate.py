@@ -15,11 +15,10 @@ from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.measures import Aggregates
 from nmoe_core.calibration.summary import keep_interval
 from nmoe_core.calibration.thresholds import Targets
-from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Probe, ProbeArch
 from nmoe_core.labels.scores import DIMENSIONS
 from tests.core.calibration.scored import fit, scored, summary_of, write_rows, write_val
-from tests.core.quality import MAX_CTX, Grading, write_labels
+from tests.core.quality import Grading, write_head, write_labels
 from tests.refusals import refused
 
 
@@ -183,8 +182,7 @@ def test_too_few_documents_constant_scores_failed_labels_and_odd_targets_are_ref
     own.labels = labels
     dead = Probe(ProbeArch(32))
     torch.nn.init.zeros_(dead.proj.weight)
-    header = {"backbone": {"digest": own.model.digest}, "max_ctx": MAX_CTX}
-    save_head(own.heads / "hydra_probe.safetensors", dead, header)
+    write_head(own.heads, dead, own.model)
     is_refused("E-CALIBRATION-CONSTANT")
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,23 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Transformer
 from nmoe_core.heads.convert import import_pickle
 from nmoe_core.heads.features import (
     DocumentTokens,
     batches,
     count_nonfinite,
-    finite_states,
     pooled,
     require_few_failed,
 )
-from nmoe_core.heads.files import load_head, read_header, save_head
+from nmoe_core.heads.files import load_head, read_header
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.heads.scoring import load_heads
-from tests.core.quality import random_documents
+from tests.core.quality import MAX_CTX, random_documents, write_head
 from tests.refusals import refused
 
 LENGTHS = torch.tensor([7, 3, 1])
-PROBE, JUDGE = "hydra_probe.safetensors", "hydra_judge.safetensors"
 
 
 @pytest.fixture
@@ -120,92 +119,87 @@ def test_only_heads_of_the_first_published_form_put_numbers_for_what_is_none(
     assert not torch.isfinite(new(hidden, LENGTHS)).all()
 
 
-def test_batches_hold_documents_of_like_length_and_their_states_do_not_depend_on_it(
-    backbone: Transformer,
-) -> None:
+def test_batches_hold_every_document_once_and_ones_of_like_length_together() -> None:
     tokens = [np.array(d, np.uint32) for d in random_documents(8, 13)]
     documents = DocumentTokens([str(i) for i in range(13)], tokens)
-    longest: list[int] = []
-
-    def means(some: DocumentTokens, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-        for batch in batches(some, size, torch.device("cpu")):
-            longest.append(batch.input_ids.shape[1])
-            states, good = finite_states(backbone, batch, 6, {})
-            yield from zip(good.rows, pooled(states, good.lengths))
-
-    seen = dict(means(documents, 4))
-    assert sorted(seen) == list(range(13))
+    found = list(batches(documents, 4, torch.device("cpu")))
+    longest = [batch.input_ids.shape[1] for batch in found]
     assert longest == sorted(longest)
-    for i in range(13):
-        (_, alone), *_ = means(documents[i : i + 1], 1)
-        torch.testing.assert_close(alone, seen[i], atol=1e-5, rtol=1e-5)
-
-
-def header_of(model: Transformer, **more: Any) -> dict[str, Any]:
-    return {"backbone": {"digest": model.digest}, "max_ctx": 24, "scorer_model": "fake"} | more
+    assert sorted(row for batch in found for row in batch.rows) == list(range(13))
 
 
 @torch.no_grad()
 def test_a_saved_head_loads_with_its_header_and_equal_heads_have_equal_bytes(
-    tmp_path: Path, judge: Judge, backbone: Transformer, hidden: torch.Tensor
+    tmp_path: Path, probe: Probe, judge: Judge, backbone: Transformer, hidden: torch.Tensor
 ) -> None:
-    path, made_from = tmp_path / JUDGE, header_of(backbone, metrics={"n": 3})
-    digest = save_head(path, judge, made_from)
-    assert save_head(tmp_path / "b.safetensors", judge, made_from) == digest
-    loaded, header, _ = load_head(path, backbone, 24)
+    path = write_head(tmp_path, judge, backbone, metrics={"n": 3})
+    again = write_head(tmp_path / "b", judge, backbone, metrics={"n": 3})
+    assert path.read_bytes() == again.read_bytes()
+    loaded, header, _ = load_head(path, backbone, MAX_CTX)
     assert (header["format"], header["arch"]["mid_dim"]) == ("hydra-head/2", 16)
     with safe_open(str(path), "pt") as file:
         assert list(file.metadata()) == ["nmoe"]
         assert json.loads(file.metadata()["nmoe"]) == header == read_header(path)
     assert torch.equal(loaded(hidden, LENGTHS), judge(hidden, LENGTHS))
+    for width in range(0, 256, 8):  # a file starts with the length of its header
+        load_head(write_head(tmp_path, probe, backbone, note="x" * width), backbone, MAX_CTX)
 
 
 def test_heads_that_do_not_belong_are_refused_with_a_code_each(
     tmp_path: Path, probe: Probe, judge: Judge, backbone: Transformer
 ) -> None:
-    path = tmp_path / PROBE
+    path = tmp_path / PROBE_NAME
 
-    def is_refused(code: str, max_ctx: int = 24) -> None:
-        with refused(code):
+    def is_refused(code: str, match: str | None = None, max_ctx: int = MAX_CTX) -> None:
+        with refused(code, match):
             load_head(path, backbone, max_ctx)
 
     is_refused("E-HEAD-MISSING")
-    torch.save(probe.state_dict(), path.with_suffix(".pt"))
-    is_refused("E-HEAD-PICKLE")  # the missing file's pickle is named
+    for name in ("hydra_probe", "hydra_probe_phase_a", "hydra_probe_phase_c"):
+        torch.save(probe.state_dict(), tmp_path / f"{name}.pt")
+        is_refused("E-HEAD-PICKLE", rf"{name}\.pt")  # the one that its own tool reads first
     for payload in (path.with_suffix(".pt").read_bytes(), pickle.dumps(probe.state_dict())):
         path.write_bytes(payload)
-        is_refused("E-HEAD-PICKLE")
+        is_refused("E-HEAD-PICKLE", r"probe\.safetensors")
     path.write_bytes(b"nonsense" * 10)
     is_refused("E-HEAD-FORMAT")
-    save_head(path, probe, header_of(backbone))
-    is_refused("E-HEAD-CONTEXT", max_ctx=25)
-    save_head(path, probe, header_of(backbone, backbone={"digest": "other"}))
+    write_head(tmp_path, probe, backbone)
+    is_refused("E-HEAD-CONTEXT", max_ctx=MAX_CTX + 1)
+    write_head(tmp_path, probe, backbone, backbone={"digest": "other"})
     is_refused("E-HEAD-BACKBONE")
-    save_head(path, probe, header_of(backbone, arch={"kind": "probe", "hidden_size": 64}))
+    write_head(tmp_path, probe, backbone, arch={"kind": "probe", "hidden_size": 64})
     is_refused("E-HEAD-FORMAT")  # tensors of another shape than the header's
-    with torch.no_grad():
-        probe.proj.bias[2] = torch.nan
-    save_head(path, probe, header_of(backbone))
-    is_refused("E-HEAD-NONFINITE")
-    for name in (PROBE, JUDGE):
-        save_head(tmp_path / name, judge, header_of(backbone))
+    write_head(tmp_path, probe, backbone, tap=4)
+    write_head(tmp_path, judge, backbone, tap=3)
+    with refused("E-HEAD-FORMAT", "the probe reads block 4, the judge 3"):
+        load_heads(tmp_path, backbone, MAX_CTX)
+    judge_path = write_head(tmp_path, judge, backbone, tap=4)
+    heads = load_heads(tmp_path, backbone, MAX_CTX)
+    assert (heads.probe_tap, heads.judge_tap) == (4, 4)
+    shutil.copy(judge_path, path)
     with refused("E-HEAD-FORMAT", "Judge and Judge"):
-        load_heads(tmp_path, backbone, 24)
+        load_heads(tmp_path, backbone, MAX_CTX)
+    torch.nn.init.constant_(probe.proj.bias, torch.nan)
+    write_head(tmp_path, probe, backbone)
+    is_refused("E-HEAD-NONFINITE")
 
 
 @torch.no_grad()
 def test_weights_of_the_first_published_form_come_in_unchanged(
     tmp_path: Path, judge: Judge, probe: Probe, backbone: Transformer, hidden: torch.Tensor
 ) -> None:
-    for head in (judge, probe):
-        torch.save(head.state_dict(), tmp_path / "head.pt")
-        import_pickle(tmp_path / "head.pt", tmp_path, backbone, 24, num_heads=4)
-    heads = load_heads(tmp_path, backbone, 24)
+    for head in (probe, judge):
+        torch.save(head.state_dict(), path := tmp_path / "head.pt")
+        import_pickle(path, tmp_path, backbone, MAX_CTX, num_heads=4)
+    heads = load_heads(tmp_path, backbone, MAX_CTX)
     assert torch.equal(heads.judge(hidden, LENGTHS), judge(hidden, LENGTHS))
     assert torch.equal(heads.probe(hidden, LENGTHS), probe(hidden, LENGTHS))
-    header = read_header(tmp_path / JUDGE)
+    header = read_header(tmp_path / JUDGE_NAME)
     assert (header["scorer_model"], header["arch"]["nan_to_num"]) == ("unknown", True)
     assert (heads.probe_tap, heads.judge_tap) == (6, 8)
+    for num_heads in (0, -1, 3):  # it must divide the judge's width
+        with refused("E-HEAD-FORMAT"):
+            import_pickle(path, tmp_path, backbone, MAX_CTX, num_heads)
 
 
 def second_form(judge: Judge) -> dict[str, torch.Tensor]:
@@ -234,12 +228,17 @@ def as_export(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Ten
 def test_a_judge_of_the_second_published_form_grades_as_it_did(
     tmp_path: Path, judge: Judge, backbone: Transformer, hidden: torch.Tensor, form: Any
 ) -> None:
-    torch.save(form(second_form(judge)), tmp_path / "any_name.pt")
-    made = import_pickle(tmp_path / "any_name.pt", tmp_path / "heads", backbone, 24, num_heads=4)
-    head, header, _ = load_head(made, backbone, 24)
-    assert made.name == JUDGE
+    path, tensors = tmp_path / "any_name.pt", second_form(judge)
+    torch.save(form(tensors), path)
+    made = import_pickle(path, tmp_path / "heads", backbone, MAX_CTX, num_heads=4)
+    head, header, _ = load_head(made, backbone, MAX_CTX)
+    assert made.name == JUDGE_NAME
     assert header["arch"]["has_second_pass"] is False
     torch.testing.assert_close(head(hidden, LENGTHS), judge(hidden, LENGTHS))
+    del tensors["q_token"]
+    torch.save(form(tensors), path)
+    with refused("E-HEAD-FORMAT"):
+        import_pickle(path, tmp_path / "heads", backbone, MAX_CTX, num_heads=4)
 
 
 @torch.no_grad()
@@ -250,48 +249,11 @@ def test_the_gate_of_a_second_probe_is_the_mean_of_five_equal_scores(
     tensors = {f"gate.{name}": value for name, value in gate.state_dict().items()}
     tensors["domain.weight"], tensors["domain.bias"] = torch.zeros(9, 32), torch.zeros(9)
     torch.save(tensors, tmp_path / "hydra_probe_phase_c.pt")
-    made = import_pickle(tmp_path / "hydra_probe_phase_c.pt", tmp_path, backbone, 24)
-    scores = load_head(made, backbone, 24).head(hidden, LENGTHS)
+    made = import_pickle(tmp_path / "hydra_probe_phase_c.pt", tmp_path, backbone, MAX_CTX)
+    scores = load_head(made, backbone, MAX_CTX).head(hidden, LENGTHS)
     torch.testing.assert_close(scores.mean(1) / 4, gate(pooled(hidden, LENGTHS))[:, 0])
     # Equal but for the order in which a matrix product adds up its columns.
     torch.testing.assert_close(scores, scores[:, :1].expand(-1, 5), rtol=1e-6, atol=1e-6)
-
-
-def test_of_pickles_without_a_head_file_the_one_its_own_tool_reads_first_is_named(
-    tmp_path: Path, backbone: Transformer
-) -> None:
-    for name in ("hydra_probe.pt", "hydra_probe_phase_a.pt", "hydra_probe_phase_c.pt"):
-        torch.save({}, tmp_path / name)
-    with refused("E-HEAD-PICKLE", r"hydra_probe_phase_c\.pt"):
-        load_head(tmp_path / PROBE, backbone, 24)
-
-
-def test_a_probe_that_reads_a_later_block_than_the_judge_is_refused(
-    tmp_path: Path, judge: Judge, probe: Probe, backbone: Transformer
-) -> None:
-    save_head(tmp_path / PROBE, probe, header_of(backbone, tap=4))
-    save_head(tmp_path / JUDGE, judge, header_of(backbone, tap=3))
-    with refused("E-HEAD-FORMAT", "the probe reads block 4, the judge 3"):
-        load_heads(tmp_path, backbone, 24)
-    save_head(tmp_path / JUDGE, judge, header_of(backbone, tap=4))
-    heads = load_heads(tmp_path, backbone, 24)
-    assert (heads.probe_tap, heads.judge_tap) == (4, 4)
-
-
-def test_a_pickle_that_holds_code_or_no_whole_head_is_not_imported(
-    tmp_path: Path, backbone: Transformer, judge: Judge
-) -> None:
-    class Code:
-        def __reduce__(self):
-            return (print, ("code ran",))
-
-    queryless = {k: v for k, v in second_form(judge).items() if k != "q_token"}
-    wide = Probe(ProbeArch(64)).state_dict()
-    for value in ({"proj.weight": Code()}, wide, as_export(queryless), {"epoch": 3, "state": {}}):
-        torch.save(value, tmp_path / "head.pt")
-        with refused("E-HEAD-FORMAT"):
-            import_pickle(tmp_path / "head.pt", tmp_path / "heads", backbone, 24)
-    assert not (tmp_path / "heads").exists()
 
 
 def test_slices_labels_and_thresholds_do_not_need_torch() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from nmoe_core.config.quality import HeadsTable, ProbeTable
+from nmoe_core.config.quality import HeadsTable
 from nmoe_core.config.tree import PROBE_NAME
-from nmoe_core.heads.files import Header, load_head, read_header, save_head
+from nmoe_core.heads.files import LoadedHead, load_head
 from nmoe_core.heads.train import HeadTraining
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import (
@@ -20,6 +21,7 @@ from tests.core.quality import (
     corpus_of,
     random_documents,
     slice_all,
+    write_head,
     write_labels,
     write_source,
 )
@@ -54,18 +56,17 @@ def digests(repeated: Any, split: str) -> np.ndarray:
     return repeated.documents[split].digests()
 
 
-def train(repeated: Any, heads: Path, test: Path | None = None) -> Header:
-    """The header of a trained probe."""
-    labels = repeated.labels | {"test": test}
-    table = HeadsTable(probe=ProbeTable(epochs=3))
+def train(repeated: Any, heads: Path, **labels: Path | None) -> LoadedHead:
+    """A probe trained without test labels, unless `labels` holds some."""
+    labels, table = repeated.labels | {"test": None} | labels, HeadsTable(probe={"epochs": 3})
     HeadTraining("probe", labels, corpus_of(repeated.data), repeated.model, heads, table).run()
-    return read_header(heads / PROBE_NAME)
+    return load_head(heads / PROBE_NAME, repeated.model, MAX_CTX)
 
 
 def test_a_head_is_measured_on_contents_it_was_not_trained_on(
     repeated: Any, tmp_path: Path
 ) -> None:
-    metrics = train(repeated, tmp_path)["metrics"]
+    metrics = train(repeated, tmp_path).header["metrics"]
     seen, val = digests(repeated, "train"), digests(repeated, "val")
     fresh = np.setdiff1d(val, seen)
     assert metrics["num_trained_on"] == np.isin(val, seen).sum() > 20
@@ -76,20 +77,23 @@ def test_a_head_is_measured_on_contents_it_was_not_trained_on(
     assert "No figure exists of documents that are untouched" in card
 
 
-def test_test_labels_are_reported_apart_and_move_no_weight(repeated: Any, tmp_path: Path) -> None:
+def test_test_labels_are_reported_apart_and_like_val_labels_move_no_weight(
+    repeated: Any, tmp_path: Path
+) -> None:
     without = train(repeated, tmp_path / "without")
-    header = train(repeated, tmp_path / "with", repeated.labels["test"])
+    made = train(repeated, tmp_path / "with", test=repeated.labels["test"])
     used = np.concatenate([digests(repeated, split) for split in ("train", "val")])
     test = digests(repeated, "test")
-    assert header["test_metrics"]["n"] == len(np.setdiff1d(test, used)) > 10
+    assert made.header["test_metrics"]["n"] == len(np.setdiff1d(test, used)) > 10
     assert "untouched" not in (tmp_path / "with" / "hydra_probe.md").read_text()
-    assert without["test_metrics"] == {}
-    assert header["metrics"] == without["metrics"]
-    heads = [
-        load_head(tmp_path / name / PROBE_NAME, repeated.model, MAX_CTX).head.state_dict()
-        for name in ("with", "without")
-    ]
-    assert all((heads[0][name] == heads[1][name]).all() for name in heads[0])
+    assert without.header["test_metrics"] == {}
+    assert made.header["metrics"] == without.header["metrics"]
+    (empty := tmp_path / "empty").write_bytes(b"")
+    others = [train(repeated, tmp_path / f"{i}", val=val) for i, val in enumerate([None, empty])]
+    others.append(train(repeated, tmp_path / "other", val=repeated.labels["test"]))
+    assert [bool(other.header["metrics"]) for other in others] == [False, False, True]
+    for name, weights in without.head.state_dict().items():
+        assert all(torch.equal(weights, other.head.state_dict()[name]) for other in (made, *others))
 
 
 @pytest.fixture
@@ -97,10 +101,8 @@ def calibrated(repeated: Any, tmp_path: Path) -> Any:
     """Heads that were trained on the contents of train, and their calibration."""
     made = Grading(tmp_path, repeated.data, repeated.model)
     seen = digests(repeated, "train")
-    for name in ("probe", "judge"):
-        path = made.heads / f"hydra_{name}.safetensors"
-        head, header, _ = load_head(path, repeated.model, MAX_CTX)
-        save_head(path, head, {k: header[k] for k in ("backbone", "max_ctx", "scorer_model")}, seen)
+    for path in made.heads.iterdir():
+        write_head(made.heads, load_head(path, made.model, MAX_CTX).head, made.model, seen)
     made.labels = repeated.labels["val"]
     made.repeated = repeated
     return made

@@ -102,7 +102,10 @@ def test_a_source_without_manifest_or_slices_is_refused(tmp_path: Path, data_roo
 ROW = '{"doc_id": "web//web/train/a.npy#s=0:e=5", "source": "%s"}'
 
 
-@pytest.mark.parametrize("line", ["{}", "x", '{"doc_id": "x", "source": "web"}', ROW % "books"])
+ODD_ROWS = ["{}", "x", "5", "[1]", "[" * 100_000, '{"doc_id": 5, "source": []}', ROW % "books"]
+
+
+@pytest.mark.parametrize("line", [*ODD_ROWS, '{"doc_id": "x", "source": "web"}'])
 def test_a_slice_row_that_is_not_one_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "docids_train.jsonl"
     path.write_text(f"{ROW % 'web'}\n{line}\n")
