@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
 from nmoe_core.cli import main
-from nmoe_core.config.run import ChecksTable
+from nmoe_core.config.run import Run
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.tasks.checks import LEVELS, check_calibration
 from tests.core.calibration.scored import fit, scored, summary_of, write_val
-from tests.refusals import refused
+from tests.refusals import refused, refused_line
 
 SETTINGS = [
     # (documents in val, agreement of the probe, of the judge, target_keep, max_false_drop)
@@ -27,22 +25,21 @@ SETTINGS = [
 ]
 
 
-def call_of(paths: tuple[Path, Path], out: Path) -> list[str]:
-    labels, predictions = map(str, paths)
-    call = ["hydra", "calibrate", "--labels", labels, "--predictions", predictions]
-    return [*call, "--out", str(out)]
-
-
-def test_dropping_more_than_the_bound_allows_is_refused_before_anything_is_written(
+def test_a_share_to_drop_that_labels_do_not_prove_safe_is_refused_and_without_one_none_is_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = write_val(tmp_path, scored(0, 400, (2.0, 2.0)))
-    bounds = ["--target-drop", "0.2", "--max-false-drop", "0.15"]
-    assert main([*call_of(paths, tmp_path / "out"), *bounds]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    for part in ("E-CALIBRATION-BOUND", "0.150", "target_drop 0.2", "200 labels", "95 %"):
+    labels, predictions = write_val(tmp_path, scored(0, 400, (2.0, 2.0)))
+    call = f"hydra calibrate --labels {labels} --predictions {predictions} --out {tmp_path}/out"
+    bounds = ("--target-drop", "0.2", "--max-false-drop", "0.15")
+    line = refused_line(capsys, *call.split(), *bounds, code="E-CALIBRATION-BOUND")
+    for part in ("0.150", "target_drop 0.2", "200 labels", "95 %"):
         assert part in line
     assert not (tmp_path / "out" / "calibration_summary.json").exists()
+    write_val(tmp_path, scored(0, 60, (0.5, 0.5)))
+    assert main([*call.split(), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["calibration"]
+    assert facts["tau_drop"] == facts["tau_probe"] == facts["achieved_drop"] == 0
+    assert "nothing is dropped: 30 labels prove no threshold" in facts["dropping"]
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.2])
@@ -52,16 +49,6 @@ def test_a_share_to_drop_that_the_labels_prove_safe_is_dropped(tmp_path: Path, d
     assert summary["achieved_drop"] == pytest.approx(drop, abs=0.04)
     assert summary["achieved_band"] == pytest.approx(0.5 - drop, abs=0.06)
     assert summary["certificate"]["false_drop_rate_upper95"] <= 0.15
-
-
-def test_labels_that_prove_nothing_drop_nothing_and_say_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = write_val(tmp_path, scored(0, 60, (0.5, 0.5)))
-    assert main([*call_of(paths, tmp_path / "out"), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["calibration"]
-    assert facts["tau_drop"] == facts["tau_probe"] == facts["achieved_drop"] == 0
-    assert "nothing is dropped: 30 labels prove no threshold" in facts["dropping"]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -106,8 +93,7 @@ def test_a_calibration_of_an_older_version_that_breaks_its_bound_fails_the_check
         "false_drop_rate": 13 / 33,
     }
     path = tmp_path / "calibration_summary.json"
-    tree, config = SimpleNamespace(calibration_summary=path), SimpleNamespace(checks=ChecksTable())
-    run: Any = SimpleNamespace(tree=tree, config=config)
+    run = Run(None, roots={"calibration": tmp_path})
     path.write_text(json.dumps(summary))
     found = check_calibration(run)
     assert [name for name, verdict in found.items() if not verdict.passed] == ["false_drops"]

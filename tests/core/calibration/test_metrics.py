@@ -45,28 +45,22 @@ def pairs(draw: st.DrawFn, min_size: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 @TRIALS
 @given(pairs(min_size=3))
-def test_rank_correlation_is_scipys(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    a, b = pair
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        assert spearman(a, b) is None
-    else:
-        assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
-
-
-@TRIALS
-@given(pairs(min_size=2))
-def test_figures_are_none_only_where_they_are_undefined(
+def test_figures_are_the_libraries_and_none_only_where_they_are_undefined(
     pair: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    scores, positive = pair[0], pair[1] > 0.5
-    grades = [np.rint(4 * x) for x in pair]
+    a, b = pair
+    scores, positive, grades = a, b > 0.5, [np.rint(4 * x) for x in pair]
+    rho, area = spearman(a, b), auc(scores, positive)
+    assert (rho is None) == (np.ptp(a) == 0 or np.ptp(b) == 0)
+    assert rho is None or rho == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+    assert (area is None) == (positive.all() or not positive.any())
+    assert area is None or area == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
     assert (quadratic_kappa(*grades, 5) is None) == (len({*grades[0], *grades[1]}) == 1)
     assert (average_precision(scores, positive) is None) == (not positive.any())
     assert (regression_line(*pair) is None) == (np.ptp(scores) == 0)
-    if positive.all() or not positive.any():
-        assert auc(scores, positive) is None
-    else:
-        assert auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
+    points, values = isotonic(scores, positive.astype(float))
+    expected = IsotonicRegression().fit(scores, positive).predict(points)
+    np.testing.assert_allclose(values, expected, atol=1e-6)
 
 
 @TRIALS
@@ -85,15 +79,6 @@ def test_calibration_error_is_that_of_its_definition(
         gap = sum(chances[i] for i in rows) / size - sum(outcomes[i] for i in rows) / size
         total, start = total + size / len(ranked) * abs(gap), start + size
     assert calibration_error(chances, outcomes, num_bins) == pytest.approx(total, abs=1e-12)
-
-
-@TRIALS
-@given(pairs())
-def test_isotonic_values_are_scikit_learns(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    scores, outcomes = pair[0], (pair[1] > 0.5).astype(float)
-    points, values = isotonic(scores, outcomes)
-    expected = IsotonicRegression().fit(scores, outcomes).predict(points)
-    np.testing.assert_allclose(values, expected, atol=1e-6)
 
 
 @TRIALS

@@ -133,16 +133,6 @@ VALID = {
 }
 
 
-def test_a_calibration_file_is_checked_when_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "calibration_summary.json"
-    path.write_text(json.dumps(VALID))
-    calibration = load_calibration(tmp_path)
-    assert calibration.aggregate(np.array([4, 4, 4, 4, 0])) == 0.8
-    assert calibration.leaves_at_probe(np.array([[0.7] * 5, [0.8] * 5])).tolist() == [True, False]
-    with refused("E-CALIBRATION-HEADS", "found heads g, expected h"):
-        calibration.require_heads("g")
-
-
 EQUAL = dict.fromkeys(DIMENSIONS, 1.0)
 NOT_SHARES = (math.nan, math.inf, -math.inf, -0.1, 1.1, True, 10**400, [], "0.5", None)
 
@@ -162,6 +152,8 @@ NOT_SHARES = (math.nan, math.inf, -math.inf, -0.1, 1.1, True, 10**400, [], "0.5"
 )
 def test_thresholds_and_weights_out_of_range_are_refused(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "calibration_summary.json"
+    path.write_text(json.dumps(VALID))
+    assert load_calibration(tmp_path).aggregate(np.array([4, 4, 4, 4, 0])) == 0.8
     for value in (VALID | change, sealed(VALID | {"format": "calibration/2"} | change)):
         path.write_text(json.dumps(value))
         with refused("E-CALIBRATION-FORMAT"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.config.quality import HeadsTable
+from nmoe_core.config.quality import HeadsTable, ProbeTable
 from nmoe_core.config.tree import PROBE_NAME
 from nmoe_core.heads.files import LoadedHead, load_head
 from nmoe_core.heads.train import HeadTraining
@@ -58,7 +58,8 @@ def digests(repeated: Any, split: str) -> np.ndarray:
 
 def train(repeated: Any, heads: Path, **labels: Path | None) -> LoadedHead:
     """A probe trained without test labels, unless `labels` holds some."""
-    labels, table = repeated.labels | {"test": None} | labels, HeadsTable(probe={"epochs": 3})
+    labels = repeated.labels | {"test": None} | labels
+    table = HeadsTable(probe=ProbeTable(epochs=3))
     HeadTraining("probe", labels, corpus_of(repeated.data), repeated.model, heads, table).run()
     return load_head(heads / PROBE_NAME, repeated.model, MAX_CTX)
 
