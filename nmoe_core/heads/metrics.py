@@ -15,9 +15,8 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.agreement import agreement, baselines
+from nmoe_core.labels.agreement import agreement, baselines, read_noise
 from nmoe_core.labels.files import Labels
-from nmoe_core.labels.noise import read_noise
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import DIMENSIONS
 

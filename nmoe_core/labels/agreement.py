@@ -1,23 +1,32 @@
-"""How well predictions agree with the oracle, how sure that is, and what source or length give.
+"""How well predictions agree with the oracle, the oracle with itself, and how sure that is.
 
-A predictor that knows only a document's source, or only its length, is shown beside every head:
-agreement below it says that nothing was learned about the text. Ranks, Spearman and AUC are written
+A predictor that knows only a document's source, or only its length, is shown beside every head: a
+head that agrees no better has learned nothing about the text. Ranks, Spearman and AUC are written
 out, because scipy's and scikit-learn's take 4 to 80 times as long and every bootstrap calls them
-200 times; Wilson's interval, because scipy's takes no fractional counts; the bootstrap, because
-scipy's takes no statistic that is undefined on some draws. The other figures are theirs, and loaded
-on call.
+200 times. So are Wilson's interval, because scipy's takes no fractional counts, and the bootstrap,
+because scipy's takes no statistic that is undefined on some draws.
+
+The oracle's own noise is measured on a sample that is labelled again into `relabelled/`, with the
+rubric's dimensions in reverse order (`Rubric.turned`). It bounds heads: one that predicted the
+oracle's true opinion would correlate with one labelling at about the root of their correlation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nmoe_core.config.tree import Tree
+from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
+from nmoe_core.labels.oracle import Record, latest, read_records
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, aggregate, as_scores, rounded
+from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
+RELABELLED_NAME = "relabelled"
 NUM_LENGTH_GROUPS = 10
 NUM_RESAMPLES = 200
 Z95 = 1.959963984540054
@@ -26,7 +35,7 @@ Interval = tuple[float, float]
 
 
 def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
-    """Interval of a share seen as `num_hits` of `num_trials` (Wilson 1927), `z` deviations wide."""
+    """Interval of the share of hits (Wilson 1927), `z` standard deviations wide to each side."""
     if num_trials == 0:
         return 0.0, 1.0
     share, width = num_hits / num_trials, z**2 / num_trials
@@ -60,7 +69,7 @@ def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
 def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -> Interval | None:
     """95 % percentile interval of a statistic of rows, drawn with replacement from a fixed seed.
 
-    None where the statistic is undefined on more than half of the draws.
+    None where the statistic is undefined on most draws.
     """
     rng = np.random.default_rng(0)
     draws = (rng.integers(0, num_items, num_items) for _ in range(NUM_RESAMPLES))
@@ -72,7 +81,7 @@ def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -
 
 
 def mean_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0, ties sharing their mean: float64 `[N]`."""
+    """Ranks from 0; ties share their mean."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
@@ -105,7 +114,7 @@ def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarr
 
 
 def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -> float | None:
-    """Cohen's kappa of grades 0..num_grades-1; None when both sides have one grade, the same."""
+    """Cohen's kappa of grades 0..num_grades-1; None when all grades are equal."""
     from sklearn.metrics import cohen_kappa_score
 
     if np.ptp(np.concatenate([predicted, truth])) == 0:
@@ -116,8 +125,7 @@ def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     """Chance that a positive outscores a negative, ties counting half; None without both."""
-    num_positive = int(positive.sum())
-    num_negative = len(positive) - num_positive
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if num_positive == 0 or num_negative == 0:
         return None
     rank_sum = float(mean_ranks(scores)[positive].sum())
@@ -171,9 +179,8 @@ def agreement(
 ) -> dict[str, Any]:
     """Agreement of predicted scores `[N, 5]` with the oracle's, overall and inside each source.
 
-    `mae`, `r2` and `qwk` are of each dimension, in grades, and `dimensions` holds its rank
-    correlations; `spearman`, `mae_aggregate` and `r2_aggregate` are of the aggregate. Undefined
-    values are None.
+    `mae`, `r2` and `qwk` are of each dimension, in grades. `dimensions` holds the rank correlations
+    of each; all other figures are of the aggregate. Undefined values are None.
     """
     a, b = aggregate(predicted, weights), aggregate(oracle, weights)
     error = predicted - oracle
@@ -228,8 +235,7 @@ def baselines(
 ) -> dict[str, Any]:
     """What predictors that do not read the text reach on val, after the same training labels.
 
-    `train` and `val` are the oracle's scores `[N, 5]`, sources, and document lengths `[N]` in
-    tokens (0 where unknown).
+    `train` and `val` are the oracle's scores `[N, 5]`, sources, and lengths `[N]` in tokens or 0.
     """
     fitted, truth = aggregate(train[0], weights), aggregate(val[0], weights)
     by_source = _group_means(train[1], fitted, val[1])
@@ -250,3 +256,45 @@ def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np
     means = [train_values[inverse == i].mean() for i in range(len(names))]
     by_name, overall = dict(zip(names.tolist(), means)), train_values.mean()
     return np.array([by_name.get(group, overall) for group in np.asarray(groups).tolist()])
+
+
+def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
+    """Write `merged/noise_{split}.json` over all shards' second labels; None if there are none.
+
+    `reliability` is the Spearman correlation of the two aggregates, `ceiling` its root; both are
+    None where they are not defined (fewer than three pairs, or constant).
+
+    Raises:
+        LabelError: Labels were changed after they were finished (E-LABEL-CORRUPT).
+    """
+    pairs: list[tuple[Record, Record]] = []
+    for shard in (tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)):
+        files = [shard / SCORES_NAME, shard / RELABELLED_NAME / SCORES_NAME]
+        if files[1].is_file():
+            for path in files:
+                checked_digest(path)
+            first, second = (latest(read_records(path)) for path in files)
+            pairs += [(first[doc_id], record) for doc_id, record in second.items()]
+    path = tree.merged_labels(split).with_name(f"noise_{split}.json")
+    if not pairs:
+        path.unlink(missing_ok=True)
+        return None
+    parsed = [(a, b) for a, b in pairs if a["ok"] and b["ok"]]
+    first, second = (np.array([pair[i]["aggregated"] for pair in parsed]) for i in (0, 1))
+    reliability = spearman(first, second)
+    grades = {d: [a["scores"][d] == b["scores"][d] for a, b in parsed] for d in DIMENSIONS}
+    noise = {
+        "asked": len(pairs),
+        "count": len(parsed),
+        "reliability": reliability,
+        "ceiling": None if reliability is None else math.sqrt(max(0.0, reliability)),
+        "mae": float(np.abs(first - second).mean()) if parsed else None,
+        "same_grade": {d: sum(same) / len(same) if same else None for d, same in grades.items()},
+    }
+    write_summary(path, noise)
+    return noise
+
+
+def read_noise(path: Path) -> dict[str, Any] | None:
+    """What `merge_noise` wrote; None where no document was labelled twice."""
+    return read_summary(path) if path.is_file() else None

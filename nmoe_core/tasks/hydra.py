@@ -85,8 +85,8 @@ def label_documents(
 ) -> Result:
     """Label documents into a directory, and `relabel` of them again with the rubric turned round;
     as `label_shard`, but the facts also name the `scorer` and count those `relabelled`."""
+    from nmoe_core.labels.agreement import RELABELLED_NAME
     from nmoe_core.labels.label import label_shard
-    from nmoe_core.labels.noise import RELABELLED_NAME
 
     table, oracle = run.config.oracle, oracles(run.rubric)
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
@@ -102,8 +102,8 @@ def label_documents(
 
 def merge_split(run: Run, split: str) -> Result:
     """Join the labels of a split into one file; a current one is left alone."""
+    from nmoe_core.labels.agreement import merge_noise
     from nmoe_core.labels.files import merge_labels
-    from nmoe_core.labels.noise import merge_noise
 
     made = merge_labels(run.tree, split)
     facts = {"labels": made.facts["total"]}

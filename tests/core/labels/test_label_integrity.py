@@ -14,8 +14,8 @@ import pytest
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LockedError
 from nmoe_core.cli import main
+from nmoe_core.labels.agreement import merge_noise, read_noise
 from nmoe_core.labels.files import label_status, merge_labels, read_labels, require_current_labels
-from nmoe_core.labels.noise import merge_noise, read_noise
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import FakeOracle

@@ -12,8 +12,8 @@ import pytest
 
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LabelError
+from nmoe_core.labels.agreement import merge_noise
 from nmoe_core.labels.files import label_status, merge_labels, read_labels
-from nmoe_core.labels.noise import agreement, merge_noise
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import read_slice
@@ -283,8 +283,11 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
 
     labelling.run_all()
     assert merge_noise(labelling.tree, "val") is None
-    nothing = agreement([])
-    assert (nothing["count"], nothing["reliability"], nothing["ceiling"]) == (0, None, None)
+    labelling.run_again(0, 3, FakeOracle(fails_on=bool))
+    none = merge_noise(labelling.tree, "val") or {}
+    keys = ("asked", "count", "reliability", "ceiling", "mae")
+    assert [none[key] for key in keys] == [1, 0, None, None, None]
+    shutil.rmtree(labelling.shard(0, "val") / "relabelled")
     num_rows = 0
     for i in range(8):
         documents = labelling.documents(i, "val")
