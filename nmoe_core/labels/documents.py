@@ -1,8 +1,8 @@
 """The documents that an oracle is asked about: their ids, their sources, and one text at a time.
 
-The text of a token shard's document is its decoded beginning. A line of a JSON lines file is one
-document to labelling, grading and calibration alike, by the rules of prep (docs/formats.md). Ids
-are unique or refused before anything is made of them. Memory: ids and offsets, and one text.
+The text of a token shard's document is its decoded beginning. A line of a JSON lines file is the
+same document to labelling, grading and calibration, by the rules of prep (docs/formats.md). An id
+that comes twice is refused before anything is written. Memory: ids and offsets, and one text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Label files: where labelling stands, digests, the merged file of a split, and what heads read.
 
 A merged file holds each document once, in the order of the shards and their records. Labels of two
-scorers, or made with two rubrics, are refused: their grades do not mean the same. So is a file that
-is not the one its summary was written for, and a summary that was changed.
+scorers or two rubrics are refused, because their grades do not mean the same. A file or a summary
+that was changed after it was written is refused too.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ def write_summary(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A summary of labels, or of their noise; those of earlier versions carry no hash.
+    """A summary of labels, or of their noise; E-LABEL-CORRUPT if it was changed.
 
-    Raises:
-        LabelError: It was changed after it was written (E-LABEL-CORRUPT).
+    Summaries of earlier versions carry no hash.
     """
     return read_sealed_summary(path, LabelError, "E-LABEL-CORRUPT", sealed_since="format")
 
@@ -135,9 +134,9 @@ def _not_finished(shard: Path) -> LabelError:
 class Labels:
     """The parsed labels of a merged file, in its order.
 
-    `scores` is float32 `[N, 5]`; `targets` float64 `[N]` in 0..1 where every row carries an
-    independent `target`, else None; `num_failed` counts rows without scores, `num_salvaged` those
-    left out because their scores stood among other words, which makes another `digest`.
+    `scores` is float32 `[N, 5]`; `targets` is float64 `[N]` in 0..1 where every row carries an
+    independent `target`, else None. `num_failed` counts rows without scores, `num_salvaged` those
+    left out because their scores stood among other words; leaving any out changes `digest`.
     """
 
     path: Path
@@ -151,11 +150,7 @@ class Labels:
     scorer: Scorer
 
     def require_coverage(self) -> None:
-        """Refuse labels of which most failed: those that did not may be unlike the rest.
-
-        Raises:
-            LabelError: E-LABEL-COVERAGE.
-        """
+        """Refuse labels of which most failed: the others may be unlike them (E-LABEL-COVERAGE)."""
         total = len(self.doc_ids) + self.num_failed + self.num_salvaged
         if len(self.doc_ids) < MIN_PARSE_RATE * total:
             raise LabelError(
@@ -214,8 +209,8 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
 class ShardStatus:
     """One label shard; counts are None where they are not known yet.
 
-    DONE: the summary is there. RUNNING: a process holds the shard's lock now. PENDING: the rest,
-    also one that was killed; `labelled` says how far it came.
+    DONE: the summary is there. RUNNING: a process holds the shard's lock now. PENDING: neither;
+    after a kill, `labelled` says how far the shard came.
     """
 
     split: str

@@ -1,7 +1,7 @@
 """Oracle labels of documents: `scores.jsonl`, appended record by record, `summary.json` last.
 
 Records are appended and flushed as answers come; a killed run loses at most the record it was
-writing. The next one cuts the torn line and asks only about documents that have no record. At the
+writing. The next run cuts the torn line and asks only about documents that have no record. At the
 end the file is put in the order of the documents, so its bytes depend neither on kills nor on which
 answer came first. When documents or settings changed, labelling starts over. Memory does not grow
 with the documents' text.

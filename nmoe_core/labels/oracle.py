@@ -67,10 +67,8 @@ class OracleResult:
 class Oracle(Protocol):
     """A scorer of documents.
 
-    Attributes:
-        scorer: Goes into every record.
-        fingerprint: Changes whenever the same text could get another answer.
-        facts: What the answers depend on, for people (JSON values).
+    `fingerprint` changes whenever the same text could get another answer; `facts` (JSON values)
+    say what the answers depend on, for people.
     """
 
     scorer: Scorer
@@ -78,20 +76,15 @@ class Oracle(Protocol):
     facts: dict[str, Any]
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """Yield (number of the question, its result) for each, as soon as it is known.
+        """Yield (number of the question, its result), in any order, each question once.
 
-        Questions are taken as there is room for them; results come in any order, once each.
+        Questions are taken as there is room for them.
         """
         ...
 
 
 class MeasuredOracle:
-    """An oracle whose version is the digest of its model and facts; backends add `label`.
-
-    Args:
-        model: Name of the model that scores.
-        facts: What its answers depend on; `rubric` is the rubric's hash.
-    """
+    """An oracle whose version is the digest of its model and facts; backends add `label`."""
 
     def __init__(self, model: str, facts: dict[str, Any]) -> None:
         self.facts = facts
@@ -108,7 +101,7 @@ def label_record(
 ) -> Record:
     """The record of an answer to the `attempts`-th question about a document.
 
-    `row` is its id and source, `shown` the beginning of its text and whether that was cut.
+    `row` is its id and source, `shown` the beginning of its text and whether the text was cut.
     """
     if result.scores is None:
         answer: Record = {"raw": result.raw}
@@ -147,11 +140,7 @@ def is_salvaged(record: Record) -> bool:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a label file, in its order; a torn last line is left out.
-
-    Raises:
-        LabelError: A whole line is not a record (E-LABEL-CORRUPT).
-    """
+    """The records of a label file without a torn last line. Raises as `parse_record`."""
     with open(path, "rb") as file:
         for line in whole_lines(file):
             yield parse_record(line, path)
@@ -204,11 +193,7 @@ def _rates(count: Counter[str]) -> dict[str, Any]:
 
 
 def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
-    """The scorer that all records name; empty strings when there is no record.
-
-    Raises:
-        LabelError: They name more than one (E-LABEL-MIXED).
-    """
+    """The scorer that all records name (else E-LABEL-MIXED); empty strings without a record."""
     scorers = sorted({scorer_of(record) for record in records})
     if len(scorers) > 1:
         raise LabelError(

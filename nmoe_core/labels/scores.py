@@ -3,9 +3,9 @@
 Oracle scores are integers 0..4; heads give real numbers that are clamped to 0..4. Every aggregate
 in the platform comes from `aggregate`, so a decision can be recomputed from a row of scores.
 
-An oracle's whole final answer is one JSON object, or it is no answer. An object among other words
-may be a guess, a quotation from the document, or what the document told the model to say, so it is
-taken only on request, and marked as salvaged; two objects in one answer are none.
+An oracle's final answer must be one JSON object and no other word. An object among other words may
+be a guess, a quotation from the document, or what the document told the model to say, so it is
+taken only on request, and marked as salvaged. An answer with two objects has no scores.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from nmoe_core.base.errors import LabelError
 from nmoe_core.config.rubric import DIMENSIONS, MAX_GRADE
 
-# Numbers are stored with six decimals and decided on as stored: what a reader recomputes from a
-# file is what was decided.
+# Numbers are stored with six decimals, and decisions are made on the stored numbers: a reader who
+# recomputes a decision from a file gets the same.
 DECIMALS = 6
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
 # A whole answer may stand in a Markdown fence.

@@ -82,7 +82,7 @@ def write_source_slices(tree: Tree, source: str) -> Result:
                 row = {"doc_id": str(document), "source": document.source}
                 files[split].write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
                 counts[split] += 1
-            # Gone before its files are replaced: a summary never speaks of another run's rows.
+            # Removed before its files are replaced: a summary never names another run's rows.
             summary.unlink(missing_ok=True)
         facts = {"source": source, "counts": counts}
         return _commit(summary, facts, names, fingerprints)

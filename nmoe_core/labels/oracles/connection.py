@@ -1,8 +1,8 @@
 """One kept-alive HTTP/1.1 connection that posts one request at a time, for `http`.
 
 A label costs the labelling process less than half a millisecond in all; a general HTTP client alone
-would take most of that. httptools (the parser of Node.js) reads the responses. Redirects are not
-followed, cookies not kept, proxies not asked.
+would take most of that. httptools (the parser of Node.js) reads the responses. There are no
+redirects, cookies or proxies.
 """
 
 from __future__ import annotations
@@ -52,13 +52,7 @@ class Address:
 
 
 class Connection:
-    """Posts to one address.
-
-    Args:
-        address: Where to.
-        timeout_s: For one request, connecting included.
-        max_reply_bytes: Most bytes of a reply, headers included.
-    """
+    """Posts to one address; `timeout_s` holds for one request, connecting included."""
 
     def __init__(self, address: Address, timeout_s: float, max_reply_bytes: int) -> None:
         self._address, self.timeout_s = address, timeout_s
@@ -68,13 +62,12 @@ class Connection:
     async def post(self, body: bytes) -> Response:
         """The response to one request; a connection is opened where there is none.
 
-        The server may close a kept connection just as a request goes out on it. So one that is
-        lost before any byte of a response is sent once more, on a new connection.
+        The server may close a kept connection just as a request goes out on it. So a request that
+        is lost before any byte of its response is sent once more, on a new connection.
 
         Raises:
             CannotConnectError: There is no connection and none can be made.
-            TimeoutError: It took longer than `timeout_s`.
-            ReplyTooLargeError: The reply is longer than `max_reply_bytes`.
+            TimeoutError, ReplyTooLargeError: A limit was passed.
             OSError: The connection was lost, or what came is not HTTP.
         """
         request = self._address.request(body)
@@ -130,7 +123,6 @@ class _Wire(asyncio.Protocol):
         return not self.transport.is_closing() and not self._poll.poll(0)
 
     async def exchange(self, request: bytes) -> Response:
-        """Send a request and wait for its response. Raises OSError."""
         self._answer, self.num_received = asyncio.get_running_loop().create_future(), 0
         self.transport.write(request)
         try:
@@ -141,7 +133,6 @@ class _Wire(asyncio.Protocol):
             raise
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, which calls the methods below."""
         self.num_received += len(data)
         if self.num_received > self._max_reply_bytes:
             limit = f"the reply is longer than {self._max_reply_bytes} bytes (max_reply_bytes)"

@@ -50,11 +50,9 @@ _RESPONSE_FORMAT = orjson.Fragment(
 
 
 class Dialect:
-    """How to ask a server, and how to read what it says.
+    """How to ask a server at `path` of its base URL, and how to read what it says.
 
-    Attributes:
-        path: Below the server's base URL.
-        facts: What answers depend on beside the table.
+    `facts` are what answers depend on beside the table.
     """
 
     path: str
@@ -140,7 +138,7 @@ class CompletionsDialect(Dialect):
     """`/completions`: the Harmony prompt as text, the stop tokens named, special tokens shown.
 
     With reasoning `none` the prompt opens the final channel, so the answer is the object alone and
-    its schema can be asked for; a schema would keep a model that reasons from doing so.
+    its schema is asked for. A schema would keep a model that reasons from reasoning.
     """
 
     path = "completions"

@@ -2,7 +2,7 @@
 
 A document takes a place as soon as one is free. Reasoning has a budget: when it is used up, the
 final channel is opened for the model, so that it always gets to answer. The checkpoint is loaded
-when the first question is asked; asking whether labels are current costs its digest alone.
+when the first question is asked; to see whether labels are current, only its digest is needed.
 """
 
 from __future__ import annotations
@@ -161,10 +161,7 @@ def model_name(config: ModelConfig) -> str:
 
 @functools.lru_cache(maxsize=1)
 def load_generator(checkpoint: Path, digest: str, table: EngineOracleTable) -> BatchedGenerator:
-    """The loaded model, once in a process; `digest` makes changed weights another one.
-
-    A table is frozen, so it has a hash; the type checker does not know.
-    """
+    """The loaded model, once in a process; weights of another `digest` are loaded again."""
     import torch
 
     from nmoe_core.engine import BatchedGenerator, Transformer

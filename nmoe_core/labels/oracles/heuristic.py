@@ -33,16 +33,10 @@ class Curve(NamedTuple):
     gives: tuple[float, ...]
 
 
-class DimensionCurves(NamedTuple):
-    """The curves of one dimension, and the weighted means that stand for grades 0 to 4."""
-
-    curves: tuple[Curve, ...]
-    grades_at: tuple[float, ...]
-
-
-DIMENSION_CURVES = {
+# The curves of each dimension, and the weighted means that stand for grades 0 to 4.
+DIMENSION_CURVES: dict[str, tuple[tuple[Curve, ...], tuple[float, ...]]] = {
     # Words that explain or instruct, in running text.
-    "helpfulness": DimensionCurves(
+    "helpfulness": (
         (
             Curve("guidance", 0.7, (0.0, 0.02, 0.05, 0.11), (0.0, 0.35, 0.7, 1.0)),
             Curve("prose", 0.3, (0.1, 0.6), (0.0, 1.0)),
@@ -50,7 +44,7 @@ DIMENSION_CURVES = {
         (0.32, 0.59, 0.79, 0.89, 1.0),
     ),
     # Well-formed: sentences begin properly, few symbols, separators spaced, indents closed.
-    "correctness": DimensionCurves(
+    "correctness": (
         (
             Curve("sentence_form", 0.35, (0.0, 1.0), (0.0, 1.0)),
             Curve("symbols", 0.25, (0.05, 0.3), (1.0, 0.0)),
@@ -61,7 +55,7 @@ DIMENSION_CURVES = {
         (0.54, 0.7, 0.85, 0.95, 1.0),
     ),
     # Neighbouring sentences share some words, not all, are not chopped, and lines do not repeat.
-    "coherence": DimensionCurves(
+    "coherence": (
         (
             Curve("overlap", 0.5, (0.0, 0.1, 0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 0.6, 0.0)),
             Curve("segment_words", 0.35, (3.0, 12.0), (0.0, 1.0)),
@@ -70,7 +64,7 @@ DIMENSION_CURVES = {
         (0.29, 0.44, 0.57, 0.69, 0.82),
     ),
     # Long words and sentences, brackets inside brackets, symbols.
-    "complexity": DimensionCurves(
+    "complexity": (
         (
             Curve("long_words", 0.45, (0.05, 0.3), (0.0, 1.0)),
             Curve("depth", 0.25, (0.0, 1.0, 2.0), (0.0, 0.5, 1.0)),
@@ -80,7 +74,7 @@ DIMENSION_CURVES = {
         (0.25, 0.34, 0.44, 0.55, 0.65),
     ),
     # Few function words, hard to compress, few words said twice.
-    "density": DimensionCurves(
+    "density": (
         (
             Curve("short_words", 0.45, (0.2, 0.55), (1.0, 0.0)),
             Curve("compression", 0.3, (0.5, 0.75), (0.0, 1.0)),
@@ -92,11 +86,7 @@ DIMENSION_CURVES = {
 
 
 class HeuristicOracle:
-    """Scores texts by their statistics; equal texts get equal scores, anywhere.
-
-    Args:
-        rubric_hash: Of the rubric that records name; it is not read.
-    """
+    """Scores texts by their statistics; records name the rubric by its hash, which is not read."""
 
     def __init__(self, rubric_hash: str = "") -> None:
         self.scorer = Scorer(SCORER_MODEL, SCORER_VERSION, rubric_hash)

@@ -1,9 +1,9 @@
 """The `http` oracle: any server that speaks OpenAI's protocol (vLLM, SGLang, llama-server, Ollama).
 
 A connection sends its next request when it has the last answer; answers come in any order. The
-answer's JSON schema is asked for and always checked here, since servers ignore schemas silently.
-What a reply leads to is in `replies`. No message and no record holds the key. Cost beside the
-server's time: about a quarter of a millisecond of one core per document.
+server is asked to keep the answer's JSON schema, and the answer is always checked here, since
+servers ignore schemas silently. `replies` says what each reply leads to. No message and no record
+holds the key. Cost beside the server's time: a quarter of a millisecond of one core per document.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HttpOracle(MeasuredOracle):
         super().__init__(table.model, facts)
 
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
-        """Results as they come; an event loop of its own runs while the next ones are awaited.
+        """Results as they come; its own event loop runs while the next ones are awaited.
 
         Raises:
             ConfigError: httptools is not installed.
@@ -177,11 +177,10 @@ class _Requests:
         self._has_news = asyncio.Event()
 
     async def next_results(self) -> list[Result]:
-        """Results that came since the last call, one at least; none at the end.
+        """Results that came since the last call, at least one; an empty list at the end.
 
-        Raises:
-            LabelError: That of a worker, or too many failures in a row; what had been answered
-                before it was returned first.
+        Raises a worker's error, or that of too many failures in a row, when the results that came
+        before it have been returned.
         """
         while self._idle:
             worker = asyncio.get_running_loop().create_task(self._work(self._idle.pop()))
@@ -213,7 +212,7 @@ class _Requests:
     def _settle(self, i: int, result: OracleResult, is_failure: bool) -> None:
         """Hold a failure back until the server has answered another document.
 
-        Too many failures in a row are an error, and none of them becomes a label.
+        Too many failures in a row end the run, and none of them becomes a label.
         """
         if not is_failure:
             if self._error is None:
@@ -229,7 +228,6 @@ class _Requests:
         self._has_news.set()
 
     async def close(self) -> None:
-        """End what is under way."""
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)

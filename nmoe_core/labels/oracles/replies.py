@@ -8,10 +8,10 @@
 | 401, 402, 403, 404, 405, 407, 410, a redirect | `refused`: the run ends for all documents |
 | all else: 408, 5xx, resets, timeouts, an error or no JSON in a 200 | `failure`, after more tries |
 
-A server that is overloaded or gone halves the limit of requests and stops all sending for a while,
-longer each time (full jitter; Retry-After is a lower bound). Sending begins again with one request,
-and each success lets one more go out. When the server has not answered for `max_outage_s`, the run
-ends: documents are not marked failed for an outage.
+When the server is overloaded or gone, the limit of requests is halved and all sending stops for a
+while, longer each time (full jitter; Retry-After is a lower bound). Sending begins again with one
+request, and each success lets one more go out. When the server has not answered for `max_outage_s`,
+the run ends: documents are not marked failed for an outage.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ class Flow:
         self._num_pauses = 0
 
     async def enter(self) -> None:
-        """Wait for a place; `leave` gives it back."""
         while True:
             pause_s = self._open_at - time.monotonic()
             if pause_s > 0:
@@ -134,7 +133,6 @@ class Flow:
                 await place
 
     def leave(self) -> None:
-        """A request has ended."""
         self._in_flight -= 1
         room = self._limit - self._in_flight
         while self._waiting and room > 0:
@@ -144,7 +142,6 @@ class Flow:
                 room -= 1
 
     def answered(self) -> None:
-        """The server answered a request."""
         self._down_since, self._num_pauses = None, 0
         self._limit = min(self._concurrency, self._limit + 1)
 
@@ -169,7 +166,6 @@ class Flow:
 
 
 def down(where: str, reason: str, expected: str) -> LabelError:
-    """The error of a server that cannot be used now."""
     return LabelError(
         "the oracle's server does not answer",
         where=where,

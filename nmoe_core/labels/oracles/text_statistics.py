@@ -1,10 +1,10 @@
 """Statistics of a text that do not drift with its length.
 
 Each statistic is taken on windows of 400 characters, at most eight of them, spread evenly from the
-first character to the last, and averaged over the windows that have something to count. A short and
-a long text of one kind so give one value, and the cost of a long text is that of 3,200 characters.
-Order matters to six of them (`overlap`, `repetition`, `indentation`, `nesting`, `depth`,
-`compression`): shuffling the words of a text changes them.
+first character to the last, and averaged over the windows that have something to count. So short
+and long texts of one kind give one value, and a long text costs as much as 3,200 characters.
+Shuffling the words of a text changes six statistics: `overlap`, `repetition`, `indentation`,
+`nesting`, `depth`, `compression`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _GUIDANCE = frozenset(
 
 
 def measure(text: str) -> dict[str, float]:
-    """Statistics of `text` by name; one that has no occasion in the text is left out.
+    """Statistics of `text` by name, without those that have nothing to count in it.
 
-    All are shares in 0..1, but for `segment_words` (words), `depth` (brackets), and `compression`,
-    which may pass 1.
+    All are shares in 0..1 except `segment_words` (words), `depth` (brackets) and `compression`,
+    which may be more than 1.
     """
     totals: dict[str, float] = {}
     counts: Counter[str] = Counter()

@@ -119,25 +119,20 @@ def test_scripts_hand_the_environment_to_the_commands(
     assert calls[3] == f"nmoe gpu= hydra status {places}"
 
 
-def test_the_launcher_labels_train_val_and_test_of_each_shard_on_its_own_gpu(
-    recorder: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("fails", [0, 1])
+def test_the_launcher_labels_each_shard_on_its_own_gpu_and_finishes_the_others_when_one_fails(
+    recorder: dict[str, str], tmp_path: Path, fails: int
 ) -> None:
-    code, calls = script("hydra_oracle_8gpu.sh", recorder, "--max-batch", "64")
+    environment = recorder | {"FAIL": str(fails)}
+    code, calls = script("hydra_oracle_8gpu.sh", environment, "--max-batch", "64")
     root = tmp_path / "labels"
-    assert code == 0
+    assert code == fails
     for gpu in range(8):
-        mine = [call for call in calls if f"gpu={gpu} " in call]
-        assert mine == [
+        # The recorder fails for val_shard_03: the test slice behind it is not asked for.
+        splits = ("train", "val") if fails and gpu == 3 else ("train", "val", "test")
+        assert [call for call in calls if f"gpu={gpu} " in call] == [
             f"nmoe gpu={gpu} hydra oracle-label"
             f" --input-docids {root}/slices_v1/{split}_shard_0{gpu} --data-root /corpus"
             f" --checkpoint /weights/120b --out {root}/run_v1/{split}/shard_{gpu} --max-batch 64"
-            for split in ("train", "val", "test")
+            for split in splits
         ]
-
-
-def test_the_launcher_fails_when_a_shard_does_and_still_finishes_the_others(
-    recorder: dict[str, str],
-) -> None:
-    code, calls = script("hydra_oracle_8gpu.sh", recorder | {"FAIL": "1"})
-    assert code == 1
-    assert len(calls) == 23, "the test slice behind the one that failed is not asked for"

@@ -168,8 +168,31 @@ def test_a_slice_of_ones_own_may_be_empty_and_names_no_document_twice(labelling:
     assert labelling.summary()["parse_rate"] == 1.0
 
 
-def test_merged_labels_hold_every_document_of_the_split_once(labelling: Labelling) -> None:
+def test_labels_merge_once_every_shard_is_finished_whole_and_of_one_scorer(
+    labelling: Labelling,
+) -> None:
+    def is_refused(code: str) -> None:
+        with refused(code):
+            merge_labels(labelling.tree, "train")
+
     labelling.run_all()
+    summary = labelling.shard(5) / "summary.json"
+    finished = summary.read_bytes()
+    summary.unlink()
+    is_refused("E-LABEL-COVERAGE")
+    with refused("E-LABEL-COVERAGE"):
+        read_labels(labelling.shard(5) / "scores.jsonl")
+    labelling.run(FakeOracle(version="v2"), i=5, replace=True)
+    is_refused("E-LABEL-MIXED")
+    labelling.run(i=5, replace=True)
+    assert summary.read_bytes() == finished
+    scores = labelling.shard(5) / "scores.jsonl"
+    kept = scores.read_bytes()
+    scores.write_bytes(kept.replace(b'"helpfulness": ', b'"helpfulness":  '))
+    is_refused("E-LABEL-CORRUPT")
+    scores.write_bytes(kept)
+    assert not (labelling.tree.labels / "merged").exists()
+
     path = labelling.tree.merged_labels("train")
     assert merge_labels(labelling.tree, "train").facts["changed"]
     shards = [read_slice(labelling.tree.slice("train", i)) for i in range(8)]
@@ -184,26 +207,6 @@ def test_merged_labels_hold_every_document_of_the_split_once(labelling: Labellin
     labels = read_labels(path)
     assert labels.scores.shape == (len(ids), 5)
     assert (labels.scorer, labels.num_failed) == (("fake", "v1", "r"), 0)
-
-
-def test_unfinished_mixed_or_altered_shards_are_not_merged(labelling: Labelling) -> None:
-    labelling.run_all()
-
-    def is_refused(code: str) -> None:
-        with refused(code):
-            merge_labels(labelling.tree, "train")
-
-    (labelling.shard(5) / "summary.json").unlink()
-    is_refused("E-LABEL-COVERAGE")
-    with refused("E-LABEL-COVERAGE"):
-        read_labels(labelling.shard(5) / "scores.jsonl")
-    labelling.run(FakeOracle(version="v2"), i=5, replace=True)
-    is_refused("E-LABEL-MIXED")
-    labelling.run(i=5, replace=True)
-    scores = labelling.shard(5) / "scores.jsonl"
-    scores.write_bytes(scores.read_bytes().replace(b'"helpfulness": ', b'"helpfulness":  '))
-    is_refused("E-LABEL-CORRUPT")
-    assert not (labelling.tree.labels / "merged").exists()
 
 
 def test_of_several_records_the_last_parsed_one_counts_and_others_are_refused(

@@ -103,8 +103,8 @@ def test_repeated_lines_and_crossed_brackets_cost_grades() -> None:
 def test_each_curve_of_the_oracle_counts() -> None:
     """Moving a statistic over its range moves the dimensions that name it, and no other."""
     users: dict[str, set[str]] = {}
-    for name, dimension in DIMENSION_CURVES.items():
-        for curve in dimension.curves:
+    for name, (curves, _) in DIMENSION_CURVES.items():
+        for curve in curves:
             users.setdefault(curve.statistic, set()).add(name)
     rng = np.random.default_rng(0)
     for statistic, expected in users.items():
