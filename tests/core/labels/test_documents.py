@@ -20,24 +20,6 @@ from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality import FakeOracle
 from tests.refusals import refused
 
-
-def test_json_lines_are_labelled_without_shards(tmp_path: Path) -> None:
-    path = tmp_path / "web.jsonl"
-    rows = [
-        {"doc_id": "a", "source": "s", "text": "w1 w2"},
-        {"id": 7, "text": "w3 " * 40},
-        {"text": "w5\ud83d"},
-    ]
-    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 16)
-    assert documents.rows == [("a", "s"), ("7", "web"), ("web/web.jsonl:2", "web")]
-    label_shard(documents, tmp_path / "out", FakeOracle(fails_on=bool))
-    records = list(read_records(tmp_path / "out" / "scores.jsonl"))
-    assert [record["truncated"] for record in records] == [False, True, False]
-    assert "w3" in records[1]["snippet"]
-    assert records[2]["snippet"] == "w5\ufffd"
-
-
 BAD_LINES = {
     "{}": "field 'text' is missing",
     "[1]": "not a JSON object but list",
@@ -75,15 +57,28 @@ def test_a_file_that_is_missing_or_compressed_or_lacks_the_named_id_is_refused(
         JsonlTexts(tmp_path / "in.jsonl", id_field="doc_id")
 
 
-def test_a_line_has_the_id_and_the_text_that_prep_gives_it(tmp_path: Path) -> None:
-    path = tmp_path / "web.jsonl"
-    lines = ['{"text": " a\\r\\nb "}', "", '{"id": 7, "text": null}', '{"id": "", "text": "c"}']
-    path.write_text("\ufeff" + "\n".join(lines))
+def test_json_lines_are_labelled_with_the_ids_and_texts_that_prep_gives_them(
+    tmp_path: Path,
+) -> None:
+    path, out = tmp_path / "web.jsonl", tmp_path / "out"
+    texts = [" a\r\nb ", None, "w3 " * 40, "w5\ud83d"]
+    keys = [{}, {"id": 7}, {"id": ""}, {"doc_id": "a", "source": "s"}]
+    lines = [json.dumps(key | {"text": text}) for key, text in zip(keys, texts)]
+    path.write_text("\ufeff" + lines[0] + "\n\n" + "\n".join(lines[1:]))
     blocks = JsonlSource(Reading("web"), find_files([str(path)], tmp_path)).blocks()
     prepared = [r for block in blocks for r in block.records() if isinstance(r, Record)]
-    texts = JsonlTexts(path)
-    assert [doc_id for doc_id, _ in texts.rows] == [record.id for record in prepared]
-    assert [texts.text(r.id) for r in prepared] == [normalize_text(r.text) for r in prepared]
+    documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 16)
+    assert [doc_id for doc_id, _ in documents.rows[:3]] == [r.id for r in prepared[:3]]
+    # The ids of a file that is labelled may stand under `doc_id`, and each line may name a source.
+    assert documents.rows[3] == ("a", "s")
+    assert {source for _, source in documents.rows[:3]} == {"web"}
+    label_shard(documents, out, FakeOracle(fails_on=lambda text: True))
+    records = list(read_records(out / "scores.jsonl"))
+    assert [record["truncated"] for record in records] == [False, False, True, False]
+    shown = [normalize_text(r.text).replace("\n", " ") for r in prepared]
+    assert all(text.startswith(record["snippet"]) for text, record in zip(shown, records))
+    assert records[0]["snippet"] == shown[0]
+    assert records[3]["snippet"] == "w5\ufffd"
 
 
 def test_labels_of_lines_named_by_an_earlier_rule_are_not_dropped_unasked(tmp_path: Path) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nmoe_core.base.atomic import output_lock
-from nmoe_core.base.errors import LockedError
 from nmoe_core.cli import main
 from nmoe_core.labels.agreement import merge_noise, read_noise
 from nmoe_core.labels.files import label_status, merge_labels, read_labels, require_current_labels
-from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import FakeOracle
 from tests.refusals import refused
@@ -124,33 +120,6 @@ def test_noise_that_was_changed_is_refused(labelled: Labelling) -> None:
         merge_noise(labelled.tree, "val")
 
 
-def test_a_slice_that_was_changed_is_refused_by_its_reader(
-    labelling: Labelling, tmp_path: Path
-) -> None:
-    slices, own = labelling.tree.slices, tmp_path / "of_my_own"
-    for name in ("val_shard_00", "docids_val.jsonl", "sources/web/docids_val.jsonl"):
-        path = slices / name
-        first, *rest = path.read_bytes().splitlines(keepends=True)
-        path.write_bytes(b"".join(rest))
-        with refused("E-SLICE-CHANGED"):
-            read_slice(path)
-        if "sources" not in name:
-            path.write_bytes(b"".join([first, *rest]))
-            assert len(read_slice(path)) == len(rest) + 1
-    own.write_bytes(first)
-    assert len(read_slice(own)) == 1
-    edit(slices / "slices_manifest.json", lambda row: row["files"].pop("val_shard_00"))
-    with refused("E-SLICE-CHANGED", match="content_hash"):
-        read_slice(slices / "val_shard_00")
-    # The source's list that was changed is not dealt out either.
-    (slices / "slices_manifest.json").unlink()
-    with refused("E-SLICE-CHANGED"):
-        combine_slices(labelling.tree, ["web", "books"])
-    (path.parent / "slices.json").unlink()
-    assert write_source_slices(labelling.tree, "web").facts["changed"]
-    combine_slices(labelling.tree, ["web", "books"])
-
-
 def test_salvaged_labels_are_counted_everywhere_and_used_on_request_alone(
     labelling: Labelling, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,24 +148,3 @@ def test_salvaged_labels_are_counted_everywhere_and_used_on_request_alone(
     assert (len(lenient.doc_ids), lenient.num_salvaged) == (parsed, 0)
     # Other labels are other inputs: a head trained on the ones is not current for the others.
     assert strict.digest != lenient.digest
-
-
-def test_slices_are_combined_by_one_process_at_a_time_and_leave_no_temporary_file(
-    labelling: Labelling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slices, sources = labelling.tree.slices, ["web", "books"]
-    manifest = slices / "slices_manifest.json"
-    names = ["slices_manifest.json", "val_shard_07", "docids_train.jsonl"]
-    expected = {name: (slices / name).read_bytes() for name in names}
-    for name in names:
-        (slices / f"{name}.tmp.4194399").write_bytes(b"left by a killed writer")
-    manifest.unlink()
-    with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: combine_slices(labelling.tree, sources), range(4)))
-    assert sorted(result.facts["changed"] for result in made) == [False, False, False, True]
-    assert {name: (slices / name).read_bytes() for name in names} == expected
-    assert not list(slices.glob("*.tmp.*"))
-    manifest.unlink()
-    monkeypatch.setattr("nmoe_core.labels.slices.MAX_WAIT_S", 0.0)
-    with output_lock(slices / ".locks" / "combined"), pytest.raises(LockedError):
-        combine_slices(labelling.tree, sources)

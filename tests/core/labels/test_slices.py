@@ -3,16 +3,19 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nmoe_core.base.atomic import write_json
+from nmoe_core.base.atomic import output_lock, write_json
+from nmoe_core.base.errors import LockedError
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.slices import combine_slices, data_digest, read_slice, write_source_slices
 from nmoe_core.shards.manifest import build_manifest
 from nmoe_core.shards.writer import ShardWriter
+from tests.core.labels.labelling import Labelling
 from tests.core.quality import random_documents, shard_format, slice_all, write_source
 from tests.refusals import refused
 
@@ -80,16 +83,55 @@ def test_a_second_call_does_no_work_until_data_or_files_change(
     assert write_source_slices(tree, "web").facts["changed"]
 
 
-def test_combined_slices_follow_their_parts_and_not_the_order_of_arguments(
-    tmp_path: Path, data_root: Path
+def test_combined_slices_follow_their_parts_and_are_written_by_one_process_at_a_time(
+    labelling: Labelling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slices = slice_all(data_root, tmp_path / "slices")
-    whole = (slices / "docids_train.jsonl").read_bytes()
-    assert not combine_slices(Tree.below(tmp_path), ["books", "web"]).facts["changed"]
-    (slices / "train_shard_03").unlink()
-    assert combine_slices(Tree.below(tmp_path), ["web", "books"]).facts["changed"]
-    assert (slices / "docids_train.jsonl").read_bytes() == whole
-    assert combine_slices(Tree.below(tmp_path), ["books"]).facts["train"] < len(whole.splitlines())
+    tree, slices, names = labelling.tree, labelling.tree.slices, ["slices_manifest.json"]
+    names += ["val_shard_07", "docids_train.jsonl"]
+    expected = {name: (slices / name).read_bytes() for name in names}
+    assert not combine_slices(tree, ["books", "web"]).facts["changed"]
+    for name in names:
+        (slices / f"{name}.tmp.4194399").write_bytes(b"left by a killed writer")
+    (slices / "val_shard_07").unlink()
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: combine_slices(tree, ["web", "books"]), range(4)))
+    assert sorted(result.facts["changed"] for result in made) == [False, False, False, True]
+    assert {name: (slices / name).read_bytes() for name in names} == expected
+    assert not list(slices.glob("*.tmp.*"))
+    num_rows = len(expected["docids_train.jsonl"].splitlines())
+    assert combine_slices(tree, ["books"]).facts["train"] < num_rows
+    (slices / "slices_manifest.json").unlink()
+    monkeypatch.setattr("nmoe_core.labels.slices.MAX_WAIT_S", 0.0)
+    with output_lock(slices / ".locks" / "combined"), pytest.raises(LockedError):
+        combine_slices(tree, ["web", "books"])
+
+
+def test_a_slice_that_was_changed_is_refused_by_its_reader(labelling: Labelling) -> None:
+    slices, own = labelling.tree.slices, labelling.tree.slices / "of_my_own"
+    for name in ("val_shard_00", "docids_val.jsonl", "sources/web/docids_val.jsonl"):
+        path = slices / name
+        whole = path.read_bytes()
+        first, rest = whole.split(b"\n", 1)
+        path.write_bytes(rest)
+        with refused("E-SLICE-CHANGED"):
+            read_slice(path)
+        if "sources" not in name:
+            path.write_bytes(whole)
+            assert len(read_slice(path)) == len(whole.splitlines())
+    own.write_bytes(first)
+    assert len(read_slice(own)) == 1
+    manifest = json.loads((slices / "slices_manifest.json").read_text())
+    del manifest["files"]["val_shard_00"]
+    (slices / "slices_manifest.json").write_text(json.dumps(manifest))
+    with refused("E-SLICE-CHANGED", match="content_hash"):
+        read_slice(slices / "val_shard_00")
+    # The source's list that was changed is not dealt out either.
+    (slices / "slices_manifest.json").unlink()
+    with refused("E-SLICE-CHANGED"):
+        combine_slices(labelling.tree, ["web", "books"])
+    (path.parent / "slices.json").unlink()
+    assert write_source_slices(labelling.tree, "web").facts["changed"]
+    combine_slices(labelling.tree, ["web", "books"])
 
 
 def test_a_source_without_manifest_or_slices_is_refused(tmp_path: Path, data_root: Path) -> None:

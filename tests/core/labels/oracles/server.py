@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from nmoe_core.config.quality import HttpOracleTable
@@ -154,11 +153,3 @@ class JudgeServer(Loopback):
 
 def documents_of(count: int) -> list[str]:
     return [f"document {i} {'x' * (i % 13)}".strip() for i in range(count)]
-
-
-def write_documents(path: Path, count: int) -> list[str]:
-    """A JSON lines file of `documents_of`; returns their texts."""
-    texts = documents_of(count)
-    rows = [{"doc_id": f"d{i}", "source": "web", "text": text} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return texts

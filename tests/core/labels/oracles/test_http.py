@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import random
 import signal
@@ -8,22 +9,20 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nmoe_core.base.errors import LabelError
-from nmoe_core.base.result import Result
+from nmoe_core.cli import main
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.documents import JsonlTexts, jsonl_documents
-from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracle import Question, read_records
 from nmoe_core.labels.oracles import make_oracle
-from nmoe_core.labels.oracles.http import HttpOracle
+from nmoe_core.labels.oracles.http import RAW_CHARS
 from nmoe_core.labels.oracles.replies import retry_after_s
-from nmoe_core.text.tokenizer import load_tokenizer
+from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.labels.oracles.server import (
     GOOD,
     MODEL,
@@ -33,10 +32,22 @@ from tests.core.labels.oracles.server import (
     completion,
     documents_of,
     grades_of,
-    write_documents,
 )
-from tests.core.quality import RUBRIC
+from tests.project import json_lines
 from tests.refusals import refused
+
+
+def labelling(url: str, root: Path, count: int, *more: str) -> list[str]:
+    """`nmoe hydra oracle-label` of some documents, into `root/out`."""
+    rows = [{"doc_id": f"d{i}", "text": text} for i, text in enumerate(documents_of(count))]
+    (root / "in.jsonl").write_text(json_lines(rows))
+    flags = ["--oracle", "http", "--base-url", url, "--model", MODEL, "--quiet"]
+    places = ["--input-jsonl", str(root / "in.jsonl"), "--out", str(root / "out")]
+    return ["hydra", "oracle-label", *flags, *places, "--concurrency", "4", *more]
+
+
+def label(url: str, root: Path, count: int, *more: str) -> int:
+    return main(labelling(url, root, count, *more))
 
 
 def scores_of(server: JudgeServer, documents: list[str], **more: Any) -> None:
@@ -194,49 +205,39 @@ def test_the_key_comes_from_the_environment_and_is_in_no_fact_version_or_message
         assert "cret" not in str(unusable.value)
 
 
-def label(path: Path, out: Path, oracle: HttpOracle, **more: Any) -> Result:
-    documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 2048)
-    return label_shard(documents, out, oracle, **more)
-
-
 def test_an_outage_keeps_what_was_labelled_and_the_next_run_asks_only_for_the_rest(
     server: JudgeServer, tmp_path: Path
 ) -> None:
-    path, out, oracle = tmp_path / "in.jsonl", tmp_path / "out", server.oracle(max_attempts=1)
-    texts = write_documents(path, 80)
+    scores, once = tmp_path / "out" / "scores.jsonl", ("--set", "oracle.http.max_attempts=1")
 
     def behave(document: str, nth: int) -> Reply:
         is_down = server.answered.total() >= 30
         return Reply(status=500) if is_down else answers(document, nth)
 
     server.behave = behave
-    with pytest.raises(LabelError):
-        label(path, out, oracle)
-    assert not (out / "summary.json").exists()
+    assert label(server.url, tmp_path, 80, *once) == 1
+    assert not scores.with_name("summary.json").exists()
     server.settle()
-    answered = server.answered.total()
+    answered, kept = server.answered.total(), len(scores.read_bytes().splitlines())
     server.behave = answers
-    facts = label(path, out, oracle).facts
-    assert (facts["total"], facts["parsed"]) == (80, 80)
+    assert label(server.url, tmp_path, 80, *once) == 0
+    summary = json.loads(scores.with_name("summary.json").read_text())
+    assert (summary["total"], summary["parsed"]) == (80, 80)
     # What was answered has its label, but for answers still on their way when the run ended.
-    resumed_from = facts["resumed_from"]
-    assert answered - 8 <= resumed_from <= answered
-    assert sum(server.answered[text] - 1 for text in texts) == answered - resumed_from
+    assert answered - 4 <= kept <= answered
+    assert server.answered.total() - 80 == answered - kept
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_kills_lose_no_label_ask_for_none_again_and_leave_the_same_bytes(
     server: JudgeServer, tmp_path: Path, kills: int
 ) -> None:
-    path, out, whole = tmp_path / "in.jsonl", tmp_path / "out", tmp_path / "whole"
-    texts, oracle = write_documents(path, 60 * kills), server.oracle()
+    count, out = 60 * kills, tmp_path / "out"
     server.behave = lambda d, nth: late(answers(d, nth), 0.02)
     code = "import sys; from nmoe_core.cli import main; sys.exit(main(sys.argv[1:]))"
-    flags = ["--oracle", "http", "--base-url", server.url, "--model", MODEL, "--quiet"]
-    flags += ["--input-jsonl", path, "--out", out, "--rubric", RUBRIC, "--concurrency", "4"]
-    command = [sys.executable, "-c", code, "hydra", "oracle-label", *map(str, flags)]
     for kill in range(kills):
-        process = subprocess.Popen(command)
+        command = labelling(server.url, tmp_path, count)
+        process = subprocess.Popen([sys.executable, "-c", code, *command])
         while server.answered.total() < 30 * (kill + 1):
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
@@ -244,12 +245,145 @@ def test_kills_lose_no_label_ask_for_none_again_and_leave_the_same_bytes(
         with open(out / "scores.jsonl", "ab") as file:
             file.write(b'{"doc_id": "d0", "sou')
     before = server.asked.total()
-    label(path, out, oracle)
+    assert label(server.url, tmp_path, count) == 0
     assert before < server.asked.total()
     # Only what was under way at a kill is asked about again: of each of the four places, an
     # answer that was not yet written and the request after it.
-    assert server.asked.total() - len(texts) <= 8 * kills
-    label(path, whole, oracle)
+    assert server.asked.total() - count <= 8 * kills
+    killed = out.rename(tmp_path / "killed")
+    assert label(server.url, tmp_path, count) == 0
     for name in ("scores.jsonl", "summary.json"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes()
-    assert len((out / "scores.jsonl").read_bytes().splitlines()) == len(texts)
+        assert (killed / name).read_bytes() == (out / name).read_bytes()
+    assert len((out / "scores.jsonl").read_bytes().splitlines()) == count
+
+
+KEY = "sk-s3cret/with+marks"
+TOO_LONG = b'{"error": {"message": "maximum context length is 4096 tokens"}}'
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_follow(
+    server: JudgeServer, tmp_path: Path, status: int
+) -> None:
+    refusal, documents = Reply(TOO_LONG, status), documents_of(50)
+    server.behave = lambda d, nth: refusal if d in documents else answers(d, nth)
+    assert label(server.url, tmp_path, 60) == 0
+    rows = list(read_records(tmp_path / "out" / "scores.jsonl"))
+    assert [row["ok"] for row in rows] == [False] * 50 + [True] * 10
+    assert {row["finish_reason"] for row in rows[:50]} == {f"http_{status}"}
+    assert all("maximum context length" in row["raw"] for row in rows[:50])
+    assert set(server.asked.values()) == {1}
+    # What was refused is not asked about again.
+    assert label(server.url, tmp_path, 60) == 0
+    assert server.asked.total() == 60
+
+
+@pytest.mark.parametrize(
+    ("status", "api", "advice"),
+    [
+        *((status, "chat", "check base_url") for status in (401, 402, 403, 407, 410)),
+        *((404, "chat", 'set api = "completions"'), (404, "completions", 'set api = "chat"')),
+    ],
+)
+def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no_label(
+    server: JudgeServer, tmp_path: Path, status: int, api: str, advice: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    server.always(Reply(b"no", status))
+    assert label(server.url, tmp_path, 40, "--api", api) == 1
+    line = capsys.readouterr().err
+    assert "ERROR [E-LABEL-ORACLE]" in line
+    assert advice in line
+    assert (tmp_path / "out" / "scores.jsonl").read_bytes() == b""
+    assert server.asked.total() <= 4
+
+
+@pytest.mark.parametrize("reason", ["http_error", "http_500", "timeout", "x" * 5000])
+def test_a_finish_reason_of_the_servers_own_is_no_failure_of_the_server(
+    server: JudgeServer, reason: str
+) -> None:
+    server.always(completion("no scores", reason=reason))
+    found = server.ask(documents_of(40))
+    assert {r.finish_reason for r in found.values()} == {reason[:64]}
+
+
+# What a server may say that has the key in it, by the status it says it with.
+ECHOES = {
+    "401 plain": Reply(f"bad request: Authorization: Bearer {KEY}".encode(), 401),
+    "500 json": Reply(json.dumps({"headers": {"authorization": f"Bearer {KEY}"}}).encode(), 500),
+    "400 escaped": Reply(KEY.replace("/", "\\/").encode(), 400),
+    "400 another scheme": Reply(
+        b"authorization: Basic " + base64.b64encode(KEY.encode()), status=400
+    ),
+    "400 cut": Reply(b"x" * (RAW_CHARS - 10) + KEY.encode(), 400),
+    "422 quoted": Reply(b"key=sk-s3cret%2Fwith%2Bmarks", 422),
+    "another model": Reply(json.dumps({"model": KEY}).encode()),
+    "no completion": Reply(json.dumps({"model": MODEL, "k": KEY}).encode()),
+    "finish reason": completion(f"no {KEY}", reason=KEY),
+}
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
+    server: JudgeServer,
+    tmp_path: Path,
+    name: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    monkeypatch.setattr("nmoe_core.labels.oracles.replies.FIRST_PAUSE_S", 0.001)
+    server.always(ECHOES[name])
+    label(server.url, tmp_path, 20, "--api-key-env", "JUDGE_KEY")
+    assert f"Bearer {KEY}" in server.headers[0]
+    shown = "".join(capfd.readouterr())
+    files = [p.read_text() for p in (tmp_path / "out").rglob("*") if p.is_file()]
+    for spelled in ("s3cret", base64.b64encode(KEY.encode()).decode()[:12]):
+        assert not any(spelled in text for text in (shown, *files))
+
+
+@pytest.mark.parametrize("url", ["http://user:s3cret@h/v1", "https://user:s3/c@ret@h:1/v1"])
+def test_a_refused_address_is_shown_without_its_password(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert label(url, tmp_path, 1) == 1
+    line = capsys.readouterr().err
+    assert "base_url" in line
+    assert not any(part in line for part in ("user", "s3", "ret@"))
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+FLOODS = {
+    "body of no length": (OK + b"\r\n", b"x" * 65536),
+    "body of a stated length": (OK + b"Content-Length: 99999999999\r\n\r\n", b"x" * 65536),
+    "chunks": (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"8\r\nxxxxxxxx\r\n" * 5000),
+    "headers": (OK, b"X-A: yyyyyyyyyyyyyyyyyyyyyyyy\r\n" * 2000),
+    "one header": (OK + b"X-A: ", b"y" * 65536),
+    "announcements": (b"", b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n" * 2000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_reply_that_does_not_end_is_cut_at_its_limit_and_ends_the_run_in_one_line(
+    server: JudgeServer, flood: str
+) -> None:
+    first, more = FLOODS[flood]
+    num_sent = 0
+
+    async def flood_it(client: Client) -> None:
+        nonlocal num_sent
+        await client.reader.readuntil(b"\r\n\r\n")
+        client.writer.write(first)
+        while True:
+            await client.send(more)
+            num_sent += len(more)
+
+    with closing(Loopback(flood_it)) as flooding:
+        limits = {"max_attempts": 1, "concurrency": 1, "max_reply_bytes": 2**20}
+        oracle = server.oracle(base_url=flooding.url, **limits)
+        naming = ["reply_too_large", "1048576 bytes"]
+        with refused("E-LABEL-ORACLE-DOWN", naming=naming) as down:
+            list(oracle.label(map(Question, documents_of(40))))
+    assert len(down.value.line()) < 600
+    # Sixteen documents, a try each: the limit, and what the sockets held beside it.
+    assert num_sent < 16 * (2**20 + 32 * 2**20)
