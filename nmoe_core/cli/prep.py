@@ -140,9 +140,9 @@ def _spec(arguments: argparse.Namespace) -> SourceSpec:
 
 def _dry_run(run: Run, jobs: list[Job], *, as_json: bool) -> int:
     """Print the plan; return how many sources could not be prepared as they are."""
-    from nmoe_core.prep.estimate import plan_prep
+    from nmoe_core.prep.estimate import plan_split
 
-    planned = plan_prep(run, jobs)
+    planned = [plan_split(run, source, split) for source, split in jobs]
     if as_json:
         print_json([_plan_facts(part) for part in planned])
     else:

@@ -14,7 +14,6 @@ import inspect
 import os
 import time
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,7 +27,6 @@ from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.open import open_reader
 from nmoe_core.sources.records import BadRecord, Source
 from nmoe_core.sources.spec import SourceSpec
-from nmoe_core.sources.split import parse_split
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Engine, load_tokenizer
 
@@ -66,12 +64,8 @@ class PlannedSplit:
     problem: NmoeError | None = None
 
 
-def plan_prep(run: Run, jobs: Sequence[tuple[SourcePlan, str]]) -> list[PlannedSplit]:
-    """The plan of each (source, split), in order; a problem of a source is in its plan."""
-    return [_plan_split(run, source, split) for source, split in jobs]
-
-
-def _plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
+def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
+    """The plan of one split; what is wrong with its source is the `problem` of the plan."""
     settings, spec = prep_settings(run, source, split), source.spec
     output = run.tree.split(source.name, split)
     reads, tokens, seconds, problem = _reads(spec), settings.max_tokens, None, None
@@ -136,10 +130,7 @@ def _split_tokens(size_bytes: int, spec: SourceSpec, split: str, sample: _Sample
 
     def rows(part: str) -> tuple[int, int]:
         expression = spec.split_expression(part)
-        if expression is None:
-            return 0, 0
-        start, stop = parse_split(expression).rows(max(num_rows, 100))
-        return min(start, num_rows), min(stop, num_rows)
+        return (0, 0) if expression is None else expression.rows(num_rows)
 
     start, stop = rows(split)
     num_taken = stop - start

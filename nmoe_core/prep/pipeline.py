@@ -51,17 +51,10 @@ class HuggingFaceSource:
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
-        files = self.data_files
-        return {
-            "kind": "huggingface",
-            "hf_dataset": self.dataset,
-            "hf_split": self.split,
-            "hf_subset": self.subset,
-            "hf_data_files": files if files is None or isinstance(files, str) else tuple(files),
-            "hf_revision": self.revision,
-            "text_field": self.text_field,
-            "id_field": self.id_field,
-        }
+        of_hub = ("dataset", "split", "subset", "data_files", "revision")
+        table = {f"hf_{key}": getattr(self, key) for key in of_hub}
+        fields = {"text_field": self.text_field, "id_field": self.id_field}
+        return {"kind": "huggingface", **table, **fields}
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ class ShardWriter:
             room = self.tokens_per_shard - (self._file.num_tokens if self._file else 0)
             stop = int(np.searchsorted(token_ends, tokens_before + room, side="right"))
             if stop > first:
-                self._open().append(
+                self._file = self._file or self._next_file()
+                self._file.append(
                     tokens[tokens_before : int(token_ends[stop - 1])],
                     num_tokens[first:stop],
                     ids[ids_before : int(id_ends[stop - 1])],
@@ -170,11 +171,6 @@ class ShardWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _open(self) -> OpenShardFile:
-        if self._file is None:
-            self._file = self._next_file()
-        return self._file
 
     def _next_file(self, state: FileState = (0, 0, 0)) -> OpenShardFile:
         stem = f"{self.fmt.dataset}-{self.fmt.version}-shard-{len(self._full):06d}"

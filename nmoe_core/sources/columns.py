@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import checked_id
-from nmoe_core.sources.records import BadRecord, Position, Reading, Record
+from nmoe_core.sources.records import BadRecord, Block, Position, Reading, Record
 
 BLOCK_BYTES = 2 * 2**20
 MAX_BLOCK_ROWS = 8192
@@ -41,15 +41,11 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnsBlock:
+class ColumnsBlock(Block):
     """Consecutive rows as a record batch of a text and perhaps an id column."""
 
-    reading: Reading
     place: Place
     columns: Any
-    start: Position
-    end: Position
-    size_bytes: int
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Decode each row's text and check its id."""
@@ -86,7 +82,7 @@ def column_blocks(
             end = Position(start.file, offset, line, rows_before + line)
             if line > start.line:
                 size_bytes = group.size_bytes * len(columns) // max(group.num_rows, 1)
-                yield ColumnsBlock(reading, place, columns, at, end, size_bytes)
+                yield ColumnsBlock(reading, at, end, size_bytes, place, columns)
             at = end
 
 

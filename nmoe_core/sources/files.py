@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.sources.records import START, BadRecord, Block, Position, Reading, Record
+from nmoe_core.sources.records import START, BadRecord, Block, Position, Reading, Record, Source
 from nmoe_core.sources.storage import TORN, SourceFile, decompressed
 
 BLOCK_BYTES = 2 * 2**20
 FileBlock = TypeVar("FileBlock", bound=Block)
 
 
-class FileSource(Generic[FileBlock]):
+class FileSource(Source, Generic[FileBlock]):
     """Files, in their final order, as documents."""
 
     def __init__(self, reading: Reading, files: Sequence[SourceFile]) -> None:
@@ -32,17 +32,6 @@ class FileSource(Generic[FileBlock]):
     def local_files(self) -> list[Path]:
         """Those of the files that lie on this machine."""
         return [file.path for file in self.files if isinstance(file.path, Path)]
-
-    def provenance(self) -> dict[str, str]:
-        """Nothing that the files do not say."""
-        return {}
-
-    def check(self) -> None:
-        """Nothing to check: the files were found, and what they hold is a record or a bad one."""
-
-    def num_rows(self) -> int:
-        """Number of records; costs one pass."""
-        return sum(block.end.row - block.start.row for block in self.blocks())
 
     def size_bytes(self) -> int:
         """Size of all files as they are stored."""
@@ -63,14 +52,10 @@ class FileSource(Generic[FileBlock]):
 
 
 @dataclass(frozen=True, slots=True)
-class FilesBlock:
+class FilesBlock(Block):
     """Consecutive files, read in the worker."""
 
-    reading: Reading
     files: tuple[SourceFile, ...]
-    start: Position
-    end: Position
-    size_bytes: int
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Read and decode each file."""
@@ -81,7 +66,7 @@ class FilesBlock:
         limit = self.reading.max_record_bytes
         try:
             with file.open() as stored:
-                payload = decompressed(stored, file.suffix).read(limit + 1)
+                payload = decompressed(stored, file.suffix)(limit + 1)
             if len(payload) > limit:
                 return BadRecord(row, file.where, f"more than {limit} bytes of text")
             text, is_replaced = self.reading.decode(payload)
@@ -110,5 +95,5 @@ class FilesSource(FileSource[FilesBlock]):
             if size_bytes >= BLOCK_BYTES or after == len(self.files):
                 here, end = (Position(file=row, row=row) for row in (first, after))
                 files = tuple(self.files[first:after])
-                yield FilesBlock(self.reading, files, here, end, size_bytes)
+                yield FilesBlock(self.reading, here, end, size_bytes, files)
                 first, size_bytes = after, 0

@@ -23,7 +23,7 @@ from nmoe_core.sources.columns import (
     column_blocks,
     cut_batch,
 )
-from nmoe_core.sources.records import START, Position
+from nmoe_core.sources.records import START, Position, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import path_text
 
@@ -32,7 +32,7 @@ _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
-class DatasetsSource:
+class DatasetsSource(Source):
     """Rows of a split of a Hugging Face dataset as documents; local paths start at `base`.
 
     Raises:
@@ -76,10 +76,7 @@ class DatasetsSource:
         splits = self._rows.info.splits or {}
         if self.split in splits and splits[self.split].num_examples:
             return splits[self.split].num_examples
-        return sum(block.end.row - block.start.row for block in self.blocks())
-
-    def size_bytes(self) -> None:
-        """Not known: a repository tells no size in the bytes that are read."""
+        return super().num_rows()
 
     def provenance(self) -> dict[str, str]:
         """What was read, for the manifest: the repository and the commit it resolved to."""

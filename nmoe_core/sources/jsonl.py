@@ -14,28 +14,23 @@ import io
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import numpy as np
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import as_object, id_of, parse_json, text_of
 from nmoe_core.sources.files import BLOCK_BYTES, FileSource
-from nmoe_core.sources.records import BadRecord, Position, Reading, Record
-from nmoe_core.sources.storage import COMPRESSED, TORN, Readable, SourceFile, decompressed
+from nmoe_core.sources.records import BadRecord, Block, Position, Record
+from nmoe_core.sources.storage import COMPRESSED, TORN, Read, SourceFile, decompressed
 
 _NEWLINE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class LinesBlock:
+class LinesBlock(Block):
     """Whole lines of one file: their bytes, or None where the worker is to read them."""
 
-    reading: Reading
     file: SourceFile
-    start: Position
-    end: Position
-    size_bytes: int
     payload: bytes | None = None
 
     def records(self) -> Iterator[Record | BadRecord]:
@@ -115,7 +110,7 @@ class JsonlSource(FileSource[LinesBlock]):
                 raise self.reading.too_long(f"{file.where}:{at.line + 1}")
             moved = (at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
             end = Position(at.file, *moved)
-            yield LinesBlock(self.reading, file, at, end, stored_bytes, payload)
+            yield LinesBlock(self.reading, at, end, stored_bytes, file, payload)
             at = end
 
 
@@ -129,10 +124,14 @@ def _cut_file(
     by_worker = file.is_local and file.suffix not in COMPRESSED
     try:
         with file.open() as stored:
-            stream = decompressed(stored, file.suffix)
-            _skip(stream, stored, offset)
+            read, to_skip = decompressed(stored, file.suffix), offset
+            if file.suffix not in COMPRESSED:
+                stored.seek(offset)
+                to_skip = 0
+            while to_skip and (piece := read(min(to_skip, BLOCK_BYTES))):
+                to_skip -= len(piece)
             before = stored.tell()
-            blocks = _cut_ranges(stored, offset, limit) if by_worker else _cut(stream, limit)
+            blocks = _cut_ranges(stored, offset, limit) if by_worker else _cut(read, limit)
             for size_bytes, num_lines, payload in blocks:
                 if offset == 0 and size_bytes == 3 and _is_only_mark(file):
                     return
@@ -144,19 +143,19 @@ def _cut_file(
         ) from error
 
 
-def _cut(stream: Readable, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
+def _cut(read: Read, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Cut after the last line end of 2 MiB, or after one longer line.
 
     Where a block ends depends only on where it starts, so reading may start at any block.
     """
     rest = b""
-    while piece := rest + stream.read(BLOCK_BYTES - len(rest)):
+    while piece := rest + read(BLOCK_BYTES - len(rest)):
         if cut := piece.rfind(b"\n") + 1:
             rest = piece[cut:]
             yield cut, piece.count(b"\n", 0, cut), piece[:cut]
             continue
         size_bytes, parts, rest = len(piece), [piece], b""
-        while piece := stream.read(BLOCK_BYTES):
+        while piece := read(BLOCK_BYTES):
             cut = piece.find(b"\n") + 1 or len(piece)
             size_bytes += cut
             parts.append(piece[:cut])
@@ -192,14 +191,6 @@ def _cut_ranges(
         stored.seek(offset)
 
 
-def _skip(stream: Readable, stored: BinaryIO, offset: int) -> None:
-    if stream is stored:
-        stored.seek(offset)
-        return
-    while offset and (piece := stream.read(min(offset, BLOCK_BYTES))):
-        offset -= len(piece)
-
-
 def _is_only_mark(file: SourceFile) -> bool:
     with file.open() as stored:
-        return decompressed(stored, file.suffix).read(4) == codecs.BOM_UTF8
+        return decompressed(stored, file.suffix)(4) == codecs.BOM_UTF8

@@ -1,8 +1,8 @@
 """Opens the source behind a split of a source's table.
 
-A validation split cut out of the training split (`nmoe_core.sources.split`) is left out of
-training, so a document is never in both unless `allow_overlap` says so. A reader is imported when
-a source of its kind is opened.
+A validation split that is cut out of the training split is left out of training, so a document is
+never in both unless `allow_overlap` says so. A reader is imported when a source of its kind is
+opened.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from pathlib import Path
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.records import Rows, Source, Split
-from nmoe_core.sources.spec import SourceSpec
-from nmoe_core.sources.split import SplitExpression, parse_split
+from nmoe_core.sources.spec import SourceSpec, SplitExpression
 
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
@@ -24,15 +23,13 @@ def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
         SourceError: Files, directory, dataset or split are not there.
     """
     source, parsed = open_reader(spec, base, split), _expression(spec, split)
-    cut = None
-    if split == "train" and spec.split_expression("valid") and not spec.allow_overlap:
-        valid = _expression(spec, "valid")
-        cut = valid if valid.name == parsed.name else None
-    if parsed.is_whole and cut is None:
+    cut = spec.split_expression("valid") if split == "train" and not spec.allow_overlap else None
+    if cut is not None and cut.name != parsed.name:
+        cut = None
+    if parsed == SplitExpression(parsed.name) and cut is None:
         return Split(source)
     num_rows = source.num_rows()
-    start, stop = parsed.rows(num_rows)
-    return Split(source, Rows(start, stop, None if cut is None else cut.rows(num_rows)))
+    return Split(source, Rows(*parsed.rows(num_rows), cut and cut.rows(num_rows)))
 
 
 def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
@@ -79,4 +76,4 @@ def _expression(spec: SourceSpec, split: str) -> SplitExpression:
         raise SourceError(
             f"source has no {split} split", where=spec.id, do="name one", code="E-SOURCE-SPLIT"
         )
-    return parse_split(expression)
+    return expression

@@ -7,10 +7,11 @@ Blocks are the same whatever position the reading starts at, so a journalled pos
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from nmoe_core.base.errors import SourceError
 
@@ -91,59 +92,53 @@ class BadRecord(NamedTuple):
         return f"{self.where}: {self.reason}"
 
 
-class Block(Protocol):
+@dataclass(frozen=True, slots=True)
+class Block(ABC):
     """A run of consecutive records, still raw; cheap to make and to send to a worker."""
 
-    @property
-    def start(self) -> Position: ...
+    reading: Reading
+    start: Position
+    end: Position
+    """Where the next block starts."""
+    size_bytes: int
+    """Its share of the source's `size_bytes()`."""
 
-    @property
-    def end(self) -> Position:
-        """Where the next block starts."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Its share of the source's `size_bytes()`."""
-        ...
-
+    @abstractmethod
     def records(self) -> Iterator[Record | BadRecord]:
         """Read and parse the block; a record that cannot be read is a `BadRecord`."""
-        ...
 
 
-class Source(Protocol):
+class Source(ABC):
     """A readable source of documents."""
 
     reading: Reading
 
+    @abstractmethod
     def revision(self) -> str:
         """Digest of what the source holds now; changes when any record may have changed."""
-        ...
 
+    @abstractmethod
     def local_files(self) -> list[Path]:
         """Files on this machine whose bytes the revision speaks of."""
-        ...
 
     def provenance(self) -> dict[str, str]:
         """Facts about what was read, for the manifest, such as the commit of a repository."""
-        ...
+        return {}
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  (text and JSON lines have no shape to check)
         """Open the source and read its first records' shape; raises as `blocks()` would."""
-        ...
 
     def num_rows(self) -> int:
         """Number of raw records; may cost one pass over the source."""
-        ...
+        return sum(block.end.row - block.start.row for block in self.blocks())
 
     def size_bytes(self) -> int | None:
-        """Bytes that a whole pass reads, where that is known beforehand."""
-        ...
+        """Bytes that a whole pass reads; None where that is not known beforehand."""
+        return None
 
+    @abstractmethod
     def blocks(self, start: Position = START) -> Iterator[Block]:
         """The blocks from `start`, the end of some block, in order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,15 @@
-"""What a mixture TOML says about reading a source."""
+"""What a mixture TOML says about reading a source.
+
+A split is one range of rows of one split: `train`, `train[100:200]`, `train[-1000:]`, `train[:1%]`.
+Bounds mean what they mean to the `datasets` library: percentages round to the closest row, and a
+negative bound counts from the end. Joined splits (`a+b`) are refused, as are bounds of which one is
+a number of rows and the other a percentage.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import re
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,7 +17,9 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.sources.records import DEFAULT_MAX_RECORD_MB, OnError, Reading
-from nmoe_core.sources.split import parse_split
+
+_BOUND = r"-?[0-9](?:_?[0-9]){0,17}%?"
+_SPLIT = re.compile(rf"(\w[\w.-]*)(?:\[({_BOUND})?:({_BOUND})?\])?", re.ASCII)
 
 SourceKind = Literal["huggingface", "jsonl", "parquet", "arrow", "files"]
 _NOT_OF_DATASETS = {
@@ -30,6 +39,45 @@ _NOT_OF_FILES = {
     "hf_subset": None,
     "hf_revision": None,
 }
+
+
+class SplitExpression(NamedTuple):
+    """A split and its bounds, both rows or both percentages of them; None leaves an end open."""
+
+    name: str
+    start: int | None = None
+    stop: int | None = None
+    is_percent: bool = False
+
+    def rows(self, num_rows: int) -> tuple[int, int]:
+        """Row range `[start, stop)` of a split of `num_rows` rows; empty where it ends early."""
+
+        def row(bound: int | None, default: int) -> int:
+            if bound is None:
+                return default
+            at = round(bound * num_rows / 100.0) if self.is_percent else bound
+            return min(max(at + num_rows, 0) if at < 0 else at, num_rows)
+
+        start = row(self.start, 0)
+        return start, max(start, row(self.stop, num_rows))
+
+
+def parse_split(text: str) -> SplitExpression:
+    """Parse a split expression; refuses what is none (E-CONFIG)."""
+    what, do = "not a split", None
+    if "+" in text:
+        what, do = "joined splits are not read", "make a source of each split"
+    elif match := _SPLIT.fullmatch(text):
+        start, stop = (int(bound.rstrip("%")) if bound else None for bound in match.groups()[1:])
+        units = {bound.endswith("%") for bound in match.groups()[1:] if bound}
+        if len(units) > 1:
+            what = "one bound is a number of rows, the other a percentage"
+        elif True in units and max(abs(start or 0), abs(stop or 0)) > 100:
+            what, do = "percentage is out of range", "use -100% to 100%"
+        else:
+            return SplitExpression(match[1], start, stop, True in units)
+    expected = "name, name[10:20], name[-20:] or name[:1%]"
+    raise ConfigError(what, found=repr(text[:200]), expected=expected, do=do)
 
 
 class SourceSpec(StrictModel):
@@ -95,11 +143,11 @@ class SourceSpec(StrictModel):
         limit = self.max_record_mb * 2**20
         return Reading(self.id, self.text_field, self.id_field, self.on_error, limit)
 
-    def split_expression(self, split: str) -> str | None:
-        """Expression of the `train` or `valid` split; None if the source has no such split."""
-        if self.kind == "huggingface":
-            return self.hf_split if split == "train" else self.hf_valid_split
-        return self.split if split == "train" else self.valid_split
+    def split_expression(self, split: str) -> SplitExpression | None:
+        """What the `train` or `valid` split is; None if the source has no such split."""
+        prefix = "hf_" if self.kind == "huggingface" else ""
+        text = getattr(self, prefix + ("split" if split == "train" else "valid_split"))
+        return None if text is None else parse_split(text)
 
     def reading_digest(self, split: str) -> str:
         """Digest of the settings that decide which documents a split holds."""

@@ -15,10 +15,10 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
@@ -26,6 +26,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import local_digest
 
 _READ_BYTES = 4 * 2**20
+Read = Callable[[int], bytes]  # at most so many bytes
 COMPRESSED = (".gz", ".zst")
 # What reading a damaged stream raises.
 TORN = (EOFError, OSError, zlib.error, zstandard.ZstdError)
@@ -206,55 +207,44 @@ def _missing_client(url: str, what: str) -> SourceError:
     return SourceError(what, where=url, do="pip install 'nmoe-data[remote]'", code="E-SOURCE-EXTRA")
 
 
-class Readable(Protocol):
-    """A stream of bytes."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, none at the end."""
-        ...
-
-
-def decompressed(stored: BinaryIO, suffix: str) -> Readable:
-    """The bytes behind a file's bytes, by the file's suffix; `stored` itself where it is plain."""
+def decompressed(stored: BinaryIO, suffix: str) -> Read:
+    """Reads the bytes behind a file's bytes, by the file's suffix; none are left at the end."""
     if suffix == ".gz":
-        return cast(Readable, gzip.GzipFile(fileobj=stored, mode="rb"))
-    return _ZstdFrames(stored) if suffix == ".zst" else stored
+        return gzip.GzipFile(fileobj=stored, mode="rb").read
+    if suffix != ".zst":
+        return stored.read
+    pieces, rest = _zstd_pieces(stored), memoryview(b"")
+
+    def read(size: int) -> bytes:
+        nonlocal rest
+        parts: list[memoryview] = []
+        while size and (piece := rest or memoryview(next(pieces, b""))):
+            parts.append(piece[:size])
+            rest = piece[size:]
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+    return read
 
 
-class _ZstdFrames:
+def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:
     """The bytes of all frames of a file, whole or an EOFError.
 
     The library's stream reader takes a cut frame for the end of the data; frame objects know, but
     give all that an input holds at once. A small input bounds that, 128 KiB per 4 bytes: inputs are
     large only where little came of the last, so at most 128 MiB come at once.
     """
-
-    def __init__(self, stored: BinaryIO) -> None:
-        self._pieces = self._decompress(stored)
-        self._rest = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        """Exactly `size` bytes, fewer at the end."""
-        parts: list[memoryview] = []
-        missing = size
-        while missing and (piece := self._rest or memoryview(next(self._pieces, b""))):
-            parts.append(piece[:missing])
-            self._rest = piece[missing:]
-            missing -= len(parts[-1])
-        return b"".join(parts)
-
-    def _decompress(self, stored: BinaryIO) -> Iterator[bytes]:
-        frame, size = None, _LEAST_ZSTD_INPUT_BYTES
-        while chunk := stored.read(size):
-            produced = 0
-            while chunk:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                if piece := frame.decompress(chunk):
-                    produced += len(piece)
-                    yield piece
-                chunk = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-            is_dense = produced > _MUCH_BYTES
-            size = _LEAST_ZSTD_INPUT_BYTES if is_dense else min(2 * size, _ZSTD_INPUT_BYTES)
-        if frame is not None:
-            raise EOFError("the last zstd frame is cut short")
+    frame, size = None, _LEAST_ZSTD_INPUT_BYTES
+    while chunk := stored.read(size):
+        produced = 0
+        while chunk:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            if piece := frame.decompress(chunk):
+                produced += len(piece)
+                yield piece
+            chunk = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+        is_dense = produced > _MUCH_BYTES
+        size = _LEAST_ZSTD_INPUT_BYTES if is_dense else min(2 * size, _ZSTD_INPUT_BYTES)
+    if frame is not None:
+        raise EOFError("the last zstd frame is cut short")

@@ -27,7 +27,7 @@ from nmoe_core.base.fingerprint import recorded, sha256_file
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.labels.agreement import wilson
-from nmoe_core.prep.estimate import PlannedSplit, plan_prep
+from nmoe_core.prep.estimate import PlannedSplit, plan_split
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.sources.open import open_reader
@@ -160,7 +160,7 @@ def _split_state(run: Run, source: SourcePlan, split: str, read_sources: bool) -
         before = load_manifest(made[0]).extra["fingerprints"]["source"]
         changed = open_reader(source.spec, run.base, split).revision() != before
     is_left = changed or len(made) < num_shards
-    estimate = plan_prep(run, [(source, split)])[0] if is_left else None
+    estimate = plan_split(run, source, split) if is_left else None
     return SplitState(source.name, split, num_shards, len(made), changed, estimate)
 
 
