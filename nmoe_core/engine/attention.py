@@ -4,11 +4,17 @@ Each head has a learned sink: a logit that joins its softmax and whose probabili
 that a head need not attend to any key. A window of w lets position i see i - w + 1 .. i. `attend`
 takes queries one block at a time; blocks lie at multiples of 64 of the position, so that a row's
 result does not depend on where a call begins. `attend_cached` takes one query per sequence.
+
+Rotary embedding with YaRN scaling is in the half-split form: dimension i of a head's first half
+rotates with dimension i of its second half. Frequencies above the blending range keep their value,
+those below are divided by the factor, and the rotation is scaled by 0.1 ln(factor) + 1 (YaRN, arXiv
+2309.00071). Angles are float32, in the order of operations of the published implementations.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Protocol
 
 import torch
@@ -16,9 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
-from nmoe_core.engine.rope import pair_halves, rotate
 from nmoe_core.engine.weights.checkpoint import LayerTensors
-from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.config import ModelConfig, YarnScaling
 
 # Measured on one core at T = 512 and 2048: 64 is fastest or within 6 % of it, windowed or not.
 QUERY_BLOCK_SIZE = 64
@@ -187,3 +192,51 @@ def _wide_mask(num_keys: int, window: int | None, device: torch.device) -> Tenso
     distance = queries[:, None] - torch.arange(num_keys, device=device)
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
+
+
+def rotation_table(config: ModelConfig, length: int, device: torch.device | str = "cpu") -> Tensor:
+    """complex64 [length, head_dim / 2]: the rotation of each pair at positions 0 .. length - 1."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+    wavelengths = config.rope_theta ** (exponents / config.head_dim)
+    frequencies, concentration, scaling = 1.0 / wavelengths, 1.0, config.rope_scaling
+    if scaling is not None:
+        keep = 1 - _ramp(config, scaling, device)
+        frequencies = 1.0 / (scaling.factor * wavelengths) * (1 - keep) + frequencies * keep
+        concentration = 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
+    positions = torch.arange(length, dtype=torch.float32, device=device)
+    angles = positions[:, None] * frequencies
+    return torch.complex(angles.cos() * concentration, angles.sin() * concentration)
+
+
+def pair_halves(heads: Tensor) -> Tensor:
+    """Reorder dimension 1, head_dim: each first-half entry followed by its second-half partner.
+
+    Applied once to the rows of the query and key projections, [heads, head_dim, ...]: scores do not
+    change, as both are reordered alike.
+    """
+    return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn adjacent pairs of x [rows, heads, head_dim] by complex64 [rows, head_dim / 2].
+
+    One complex product: on one core nine times as fast as cosines and sines over strided halves.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
+
+
+def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str) -> Tensor:
+    """float32 [head_dim / 2]: 0 where a frequency is kept, 1 where it is divided by the factor."""
+
+    def turning(turns: float) -> float:
+        """The (fractional) dimension pair that turns so often over the original context."""
+        wavelength = scaling.original_max_position / (turns * 2 * math.pi)
+        return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
+
+    low, high = turning(scaling.beta_fast), turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    dimensions = torch.arange(config.head_dim // 2, dtype=torch.float32, device=device)
+    return ((dimensions - low) / max(high - low, 1e-3)).clamp(0, 1)

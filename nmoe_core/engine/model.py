@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend
-from nmoe_core.engine.attention import Context
+from nmoe_core.engine.attention import Context, rotation_table
 from nmoe_core.engine.block import PLAIN, Block, Recorder, RMSNorm, Runtime
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import StepBatch
 from nmoe_core.engine.packing import MIN_ROWS, Packing, Residual, describe, is_integer, linear
-from nmoe_core.engine.rope import rotation_table
 from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
 from nmoe_core.engine.weights.config import ModelConfig
 

@@ -13,13 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
-from nmoe_core.engine.kernels.expert_product import TileShape, grouped_product
-from nmoe_core.engine.kernels.expert_weights import DenseExperts, ExpertWeights, tile_experts
-from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
+from nmoe_core.engine.attention import rotate
+from nmoe_core.engine.kernels.attention import (
+    Cached,
+    decode_attention,
+    prefill_attention,
+    query_blocks,
+)
+from nmoe_core.engine.kernels.expert_product import (
+    DenseExperts,
+    ExpertWeights,
+    TileShape,
+    grouped_product,
+    tile_experts,
+)
 from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
 from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
-from nmoe_core.engine.rope import rotate
 from nmoe_core.engine.weights import mxfp4
 
 LIMIT, ALPHA = 7.0, 1.702

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nmoe_core.engine.kernels.block import FusedExperts, combine
 from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
-from nmoe_core.engine.kernels.mixture import FusedExperts, combine
 from tests.gpu import checks
 from tests.gpu.checks import ALPHA, LIMIT, assert_near, random_experts, swiglu
 

@@ -17,8 +17,12 @@ from torch import Tensor
 from nmoe_core.engine.attention import PackedDocuments
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
-from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
-from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
+from nmoe_core.engine.kernels.attention import (
+    Cached,
+    decode_attention,
+    prefill_attention,
+    query_blocks,
+)
 from nmoe_core.engine.kernels.rows import rotate_and_store
 from nmoe_core.engine.packing import Packing
 from nmoe_core.engine.weights.config import ModelConfig

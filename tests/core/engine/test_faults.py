@@ -30,11 +30,17 @@ FAULTS: dict[str, list[Edit]] = {
     "kinds of layers swapped": [
         ("weights/config", "self.layer_types[layer] == SLIDING", "self.layer_types[layer] == FULL")
     ],
-    "no yarn": [("rope", "    if scaling is not None:", "    if False:")],
-    "no yarn concentration": [("rope", "0.1 * math.log(max(scaling.factor, 1.0)) + 1.0", "1.0")],
-    "yarn truncated": [("rope", "if scaling.truncate:", "if not scaling.truncate:")],
+    "no yarn": [("attention", "    if scaling is not None:", "    if False:")],
+    "no yarn concentration": [
+        ("attention", "0.1 * math.log(max(scaling.factor, 1.0)) + 1.0", "1.0")
+    ],
+    "yarn truncated": [("attention", "if scaling.truncate:", "if not scaling.truncate:")],
     "interleaved rope": [
-        ("rope", "return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)", "return heads")
+        (
+            "attention",
+            "return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)",
+            "return heads",
+        )
     ],
     "gate and up concatenated": [
         ("weights/checkpoint", GATES_FIRST, "rows"),

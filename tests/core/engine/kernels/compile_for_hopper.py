@@ -23,11 +23,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from nmoe_core.engine.kernels.decode_attention import Cached, decode_attention
-from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
-from nmoe_core.engine.kernels.expert_weights import DenseExperts, tile_experts
-from nmoe_core.engine.kernels.mixture import FusedExperts
-from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
+from nmoe_core.engine.kernels.attention import (
+    Cached,
+    decode_attention,
+    prefill_attention,
+    query_blocks,
+)
+from nmoe_core.engine.kernels.block import FusedExperts
+from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL, DenseExperts, tile_experts
 from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.weights import mxfp4
 

@@ -12,7 +12,7 @@ import torch
 from nmoe_core.engine import backend
 from nmoe_core.engine.block import PLAIN
 from nmoe_core.engine.devices import ModelSource, Shard
-from nmoe_core.engine.kernels import decode_attention, mixture, prefill_attention
+from nmoe_core.engine.kernels import block
 from nmoe_core.engine.kernels.block import KERNELS
 from nmoe_core.engine.kernels.graphs import DecodeGraphs
 from nmoe_core.engine.model import Transformer
@@ -26,12 +26,6 @@ def checkpoint(tmp_path_factory) -> Path:
     sizes = {"num_layers": 2, "num_experts": 4, "vocab_size": 320, "sliding_window": 8}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     return make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), **sizes)
-
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(prefill_attention, "QUERY_BLOCK", 16)
-    monkeypatch.setattr(decode_attention, "SPLIT_KEYS", 64)
 
 
 @pytest.mark.parametrize("experts", ["decoded", "packed"])
@@ -72,7 +66,7 @@ def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch)
         rows.append(tile_rows)
         raise LookupError
 
-    monkeypatch.setattr(mixture, "route", route)
+    monkeypatch.setattr(block, "route", route)
     experts = Transformer.from_checkpoint(checkpoint, use_kernels=True).blocks[0].experts
     x = torch.randn(1, 64)
     for count in (1, 140):

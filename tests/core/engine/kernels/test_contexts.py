@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nmoe_core.engine.attention import rotate
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
-from nmoe_core.engine.kernels import decode_attention, graphs, prefill_attention
+from nmoe_core.engine.kernels import graphs
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.graphs import DecodeGraphs, StaticStep
-from nmoe_core.engine.rope import rotate
 
 HEADS, KV_HEADS, DIM, PAGE, WINDOW, MAX_LENGTH = 2, 1, 16, 4, 6, 48
 CONFIG = SimpleNamespace(
@@ -29,15 +29,8 @@ LONGER = [Chunk(3, 0, 5), Chunk(5, WINDOW - 1, 3), Chunk(6, WINDOW, 9), Chunk(7,
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    for module, name, size in (
-        (prefill_attention, "QUERY_BLOCK", 16),
-        (prefill_attention, "KEY_BLOCK", 16),
-        (decode_attention, "SPLIT_KEYS", 16),
-        (decode_attention, "KEY_BLOCK", 16),
-        (graphs, "LEAST_LENGTH", 16),
-    ):
-        monkeypatch.setattr(module, name, size)
+def _short_buckets(monkeypatch):
+    monkeypatch.setattr(graphs, "LEAST_LENGTH", 16)
 
 
 def filled_cache(chunks: list[Chunk]) -> PagedCache:

@@ -15,9 +15,9 @@ import torch
 from nmoe_core.engine import transfers
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk
-from nmoe_core.engine.kernels import graphs, mixture
+from nmoe_core.engine.kernels import block, graphs
+from nmoe_core.engine.kernels.attention import prefill_attention, query_blocks
 from nmoe_core.engine.kernels.contexts import KernelStep
-from nmoe_core.engine.kernels.prefill_attention import prefill_attention, query_blocks
 from nmoe_core.engine.model import Transformer
 from tests.core.engine.builders import SMALL
 
@@ -53,7 +53,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     for module in (transfers, graphs):
         monkeypatch.setattr(module, "current", current)
-    kernel = type(mixture._combine_kernel)
+    kernel = type(block._combine_kernel)
     monkeypatch.setattr(kernel, "__getitem__", lambda self, grid: noting(self.fn.__name__))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", noting("pool"))
     monkeypatch.setattr(torch.cuda, "Event", lambda: type("Event", (), {"record": noting("event")}))

@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.engine.kernels import decode_attention as decode
-from nmoe_core.engine.kernels import prefill_attention as prefill
-from nmoe_core.engine.kernels.expert_product import TileShape, grouped_product
-from nmoe_core.engine.kernels.expert_weights import tile_experts
-from nmoe_core.engine.kernels.mixture import FusedExperts, combine
+from nmoe_core.engine.kernels.attention import Cached, decode_attention, query_blocks
+from nmoe_core.engine.kernels.block import FusedExperts, combine
+from nmoe_core.engine.kernels.expert_product import TileShape, grouped_product, tile_experts
 from nmoe_core.engine.kernels.routing import choose_experts, sort_choices
 from nmoe_core.engine.weights import mxfp4
 from tests.gpu import checks
@@ -22,16 +20,6 @@ HEADS = 4, 2, 16
 FLOAT32, BFLOAT16 = (torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
 # Few, large programs: the interpreter pays for each.
 TILE = TileShape(rows=16, columns=64, num_warps=4, num_stages=2)
-
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    for module, name, size in (
-        *[(prefill, "QUERY_BLOCK", 16), (prefill, "KEY_BLOCK", 16)],
-        *[(decode, "SPLIT_KEYS", 32), (decode, "KEY_BLOCK", 16)],
-    ):
-        monkeypatch.setattr(module, name, size)
 
 
 @pytest.mark.parametrize("window", [None, 1, 10, 15, 16, 18])
@@ -47,7 +35,7 @@ def test_packed_documents_attend_to_themselves_alone(window, lengths, key_length
 def test_query_blocks_cover_every_document_once():
     lengths = [5, 0, 16, 33]
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    blocks = prefill.query_blocks(starts, sum(lengths))
+    blocks = query_blocks(starts, sum(lengths))
     pairs = list(zip(blocks.documents.tolist(), blocks.firsts.tolist(), strict=True))
     assert [p for p in pairs if p[0] >= 0] == [(0, 0), (2, 0), (3, 0), (3, 16), (3, 32)]
 
@@ -63,9 +51,7 @@ def test_decoding_reads_the_pages_of_each_sequence(window, lengths, width):
 def test_a_sequence_decodes_to_the_same_bits_in_any_batch():
     q, pages, tables, sizes, sinks = checks.paged(HEADS, [33, 60], 10, 8, FLOAT32)
     both, alone = (
-        decode.decode_attention(
-            q[:n], *pages, decode.Cached(tables[:n], sizes[:n], longest), sinks, None
-        )
+        decode_attention(q[:n], *pages, Cached(tables[:n], sizes[:n], longest), sinks, None)
         for n, longest in ((2, 80), (1, 33))
     )
     assert torch.equal(both[0], alone[0])
