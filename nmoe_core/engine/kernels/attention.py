@@ -93,23 +93,11 @@ def prefill_attention(
 
 @triton.jit
 def _prefill_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    sinks_ptr,
-    out_ptr,
-    documents_ptr,
-    firsts_ptr,
-    starts_ptr,
+    q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, documents_ptr, firsts_ptr, starts_ptr,
     key_starts_ptr,
-    scale,
-    heads,
-    kv_heads,
-    window,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    scale, heads, kv_heads, window,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
     document = tl.load(documents_ptr + block)
@@ -210,26 +198,11 @@ def decode_attention(
 
 @triton.jit
 def _decode_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    tables_ptr,
-    lengths_ptr,
-    sums_ptr,
-    maxima_ptr,
-    totals_ptr,
-    scale,
-    table_width,
-    window,
-    num_splits,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, tables_ptr, lengths_ptr, sums_ptr, maxima_ptr, totals_ptr,
+    scale, table_width, window, num_splits,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -262,15 +235,10 @@ def _decode_kernel(
 
 @triton.jit
 def _merge_kernel(
-    sums_ptr,
-    maxima_ptr,
-    totals_ptr,
-    sinks_ptr,
-    out_ptr,
+    sums_ptr, maxima_ptr, totals_ptr, sinks_ptr, out_ptr,
     num_splits,
-    HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
     dims = tl.arange(0, HEAD_DIM)

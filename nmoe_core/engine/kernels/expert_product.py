@@ -167,29 +167,12 @@ def grouped_product(
 
 @triton.jit
 def _product_kernel(
-    x_ptr,
-    weight_ptr,
-    scale_ptr,
-    bias_ptr,
-    out_ptr,
-    routing_ptr,
-    sorted_ptr,
-    expert_starts_ptr,
-    tile_experts_ptr,
-    tile_starts_ptr,
-    num_tiles,
-    num_inputs,
-    num_columns,
-    num_outputs,
-    limit,
-    alpha,
-    TOP_K: tl.constexpr,
-    IS_PACKED: tl.constexpr,
-    IS_SWIGLU: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, routing_ptr, sorted_ptr, expert_starts_ptr,
+    tile_experts_ptr, tile_starts_ptr,
+    num_tiles, num_inputs, num_columns, num_outputs, limit, alpha,
+    TOP_K: tl.constexpr, IS_PACKED: tl.constexpr, IS_SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     # Tiles of one expert are neighbours in the grid, so they share its weights in the cache.
     tile = tl.program_id(0) % num_tiles
     column_block = tl.program_id(0) // num_tiles

@@ -93,16 +93,11 @@ def sort_choices(weights: Tensor, experts: Tensor, num_experts: int, tile_rows: 
 
 @triton.jit
 def _choose_kernel(
-    logits_ptr,
-    weights_ptr,
-    experts_ptr,
-    num_tokens,
-    num_experts,
-    TOP_K: tl.constexpr,
-    PADDED_K: tl.constexpr,
-    PADDED_EXPERTS: tl.constexpr,
+    logits_ptr, weights_ptr, experts_ptr,
+    num_tokens, num_experts,
+    TOP_K: tl.constexpr, PADDED_K: tl.constexpr, PADDED_EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.arange(0, PADDED_EXPERTS)
     places = tl.arange(0, PADDED_K)
@@ -146,18 +141,11 @@ def _count_kernel(
 
 @triton.jit
 def _offsets_kernel(
-    counts_ptr,
-    starts_ptr,
-    tile_experts_ptr,
-    tile_starts_ptr,
-    num_blocks,
-    num_experts,
-    max_tiles,
-    TILE_ROWS: tl.constexpr,
-    PADDED_EXPERTS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    counts_ptr, starts_ptr, tile_experts_ptr, tile_starts_ptr,
+    num_blocks, num_experts, max_tiles,
+    TILE_ROWS: tl.constexpr, PADDED_EXPERTS: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Counts in place to the first place of (block, expert); expert starts; the tile list."""
     columns = tl.arange(0, PADDED_EXPERTS)
     rows = tl.arange(0, CHUNK)
@@ -199,13 +187,10 @@ def _chunk(counts_ptr, blocks, columns, num_blocks, PADDED_EXPERTS: tl.constexpr
 
 @triton.jit
 def _place_kernel(
-    experts_ptr,
-    firsts_ptr,
-    sorted_ptr,
+    experts_ptr, firsts_ptr, sorted_ptr,
     num_choices,
-    PADDED_EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write each choice of a block to its place: those of its expert before it come first."""
     block = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)

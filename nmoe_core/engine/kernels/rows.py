@@ -42,16 +42,10 @@ def add_rms_norm(
 
 @triton.jit
 def _add_rms_norm_kernel(
-    residual_ptr,
-    delta_ptr,
-    weight_ptr,
-    total_ptr,
-    normalised_ptr,
-    width,
-    epsilon,
-    HAS_DELTA: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    residual_ptr, delta_ptr, weight_ptr, total_ptr, normalised_ptr,
+    width, epsilon,
+    HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     is_there = columns < width
@@ -97,18 +91,10 @@ def rotate_and_store(
 
 @triton.jit
 def _rotate_kernel(
-    qkv_ptr,
-    rotation_ptr,
-    slots_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    heads,
-    kv_heads,
-    HALF_DIM: tl.constexpr,
-    PADDED_HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    qkv_ptr, rotation_ptr, slots_ptr, q_ptr, k_ptr, v_ptr,
+    heads, kv_heads,
+    HALF_DIM: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pairs = tl.arange(0, PADDED_HALF)
