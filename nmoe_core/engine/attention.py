@@ -146,12 +146,8 @@ def attend(
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
     """Attention of one query per sequence over keys in any order: [B, heads, head_dim].
 
-    Args:
-        q: [B, heads, head_dim], not yet scaled.
-        k: [B, S, kv_heads, head_dim].
-        v: As `k`.
-        sinks: float32 [heads].
-        mask: float32 [B, 1, 1, S]: 0 where a key is seen, else minus infinity.
+    q is [B, heads, head_dim], not yet scaled; k and v are [B, S, kv_heads, head_dim]. mask, float32
+    [B, 1, 1, S], is 0 where a key is seen, else minus infinity.
     """
     num_kv = k.shape[2]
     grouped = q.unflatten(1, (num_kv, -1))
@@ -178,10 +174,7 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) 
 
 
 def _mask(num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """float32 [64, num_keys]: 0 where a query sees a key, else minus infinity.
-
-    Keys end where the block of queries ends, so that only the distance counts.
-    """
+    """float32 [64, num_keys], 0 or minus infinity; keys end where the block of queries ends."""
     width = max(_NARROWEST_MASK, 1 << (num_keys - 1).bit_length())
     return _wide_mask(width, window, device)[:, width - num_keys :]
 

@@ -57,17 +57,13 @@ def usable_device(name: str | torch.device) -> torch.device:
 
 def has_kernels(device: torch.device | str) -> bool:
     """Whether a model on this device runs on kernels."""
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        return False
-    if importlib.util.find_spec("triton") is None:
+    is_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
+    if not is_gpu or importlib.util.find_spec("triton") is None:
         return False
     major, minor = torch.cuda.get_device_capability(device)
     if major != CAPABILITY:
-        _log.warning(
-            "%s has compute capability %d.%d: it runs plain torch, since the kernels are verified "
-            "on %d.x alone",
-            *(device, major, minor, CAPABILITY),
-        )
+        text = "%s has compute capability %d.%d: it runs plain torch (kernels are for %d.x alone)"
+        _log.warning(text, device, major, minor, CAPABILITY)
     return major == CAPABILITY
 
 

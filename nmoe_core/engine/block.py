@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,20 +50,6 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x), min_rows=context.min_rows)
 
 
-class Recorder(Protocol):
-    """Runs decoding steps over one cache from buffers of fixed sizes."""
-
-    cache: PagedCache
-
-    def takes(self, step: Any) -> bool:
-        """Whether the step is one that is recorded."""
-        ...
-
-    def run(self, ids: Tensor, step: Any) -> Tensor:
-        """float32 logits [N, vocab] of a step that `takes` accepts."""
-        ...
-
-
 # Ids [N], context and rotation to float32 logits [N, vocab].
 Forward = Callable[[Tensor, Any, Tensor], Tensor]
 
@@ -73,14 +59,14 @@ class Runtime:
     """A way of running blocks.
 
     block: Makes its block of a plain one. documents, step: Contexts of whole documents and of new
-    tokens over a cache. record: Makes a recorder of decoding steps, given the forward pass, the
-    rotations of all positions and the cache.
+    tokens over a cache. record: Makes a recorder of decoding steps (`kernels.graphs`), given the
+    forward pass, the rotations of all positions and the cache.
     """
 
     block: Callable[[ModelConfig, Block], nn.Module]
     documents: Callable[[ModelConfig, Packing], Context]
     step: Callable[[PagedCache, Sequence[Chunk], bool], StepBatch]
-    record: Callable[[Forward, Tensor, PagedCache], Recorder] | None = None
+    record: Callable[[Forward, Tensor, PagedCache], Any] | None = None
 
 
 PLAIN = Runtime(lambda config, block: block, PackedDocuments, StepBatch)

@@ -54,8 +54,7 @@ class Shard:
         device = backend.known_device(kind)
         if device.type == "cpu" or device.index is not None:
             return device
-        num_devices = backend.num_devices(device)
-        return torch.device(device.type, self.index % max(1, num_devices))
+        return torch.device(device.type, self.index % max(1, backend.num_devices(device)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +76,12 @@ class ModelSource:
 
 
 def map_devices(
-    work: Work[Item, Result],
-    items: Sequence[Item],
-    source: ModelSource,
-    num_shards: int,
-    in_processes: bool = True,
+    work: Work[Item, Result], items: Sequence[Item], source: ModelSource, num_shards: int
 ) -> list[Result]:
-    """Results of `work` for all items, in their order.
+    """Results of `work` for all items, in their order, from one process for each shard.
 
-    Args:
-        work: A module-level function of a model and one shard's items, which returns one result for
-            each (else E-WORKER-RESULTS); it, the items and the results are pickled.
-        items: All of them.
-        source: Where each process loads its model from.
-        num_shards: Processes, one for each device.
-        in_processes: False takes one shard after the other in this process.
+    `work` is a module-level function of a model and one shard's items, which returns one result for
+    each item (else E-WORKER-RESULTS); it, the items and the results are pickled.
     """
     # Here, since starting processes needs more than a model does.
     from nmoe_core.compute.api import map_shards
@@ -101,7 +91,7 @@ def map_devices(
     results: list[Any] = [None] * len(items)
     run = functools.partial(_run_part, work, source)
     parts = [(shard, shard.of(items)) for shard in shards]
-    found = map_shards(run, parts, ComputeTable(workers=num_shards if in_processes else 1))
+    found = map_shards(run, parts, ComputeTable(workers=num_shards))
     for shard, found_part in zip(shards, found, strict=True):
         results[shard.index :: shard.count] = found_part
     return results

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend
 from nmoe_core.engine.attention import Context, rotation_table
-from nmoe_core.engine.block import PLAIN, Block, Recorder, RMSNorm, Runtime
+from nmoe_core.engine.block import PLAIN, Block, RMSNorm, Runtime
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import StepBatch
 from nmoe_core.engine.packing import MIN_ROWS, Packing, Residual, describe, is_integer, linear
@@ -27,14 +28,7 @@ from nmoe_core.engine.weights.config import ModelConfig
 
 
 class Transformer(nn.Module):
-    """A loaded model.
-
-    Args:
-        config: Its shape.
-        runtime: What its blocks run on.
-        blocks: Made by `runtime.block`.
-        tables: embedding and unembedding [vocab, hidden], final_norm float32 [hidden].
-        digest: Name of its weights, as `checkpoint_digest` gives it.
+    """A loaded model: `blocks` of `runtime.block`, `tables` as `Checkpoint.tables` gives them.
 
     Attributes:
         tokens_processed: Real tokens that went through the first block of a call, over all calls.
@@ -57,7 +51,7 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(tables["final_norm"], config.rms_norm_eps)
         self.unembedding = nn.Parameter(tables["unembedding"], requires_grad=False)
         self.use_graphs = self.embedding.is_cuda
-        self._recorder: Recorder | None = None
+        self._recorder: Any = None
 
     @classmethod
     def from_checkpoint(
@@ -173,14 +167,13 @@ class Transformer(nn.Module):
             return recorder.run(input_ids, context)[wanted]
         return self._logits(self._through(input_ids, context, rotation)[wanted], context.min_rows)
 
-    def _recorder_of(self, cache: PagedCache) -> Recorder | None:
+    def _recorder_of(self, cache: PagedCache) -> Any:
         """The recorder of steps over this cache, if the blocks have one and it is to be used."""
         if self.runtime.record is None or not self.use_graphs:
             return None
         if self._recorder is None or self._recorder.cache is not cache:
-            table = rotation_table(
-                self.config, cache.max_pages * cache.page_size, self.embedding.device
-            )
+            length = cache.max_pages * cache.page_size
+            table = rotation_table(self.config, length, self.embedding.device)
             self._recorder = self.runtime.record(
                 lambda *rows: self._logits(self._through(*rows)), table, cache
             )
@@ -218,7 +211,14 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Packing]:
         """The packed residual before the first block to run."""
         is_resumed = isinstance(input_ids, Residual)
-        batch = self._checked_hidden(input_ids) if is_resumed else self._checked_ids(input_ids)
+        if is_resumed:
+            batch = self._checked_hidden(input_ids)
+        elif not is_integer(input_ids) or input_ids.ndim != 2:
+            raise _refused(describe(input_ids), "input_ids int64 or int32 [B, T], or a Residual")
+        elif not input_ids.numel():
+            raise _refused(f"input_ids {describe(input_ids)}", "at least one document and token")
+        else:
+            batch = input_ids.long()
         limit = self.config.max_position_embeddings
         if batch.shape[1] > limit:
             raise _refused(f"{batch.shape[1]} positions", f"at most {limit}")
@@ -232,13 +232,6 @@ class Transformer(nn.Module):
             check_vocabulary(low if low < 0 else high, self.config)
         return F.embedding(rows, self.embedding), packing
 
-    def _checked_ids(self, input_ids: Tensor) -> Tensor:
-        if not is_integer(input_ids) or input_ids.ndim != 2:
-            raise _refused(describe(input_ids), "input_ids int64 or int32 [B, T], or a Residual")
-        if not input_ids.numel():
-            raise _refused(f"input_ids {describe(input_ids)}", "at least one document and token")
-        return input_ids.long()
-
     def _checked_hidden(self, residual: Residual) -> Tensor:
         hidden, size, dtype = residual.hidden, self.config.hidden_size, self.embedding.dtype
         if residual.layer < 1:
@@ -251,9 +244,7 @@ class Transformer(nn.Module):
 
 def choose_runtime(device: torch.device, use_kernels: bool | None = None) -> Runtime:
     """Kernels where the device has them or where they are asked for, else plain torch."""
-    if use_kernels is None:
-        use_kernels = backend.has_kernels(device)
-    if not use_kernels:
+    if not (backend.has_kernels(device) if use_kernels is None else use_kernels):
         return PLAIN
     from nmoe_core.engine.kernels.block import KERNELS
 

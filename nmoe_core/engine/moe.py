@@ -50,7 +50,11 @@ class MixtureOfExperts(nn.Module):
         for run in _runs(counts):
             rows = slice(run[0][1], run[-1][2])
             self._run(run, x.index_select(0, tokens[rows]), results[rows], min_rows)
-        return _weighted_sum(results, order.argsort().view_as(experts), logits).to(x.dtype)
+        weights, places = torch.softmax(logits, dim=-1), order.argsort().view_as(experts)
+        total = results.index_select(0, places[:, 0]) * weights[:, :1]
+        for i in range(1, places.shape[1]):
+            total.addcmul_(results.index_select(0, places[:, i]), weights[:, i : i + 1])
+        return total.to(x.dtype)
 
     def _route(self, x: Tensor, min_rows: int) -> tuple[Tensor, Tensor]:
         """float32 logits and int64 ids [N, k] of each row's experts, largest first."""
@@ -98,12 +102,3 @@ def _runs(counts: list[int]) -> Iterator[list[Piece]]:
                 run = []
     if run:
         yield run
-
-
-def _weighted_sum(results: Tensor, places: Tensor, logits: Tensor) -> Tensor:
-    """float32 [N, hidden]: each token's k results, at `places` [N, k], by softmax of its logits."""
-    weights = torch.softmax(logits, dim=-1)
-    total = results.index_select(0, places[:, 0]) * weights[:, :1]
-    for i in range(1, places.shape[1]):
-        total.addcmul_(results.index_select(0, places[:, i]), weights[:, i : i + 1])
-    return total

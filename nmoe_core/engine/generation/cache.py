@@ -41,10 +41,8 @@ class PagedCache:
 
     Args:
         config: Shape of the model.
-        max_batch: Slots.
-        max_seq_len: Positions a slot can have.
+        max_batch: Slots, of at most `max_seq_len` positions each.
         num_pages: Pages of each block that sees everything, over all slots.
-        page_size: Positions of a page.
         like: Has the dtype of keys and values, and lies on their device.
 
     Attributes:

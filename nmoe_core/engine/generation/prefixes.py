@@ -33,19 +33,10 @@ class Node:
 
 
 class PrefixTree:
-    """Beginnings of prompts.
-
-    Args:
-        cache: Keeps what the beginnings left.
-        max_kept: Most beginnings kept at once.
-
-    Attributes:
-        kept: What is kept of beginnings, the one used longest ago first.
-    """
+    """Beginnings of prompts; `kept` has those in the cache, the one used longest ago first."""
 
     def __init__(self, cache: PagedCache, max_kept: int) -> None:
-        self._cache = cache
-        self._max_kept = max_kept
+        self._cache, self._max_kept = cache, max_kept
         self.root = Node(np.empty(0, np.int64), 0, None)
         self.kept: dict[Node, Prefix] = {}
 
@@ -103,7 +94,7 @@ class PrefixTree:
         return prefix is not None
 
     def drop(self, only_unused: bool = False) -> bool:
-        """Give back the beginning used longest ago, or of those that no prompt at hand has.
+        """Give back the beginning used longest ago, perhaps only of those that no prompt has.
 
         Returns False when there is none.
         """

@@ -63,12 +63,7 @@ class Planned:
 
 
 class Scheduler:
-    """Waiting and running sequences over one cache.
-
-    Attributes:
-        sequences: All of them, by id.
-        counts: Work done so far.
-    """
+    """Waiting and running sequences over one cache."""
 
     def __init__(self, cache: PagedCache, prefixes: PrefixTree, max_step_tokens: int) -> None:
         self.cache, self.prefixes, self.max_step_tokens = cache, prefixes, max_step_tokens

@@ -54,12 +54,9 @@ class Places:
 
 
 class StepBatch:
-    """Context of one pass.
+    """Context of one pass: its rows are the chunks', those of one token first.
 
-    Args:
-        cache: Has pages reserved for every chunk.
-        chunks: Rows of the pass, in order; those of one token first.
-        batch_invariant: Whether bits must not depend on the batch.
+    The cache must have pages reserved for every chunk.
     """
 
     def __init__(

@@ -156,12 +156,8 @@ def decode_attention(
 ) -> Tensor:
     """One query of each sequence over the positions it sees: [B, heads, D].
 
-    Args:
-        q: [B, heads, D], rotated, not yet scaled.
-        k_pages, v_pages: [num_pages, page_size, kv_heads, D].
-        cached: Where the positions lie.
-        sinks: float32 [heads].
-        window: Positions seen, the query's own included; None for all.
+    Arguments are as of `prefill_attention`, but q is [B, heads, D] and the pages are [num_pages,
+    page_size, kv_heads, D].
     """
     batch, heads, head_dim = q.shape
     _, page_size, kv_heads, _ = k_pages.shape

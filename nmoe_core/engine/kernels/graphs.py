@@ -60,13 +60,7 @@ class StaticStep:
 
 
 class DecodeGraphs:
-    """Recorded decoding steps of one model over one cache.
-
-    Args:
-        forward: The model's forward pass.
-        rotation: complex64 [max_seq_len, head_dim / 2].
-        cache: The pages.
-    """
+    """Recorded decoding steps of a forward pass over a cache; `rotation` is of every position."""
 
     def __init__(self, forward: Forward, rotation: Tensor, cache: PagedCache) -> None:
         self._forward, self._rotation, self.cache = forward, rotation, cache

@@ -69,12 +69,12 @@ class ModelConfig:
     quant_method: str | None = None
 
     def __post_init__(self) -> None:
-        counts = ("num_experts", "experts_per_token", "max_position_embeddings")
-        factors = ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
-        names = (*SAME_INTEGERS, *counts, *factors)
+        names = (*SAME_INTEGERS, "num_experts", "experts_per_token", "max_position_embeddings")
+        names += ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
         grouped = ("hidden_size", "intermediate_size") if self.quant_method == MXFP4 else ()
-        heads, kinds = self.num_attention_heads, self.layer_types
+        heads, divisor = self.num_attention_heads, max(1, self.num_key_value_heads)
         experts, layers = self.num_experts, self.num_hidden_layers
+        are_kinds = all(kind in (SLIDING, FULL) for kind in self.layer_types)
         conditions = [
             *[(name, getattr(self, name) > 0, "above 0") for name in names],
             ("rope_theta", self.rope_theta > 1, "above 1"),
@@ -82,18 +82,15 @@ class ModelConfig:
             ("head_dim", self.head_dim % 2 == 0, "an even number"),
             (
                 "num_key_value_heads",
-                heads % max(1, self.num_key_value_heads) == 0,
+                heads % divisor == 0,
                 f"a divisor of the {heads} attention heads",
             ),
             *[
                 (name, getattr(self, name) % GROUP_SIZE == 0, f"a multiple of {GROUP_SIZE} (MXFP4)")
                 for name in grouped
             ],
-            (
-                "layer_types",
-                len(kinds) == layers and all(kind in (SLIDING, FULL) for kind in kinds),
-                f"{layers} entries of {SLIDING} or {FULL}",
-            ),
+            ("layer_types", len(self.layer_types) == layers, f"{layers} entries"),
+            ("layer_types", are_kinds, f"entries of {SLIDING} or {FULL}"),
         ]
         for field, is_valid, expected in conditions:
             if not is_valid:
@@ -151,9 +148,7 @@ class ModelConfig:
             raw["initial_context_length"] = scaling.original_max_position
             raw["rope_theta"] = self.rope_theta
             raw["rope_scaling"] = {
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-                "factor": scaling.factor,
+                **{name: getattr(scaling, name) for name in ("beta_fast", "beta_slow", "factor")},
                 "original_max_position_embeddings": scaling.original_max_position,
                 "rope_type": "yarn",
                 "truncate": scaling.truncate,

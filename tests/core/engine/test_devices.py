@@ -176,9 +176,8 @@ def test_results_are_the_same_on_any_number_of_devices(
     task, source = getattr(work, name), ModelSource(str(tiny_dir))
     alone = task(tiny_model, DOCUMENTS)
     assert len(alone) == len(DOCUMENTS)
-    assert map_devices(task, DOCUMENTS, source, 3, in_processes=False) == alone
     assert map_devices(task, DOCUMENTS, source, 2) == alone
-    assert map_devices(task, DOCUMENTS[:1], source, 3, in_processes=False) == alone[:1]
+    assert map_devices(task, DOCUMENTS[:1], source, 2) == alone[:1]
 
 
 def test_a_process_by_hand_takes_every_third_item():
@@ -203,4 +202,4 @@ def test_what_is_no_shard_is_refused(text: str):
 
 def test_work_that_loses_an_item_is_refused(tiny_dir: Path, work: ModuleType):
     with refused("E-WORKER-RESULTS", "one result for each"):
-        map_devices(work.too_few, DOCUMENTS, ModelSource(str(tiny_dir)), 2, in_processes=False)
+        map_devices(work.too_few, DOCUMENTS, ModelSource(str(tiny_dir)), 1)
