@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -313,3 +318,32 @@ def test_an_edited_summary_is_refused_or_made_again_and_an_older_one_counts(grad
     older = path.read_bytes()
     _run(graded)
     assert path.read_bytes() == older
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from nmoe_core.config.tree import Tree
+from nmoe_core.curate.shards.combine import combine_curated
+from nmoe_core.curate.shards.curated import CurateSettings, curate_shard
+tree, settings = Tree.below(Path(sys.argv[1])), CurateSettings(seq_len=256)
+for shard in tree.shards("web", 2):
+    curate_shard(shard, settings)
+combine_curated(tree, "web", 2, settings)
+"""
+
+
+# Inside a file, between files, at the swap of a shard, at the manifest of the source.
+@pytest.mark.parametrize("failpoint", ["write:30", "fsync:3", "rename:2", "rename:6"])
+def test_a_killed_curation_run_again_makes_the_same_bytes_as_one_elsewhere(
+    graded, tmp_path, failpoint
+):
+    other = replace(graded, root=tmp_path / "other")
+    shutil.copytree(graded.root, other.root)
+    other.curate_all()
+    other.combine()
+    command = [sys.executable, "-c", SCRIPT, str(graded.root)]
+    killed = subprocess.run(command, env=os.environ | {"NMOE_FAILPOINT": f"{failpoint}:kill"})
+    assert killed.returncode == -signal.SIGKILL
+    subprocess.run(command, check=True)
+    assert graded.outputs(graded.curated) == other.outputs(other.curated)
