@@ -136,6 +136,8 @@ def test_all_files_and_keys_of_the_document_are_made(data: Data) -> None:
     assert "% of it" in data.capsys.readouterr().out
     lines, curated = read(data.path), read(data.made(".jsonl"))
     assert curated == [lines[i] for i in np.load(data.made("_order.npy"))] != lines
+    assert not data.facts("--stats-only")["clusters"]["is_refitted"]
+    assert data.facts("--stats-only", "--refit")["clusters"]["is_refitted"]
 
 
 def test_stats_only_prints_and_writes_nothing(data: Data) -> None:
