@@ -141,8 +141,10 @@ class Dagster:
         answer = self.query(TERMINATE, id=run_id)["terminateRun"]
         assert answer["__typename"] == "TerminateRunSuccess", answer
 
-    def backfill(self, key: list[str], partitions: list[str]) -> str:
-        asked = {"assetSelection": [{"path": key}], "partitionNames": partitions}
+    def backfill(self, *keys: list[str], partitions: list[str] | None = None) -> str:
+        """Make partitions of assets, or all of them; gives the status it ended with."""
+        asked: dict[str, Any] = {"assetSelection": [{"path": key} for key in keys]}
+        asked |= {"partitionNames": partitions} if partitions else {"allPartitions": True}
         launched = self.query(BACKFILL, b=asked)["launchPartitionBackfill"]
         assert launched["__typename"] == "LaunchBackfillSuccess", launched
         return self.backfill_ends(launched["backfillId"])

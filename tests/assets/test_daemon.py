@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from nmoe_assets.component import build_definitions
 from tests.assets.server import LOCATION, Dagster
-from tests.assets.small_project import ALL, KEYS, SOURCES
+from tests.assets.small_project import ALL, KEYS, SOURCES, append, small_project
 
 
 @pytest.mark.slow
@@ -35,13 +36,13 @@ def _backfill_with_a_bad_shard_and_repair(dagster: Dagster, project: Path) -> No
         summary.unlink()
     index.write_bytes(whole[:-8])
     key = ["code", "quality_scores"]
-    assert dagster.backfill(key, list(KEYS)) == "COMPLETED_FAILED"
+    assert dagster.backfill(key, partitions=list(KEYS)) == "COMPLETED_FAILED"
     assert dagster.partitions(*key) == (1, 1)
     told = "(code/quality_scores) failed: 1 of 2 partitions failed; 0001: "
     log = project / "dagster-daemon.log"
     dagster.wait(lambda: told in log.read_text(), 120, "the failure is told")
     index.write_bytes(whole)
-    assert dagster.backfill(key, ["0001"]) == "COMPLETED_SUCCESS"
+    assert dagster.backfill(key, partitions=["0001"]) == "COMPLETED_SUCCESS"
     assert dagster.partitions(*key) == (2, 0)
 
 
@@ -148,6 +149,26 @@ def _run_pipeline(dagster: Dagster) -> str:
         return None
 
     return dagster.backfill_ends(dagster.wait(backfill, 300, "the backfill launches a run"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_materialize_all_makes_every_asset_from_nothing_and_automation_adds_nothing(
+    tmp_path: Path,
+) -> None:
+    run = small_project(tmp_path).run
+    append(tmp_path, "\n[automation]\nfollow_every_s = 5\n")
+    keys = build_definitions(run).resolve_asset_graph().materializable_asset_keys
+    dagster = Dagster(tmp_path)
+    try:
+        paths = [list(key.path) for key in keys]
+        assert dagster.backfill(*paths) == "COMPLETED_SUCCESS"
+        made = [dagster.newest(*path) for path in paths]
+        assert all(made)
+        _wait_for_ticks(dagster)
+        assert [dagster.newest(*path) for path in paths] == made
+    finally:
+        dagster.close()
 
 
 def test_the_daemon_of_a_project_starts_answers_and_ends(dagster: Dagster) -> None:
