@@ -53,7 +53,7 @@ def _launch(
     context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
 ) -> None:
     keys = [key for job in jobs for key in job.keys]
-    tags = {PIPELINE: context.run_id}
+    tags = {PIPELINE: context.run_id[:8]}  # as pages show ids
     backfill = launch_backfill(context.instance, definitions, keys, "pipeline", tags)
     context.log.info(f"backfill {backfill} makes {len(keys)} assets")
     context.add_output_metadata({"backfill": dg.MetadataValue.url(f"/runs/b/{backfill}")})
@@ -66,12 +66,13 @@ def _execute_here(
     definitions: dg.Definitions,
 ) -> None:
     rows, links, whole = [], {}, Stopwatch()
+    tags = {PART_OF: context.run_id[:8]}
     with interrupts_since() as raise_if_interrupted:
         for i, job in enumerate(jobs, 1):
             context.log.info(f"{job.name} ({i} of {len(jobs)})")
             watch = Stopwatch()
             outcome = definitions.resolve_job_def(job.name).execute_in_process(
-                instance=context.instance, tags={PART_OF: context.run_id}, raise_on_error=False
+                instance=context.instance, tags=tags, raise_on_error=False
             )
             cost = watch.read()
             raise_if_interrupted()

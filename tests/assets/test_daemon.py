@@ -144,7 +144,7 @@ def _run_pipeline(dagster: Dagster) -> str:
     def backfill() -> str | None:
         for run in dagster.runs():
             tags = {tag["key"]: tag["value"] for tag in run["tags"]}
-            if tags.get("nmoe/pipeline") == launched:
+            if tags.get("nmoe/pipeline") == launched[:8]:
                 return tags["dagster/backfill"]
         return None
 

@@ -105,19 +105,6 @@ def test_new_input_requests_prep_of_its_source_alone(
     assert len({request.run_key for request in changed.run_requests}) == 2
 
 
-def test_a_saved_dataset_is_watched_file_by_file(
-    run: Run, defs: dg.Definitions, prepared: DagsterInstance
-) -> None:
-    first = _tick("source_watch", defs, prepared, None)
-    new = run.base / "in" / "notes" / "train" / "new.arrow"
-    new.write_bytes(b"x")
-    try:
-        changed = _tick("source_watch", defs, prepared, first.cursor)
-    finally:
-        new.unlink()
-    assert asked(changed) == {("prep", "notes")}
-
-
 def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
     run: Run, prepared: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +123,7 @@ def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
     assert _tick("source_watch", defs, prepared, moved.cursor).run_requests == []
 
 
-def test_a_source_that_cannot_be_listed_leaves_the_others_watched(
+def test_a_source_that_cannot_be_listed_leaves_the_others_watched_file_by_file(
     run: Run, defs: dg.Definitions, prepared: DagsterInstance
 ) -> None:
     first = _tick("source_watch", defs, prepared, None)
@@ -153,20 +140,14 @@ def test_a_source_that_cannot_be_listed_leaves_the_others_watched(
     assert json.loads(changed.cursor)["docs"] == json.loads(first.cursor)["docs"]
 
 
-def _fail_labels(defs: dg.Definitions, instance: DagsterInstance, key: str) -> None:
-    """A run of one label slice that fails, as a lost oracle makes it fail."""
-    done = defs.resolve_job_def("label").execute_in_process(
-        instance=instance, tags=range_tags([key]), raise_on_error=False
-    )
-    assert not done.success
-
-
 def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
     defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_000_000.0]
     monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
-    _fail_labels(defs, instance, "val-02")  # there are no slices to label in this project
+    tags = range_tags(["val-02"])  # there are no slices to label in this project
+    label = defs.resolve_job_def("label")
+    assert not label.execute_in_process(instance=instance, tags=tags, raise_on_error=False).success
     waits, cursor = [], None
     for _ in range(4):
         asked_at = clock[0]
