@@ -112,7 +112,7 @@ def open_shard(path: Path) -> np.ndarray:
 
 class IndexReader:
     """Document boundaries of one shard, from its `.idx` file. Raises FormatError where that is
-    missing (E-INDEX-MISSING), or not a whole index of this version (E-INDEX-FORMAT)."""
+    missing (E-INDEX-MISSING), or magic, version, size or boundaries are wrong (E-INDEX-FORMAT)."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
