@@ -101,8 +101,9 @@ def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan
     elif isinstance(cfg, Mapping):
         given, where = _of_mapping(cfg, "cfg"), "cfg"
     else:
-        where = type(cfg).__name__
-        given = _of_object(cfg, where)
+        where, inner = type(cfg).__name__, getattr(cfg, "data", None)
+        own = _of_data(inner, where) if isinstance(inner, Mapping) else _attributes(inner)
+        given = _attributes(cfg) | own
     if cache_dir is not None:
         given["cache_dir"] = cache_dir
     return _plan(checked(given, where), where)
@@ -154,16 +155,11 @@ def _of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
     for key, value in table.items():
         if key in KEYS or key in ("data", "base") or is_trainers(key):
             continue
-        if not _is_table(value) or _is_slip(key, table):
+        missing = [known for known in (*KEYS, "data") if known not in table]
+        is_slip = bool(difflib.get_close_matches(str(key), missing, 1, _SLIP))
+        if is_slip or not _is_table(value):
             raise _unknown(key, where, "; put keys of the trainer into a table of their own")
     return _chosen(table, ("base", *KEYS)) | _of_data(inner or {}, where)
-
-
-def _of_object(cfg: object, where: object) -> dict[str, Any]:
-    """The same of an object's attributes; a `data` that is a mapping is read as a table is."""
-    inner = getattr(cfg, "data", None)
-    own = _of_data(inner, where) if isinstance(inner, Mapping) else _attributes(inner)
-    return _attributes(cfg) | own
 
 
 def _of_data(table: Mapping[str, Any], where: object) -> dict[str, Any]:
@@ -185,11 +181,6 @@ def _is_table(value: Any) -> bool:
     """Whether a value is a table or a list of tables, as TOML has them."""
     rows = value if isinstance(value, list | tuple) else [value]
     return bool(rows) and all(isinstance(row, Mapping) for row in rows)
-
-
-def _is_slip(key: object, table: Mapping[str, Any]) -> bool:
-    missing = [known for known in (*KEYS, "data") if known not in table]
-    return bool(difflib.get_close_matches(str(key), missing, 1, _SLIP))
 
 
 def _unknown(key: object, where: object, do: str) -> ConfigError:

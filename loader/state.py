@@ -75,20 +75,16 @@ def _position(state: object) -> tuple[Mapping[str, Any], int]:
     if type(version) is not int or not 1 <= version <= STATE_VERSION:
         raise malformed(f"version {version!r}", f"1 to {STATE_VERSION}")
     if version == STATE_VERSION:
-        _check_seal(state)
+        error, do = StateError, "load the state as it was saved"
+        try:
+            check_seal(state, "state", required=True, code="E-STATE-FORMAT", error=error, do=do)
+        except StateError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise malformed(str(error), "JSON values") from None
     if type(n) is not int or n < 0:
         raise malformed(f"global_sequence_index = {n!r}", "an int of at least 0")
     return state, n
-
-
-def _check_seal(state: Mapping[str, Any]) -> None:
-    error, do = StateError, "load the state as it was saved"
-    try:
-        check_seal(state, "state", required=True, code="E-STATE-FORMAT", error=error, do=do)
-    except StateError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise malformed(str(error), "JSON values") from None
 
 
 def _with_consumed(plan: LoaderPlan, value: Any, capacities: Sequence[int]) -> LoaderPlan:

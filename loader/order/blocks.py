@@ -16,7 +16,7 @@ in whole. A position costs one path, O(sources x log(size)); the nodes of the la
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, sqrt
 
@@ -81,15 +81,13 @@ class Pace:
         # The closed form of the filler is another, within the number of sources.
         met += len(quotas)
         blocks = range(self._number_of(max(met - 1, 0)) + 1)
-        number = bisect_left(blocks, True, key=lambda b: self._is_met(self._end(b), quotas))
-        start = self._end(number - 1)
-        inside = range(start + 1, self._end(number) + 1)
-        return inside[
-            bisect_left(inside, True, key=lambda n: bool((self.counts_before(n) >= quotas).any()))
-        ]
 
-    def _is_met(self, end: int, quotas: Sequence[int]) -> bool:
-        return any(count >= quota for count, quota in zip(self.counts_at(end), quotas))
+        def is_met(counts: Iterable[int]) -> bool:
+            return any(count >= quota for count, quota in zip(counts, quotas))
+
+        number = bisect_left(blocks, True, key=lambda b: is_met(self.counts_at(self._end(b))))
+        inside = range(self._end(number - 1) + 1, self._end(number) + 1)
+        return inside[bisect_left(inside, True, key=lambda n: is_met(self.counts_before(n)))]
 
     def _number_of(self, n: int) -> int:
         # The rest of a period that is no whole block belongs to its last one.

@@ -59,7 +59,14 @@ def build_plan(
         raise PlanError("no source with a weight", where=plan_id, code="E-PLAN-SOURCE")
     for name in names:
         if name not in manifests:
-            raise _no_manifest(name, manifests)
+            hint = nearest(name, manifests)
+            raise PlanError(
+                "source has no manifest",
+                where=f"source {name!r}",
+                expected=f"one of {', '.join(manifests) or '(there are none)'}",
+                do=None if hint is None else f"did you mean {hint!r}?",
+                code="E-PLAN-SOURCE",
+            )
     train = {name: preflight.read_data(manifests[name], given) for name in names}
     held_out = {name: preflight.read_data(path, given) for name, path in valid.items()}
     vocabulary = preflight.agreed_vocabulary([*train.items(), *held_out.items()], given)
@@ -81,17 +88,6 @@ def sources_read(stages: Sequence[Stage], phases: Sequence[Phase]) -> list[str]:
     weighed = {name for phase in phases for name, weight in phase.weights.items() if weight}
     listed = [source for stage in stages for source in stage.sources]
     return list(dict.fromkeys(s.name for s in listed if s.weight or s.name in weighed))
-
-
-def _no_manifest(name: str, manifests: Mapping[str, Path]) -> PlanError:
-    hint = nearest(name, manifests)
-    return PlanError(
-        "source has no manifest",
-        where=f"source {name!r}",
-        expected=f"one of {', '.join(manifests) or '(there are none)'}",
-        do=None if hint is None else f"did you mean {hint!r}?",
-        code="E-PLAN-SOURCE",
-    )
 
 
 def _source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:

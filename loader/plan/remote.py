@@ -148,7 +148,7 @@ def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None =
                 return manifest
         except FormatError:
             pass  # a damaged copy is made again
-    part = _part(local)
+    part = _beside(local, ".part")
     if not copy(url, part):
         raise _uncommitted(url)
     os.replace(part, local)
@@ -184,7 +184,7 @@ def _fetch_shard(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
 def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -> None:
     if _is_checked(local, checksum, sizes):
         return
-    part = _part(local)
+    part = _beside(local, ".part")
     if not copy(url, part):
         raise FormatError("file is missing", where=url, code=f"{code}-MISSING")
     try:
@@ -204,7 +204,7 @@ def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -
         part.unlink()
         raise
     os.replace(part, local)
-    _write(_mark(local), json.dumps(_stamp(local, checksum)).encode())
+    _write(_beside(local, ".checked"), json.dumps(_stamp(local, checksum)).encode())
 
 
 def _is_checked(local: Path, checksum: str, sizes: range) -> bool:
@@ -212,7 +212,7 @@ def _is_checked(local: Path, checksum: str, sizes: range) -> bool:
     try:
         if local.stat().st_size not in sizes:
             return False
-        return json.loads(_mark(local).read_bytes()) == _stamp(local, checksum)
+        return json.loads(_beside(local, ".checked").read_bytes()) == _stamp(local, checksum)
     except (OSError, ValueError):
         return False
 
@@ -222,12 +222,8 @@ def _stamp(local: Path, checksum: str) -> dict[str, Any]:
     return {"checksum": checksum, "size_bytes": at.st_size, "modified_ns": at.st_mtime_ns}
 
 
-def _mark(local: Path) -> Path:
-    return local.with_name(local.name + ".checked")
-
-
-def _part(local: Path) -> Path:
-    return local.with_name(local.name + ".part")
+def _beside(local: Path, suffix: str) -> Path:
+    return local.with_name(local.name + suffix)
 
 
 def _cache(cache_dir: str | Path | None) -> Path:
@@ -255,6 +251,6 @@ def _locked(mirror: Path) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    part = _part(path)
+    part = _beside(path, ".part")
     part.write_bytes(content)
     os.replace(part, path)

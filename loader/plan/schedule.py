@@ -21,6 +21,7 @@ from loader.order.shuffle import Permutation, key_of
 from loader.plan.records import LoaderPlan
 
 _ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
+_permutation = lru_cache(maxsize=1024)(Permutation)
 
 
 class PlanSchedule:
@@ -186,11 +187,6 @@ def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
                 do='prepare more of it, take less of it, or set on_exhaust = "wrap" to repeat it',
                 code="E-PLAN-SHORT",
             )
-
-
-@lru_cache(maxsize=1024)
-def _permutation(size: int, key: int) -> Permutation:
-    return Permutation(size, key)
 
 
 def _by_source(sources: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
