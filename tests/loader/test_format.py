@@ -35,11 +35,9 @@ def test_shard_is_mapped_as_its_tokens(shard):
     np.testing.assert_array_equal(tokens, np.arange(100))
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 1
-
-
-def test_an_empty_shard_and_a_padded_header_of_another_writer_open(shard):
     np.save(shard, np.empty(0, "<u4"))
     assert open_shard(shard).shape == (0,)
+    # A padded header of another writer.
     header = "{'descr': '<u4', 'fortran_order': False, 'shape': (     2,), }".ljust(117) + "\n"
     shard.write_bytes(npy(header, b"\1\0\0\0\2\0\0\0"))
     assert open_shard(shard).tolist() == [1, 2]

@@ -80,15 +80,7 @@ def test_a_short_source_wraps_and_spans_are_those_of_a_brute_force(tree, lib, tm
             assert spans.tolist() == [list(pair) for pair in itertools.pairwise(edges)]
 
 
-def test_spans_are_none_where_there_is_no_index(tmp_path):
-    np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint32))
-    cfg = {"data_path": tmp_path, "seq_len": 8, "batch_size": 2, "allow_unmanifested": True}
-    batch = open_loader(cfg).next_with_meta()
-    assert batch.document_spans is None
-    assert batch.source_index.tolist() == [0, 0]
-
-
-def test_missing_index_leaves_the_loader_where_it_was(tree):
+def test_spans_are_none_where_no_index_is_named_and_refused_where_one_is_gone(tree):
     directory = tree.add("web", 2000).parent
     loader = open_loader(tree.one())
     for path in directory.rglob("*.idx"):
@@ -97,3 +89,7 @@ def test_missing_index_leaves_the_loader_where_it_was(tree):
         loader.next_with_meta()
     assert loader.step == 0
     assert len(loader.next()[0]) == 2
+    (directory / "manifest.json").unlink()
+    batch = open_loader(tree.one(allow_unmanifested=True)).next_with_meta()
+    assert batch.document_spans is None
+    assert batch.source_index.tolist() == [0, 0]

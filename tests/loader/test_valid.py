@@ -162,13 +162,11 @@ def test_integers_that_cannot_mark_a_target_are_refused_where_ranks_share_rows(r
 
 
 def test_more_ranks_than_targets_in_a_row_are_refused(tree):
-    tree.add("web", 200)
-    tree.add("web", 9, split="valid", num_files=1)
-    cfg = {"data_path": tree.root / "web", "seq_len": 2, "batch_size": 8}
-    assert open_valid(cfg, 7, 8).num_steps == 1
-    tree.add("code", 200)
-    tree.add("code", 3, split="valid", num_files=1)
-    cfg["data_path"] = tree.root / "code"
+    for name, num_tokens in (("web", 9), ("code", 3)):
+        tree.add(name, 200)
+        tree.add(name, num_tokens, split="valid", num_files=1)
+    assert open_valid(tree.one("web", seq_len=2, batch_size=8), 7, 8).num_steps == 1
+    cfg = tree.one("code", seq_len=2, batch_size=8)
     assert open_valid(cfg, 1, 2).num_steps == 1
     with pytest.raises(ConfigError, match="world_size"):
         open_valid(cfg, 2, 3)
