@@ -140,12 +140,9 @@ class Rows(NamedTuple):
 
 
 class BatchReader:
-    """Reads one rank's rows of any batch of a stream, whose last one ends at sequence `end`.
-
-    Raises:
-        ConfigError: Ranks would share rows of the last batch, and the type of its targets cannot
-            hold -100, or the batch has fewer targets than there are ranks.
-    """
+    """Reads one rank's rows of any batch of a stream, whose last one ends at sequence `end`. Raises
+    ConfigError where ranks would share rows of the last batch, and the type of its targets cannot
+    hold -100 or the batch has fewer targets than there are ranks."""
 
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
         self._stream, self._end, self._options = stream, end, options

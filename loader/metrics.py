@@ -25,7 +25,7 @@ class SourceLosses:
         self._sums = np.zeros((2, len(self.source_names)))
 
     def add(self, source_index: Any, row_losses: Any, row_tokens: Any = None) -> None:
-        """Add rows.
+        """Add rows. Raises ConfigError where shapes do not agree, or a source is not known.
 
         Args:
             source_index: `[num_rows]`, source of each row.
@@ -33,9 +33,6 @@ class SourceLosses:
                 `[num_rows, seq_len]`, loss of each token, 0 where there is none to predict.
             row_tokens: `[num_rows]`, predicted tokens of each row. Left out: `seq_len`, or 1 for
                 mean losses, which is right where all rows predict the same number.
-
-        Raises:
-            ConfigError: Shapes do not agree, or a source is not known.
         """
         index, losses = _array(source_index, np.int64), _array(row_losses, np.float64)
         if index.ndim != 1 or losses.ndim not in (1, 2) or len(losses) != len(index):

@@ -87,13 +87,9 @@ class TokenDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's share of the batches: of train from the current position on, of valid as
-        `DeterministicLoader` iterates.
-
-        Raises:
-            StateError: The position is another worker's, or, on valid, was loaded in the main
-                process, which could not tell a first pass of workers from a second
-                (E-STATE-WORKER).
-        """
+        `DeterministicLoader` iterates. Raises StateError (E-STATE-WORKER) where the position is
+        another worker's, or, on valid, was loaded in the main process, which could not tell a first
+        pass of workers from a second."""
         worker = get_worker_info()
         place = (worker.id, worker.num_workers) if worker else (0, 1)
         loader = self._opened()

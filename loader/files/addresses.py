@@ -96,12 +96,8 @@ def _path_argument(text: str) -> Path:
 
 
 def read_bytes(url: str) -> bytes | None:
-    """A whole file, or None where there is none.
-
-    Raises:
-        PlanError: The store does not answer, or refuses (E-STORE).
-        ConfigError: fsspec or the store's client is not installed.
-    """
+    """A whole file, or None where there is none. Raises PlanError where the store does not answer
+    or refuses (E-STORE), ConfigError where fsspec or the store's client is not installed."""
     with _asking(url):
         files, path = _open_store(url)
         try:

@@ -34,11 +34,8 @@ class IndexHeader(NamedTuple):
 
 def read_npy_header(path: Path) -> tuple[int, int]:
     """Check a shard's header against its file; return (number of tokens, byte offset of the data).
-
-    Raises:
-        FormatError: Missing (E-SHARD-MISSING), not NPY v1.0 `<u4` 1-D in C order (E-SHARD-FORMAT),
-            or shorter or longer than the header says (E-SHARD-TRUNCATED).
-    """
+    Raises FormatError where it is missing (E-SHARD-MISSING), not NPY v1.0 `<u4` 1-D in C order
+    (E-SHARD-FORMAT), or shorter or longer than the header says (E-SHARD-TRUNCATED)."""
     try:
         size_bytes = path.stat().st_size
         with open(path, "rb") as file:

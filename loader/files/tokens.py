@@ -34,12 +34,9 @@ class TokenFiles:
     """Files of several sources on one axis. Where it `wraps`, a row that comes to the end of its
     source goes on at the source's start.
 
-    Attributes:
-        file_starts: int64 `[num_files + 1]`, position of each file's first token, and the end.
-        source_starts: int64 `[num_sources + 1]`, the same of sources.
-
-    Raises:
-        FormatError: A file is missing, malformed or not as long as its manifest says.
+    file_starts: int64 `[num_files + 1]`, position of each file's first token, and the end.
+    source_starts: int64 `[num_sources + 1]`, the same of sources. Raises FormatError where a file
+    is missing, malformed or not as long as its manifest says.
     """
 
     def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:

@@ -109,12 +109,9 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
 class PackedRows:
     """Which documents are in each row of a best-fit packed stream: all are packed when it is made.
 
-    Attributes:
-        capacities: Rows of each source.
-        row_tokens: uint32 `[num_rows]` of each source, tokens of documents in each row.
-
-    Raises:
-        FormatError: A source has no index, or an index is not of its file (E-INDEX-...).
+    capacities: rows of each source. row_tokens: uint32 `[num_rows]` of each source, tokens of
+    documents in each row. Raises FormatError where a source has no index, or an index is not of its
+    file (E-INDEX-...).
     """
 
     def __init__(self, manifests: Sequence[Manifest], index: DocumentIndex, seq_len: int) -> None:

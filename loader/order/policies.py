@@ -150,17 +150,11 @@ def make_schedule(
     seq_len: int = 1,
     pass_sequences: int = 1,
 ) -> Schedule:
-    """The order of sources in a stage.
+    """The order of sources in a stage, by their integer weights and their numbers of sequences.
 
-    Args:
-        policy: One of `POLICIES`.
-        weights, quotas: Integer weight, and number of sequences, of each source.
-        key: Seed of the stage.
-        seq_len: Tokens of a sequence; `least_consumed` counts them.
-        pass_sequences: Sequences in one pass over all data: an epoch of `epoch_weighted`.
-
-    Raises:
-        PlanError: A source has a quota and no weight.
+    key: seed of the stage. seq_len: tokens of a sequence, which `least_consumed` counts.
+    pass_sequences: sequences in one pass over all data, an epoch of `epoch_weighted`. Raises
+    PlanError where a source has a quota and no weight.
     """
     block_sizes = {"block": BLOCK_SIZE, "epoch_weighted": pass_sequences}
     block_size = block_sizes.get(policy, sum(quotas))

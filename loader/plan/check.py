@@ -32,22 +32,16 @@ def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
 
 
 def read_data(path: Path, vocabulary: Vocabulary) -> Manifest:
-    """The manifest at `path`, or one made from a directory's shards in sorted order.
-
-    Raises:
-        FormatError: The manifest is missing or not valid, or a shard's header is not.
-        PlanError: The directory holds no `.npy` file (E-PLAN-SOURCE).
-    """
+    """The manifest at `path`, or one made from a directory's shards in sorted order. Raises
+    FormatError where it or a shard's header is not valid, PlanError where the directory holds no
+    `.npy` file (E-PLAN-SOURCE)."""
     return _scan(path, vocabulary) if path.is_dir() else load_manifest(path)
 
 
 def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
-    """The manifest of a plan's source, checked to be the one the plan was built from.
-
-    Raises:
-        PlanError: Its content or size differs (E-PLAN-DATA), or its tokenizer (E-PLAN-TOKENIZER).
-        FormatError: It is missing or not valid, or its path leaves the root (E-PATH-ESCAPE).
-    """
+    """The manifest of a plan's source. Raises PlanError where its content or size is not that of
+    the plan (E-PLAN-DATA), or its tokenizer (E-PLAN-TOKENIZER), and FormatError where it is missing
+    or not valid, or its path leaves the root (E-PATH-ESCAPE)."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     manifest = read_data(resolve_inside(plan.base, source.manifest), vocabulary)
     agreed_vocabulary([(source.name, manifest)], vocabulary)
@@ -89,12 +83,9 @@ def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary
 
 
 def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
-    """Refuse a plan that no loader could run to its end.
-
-    Raises:
-        PlanError: A value is out of range (E-PLAN-FORMAT), or a source has fewer tokens than the
-            stages take of it though it may not wrap or end the run (E-PLAN-SHORT).
-    """
+    """Refuse a plan that no loader could run to its end. Raises PlanError where a value is out of
+    range (E-PLAN-FORMAT), or a source has fewer tokens than the stages take of it though it may not
+    wrap or end the run (E-PLAN-SHORT)."""
     for found, expected, is_good in _ranges(plan):
         if not is_good:
             raise PlanError(

@@ -63,12 +63,9 @@ class ListedSource:
 
 
 def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSource, ...]:
-    """The sources of `[[data.datasets]]`. A blank name is the path's or the hub's.
-
-    Raises:
-        ConfigError: No source, an unknown key, neither path nor hub name, a weight that is no
-            number of at least 0, no weight above 0, or a name twice.
-    """
+    """The sources of `[[data.datasets]]`. A blank name is the path's or the hub's. Raises
+    ConfigError where a row has an unknown key, neither path nor hub name, or a weight that is no
+    number of at least 0, and where there is no row, no weight above 0 or a name twice."""
     if not isinstance(rows, list | tuple) or not rows:
         raise ConfigError("no datasets", where=where, expected="a list of tables")
     sources: dict[str, ListedSource] = {}
@@ -91,12 +88,9 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
 def read_mappings(
     configs: Any, weights: Any, where: str, base: Path = Path()
 ) -> tuple[ListedSource, ...]:
-    """The sources of `configs` and `weights`, which name the same sources.
-
-    Raises:
-        ConfigError: A name is in one mapping alone, a key is unknown, a source names no data or two
-            kinds of it, or no weight is above 0.
-    """
+    """The sources of `configs` and `weights`, which name the same sources. Raises ConfigError where
+    they do not, a key is unknown, a source names no data or two kinds of it, or no weight is above
+    0."""
     configs = tables.table(configs, f"{where}: configs")
     weights = tables.table(weights, f"{where}: weights")
     for name in weights:

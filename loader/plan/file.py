@@ -34,10 +34,9 @@ T = TypeVar("T")
 def load_plan(path: str | Path) -> LoaderPlan:
     """Read a plan and check it against the manifests it names.
 
-    Raises:
-        PlanError: Not a plan (E-PLAN-FORMAT), changed by hand (E-PLAN-HASH), its data changed
-            (E-PLAN-DATA) or is too short (E-PLAN-SHORT).
-        FormatError: A manifest is missing or not valid, or a path leaves the root.
+    Raises PlanError where it is no plan (E-PLAN-FORMAT), was changed by hand (E-PLAN-HASH), or its
+    data changed (E-PLAN-DATA) or are too short (E-PLAN-SHORT), and FormatError where a manifest is
+    missing or not valid, or a path leaves the root.
     """
     path = Path(path)
     try:

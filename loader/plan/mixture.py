@@ -83,11 +83,9 @@ def resolve_stages(
 
     A stage's budget is its `tokens_b_override`, else its mixture's `total_tokens_b` times the
     flow's scale, where `tokens_b` (or `tokens_b_ratio` x `active_params_b`) sets the scale so that
-    all stages together have that many tokens. Budgets are rounded down to whole tokens.
-
-    Raises:
-        ConfigError: A file, a key or a value is wrong, a name is not known, an id appears twice in
-            a mixture, or `active_params_b` is needed.
+    all stages together have that many tokens. Budgets are rounded down to whole tokens. Raises
+    ConfigError where a file, a key or a value is wrong, a name is not known, an id appears twice in
+    a mixture, or `active_params_b` is needed.
     """
     flow_tables = _named(flow_profiles_toml, "flow")
     mixture_tables = _named(mixture_toml, "mixtures")

@@ -42,12 +42,9 @@ class Segment:
 
 
 def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
-    """The phases of a run's settings: `phases`, or the two `anneal_` keys.
-
-    Raises:
-        ConfigError: Both forms are given, one `anneal_` key is alone, start steps do not rise, a
-            learning-rate scale is not above 0, or a weight is not a number of at least 0.
-    """
+    """The phases of a run's settings: `phases`, or the two `anneal_` keys. Raises ConfigError where
+    both forms are given, one `anneal_` key is alone, start steps do not rise, a learning-rate scale
+    is not above 0, or a weight is not a number of at least 0."""
     sugar = {key: config[key] for key in _SUGAR_KEYS if key in config}
     first = next((f"{key} = {value!r}" for key, value in sugar.items()), "")
     if sugar and config.get("phases"):

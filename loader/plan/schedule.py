@@ -26,14 +26,11 @@ _permutation = lru_cache(maxsize=1024)(Permutation)
 
 class PlanSchedule:
     """All sequences of a split: `train` mixes by stages, `valid` reads each source once, in order.
-    `capacities` are the windows that each source holds, in the order of the plan's sources.
 
-    Attributes:
-        num_sequences: Sequences of the split.
-        passed: int64 [num_sources], windows of each that were read before the plan began.
-
-    Raises:
-        PlanError: A source holds no window, or fewer than the plan takes of it (E-PLAN-SHORT).
+    capacities: windows that each source holds, in the order of the plan's sources. num_sequences:
+    of the split. passed: int64 [num_sources], windows of each that were read before the plan began.
+    Raises PlanError where a source holds no window, or fewer than the plan takes of it
+    (E-PLAN-SHORT).
     """
 
     def __init__(self, plan: LoaderPlan, split: str, capacities: Sequence[int]) -> None:

@@ -46,10 +46,8 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     """The directory of a source's shards, with `train/` and, of files for validation, `valid/`.
 
     The plug-in makes it in `run.cache_dir` where it is not there yet, with the run's tokenizer.
-
-    Raises:
-        ConfigError: `cache_dir` or the tokenizer is missing, or no plug-in is installed.
-        NmoeError: The plug-in cannot read or tokenise the text.
+    Raises ConfigError where `cache_dir` or the tokenizer is missing, or no plug-in is installed,
+    and NmoeError where the plug-in cannot read or tokenise the text.
     """
     where = f"source {name!r}"
     if run.cache_dir is None:

@@ -44,12 +44,9 @@ class RowOrigins(NamedTuple):
 
 
 def origins(stream: Stream, n: int) -> RowOrigins:
-    """The documents of global sequence `n`, in the order of its tokens.
-
-    Raises:
-        IndexError: The stream has no such sequence.
-        FormatError: An index is missing or not of its file (E-INDEX-...).
-    """
+    """The documents of global sequence `n`, in the order of its tokens. Raises IndexError where
+    there is no such sequence, FormatError where an index is missing or not of its file
+    (E-INDEX-...)."""
     sources, windows = stream.schedule.locate(n, n + 1)
     source, window = int(sources[0]), int(windows[0])
     found, row_start, paths = [], 0, stream.files.paths()

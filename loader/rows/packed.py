@@ -75,12 +75,9 @@ class TokenCounts:
     """Tokens of documents before a position, by source.
 
     Rows are summed in the order in which the run reads them, on from the last place that was asked
-    for, so a count at every step costs one step's rows.
-
-    Args:
-        row_tokens: uint32 `[num_rows]` of each source, tokens of documents in each row.
-        order: Rows of a source at places `[start, stop)` of the order in which it is read.
-        passed: Rows of each source that were read before the run.
+    for, so a count at every step costs one step's rows. row_tokens: uint32 `[num_rows]` of each
+    source, tokens of documents in each row. order: rows of a source at places `[start, stop)` of
+    the order in which it is read. passed: rows of each source that were read before the run.
     """
 
     def __init__(

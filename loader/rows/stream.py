@@ -50,16 +50,11 @@ class _Ahead:
 class Stream:
     """All sequences of one split of a plan.
 
-    Attributes:
-        schedule: Which source and window each sequence is.
-        reader: What a source's windows hold.
-        files, index: All tokens, and all documents.
-        capacities: Windows that each source holds.
-
-    Raises:
-        PlanError: The split has no source (E-PLAN-VALID), one is too short for a window
-            (E-PLAN-SHORT), or its data are not the plan's.
-        FormatError: A manifest or shard is missing, malformed or of another size.
+    schedule: which source and window each sequence is. reader: what a source's windows hold. files,
+    index: all tokens, and all documents. capacities: windows that each source holds. Raises
+    PlanError where the split has no source (E-PLAN-VALID), one is too short for a window
+    (E-PLAN-SHORT), or its data are not the plan's, and FormatError where a manifest or shard is
+    missing, malformed or of another size.
     """
 
     def __init__(self, plan: LoaderPlan, split: Split) -> None:
@@ -101,11 +96,8 @@ class Stream:
         return (num_rows, self._seq_len + 1)
 
     def read(self, n: int, rows: RankRows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Copy rows of the batch that starts at sequence `n` to `out`, of either `shape`.
-
-        Returns:
-            Source and window of each row: int64 `[last - first]`.
-        """
+        """Copy rows of the batch that starts at sequence `n` to `out`, of either `shape`; returns
+        source and window of each row: int64 `[last - first]`."""
         ahead = self._ahead
         batch, inside = divmod(n - ahead.start, rows.size)
         is_same = rows is ahead.rows or rows == ahead.rows
