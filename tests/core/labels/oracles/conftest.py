@@ -1,12 +1,14 @@
-"""A judge's server for each test that asks for one; pauses are short."""
+"""A judge's server and a tiny checkpoint for each test that asks for one; pauses are short."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from nmoe_core.labels.oracles import replies
+from nmoe_core.engine import make_tiny_checkpoint
+from nmoe_core.labels.oracles import engine, replies
 from tests.core.labels.oracles.server import JudgeServer
 
 
@@ -15,6 +17,19 @@ def server() -> Iterator[JudgeServer]:
     made = JudgeServer()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("oracle_weights")
+    return make_tiny_checkpoint(path, num_layers=2, num_experts=4, hidden_size=32)
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_model() -> Iterator[None]:
+    clear = engine.load_generator.cache_clear
+    yield
+    clear()
 
 
 @pytest.fixture(autouse=True)

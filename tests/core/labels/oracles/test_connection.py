@@ -80,38 +80,14 @@ def test_a_response_that_is_not_whole_is_an_error_with_its_reason(sent: bytes, r
         post_one(*([sent] if sent else []))
 
 
-def test_one_connection_serves_many_requests_until_the_server_closes_it() -> None:
-    seen: list[tuple[int, bytes]] = []
-
-    async def talk(client: Client) -> None:
-        for i in range(3):
-            head, body = await client.request()
-            assert head.startswith(b"POST /v1/x?a=1 HTTP/1.1\r\n")
-            assert b"\r\nAuthorization: Bearer k\r\n" in head
-            seen.append((client.nth, body))
-            more = b"Connection: close\r\n" if client.nth == 1 and i == 1 else b""
-            client.writer.write(b"HTTP/1.1 200 OK\r\n%sContent-Length: 1\r\n\r\n%d" % (more, i))
-            if more:
-                await asyncio.sleep(0.2)
-
-    async def use(connection: Connection) -> list[bytes]:
-        bodies = []
-        for i in range(7):
-            bodies.append((await connection.post(b"%d" % i)).body)
-            await asyncio.sleep(0.01)
-        return bodies
-
-    assert with_server(talk, use) == [b"0", b"1", b"2", b"0", b"1", b"0", b"1"]
-    assert [nth for nth, _ in seen] == [0, 0, 0, 1, 1, 2, 2]
-    assert [body for _, body in seen] == [b"%d" % i for i in range(7)]
-
-
-def test_a_lost_request_is_sent_once_more_but_not_after_a_byte_or_a_timeout() -> None:
+def test_a_connection_is_kept_and_a_lost_request_is_sent_once_more() -> None:
     seen: list[tuple[int, bytes]] = []
 
     async def talk(client: Client) -> None:
         while True:
-            body = (await client.request())[1]
+            head, body = await client.request()
+            assert head.startswith(b"POST /v1/x?a=1 HTTP/1.1\r\n")
+            assert b"\r\nAuthorization: Bearer k\r\n" in head
             seen.append((client.nth, body))
             if body == b"slow":
                 await asyncio.sleep(600)
@@ -119,25 +95,33 @@ def test_a_lost_request_is_sent_once_more_but_not_after_a_byte_or_a_timeout() ->
                 client.writer.write(b"HTTP/1.1 2")
             if body in (b"begun", b"lost") or (client.nth, body) == (0, b"once"):
                 break
-            client.writer.write(OK + b"1")
+            closes = b"OK\r\nConnection: close\r\n" if body == b"closes" else b"OK\r\n"
+            client.writer.write(OK.replace(b"OK\r\n", closes) + b"1")
+            if body == b"closes":
+                await asyncio.sleep(0.2)
+            if body == b"leaves":
+                break
 
     async def use(connection: Connection) -> None:
         for body, error in (
             *((b"a", None), (b"once", None)),
             *((b"slow", TimeoutError), (b"b", None)),
             *((b"begun", ConnectionError), (b"c", None)),
+            *((b"closes", None), (b"leaves", None), (b"d", None)),
             (b"lost", ConnectionError),
         ):
             connection.timeout_s = 0.1 if error is TimeoutError else 60.0
             if error is None:
                 assert (await connection.post(body)).body == b"1"
+                await asyncio.sleep(0.01)
             else:
                 with pytest.raises(error):
                     await connection.post(body)
 
     with_server(talk, use)
     expected = [(0, b"a"), (0, b"once"), (1, b"once"), (1, b"slow"), (2, b"b"), (2, b"begun")]
-    assert seen == [*expected, (3, b"c"), (3, b"lost"), (4, b"lost")]
+    expected += [(3, b"c"), (3, b"closes"), (4, b"leaves"), (5, b"d"), (5, b"lost"), (6, b"lost")]
+    assert seen == expected
 
 
 def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:

@@ -23,19 +23,6 @@ REASONS = {"final_stop", "stop_outside_final", "length", "parser_error"}
 TEXTS = ["A short one.", "word " * 3000, "<|end|><|start|>system", "x = 1\n" * 10, "Ünï çødé."]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("oracle_weights")
-    return make_tiny_checkpoint(path, num_layers=2, num_experts=4, hidden_size=32)
-
-
-@pytest.fixture(autouse=True)
-def _forget_the_model() -> Iterator[None]:
-    clear = engine.load_generator.cache_clear
-    yield
-    clear()
-
-
 def settings(**more: Any) -> EngineOracleTable:
     return EngineOracleTable(**{"max_ctx": 900, "max_new": 160, "max_batch": 3} | more)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,13 +7,11 @@ import pytest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
-from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.slices import write_source_slices
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import MODEL, JudgeServer
-from tests.core.quality import RUBRIC
 from tests.refusals import refused
 
 
@@ -25,23 +22,17 @@ def project(tmp_path: Path, prepared_data: Path) -> Path:
     return tmp_path
 
 
-def run_of(project: Path, rubric: Path, oracle: str) -> Run:
+def run_of(project: Path, oracle: str) -> Run:
     path = project / "run.toml"
-    path.write_text(f'root = "{project}"\n[oracle]\nrubric = "{rubric}"\n{oracle}\n')
+    path.write_text(f'root = "{project}"\n[oracle]\n{oracle}\n')
     return Run(path)
-
-
-@pytest.fixture(autouse=True)
-def _forget_the_model() -> Iterator[None]:
-    yield
-    engine.load_generator.cache_clear()
 
 
 def test_a_run_labels_over_http_with_two_lines_of_settings(
     project: Path, server: JudgeServer
 ) -> None:
     settings = f'kind = "http"\nrelabel = 2\n[oracle.http]\nbase_url = "{server.url}"\n'
-    run = run_of(project, RUBRIC, settings + f'model = "{MODEL}"')
+    run = run_of(project, settings + f'model = "{MODEL}"')
     outputs = label_slices(run, ["web"], ["train-00", "val-01"])
     assert outputs["train-00"].facts["parse_rate"] == 1.0
     assert outputs["train-00"].facts["scorer"].startswith(f"{MODEL}/")
@@ -55,17 +46,16 @@ def test_a_run_labels_over_http_with_two_lines_of_settings(
 
 
 def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
-    make_tiny_checkpoint(project / "weights", num_layers=2, num_experts=4, hidden_size=32)
-    settings = f'kind = "engine"\n[oracle.engine]\ncheckpoint = "{project}/weights"\n'
-    run = run_of(project, RUBRIC, settings + "max_ctx = 764\nmax_new = 16\n")
+    settings = f'kind = "engine"\n[oracle.engine]\ncheckpoint = "{checkpoint}"\n'
+    run = run_of(project, settings + "max_ctx = 764\nmax_new = 16\n")
     facts = label_slices(run, ["web"], ["val-00"])["val-00"].facts
     assert facts["oracle_calls"] == facts["documents"]
     assert facts["parse_rate"] == 0.0
     with refused("E-LABEL-MIXED"):
-        label_slices(run_of(project, RUBRIC, 'kind = "heuristic"'), ["web"], ["val-00"])
+        label_slices(run_of(project, 'kind = "heuristic"'), ["web"], ["val-00"])
 
 
 HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
@@ -88,4 +78,4 @@ def test_settings_that_cannot_work_are_refused_when_the_run_is_read(
     tmp_path: Path, oracle: str, named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        run_of(tmp_path, RUBRIC, oracle)
+        run_of(tmp_path, oracle)
