@@ -86,11 +86,8 @@ class PartialRows:
 
     The note beside them says what they are made from, how many bytes were appended (whole buffers
     of documents that ran together) and their SHA-256. After a kill, bytes behind those are cut off;
-    rows that were damaged meanwhile are graded again.
-
-    Args:
-        out_dir: Directory of the output; the caller holds its lock.
-        fingerprints: What the rows are made from; rows made from anything else are cut off.
+    rows that were damaged meanwhile or made from other `fingerprints` are graded again. The caller
+    holds the lock of `out_dir`.
     """
 
     def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:
@@ -104,11 +101,7 @@ class PartialRows:
         self._log.close()
 
     def resume(self, tally: Tally) -> int:
-        """Cut the file to the rows that are known to be whole, and count those into `tally`.
-
-        Returns:
-            How many rows there are.
-        """
+        """Cut the file to the rows that are known to be whole; count them into `tally`, and all."""
         note, num_rows = read_sealed(self._note) or {}, 0
         is_of_these = note.get("fingerprints") == self._fingerprints
         if is_of_these and self._log.starts_with(note["bytes"], note["sha256"]):

@@ -115,27 +115,21 @@ def score_reliability(
     points, chances = isotonic(fit.judge, fit_keeps.astype(float))
     chance = np.interp(report.judge, points, chances)
     line = regression_line(report.judge, report.oracle)
+    order = np.argsort(report.judge, kind="stable")
     return {
         "ece_keep": rounded(calibration_error(chance, oracle_keeps.astype(float))),
         "reliability_line": line and [rounded(value) for value in line],
-        "reliability": _reliability(report.judge, report.oracle, oracle_keeps),
+        # Ten bins of equal count, by the judge's score.
+        "reliability": [
+            {
+                "count": len(rows),
+                "judge_mean": rounded(report.judge[rows].mean()),
+                "oracle_mean": rounded(report.oracle[rows].mean()),
+                "oracle_keep_rate": rounded(oracle_keeps[rows].mean()),
+            }
+            for rows in np.array_split(order, min(NUM_BINS, len(order)))
+        ],
     }
-
-
-def _reliability(
-    judge: np.ndarray, oracle: np.ndarray, oracle_keeps: np.ndarray
-) -> list[dict[str, Any]]:
-    """Ten bins of equal count by judge score: their count, means, and the oracle's keep rate."""
-    order = np.argsort(judge, kind="stable")
-    return [
-        {
-            "count": len(rows),
-            "judge_mean": rounded(judge[rows].mean()),
-            "oracle_mean": rounded(oracle[rows].mean()),
-            "oracle_keep_rate": rounded(oracle_keeps[rows].mean()),
-        }
-        for rows in np.array_split(order, min(NUM_BINS, len(order)))
-    ]
 
 
 def head_agreement(

@@ -101,15 +101,12 @@ def fit_thresholds(
     targets: Targets,
     is_proof: np.ndarray | None = None,
 ) -> Thresholds:
-    """Fit the three thresholds on documents that both heads scored.
+    """Fit the three thresholds on documents that both heads scored, from aggregated scores `[N]`.
 
-    Args:
-        probe: Aggregated probe scores `[N]`; without them no document leaves early.
-        judge: Aggregated judge scores `[N]`.
-        oracle_keeps: Whether the oracle would keep the document: bool `[N]`.
-        targets: Early exits count as dropped; `max_false_drop` bounds them alone, and all drops.
-        is_proof: Documents that bounds are proved on, bool `[N]`: no head was trained on them,
-            and no two have the same content. All when left out.
+    Without a probe no document leaves early. Early exits count as dropped: `max_false_drop` bounds
+    them alone, and all drops. `oracle_keeps` (bool `[N]`) are the documents that the oracle would
+    keep; `is_proof` those that bounds are proved on, all when left out: no head was trained on
+    them, and no two have the same content.
 
     Raises:
         CalibrationError: The share to drop breaks the bound (E-CALIBRATION-BOUND).

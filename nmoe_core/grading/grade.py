@@ -2,8 +2,11 @@
 
 Rows are computed in bounded buffers and appended to a partial file, so memory hardly grows with the
 input and a killed grading goes on at the last whole buffer, with the same bytes in the end. A
-current output is left as it is; of another one, batches of equal texts keep their scores
-(`grading.reuse`). The last digits of a document's scores depend on the batch that it ran in.
+current output is left as it is.
+
+The documents that run together decide the last digits of their scores. So scores of an earlier
+grading are taken over by whole batches: the same texts in the same order, scored by the same
+backbone and heads. A note beside the rows names each batch by the SHA-256 of its tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.base.atomic import output_lock
+from loader.files.sealed import sealed
+from nmoe_core.base.atomic import output_lock, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints, is_current, read_sealed, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.calibration.files import Calibration, load_calibration
 from nmoe_core.calibration.graded import (
@@ -32,10 +36,17 @@ from nmoe_core.calibration.graded import (
 )
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
-from nmoe_core.grading.reuse import known_scores, note_batches
-from nmoe_core.heads.features import BUFFER_BATCHES, DocumentTokens, one_thread, require_few_failed
+from nmoe_core.heads.features import (
+    BUFFER_BATCHES,
+    DocumentTokens,
+    arithmetic,
+    one_thread,
+    require_few_failed,
+)
 from nmoe_core.heads.scoring import HeadScorer, HeadScores
-from nmoe_core.labels.scores import as_scores
+from nmoe_core.labels.scores import as_scores, as_vector
+
+NOTE_NAME = ".quality_scores.batches.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +82,7 @@ class Grader:
     def buffers(
         self, documents: Iterable[GradeDocument], known: HeadScores | None = None
     ) -> Iterator[tuple[list[Row], HeadScores]]:
-        """Rows of documents, in order, and their scores: one buffer at a time.
-
-        Args:
-            documents: What to grade; a buffer of them is sorted by length and scored together.
-            known: As for `HeadScorer.score`.
-        """
+        """Rows of documents, in order, and their scores, one buffer after the other."""
         exits = self.calibration.leaves_at_probe if self.early_exit else None
         source = iter(documents)
         while buffer := list(islice(source, self.scorer.max_batch * BUFFER_BATCHES)):
@@ -165,7 +171,7 @@ def grade_documents(
     # Batches decide the last digits, so a partial file of another batch size is not used.
     made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
-        known, batches = known_scores(out_dir, scorer), dict[str, list[int]]()
+        known, batches = _known_scores(out_dir, scorer), dict[str, list[int]]()
         tally = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep)
         num_done, total = partial.resume(tally), documents.count
         source = documents.documents(num_done, heads.max_ctx)
@@ -187,8 +193,38 @@ def grade_documents(
         if not calibration.heads_digest:
             facts |= {"calibration_rule": calibration.rule, "calibration_accepted_by": "compat"}
         graded = partial.commit(facts | {"fingerprints": fingerprints})
-        note_batches(out_dir, scorer, graded.checksum, batches)
+        note = {"scores_sha256": graded.checksum, "scored_by": _scored_by(scorer)}
+        write_json(out_dir / NOTE_NAME, sealed(note | {"batches": batches}))
     return _result(graded, model.tokens_processed - tokens_before, changed=True)
+
+
+def _scored_by(scorer: HeadScorer) -> Fingerprints:
+    """What decides a score, beside the texts that run together."""
+    model, heads = scorer.model, scorer.heads
+    return {"backbone": model.digest, "heads": heads.digest, "arithmetic": arithmetic(model)}
+
+
+def _known_scores(directory: Path, scorer: HeadScorer) -> HeadScores | None:
+    """Scores and batches of the committed grading by this scorer, 90 bytes per document."""
+    note = read_sealed(directory / NOTE_NAME)
+    if note is None or note["scored_by"] != _scored_by(scorer):
+        return None
+    try:
+        graded = read_graded(directory)
+    except FormatError:
+        return None
+    if graded.checksum != note["scores_sha256"]:
+        return None
+    scores = HeadScores.empty(graded.summary["total"])
+    scores.batches.update(note["batches"])
+    for i, row in enumerate(graded.rows()):
+        scores.exited[i] = row["early_exit"]
+        for array, key in ((scores.probe, "probe_scores"), (scores.judge, "scores")):
+            if row[key] is not None:
+                array[i] = as_vector(row[key])
+        if "failed" in row:
+            scores.failed[i] = row["failed"]
+    return scores
 
 
 def _result(graded: Graded, tokens: int, *, changed: bool) -> Result:

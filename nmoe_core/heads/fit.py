@@ -22,10 +22,9 @@ from torch.nn import functional as F
 from loader.files.sealed import content_hash
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.heads.features import one_thread
+from nmoe_core.heads.features import TapStates, one_thread
 from nmoe_core.heads.files import read_tensors, tensors_digest, write_tensors
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, layer_norm
-from nmoe_core.heads.states import TapStates
 from nmoe_core.labels.scores import MAX_GRADE
 
 MAX_WARMUP_STEPS = 500

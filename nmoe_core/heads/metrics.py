@@ -51,14 +51,10 @@ def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[A
 def head_metrics(
     predicted: np.ndarray, labels: Labels, train: Labels, fresh: HeldOut
 ) -> dict[str, Any]:
-    """Agreement and baselines; empty where there are fewer than three documents to measure on.
+    """Agreement and baselines on the documents `fresh`; empty where those are fewer than three.
 
-    Args:
-        predicted: The head's scores of the documents of `labels`, `[N, 5]`; NaN where states are
-            not finite.
-        labels: What the oracle says of them.
-        train: The labels that the head was fitted on.
-        fresh: The documents to measure on.
+    `predicted` are the head's scores of the documents of `labels`, `[N, 5]`, NaN where states are
+    not finite; `train` are the labels that it was fitted on.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)

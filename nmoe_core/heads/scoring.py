@@ -101,15 +101,6 @@ class HeadScores:
         probe, judge = (np.full((num_documents, NUM_SCORES), np.nan) for _ in range(2))
         return cls(probe, judge, np.zeros(num_documents, np.bool_))
 
-    def take_over(self, rows: list[int], other: HeadScores, places: list[int]) -> None:
-        """Copy the scores that `other` has at `places` to `rows`."""
-        self.probe[rows] = other.probe[places]
-        self.judge[rows] = other.judge[places]
-        self.exited[rows] = other.exited[places]
-        self.failed.update(
-            {row: other.failed[i] for row, i in zip(rows, places) if i in other.failed}
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class HeadScorer:
@@ -127,26 +118,27 @@ class HeadScorer:
     ) -> HeadScores:
         """Score documents with both heads.
 
-        Args:
-            documents: What to score.
-            exits: From stored probe scores `[B, 5]`, which documents leave (bool `[B]`); none when
-                left out.
-            known: Scores by this backbone and these heads. A batch of the same documents, of which
-                the same leave, is taken over whole: a batch decides the last digits.
+        `exits` says from stored probe scores `[B, 5]` which documents leave, bool `[B]`; without it
+        none does. `known` are scores by this backbone and these heads: a batch of the same
+        documents, of which the same leave, is taken over whole.
 
         Raises:
             HeadError: A score is not finite although the states are (E-HEAD-NONFINITE).
         """
-        exits, known = exits or _none_leave, known or HeadScores.empty(0)
+        exits = exits or (lambda probe: np.zeros(len(probe), np.bool_))
+        known = known or HeadScores.empty(0)
         scores = HeadScores.empty(len(documents))
         for batch in batches(documents, self.max_batch, device_of(self.model)):
             key = batch_key(documents, batch.rows)
             scores.batches[key] = batch.rows
             places = known.batches.get(key)
-            if places and np.array_equal(exits(known.probe[places]), known.exited[places]):
-                scores.take_over(batch.rows, known, places)
-            else:
+            if not places or (exits(known.probe[places]) != known.exited[places]).any():
                 self._score_batch(documents, batch, exits, scores)
+                continue
+            for name in ("probe", "judge", "exited"):
+                getattr(scores, name)[batch.rows] = getattr(known, name)[places]
+            again = zip(batch.rows, places)
+            scores.failed.update({row: known.failed[i] for row, i in again if i in known.failed})
         return scores
 
     def _score_batch(
@@ -188,10 +180,6 @@ def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
         digest.update(np.asarray([len(documents.tokens[i])], "<u8").tobytes())
         digest.update(np.asarray(documents.tokens[i], "<u4").tobytes())
     return digest.hexdigest()
-
-
-def _none_leave(probe: np.ndarray) -> np.ndarray:
-    return np.zeros(len(probe), np.bool_)
 
 
 def _outputs(

@@ -23,7 +23,15 @@ from nmoe_core.config.quality import HeadsTable
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Transformer
 from nmoe_core.heads import TRAIN_CODE
-from nmoe_core.heads.features import Corpus, DocumentTokens, arithmetic, device_of
+from nmoe_core.heads.features import (
+    FEATURE_BATCH,
+    Corpus,
+    DocumentTokens,
+    TapStates,
+    arithmetic,
+    device_of,
+    pooled_features,
+)
 from nmoe_core.heads.files import Header, header_of, read_head, save_head, tap_of
 from nmoe_core.heads.fit import (
     Recipe,
@@ -36,7 +44,6 @@ from nmoe_core.heads.fit import (
 from nmoe_core.heads.metrics import head_card, head_metrics, held_out, require_same_scorer
 from nmoe_core.heads.models import Judge, JudgeArch, Probe
 from nmoe_core.heads.scoring import predict
-from nmoe_core.heads.states import FEATURE_BATCH, TapStates, pooled_features
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.scores import aggregate, stored
 from nmoe_core.labels.slices import data_digest

@@ -26,13 +26,9 @@ class Scored(NamedTuple):
 def scored(
     seed: int, count: int, noise: tuple[float, float] = (0.7, 0.7), kind: str = "plain"
 ) -> Scored:
-    """Heads that see the quality with some noise, in deviations of it.
+    """Probe and judge see the quality with some noise, in deviations of it.
 
-    Args:
-        seed: Of all numbers.
-        count: Documents.
-        noise: Of the probe and of the judge.
-        kind: How the judge's scores are spread: `plain`, `skewed` or `tied`.
+    `kind` is how the judge's scores are spread: `plain`, `skewed` or `tied`.
     """
     rng = np.random.default_rng(seed)
     quality = rng.normal(size=count)

@@ -255,18 +255,13 @@ def test_a_grading_killed_after_any_buffer_ends_in_the_same_bytes_and_repeats_no
     visible = sorted(p.name for p in last.directory.iterdir() if p.name[0] != ".")
     assert visible == ["quality_scores.jsonl", "summary.json"]
     assert not (last.directory / PARTIAL_NAME).exists()
-
-
-def test_rows_of_another_calibration_are_not_gone_on_from(
-    own: Grading, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
+    shutil.rmtree(whole.directory)
     with killed_after_a_buffer():
-        own.grade()
+        own.grade(max_batch=16)
     own.calibrate(target_keep=0.8)
-    payload = (other := own.grade()).path.read_bytes()
-    shutil.rmtree(other.directory)
-    assert own.grade().path.read_bytes() == payload
+    payload = own.grade(max_batch=16).path.read_bytes()
+    shutil.rmtree(whole.directory)
+    assert own.grade(max_batch=16).path.read_bytes() == payload, "rows of another calibration"
 
 
 def test_the_probes_false_drops_are_counted_where_no_document_leaves(own: Grading) -> None:

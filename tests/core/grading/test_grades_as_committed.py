@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -17,16 +16,9 @@ from nmoe_core.config.tree import Tree
 from nmoe_core.curate.shards.inputs import load_quality
 from nmoe_core.labels.files import read_labels
 from tests.conftest import Mutations
-from tests.core.quality import GradedShard, Grading, killed_after_a_buffer
+from tests.core.calibration.scored import write_rows
+from tests.core.quality import Grading, killed_after_a_buffer
 from tests.refusals import refused
-
-
-def flip_decisions(path: Path, count: int = 5) -> None:
-    lines = path.read_text().splitlines()
-    for i in range(count):
-        row = json.loads(lines[i])
-        lines[i] = json.dumps(row | {"decision": "keep" if row["decision"] != "keep" else "drop"})
-    path.write_text("\n".join(lines) + "\n")
 
 
 def test_five_decisions_edited_by_hand_are_refused_by_everyone_who_reads_them(own: Grading) -> None:
@@ -35,7 +27,10 @@ def test_five_decisions_edited_by_hand_are_refused_by_everyone_who_reads_them(ow
     manifest = own.manifest()
     assert load_quality(shard, manifest).path == report.path
     payload = report.path.read_bytes()
-    flip_decisions(report.path)
+    rows = report.rows
+    for row in rows[:5]:
+        row["decision"] = "keep" if row["decision"] != "keep" else "drop"
+    write_rows(report.path, rows)
     readers = (
         lambda: read_graded(directory),
         lambda: load_quality(shard, manifest),
@@ -108,45 +103,33 @@ def test_four_hundred_damaged_calibrations_are_refused_or_equal(
 
 
 def test_three_hundred_damaged_partial_gradings_end_in_the_same_bytes(
-    own: Grading, mutations: Mutations
+    own: Grading, mutations: Mutations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = own.grade()
     expected = whole.path.read_bytes(), read_grading_summary(whole.path.parent)
     directory = whole.path.parent
     partial = directory / ".quality_scores.partial.jsonl"
     note = directory / ".quality_scores.partial.json"
-    kept_rows, kept_note = _killed(own, whole)
+    (directory / "summary.json").unlink()
+    monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
+    with killed_after_a_buffer():
+        own.grade()
+    monkeypatch.undo()
+    kept_rows, kept_note = partial.read_bytes(), note.read_bytes()
+    assert kept_rows.count(b"\n") == 8
     for turn in range(300):
         (directory / "summary.json").unlink(missing_ok=True)
         whole.path.unlink(missing_ok=True)
         partial.write_bytes(mutations.any_bytes(kept_rows) if turn % 2 else kept_rows)
         note.write_bytes(kept_note if turn % 2 else mutations.any_bytes(kept_note))
-        if turn % 10:
-            _resume(directory)
+        if turn % 10 == 0:
+            own.grade()
+            assert (whole.path.read_bytes(), read_grading_summary(directory)) == expected
             continue
-        own.grade()
-        assert (whole.path.read_bytes(), read_grading_summary(directory)) == expected
-
-
-def _killed(own: Grading, whole: GradedShard) -> tuple[bytes, bytes]:
-    """The partial files of a grading that was killed after its first buffer."""
-    (whole.directory / "summary.json").unlink()
-    with pytest.MonkeyPatch.context() as patched, killed_after_a_buffer():
-        patched.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
-        own.grade()
-    rows, note = (whole.directory / f".quality_scores.partial.{end}" for end in ("jsonl", "json"))
-    assert len(rows.read_bytes().splitlines()) == 8
-    return rows.read_bytes(), note.read_bytes()
-
-
-def _resume(directory: Path) -> None:
-    """A resume takes over all rows or none; what is not as it was noted is cut off."""
-    note = directory / ".quality_scores.partial.json"
-    try:
-        fingerprints = json.loads(note.read_bytes())["fingerprints"]
-    except (ValueError, KeyError, TypeError):
         fingerprints = {}
-    with PartialRows(directory, fingerprints) as partial:
-        rows = partial.resume(Tally(0.0, None))
-    assert (directory / ".quality_scores.partial.jsonl").read_bytes().count(b"\n") == rows
-    assert rows in (0, 8)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            fingerprints = json.loads(note.read_bytes())["fingerprints"]
+        with PartialRows(directory, fingerprints) as rows:
+            taken = rows.resume(Tally(0.0, None))
+        assert taken in (0, 8), "all rows or none"
+        assert partial.read_bytes().count(b"\n") == taken

@@ -20,20 +20,14 @@ from tests.core.quality import MAX_CTX, VOCAB, Grading, random_documents, write_
 
 BATCH = 4
 CHANGED = 37
+DOCUMENTS = random_documents(1, 200)
 
 
 @pytest.fixture
-def documents() -> list[list[int]]:
-    return random_documents(1, 200)
-
-
-@pytest.fixture
-def small(
-    tmp_path: Path, backbone: Transformer, documents: Any, monkeypatch: pytest.MonkeyPatch
-) -> Grading:
+def small(tmp_path: Path, backbone: Transformer, monkeypatch: pytest.MonkeyPatch) -> Grading:
     """One shard of 200 documents, graded in buffers of eight."""
     monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 2)
-    write_source(tmp_path / "data", "web", documents, num_shards=1)
+    write_source(tmp_path / "data", "web", DOCUMENTS, num_shards=1)
     write_source(tmp_path / "data", "books", random_documents(2, 20), num_shards=1)
     made = Grading(tmp_path, tmp_path / "data", backbone)
     made.calibrate()
@@ -53,11 +47,11 @@ def from_nothing(own: Grading) -> tuple[list[bytes], int]:
 
 
 def test_only_batches_with_changed_texts_run_again_and_bytes_are_those_of_grading_from_nothing(
-    small: Grading, documents: list[list[int]]
+    small: Grading,
 ) -> None:
     small.grade(max_batch=BATCH)
-    changed = documents.copy()
-    changed[CHANGED] = [token + 1 for token in documents[CHANGED]]
+    changed = DOCUMENTS.copy()
+    changed[CHANGED] = [token + 1 for token in DOCUMENTS[CHANGED]]
     changed += random_documents(9, 3)  # the last buffer is another one too
     shutil.rmtree(small.data / "web")
     write_source(small.data, "web", changed, num_shards=1)
