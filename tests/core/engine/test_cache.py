@@ -56,18 +56,6 @@ def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: Mode
     assert cache.keys[0].nbytes == 3 * 8 * per_position
 
 
-@pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 30])
-def test_every_position_is_where_the_tables_say(small_config: ModelConfig, count: int):
-    cache = _cache(small_config, num_pages=16)
-    slots = [cache.open(), cache.open()]
-    for start in range(0, 30, count):
-        for slot in slots:
-            _write(cache, slot, start, min(count, 30 - start))
-    for slot in slots:
-        assert _positions(cache, slot, 1, 30) == list(map(float, range(30)))
-        assert _positions(cache, slot, 0, 30) == list(map(float, range(23, 30)))
-
-
 @pytest.mark.parametrize("length", [8, 10])
 def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_from_it(
     small_config: ModelConfig, length: int

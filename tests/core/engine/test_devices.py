@@ -140,8 +140,6 @@ def test_grading_loads_the_experts_in_the_form_that_its_run_asks_for(
 
 WORK = """
 import torch
-from nmoe_core.engine import BatchedGenerator
-from tests.core.engine.builders import make_generator
 
 def features(model, documents):
     found = []
@@ -150,10 +148,6 @@ def features(model, documents):
         _, hidden = model(ids, return_hidden_states=(3,), no_logits=True)
         found.append(hidden[3][0].mean(0).tolist())
     return found
-
-def completions(model, prompts):
-    generator = make_generator(model, max_seq_len=64, max_batch=3)
-    return generator.generate_batch(prompts, max_tokens=6, temperature=0.0)
 
 def too_few(model, documents):
     return documents[1:]
@@ -169,15 +163,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("shard_work")
 
 
-@pytest.mark.parametrize("name", ["features", "completions"])
 def test_results_are_the_same_on_any_number_of_devices(
-    tiny_dir: Path, tiny_model: Transformer, work: ModuleType, name: str
+    tiny_dir: Path, tiny_model: Transformer, work: ModuleType
 ):
-    task, source = getattr(work, name), ModelSource(str(tiny_dir))
-    alone = task(tiny_model, DOCUMENTS)
+    source, alone = ModelSource(str(tiny_dir)), work.features(tiny_model, DOCUMENTS)
     assert len(alone) == len(DOCUMENTS)
-    assert map_devices(task, DOCUMENTS, source, 2) == alone
-    assert map_devices(task, DOCUMENTS[:1], source, 2) == alone[:1]
+    assert map_devices(work.features, DOCUMENTS, source, 2) == alone
+    assert map_devices(work.features, DOCUMENTS[:1], source, 2) == alone[:1]
 
 
 def test_a_process_by_hand_takes_every_third_item():

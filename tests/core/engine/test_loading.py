@@ -1,17 +1,23 @@
-"""Peak memory of loading, each time measured in a process of its own."""
+"""Loading: what is costly to read is read once while it is unchanged, and memory stays low."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from nmoe_core.base import fingerprint as digests
+from nmoe_core.engine import checkpoint_digest, make_tiny_checkpoint
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 from tests.core.engine.builders import SMALL
 
@@ -36,7 +42,7 @@ resident = sum(p.nbytes for p in model.parameters())
 print(json.dumps({"peak": status("VmHWM") - before, "resident": resident}))
 """
 
-pytestmark = pytest.mark.skipif(
+linux_only = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the high-water mark is Linux's"
 )
 
@@ -65,6 +71,7 @@ def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@linux_only
 @pytest.mark.parametrize(
     ("dtype", "experts"),
     [
@@ -81,3 +88,61 @@ def test_loading_peaks_below_a_fifth_above_the_model(
     seen = json.loads(run.stdout)
     assert seen["resident"] > 90e6
     assert seen["peak"] <= 1.2 * seen["resident"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint that was written a while ago."""
+    make_tiny_checkpoint(tmp_path / "c", vocab_size=64, num_experts=2, hidden_size=32, head_dim=8)
+    later = time.time_ns() + 10**11
+    monkeypatch.setattr(digests, "time", SimpleNamespace(time_ns=lambda: later))
+    return tmp_path / "c"
+
+
+def test_a_checkpoint_is_hashed_once_for_any_number_of_shards(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmoe_core.config.run import Run
+    from nmoe_core.tasks.backbone import load_backbone
+
+    hashed: list[Path] = []
+    whole = digests.sha256_file
+    monkeypatch.setattr(digests, "sha256_file", lambda p: (hashed.append(p), whole(p))[1])
+    run = Run(None, {"backbone.checkpoint": str(checkpoint)})
+    models = [load_backbone(run) for _ in range(8)]
+    files = [path for path in checkpoint.rglob("*") if path.suffix in (".json", ".safetensors")]
+    assert set(hashed) <= set(files)
+    assert len(hashed) == len(set(hashed)) >= 2, "config.json and the weights, once each"
+    assert len({id(model) for model in models}) == 1
+    before, (weights, *_) = checkpoint_digest(checkpoint), checkpoint.rglob("*.safetensors")
+    with open(weights, "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xaa")
+    assert checkpoint_digest(checkpoint) != before
+
+
+def test_the_embedding_table_is_read_once_for_any_number_of_shards(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmoe_core.curate.topics.embed import EmbeddingTable
+    from nmoe_core.tasks import curate
+
+    opened: list[Any] = []
+    table = EmbeddingTable.open
+
+    def counted(path: Path) -> EmbeddingTable:
+        opened.append(path)
+        return table(path)
+
+    monkeypatch.setattr(EmbeddingTable, "open", counted)
+    monkeypatch.setattr("nmoe_core.curate.topics.model.load_topic_model", lambda path: None)
+    tree = SimpleNamespace(checkpoint=checkpoint, topic_model=checkpoint)
+    run: Any = SimpleNamespace(tree=tree, paths=tree)
+    for _ in range(8):
+        assert curate.assign_shard_topics(run, "web", []) == {}
+    assert len(opened) == 1
+    other = checkpoint.with_name("other")
+    shutil.copytree(checkpoint, other)
+    tree.checkpoint = other
+    curate.assign_shard_topics(run, "web", [])
+    assert len(opened) == 2
