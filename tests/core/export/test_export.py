@@ -17,16 +17,13 @@ import pytest
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from loader.files.sealed import sealed
-from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.base.strict import validate
+from nmoe_core import JSONLSource, PrepConfig, PrepPipeline
 from nmoe_core.cli import main
 from nmoe_core.export import mds, raw
-from nmoe_core.export.run import export
-from nmoe_core.prep.run import prep_shards, write_manifest
-from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.export.run import Form, export
 from nmoe_core.shards.documents import ShardFile, open_entry
-from nmoe_core.sources.open import open_source
-from nmoe_core.sources.spec import SourceSpec
+from tests.project import json_lines
+from tests.refusals import refused, refused_line
 
 Documents = list[tuple[str, list[int]]]
 
@@ -36,17 +33,12 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source of 3 shards and 4 files, one document longer than 65,535 tokens."""
     root = tmp_path_factory.mktemp("export")
     texts = [f"document {i} " + "word " * (40 * (i % 9) + 4) for i in range(60)] + ["a b " * 40_000]
-    rows = [json.dumps({"id": f"row,{i}\u00e9", "text": text}) for i, text in enumerate(texts)]
-    (root / "in.jsonl").write_text("\n".join(rows) + "\n")
-    table = {"id": "web", "kind": "jsonl", "paths": [str(root / "in.jsonl")]}
-    rows_of_train = open_source(validate(SourceSpec, table, "test"), root, "train")
-    settings = PrepSettings(
-        name="web", num_shards=3, tokens_per_shard=80_500, engine="tiktoken", reading_digest="x"
+    rows = ({"id": f"row,{i}\u00e9", "text": text} for i, text in enumerate(texts))
+    (root / "in.jsonl").write_text(json_lines(rows))
+    config = PrepConfig(
+        output_dir=root / "web", dataset_name="web", num_shards=3, tokens_per_shard=80_500
     )
-    split = root / "web" / "train"
-    prep_shards(rows_of_train, settings, split)
-    write_manifest(settings, split)
-    return split / MANIFEST_NAME
+    return PrepPipeline(JSONLSource(root / "in.jsonl"), config).run().path
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +165,7 @@ def test_mds_shards_stay_below_their_limit(
 
 @pytest.mark.parametrize("form", ["megatron", "olmo", "mds"])
 def test_a_second_export_writes_nothing_and_the_first_is_the_same_anywhere(
-    manifest: Path, tmp_path: Path, form: str
+    manifest: Path, tmp_path: Path, form: Form
 ) -> None:
     first, other = (export(manifest, tmp_path / name, form) for name in "ab")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
@@ -184,15 +176,19 @@ def test_a_second_export_writes_nothing_and_the_first_is_the_same_anywhere(
     assert first.digest == again.digest == other.digest
 
 
-def test_another_directory_s_files_are_never_written_over(manifest: Path, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused_and_the_files_of_others_are_never_written_over(
+    manifest: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(FormatError, match="holds something else"):
+    with refused("E-EXPORT-OUTPUT", "holds something else"):
         export(manifest, tmp_path / "mine", "olmo")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
-    export(manifest, tmp_path / "out", "megatron")
-    with pytest.raises(FormatError, match="another export"):
-        export(manifest, tmp_path / "out", "mds")
+    with refused("E-CONFIG"):
+        export(manifest, tmp_path / "out", "mds", 0)
+    with refused("E-CONFIG"):
+        export(manifest, tmp_path / "out", "olmo", 128)
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_that_are_replaced_meanwhile_are_refused(
@@ -209,10 +205,9 @@ def test_shards_that_are_replaced_meanwhile_are_refused(
         value["shards"][0]["checksum"] = "0" * 64
         (split / MANIFEST_NAME).write_text(json.dumps(sealed(value)))
 
-    monkeypatch.setattr("nmoe_core.export.raw.write_megatron", replaced)
-    with pytest.raises(FormatError, match="replaced while") as caught:
+    monkeypatch.setattr(raw, "write_megatron", replaced)
+    with refused("E-EXPORT-CHANGED", "replaced while"):
         export(split / MANIFEST_NAME, tmp_path / "out", "megatron")
-    assert caught.value.code == "E-EXPORT-CHANGED"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "train"]
 
 
@@ -241,25 +236,15 @@ def test_a_disk_that_is_full_leaves_the_earlier_export(
     assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "out"]
 
 
-def test_damage_and_wrong_settings_are_refused_before_anything_is_written(
-    manifest: Path, tmp_path: Path
-) -> None:
-    for form, seq_len in (("mds", 0), ("olmo", 128)):
-        with pytest.raises(ConfigError):
-            export(manifest, tmp_path / "out", form, seq_len)
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_command_says_what_it_wrote(
+def test_the_command_says_what_it_wrote_and_refuses_another_form(
     manifest: Path, documents: Documents, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = str(tmp_path / "out")
-    assert main(["export", "mds", str(manifest), "--output", output, "--seq-len", "128"]) == 0
-    assert f"2 files, {len(documents)} documents" in capsys.readouterr().out
-    assert main(["export", "mds", str(manifest), "--output", output, "--seq-len", "128"]) == 0
-    assert "already there" in capsys.readouterr().out
-    assert main(["export", "olmo", str(manifest), "--output", output]) == 1
-    assert "E-EXPORT-OUTPUT" in capsys.readouterr().err
+    place = (str(manifest), "--output", str(tmp_path / "out"))
+    for says in (f"2 files, {len(documents)} documents", "already there"):
+        assert main(["export", "mds", *place, "--seq-len", "128"]) == 0
+        assert says in capsys.readouterr().out
+    line = refused_line(capsys, "export", "olmo", *place, code="E-EXPORT-OUTPUT")
+    assert "another export" in line
 
 
 def test_an_export_whose_summary_was_edited_or_that_lacks_a_file_is_written_again(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import sys
 
 import pytest
 
@@ -11,20 +11,6 @@ from nmoe_core.prep.progress import PrepProgress, progress_printer
 from tests.core.prep.web import Web
 
 HALF = PrepProgress(1200, 3_400_000, 6 * 10**6, 10**7, 2.0, resumed_bytes=10**6)
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def _printed(monkeypatch: pytest.MonkeyPatch, out: io.StringIO) -> str:
-    monkeypatch.setattr(module, "_BAR_INTERVAL_S", 0.0)
-    monkeypatch.setattr(module, "_LINE_INTERVAL_S", 0.0)
-    monkeypatch.setattr("sys.stderr", out)
-    with progress_printer("web") as show:
-        show(HALF)
-    return out.getvalue()
 
 
 def test_rate_and_time_left_count_this_runs_work_and_know_its_budget() -> None:
@@ -37,13 +23,21 @@ def test_rate_and_time_left_count_this_runs_work_and_know_its_budget() -> None:
     assert PrepProgress(1, 10, 100, None, 0.0).line() == "1 documents, 10 tokens, 0.0 MB/s"
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_gets_a_bar_that_is_wiped_at_the_end_and_a_file_gets_lines(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
-    bar = _printed(monkeypatch, _Terminal())
-    assert bar.startswith("\rweb [##############..........] 60 %, 1,200")
-    assert bar.endswith(" \r")
-    assert _printed(monkeypatch, io.StringIO()) == f"web: {HALF.line()}\n"
+    for name in ("_BAR_INTERVAL_S", "_LINE_INTERVAL_S"):
+        monkeypatch.setattr(module, name, 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    with progress_printer("web") as show:
+        show(HALF)
+    printed = capsys.readouterr().err
+    if is_terminal:
+        assert printed.startswith("\rweb [##############..........] 60 %, 1,200")
+        assert printed.endswith(" \r")
+    else:
+        assert printed == f"web: {HALF.line()}\n"
 
 
 def test_prep_tells_progress_after_every_block_up_to_the_whole_source(

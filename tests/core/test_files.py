@@ -1,0 +1,244 @@
+"""Files on disk: commits are whole or not there, logs are cut where they tore, digests hold."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmoe_core.base import atomic
+from nmoe_core.base import fingerprint as digests
+from nmoe_core.base.append_log import AppendLog, whole_lines
+from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, write_bytes
+from nmoe_core.base.errors import LockedError
+from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
+
+STEPS = ("write", "fsync", "rename")
+IMPORTS = "from nmoe_core.base.atomic import output_lock, write_bytes\nfrom pathlib import Path\n"
+
+
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in another process."""
+    command = [sys.executable, "-c", IMPORTS + code]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_failed_step_leaves_the_old_file_and_no_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: str
+) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
+    monkeypatch.setenv("NMOE_FAILPOINT", f"{step}:1:{error}")
+    with pytest.raises(OSError, match=os.strerror(getattr(errno, error))):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_any_step_leaves_the_old_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    monkeypatch.setenv("NMOE_FAILPOINT", f"{step}:1:kill")
+    assert _run(f"write_bytes(Path({str(path)!r}), b'new')").returncode == -9
+    assert path.read_bytes() == b"old"
+    with output_lock(tmp_path):
+        pass
+    assert {p.name for p in tmp_path.iterdir()} == {"file", ".lock"}
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
+    with output_lock(tmp_path):
+        done = _run(f"with output_lock(Path({str(tmp_path)!r})): pass")
+        with pytest.raises(LockedError, match=f"pid {os.getpid()}"), output_lock(tmp_path):
+            pass
+    assert done.returncode == 1
+    assert "LockedError" in done.stderr
+    with output_lock(tmp_path):
+        pass
+
+
+def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    replace_dir(tmp_path / "new", tmp_path / "old")
+    assert [p.name for p in tmp_path.iterdir()] == ["old"]
+    assert [p.name for p in (tmp_path / "old").iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EXDEV, errno.EINVAL])
+def test_where_directories_cannot_change_places_nothing_is_done_and_none_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    class Libc:
+        @staticmethod
+        def renameat2(*_: object) -> int:
+            atomic.ctypes.set_errno(code)
+            return -1
+
+    monkeypatch.setattr(atomic, "_LIBC", Libc)
+    assert not exchange_dirs(tmp_path / "new", tmp_path / "old")
+
+
+def test_a_lock_of_a_directory_that_was_replaced_meanwhile_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, flock = tmp_path / "out", fcntl.flock
+    locked = []
+
+    def replaced_first(file: int, operation: int) -> None:
+        if not locked:
+            os.replace(directory, tmp_path / "away")
+        locked.append(file)
+        flock(file, operation)
+
+    monkeypatch.setattr(atomic.fcntl, "flock", replaced_first)
+    with output_lock(directory):
+        assert (directory / ".lock").read_text() == str(os.getpid())
+        with pytest.raises(LockedError), output_lock(directory):
+            pass
+    assert len(locked) == 3
+
+
+TWO = b'{"id": 1}\n{"id": 2}\n'
+
+
+def test_torn_tail_is_cut_and_writing_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.jsonl"
+    with AppendLog(path) as log:
+        assert [log.append(TWO), log.append(b'{"id": 3}\n', durable=True)] == [0, len(TWO)]
+        first_digest = log.sha256
+    torn = path.read_bytes() + b'{"id": 4, "te'
+    path.write_bytes(torn)
+    with AppendLog(path) as log:
+        next(log.lines())
+    assert path.read_bytes() == torn, "the caller cuts it, or nobody"
+    with AppendLog(path) as log:
+        assert [(line.number, line.offset) for line in log.lines()] == [(1, 0), (2, 10), (3, 20)]
+        assert log.rest() == b'{"id": 4, "te'
+        assert log.sha256 == first_digest
+        log.cut()
+        log.append(b'{"id": 4}\n')
+        assert log.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        assert [line.payload for line in whole_lines(file)][-1] == b'{"id": 4}\n'
+    assert path.read_bytes().count(b"\n") == 4
+
+
+def test_resume_at_a_noted_length(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(TWO + b'{"id": 3}\n')
+    with AppendLog(path) as log:
+        digest = hashlib.sha256(TWO).hexdigest()
+        assert log.starts_with(len(TWO), digest)
+        assert not log.starts_with(len(TWO) + 1, digest)
+        assert not log.starts_with(10**6, hashlib.sha256(path.read_bytes()).hexdigest())
+        assert [line.payload for line in log.lines(len(TWO))] == TWO.splitlines(keepends=True)
+        log.cut()
+        assert path.read_bytes() == TWO
+        log.clear()
+        log.append(b"{}\n")
+    assert path.read_bytes() == b"{}\n"
+
+
+def test_second_writer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with AppendLog(path), pytest.raises(LockedError, match="another process is writing this file"):
+        AppendLog(path)
+    AppendLog(path).close()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were hashed, in a process that knows none yet."""
+    names: list[str] = []
+
+    def sha256_file(path: Path) -> str:
+        names.append(path.name)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr(digests, "sha256_file", sha256_file)
+    monkeypatch.setattr(digests, "_known", {})
+    monkeypatch.setattr(digests, "_CLOCK_NS", 0)
+    return names
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    return path
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_file_is_hashed_again_only_when_it_was_touched_or_may_have_been(
+    path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [local_digest(path), local_digest(path)] == [_sha256("one")] * 2
+    assert hashed == ["a.txt"]
+    path.write_text("two!")
+    assert local_digest(path) == _sha256("two!")
+    monkeypatch.setattr(digests, "_CLOCK_NS", 2 * 10**9)  # it changed a moment ago
+    assert [local_digest(path), local_digest(path)] == [_sha256("two!")] * 2
+    assert hashed == ["a.txt"] * 4
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_a_change_that_keeps_size_and_times_is_seen(
+    path: Path, hashed: list[str], how: str
+) -> None:
+    local_digest(path)
+    stat = path.stat()
+    other = path if how == "in place" else path.with_name("b.txt")
+    other.write_text("two")
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.rename(path)
+    assert path.stat().st_mtime_ns == stat.st_mtime_ns
+    assert local_digest(path) == _sha256("two")
+
+
+def test_kept_digests_spare_another_process_the_hashing(
+    path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    odd = tmp_path / os.fsdecode(b"odd \xff.txt")
+    odd.write_text("odd")
+    other = tmp_path / "other.txt"
+    other.write_text("other")
+    before = [local_digest(file) for file in (path, odd, other)]
+    keep_digests(tmp_path / "kept.json", [path, odd])
+    assert str(path) in json.loads((tmp_path / "kept.json").read_text())
+    hashed.clear()
+    monkeypatch.setattr(digests, "_known", {})
+    recall_digests(tmp_path / "kept.json")
+    assert [local_digest(file) for file in (path, odd, other)] == before
+    path.rename(tmp_path / "moved.txt")
+    local_digest(tmp_path / "moved.txt")
+    assert hashed == ["other.txt", "moved.txt"]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', '{"PATH": [1, 2]}', "null"])
+def test_damaged_file_of_digests_is_ignored(
+    path: Path, hashed: list[str], tmp_path: Path, text: str
+) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text(text.replace("PATH", str(path)))
+    recall_digests(kept)
+    recall_digests(tmp_path / "absent.json")
+    assert local_digest(path) == _sha256("one")
+    assert hashed == ["a.txt"]
