@@ -12,8 +12,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -59,10 +58,14 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     identity = [source.spec, revisions, repr(shard_format(settings)), settings.identity()]
     target = cache / f"{safe}-{sha256_json(identity)[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache):
+    handle = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         keep_digests(digests, [p for opened, _ in splits.values() for p in opened.local_files()])
         if not target.is_dir():
             _make(target, splits, settings)
+    finally:
+        os.close(handle)
     return target
 
 
@@ -120,13 +123,3 @@ def _open(source: TextSource, name: str, urls: Sequence[str]) -> Split:
 def _kind(url: str) -> SourceKind:
     path = PurePosixPath(url)
     return _KINDS.get((path.with_suffix("") if path.suffix in COMPRESSED else path).suffix, "files")
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.assets.small_project import append, command, environment, execute
-from tests.core.prep.web import tree_digest
+from tests.core.prep.conftest import tree_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COMPUTE = "[compute]\nworkers = 2\n"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.assets.server import Dagster
 from tests.assets.small_project import ALL, SOURCES, append
-from tests.core.prep.web import file_digests
+from tests.core.prep.conftest import file_digests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 COMPUTE = "[compute]\nworkers = 2\n"

@@ -24,7 +24,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
 from tests.assets.dagster_internals import stale_causes
 from tests.assets.small_project import SOURCES, execute, execute_here, opened, small_project
-from tests.core.prep.web import tree_digest
+from tests.core.prep.conftest import tree_digest
 
 WORK = ("documents_tokenized", "oracle_calls", "backbone_tokens", "head_steps")
 

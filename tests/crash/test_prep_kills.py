@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.core.prep.web import file_digests
+from tests.core.prep.conftest import file_digests
 from tests.project import json_lines
 
 KILLS = [("write", 3), ("fsync", 2), ("fsync", 9), ("rename", 1), ("rename", 8)]

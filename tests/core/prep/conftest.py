@@ -1,23 +1,96 @@
-"""A small source of real-looking documents, and ways to read shards without the package."""
+"""A prepared source in one object, and ways to read shards without the package."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+import struct
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from nmoe_core.prep.run import PrepSettings
+from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
-from nmoe_core.sources.records import Reading
+from nmoe_core.sources.records import Reading, Split
 from nmoe_core.sources.storage import SourceFile
-from tests.core.prep.web import Web
 from tests.project import json_lines
 
 WORDS = [
     *("the", "of", "shard", "token", "model", "Straße", "東京", "data", "loss", "step"),
     *("batch", "of", "to", "in", "code\n\tif", "x:", "y"),
 ]
+
+
+@dataclass(frozen=True)
+class Web:
+    """A source of 300 documents, how it is prepared, and where."""
+
+    source: JsonlSource
+    settings: PrepSettings
+    out: Path
+
+    def with_(self, **changes: Any) -> Web:
+        """The same with other settings."""
+        return replace(self, settings=replace(self.settings, **changes))
+
+    def at(self, out: Path) -> Web:
+        """The same in another place."""
+        return replace(self, out=out)
+
+    def shards(self, buckets: list[int] | None = None, **options: Any) -> PrepReport:
+        """Make shards, without the manifest of the split."""
+        return prep_shards(Split(self.source), self.settings, self.out, buckets, **options)
+
+    def prep(self, **options: Any) -> PrepReport:
+        """Make all shards and the manifest of the split."""
+        report = self.shards(**options)
+        write_manifest(self.settings, self.out)
+        return report
+
+    def digest(self) -> dict[str, str]:
+        """`tree_digest` of what was made."""
+        return tree_digest(self.out)
+
+    def edit(self, old: bytes, new: bytes) -> None:
+        """Change the text of the source."""
+        path = Path(self.source.files[0].path)
+        path.write_bytes(path.read_bytes().replace(old, new))
+
+
+def file_digests(directory: Path, *, timeless: bool = False) -> dict[str, str]:
+    """SHA-256 of every file below a directory; `timeless`: manifests without their time."""
+    digests = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != ".lock"):
+        payload = path.read_bytes()
+        if timeless and path.name == "manifest.json":
+            value = json.loads(payload)
+            del value["created_at"], value["file_hash"]
+            payload = json.dumps(value).encode()
+        digests[path.relative_to(directory).as_posix()] = hashlib.sha256(payload).hexdigest()
+    return digests
+
+
+def tree_digest(directory: Path) -> dict[str, str]:
+    """What `file_digests` gives of manifests without their time of making."""
+    return file_digests(directory, timeless=True)
+
+
+def read_documents(shard_dir: Path) -> list[list[int]]:
+    """Documents of a shard directory by an independent reader: struct and numpy only."""
+    rows = []
+    for npy in sorted(shard_dir.glob("*.npy")):
+        tokens = np.load(npy, mmap_mode="r", allow_pickle=False)
+        assert tokens.dtype == np.dtype("<u4")
+        payload = npy.with_suffix(".idx").read_bytes()
+        magic, version, num_docs, reserved = struct.unpack_from("<8sQQQ", payload)
+        assert (magic, version, reserved) == (b"NMOEIDX\0", 1, 0)
+        spans = np.frombuffer(payload, "<u8", offset=32).reshape(num_docs, 2)
+        rows += [tokens[s:e].tolist() for s, e in spans.tolist()]
+    return rows
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from nmoe_core.base import fingerprint as digests
 from nmoe_core.prep import journal as module
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
-from tests.core.prep.web import Web
+from tests.core.prep.conftest import Web
 from tests.refusals import refused
 
 

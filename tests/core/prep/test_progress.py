@@ -8,7 +8,7 @@ import pytest
 
 from nmoe_core.prep import progress as module
 from nmoe_core.prep.progress import PrepProgress, progress_printer
-from tests.core.prep.web import Web
+from tests.core.prep.conftest import Web
 
 HALF = PrepProgress(1200, 3_400_000, 6 * 10**6, 10**7, 2.0, resumed_bytes=10**6)
 

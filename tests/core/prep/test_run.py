@@ -21,7 +21,7 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import START, OnError, Rows, Split
 from nmoe_core.text.normalise import normalize_text
-from tests.core.prep.web import Web, read_documents
+from tests.core.prep.conftest import Web, read_documents
 from tests.refusals import refused
 
 EOS = 199_999
