@@ -1,9 +1,9 @@
 """Deep document embeddings: the mean of the model's last hidden state over a document's tokens.
 
 The state after the final norm is averaged in fp32 over real tokens and L2-normalised. A batch that
-does not fit into memory is split and the next ones are smaller; several devices take documents,
-each with the whole model. Rows are cached by the digest of text and model: a run after a kill goes
-on. A document that does not fit alone is an error after all others are kept.
+does not fit into memory is split, and the next ones are smaller. With several devices each holds
+the whole model and takes a part of the documents. Rows are cached by the digest of text and model:
+the run after a killed one continues. A document that does not fit alone is an error once all others are cached.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from nmoe_core.curate.topics.embed import table_shape
 
 METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512
-# Of the most tokens in one pass: after a batch that ran out of memory, after one that fitted.
+# Factors of the most tokens in one pass: after a batch that did not fit, after one that did.
 SHRINK, GROW = 0.6, 1.1
 
 
@@ -118,7 +118,7 @@ def embed_deep(
         for device in devices:
             free_devices.put(device)
         results = map_shards(
-            embed_batch,
+            DeepEmbedder.__call__,
             map(tokens, batches),
             ComputeTable(workers=len(devices)),
             initializer=partial(open_embedder, str(model_dir), dtype, free_devices),
@@ -281,8 +281,3 @@ def open_embedder(model_dir: str, dtype: str, devices: Any) -> DeepEmbedder:
     device = devices.get()
     model = Transformer.from_checkpoint(Path(model_dir), device=device, dtype=getattr(torch, dtype))
     return DeepEmbedder(model, device)
-
-
-def embed_batch(embedder: DeepEmbedder, texts: list[np.ndarray]) -> np.ndarray:
-    """Embed one batch."""
-    return embedder(texts)

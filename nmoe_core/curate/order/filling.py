@@ -22,7 +22,7 @@ from nmoe_core.curate.order.spacing import Turn, members_by_topic, rank_in_group
 _MARGINS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
 _LONG = 10  # documents over 1/10 of a window are placed first, by length alone
 _TIGHT = 6  # windows with less room than six times what each topic's short documents take
-_FEWEST = 4  # a batch of which not a quarter finds room goes where there is most, fitting or not
+_FEWEST = 4  # if less than a quarter of a batch finds room, all of it goes to the emptiest windows
 _PASSES = 3  # rounds of exchange; a fourth changes fills by less than a token
 
 

@@ -20,7 +20,7 @@ _RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
 
 
 class Turn(TypedDict, total=False):
-    """What turns an order to another one as good: both default to 0."""
+    """Options that turn an order into another one as good; both default to 0."""
 
     seed: int
     epoch: int

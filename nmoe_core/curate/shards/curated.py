@@ -40,7 +40,7 @@ from nmoe_core.shards.writer import ShardWriter
 
 @dataclass(frozen=True, slots=True)
 class CurrentInputs:
-    """All that a curated shard is made from now."""
+    """Everything that a shard would be curated from now."""
 
     shard: ShardPaths
     settings: CurateSettings
@@ -129,7 +129,7 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
 
 
 def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
-    """The figures people look at, of the order beside the source order and a shuffle."""
+    """The main figures of the order, of the source order and of a shuffle."""
     windows = diversity[loader]
     facts: dict[str, Any] = {}
     for when in ("before", "after", "shuffle"):

@@ -45,7 +45,7 @@ class ShardQuality:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Documents whose decision was asked for."""
+    """Documents whose decision is one of those to include."""
 
     indices: np.ndarray  # ascending document numbers, int64 [num_kept]
     rows: list[bytes]  # their quality rows, as the JSON lines they were read from

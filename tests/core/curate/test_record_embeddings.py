@@ -290,8 +290,8 @@ def test_a_document_that_does_not_fit_alone_is_an_error_that_keeps_the_others(
     tmp_path, checkpoint, monkeypatch
 ):
     monkeypatch.setattr(
-        deep,
-        "embed_batch",
+        DeepEmbedder,
+        "__call__",
         lambda _, batch: np.stack([np.full(32, np.nan if len(ids) > 20 else 1.0) for ids in batch]),
     )
     found = ["reef", " ".join(["anchor"] * 50), "dough"]
