@@ -3,7 +3,8 @@
 The state after the final norm is averaged in fp32 over real tokens and L2-normalised. A batch that
 does not fit into memory is split, and the next ones are smaller. With several devices each holds
 the whole model and takes a part of the documents. Rows are cached by the digest of text and model:
-the run after a killed one continues. A document that does not fit alone is an error once all others are cached.
+the run after a killed one continues. A document that does not fit alone is an error, which comes
+once all others are cached.
 """
 
 from __future__ import annotations
