@@ -124,12 +124,6 @@ def test_labels_that_lack_mix_or_fail(run: Run, values: Any, expected: set[str])
         assert ("parse_rate" in failed(checks.check_labels(strict))) == has_failures
 
 
-def test_a_head_below_its_gate_is_not_promoted(run: Run) -> None:
-    strict = with_checks(run, min_spearman=1.0)
-    assert "promotion" in failed(checks.check_head(strict, "probe"))
-    assert "promotion" not in failed(checks.check_head(run, "probe"))
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -151,41 +145,30 @@ def test_grades_that_do_not_cover_the_shard_fail(run: Run) -> None:
     other = json.loads(summary.read_bytes())["fingerprints"] | {"shard": "other"}
     with edited(summary, fingerprints=other):
         assert failed(checks.check_grades(run, "docs", (0,))) == {"counts"}
-    assert failed(checks.check_grades(with_checks(run, max_keep_rate=0.0), "docs", (0, 1))) == {
-        "keep_rate"
-    }
+    strict = with_checks(run, max_keep_rate=0.0)
+    assert failed(checks.check_grades(strict, "docs", (0, 1))) == {"keep_rate"}
 
 
-def test_topics_of_other_documents_fail(run: Run) -> None:
+def test_other_topics_another_plan_and_a_torn_checkpoint_fail(run: Run) -> None:
     topics = run.tree.topics / "docs" / "shard_0000" / "topics.npy"
-    payload = bytearray(topics.read_bytes())
-    payload[-1] ^= 255
-    with changed(topics, bytes(payload)):
+    payload = topics.read_bytes()
+    with changed(topics, payload[:-1] + bytes([payload[-1] ^ 255])):
         assert failed(checks.check_topics(run, "docs", (0,))) == {"topic_range"}
-
-
-def test_a_plan_whose_data_changed_does_not_open(run: Run) -> None:
-    manifest = run.tree.curated / "docs" / "train" / "manifest.json"
+    manifest = run.tree.curated_manifest("docs")
     value = json.loads(manifest.read_bytes())
     value["shards"] = value["shards"][:-1]
     with changed(manifest, json.dumps(value).encode()):
         assert "digests" in failed(checks.check_plan(run, run_sources(run)))
-
-
-def test_a_torn_checkpoint_is_not_readable(run: Run) -> None:
     config = run.tree.checkpoint / "config.json"
     with changed(config, config.read_bytes()[:-20]):
         assert failed(checks.check_backbone(run)) == {"readable"}
 
 
 def test_what_a_failed_check_matters_is_configured(run: Run) -> None:
-    changed_run = with_checks(run, levels={"promotion": "warn", "diversity": "block"})
-    graph = build_definitions(changed_run).resolve_asset_graph()
+    levels = {"promotion": "warn", "diversity": "block"}
+    graph = build_definitions(with_checks(run, levels=levels)).resolve_asset_graph()
     blocking = {key.name: graph.get(key).blocking for key in graph.asset_check_keys}
-    assert blocking == {
-        name: level == "block"
-        for name, level in (LEVELS | {"promotion": "warn", "diversity": "block"}).items()
-    }
+    assert blocking == {name: level == "block" for name, level in (LEVELS | levels).items()}
     with pytest.raises(ConfigError, match="no such check"):
         checks.level_of(with_checks(run, levels={"promotoin": "warn"}), "promotion")
 

@@ -15,6 +15,8 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.lineage import explain_document, explain_step
 from nmoe_core.shards.documents import DocumentReader
+from tests.project import json_lines
+from tests.refusals import refused_line
 
 STEP = 1
 
@@ -72,23 +74,18 @@ def test_a_document_names_the_steps_that_name_it(run: Run) -> None:
         assert [r["tokens"] for r in here] == [document["tokens"]]
         assert facts["ingest_id"] == document["ingest_id"]
         assert facts["curated"]["is_included"]
-
-
-def test_an_ingest_id_finds_the_same_document(run: Run) -> None:
-    _, document = documents_of(explain_step(run, STEP))[0]
     assert explain_document(run, document["ingest_id"])["doc_id"] == document["doc_id"]
 
 
-def test_a_document_that_is_not_kept_is_left_out_and_never_read(run: Run) -> None:
+def test_a_document_that_is_not_kept_is_never_read_and_one_of_validation_not_graded(
+    run: Run,
+) -> None:
     grades = by_id(*run.tree.quality.rglob("quality_scores.jsonl"))
     dropped = next(doc_id for doc_id, row in grades.items() if row["decision"] != "keep")
     facts = explain_document(run, dropped)
     assert facts["grade"] == grades[dropped]
     assert facts["curated"] == {"is_included": False}
     assert facts["readings"] == []
-
-
-def test_a_document_of_the_validation_split_has_no_grade(run: Run) -> None:
     path = next((run.tree.data / "docs" / "valid").rglob("*.ids.jsonl"))
     ingest_id = json.loads(path.read_text("utf-8").splitlines()[0])["id"]
     facts = explain_document(run, ingest_id)
@@ -108,11 +105,13 @@ def test_stages_that_have_not_run_are_not_yet_known(
         assert facts[key] is None
     assert main(["explain", document["doc_id"], "--config", str(early.path)]) == 0
     assert capsys.readouterr().out.count("not yet") >= 3
-    assert main(["explain", "--step", "0", "--config", str(early.path)]) == 1
-    assert "E-PLAN-FORMAT" in capsys.readouterr().err
+    command = ("explain", "--step", "0", "--config", str(early.path))
+    refused_line(capsys, *command, code="E-PLAN-FORMAT")
 
 
-def test_scores_of_another_version_of_the_shard_are_refused(run: Run, own_project: Path) -> None:
+def test_scores_of_another_version_and_an_id_of_two_documents_are_refused(
+    run: Run, own_project: Path
+) -> None:
     _, document = documents_of(explain_step(run, STEP))[0]
     copy = Run(own_project / "run.toml")
     for path in copy.tree.quality.rglob("summary.json"):
@@ -121,6 +120,12 @@ def test_scores_of_another_version_of_the_shard_are_refused(run: Run, own_projec
         path.write_text(json.dumps(value))
     with pytest.raises(CurationError, match="another version of this shard"):
         explain_document(copy, document["doc_id"])
+    ids = next(copy.tree.data.glob("docs/train/shard_0000/*.ids.jsonl"))
+    rows = [json.loads(line) for line in ids.read_text("utf-8").splitlines()]
+    rows[1]["id"] = rows[0]["id"]
+    ids.write_text(json_lines(rows))
+    with pytest.raises(FormatError, match="several documents"):
+        explain_document(copy, rows[0]["id"])
 
 
 @pytest.mark.parametrize(
@@ -136,19 +141,7 @@ def test_scores_of_another_version_of_the_shard_are_refused(run: Run, own_projec
 def test_what_does_not_exist_is_refused_in_one_line(
     run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
 ) -> None:
-    assert main(["explain", *arguments, "--config", str(run.path)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert code in line
-
-
-def test_an_id_of_two_sources_is_refused(run: Run, own_project: Path) -> None:
-    copy = Run(own_project / "run.toml")
-    ids = next(copy.tree.data.glob("docs/train/shard_0000/*.ids.jsonl"))
-    rows = [json.loads(line) for line in ids.read_text("utf-8").splitlines()]
-    rows[1]["id"] = rows[0]["id"]
-    ids.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(FormatError, match="several documents"):
-        explain_document(copy, rows[0]["id"])
+    refused_line(capsys, "explain", *arguments, "--config", str(run.path), code=code)
 
 
 def test_the_command_prints_a_row_of_a_step_and_one_document(

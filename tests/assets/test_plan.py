@@ -103,12 +103,6 @@ def test_a_sample_bounds_the_flips_and_measures_the_time(run: Run) -> None:
     assert plan.may_flip[0] <= grade(other) <= plan.may_flip[1] < len(decisions(run))
 
 
-def test_one_changed_shard_is_the_only_stale_one(run: Run) -> None:
-    (run.tree.quality / "docs" / "shard_0001" / "quality_scores.jsonl").unlink()
-    [stale] = plan_regrade(run, SOURCES).shards
-    assert (stale.source, stale.shard, stale.reasons) == ("docs", "shard_0001", ("not graded yet",))
-
-
 def test_heads_without_their_calibration_are_named_as_the_problem(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +117,8 @@ def test_the_table_names_changed_sources_stale_grades_and_what_follows(
     with open(run.base / "in" / "docs.jsonl", "a", encoding="utf-8") as file:
         file.write('{"text": "a document that is new since the shards were made, of some words"}\n')
     shutil.rmtree(run.tree.quality / "code" / "shard_0000")
+    [stale] = plan_regrade(run, SOURCES).shards
+    assert (stale.source, stale.shard, stale.reasons) == ("code", "shard_0000", ("not graded yet",))
     scores = run.tree.quality / "notes" / "shard_0001" / "quality_scores.jsonl"
     scores.write_text(scores.read_text().replace('"keep"', '"band"'))
     assert main(["plan", "--config", str(run.path), "--sample", "0", "--read-sources"]) == 0
@@ -134,7 +130,7 @@ def test_the_table_names_changed_sources_stale_grades_and_what_follows(
     assert "it was edited or damaged: grade again" in text
 
 
-def test_the_asset_shows_the_plan_as_metadata(run: Run) -> None:
+def test_the_asset_shows_the_plan_and_warns_of_too_many_flips(run: Run) -> None:
     move_threshold(run, tau_keep=1.0)
     job = dg.define_asset_job("plan_only", selection=[dg.AssetKey(["hydra", "regrade_plan"])])
     defs = dg.Definitions.merge(build_definitions(run), dg.Definitions(jobs=[job]))
@@ -152,10 +148,6 @@ def test_the_asset_shows_the_plan_as_metadata(run: Run) -> None:
     assert len(facts["stale"].records) == 6
     [check] = done.get_asset_check_evaluations()
     assert (check.check_name, check.passed) == ("flips", True)
-
-
-def test_a_regrade_that_would_change_too_much_is_warned_of(run: Run) -> None:
-    move_threshold(run, tau_keep=1.0)
     plan = plan_regrade(run, SOURCES)
     share = plan.may_flip[1] / plan.documents
     for most, passed in ((share + 0.01, True), (share - 0.01, False)):
