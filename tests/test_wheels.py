@@ -92,11 +92,14 @@ def test_an_installed_run_prepares_and_labels_in_any_directory(run: Command, pro
     assert all(record["rubric_hash"] for record in records)
 
 
-def test_an_installed_code_location_loads_with_the_storage_it_ships(
+def test_a_new_project_loads_with_the_storage_it_ships_and_plans_its_run(
     run: Command, project: Path, environment: Path
 ) -> None:
     made = run("nmoe", "init", "new")
     assert made.returncode == 0, made.stderr
+    again = run("nmoe", "init", "new")
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "E-CONFIG" in again.stderr
     (project / "home").mkdir()
     shutil.copy(project / "new/configs/dagster/dagster.yaml", project / "home")
     places = {"NMOE_CONFIG": str(project / "run.toml"), "DAGSTER_HOME": str(project / "home")}
@@ -106,12 +109,6 @@ def test_an_installed_code_location_loads_with_the_storage_it_ships(
     assert facts.split()[1] == "LocalRunLauncher"
     assert all(path.startswith(str(environment)) for path in paths[:2])
     assert not any(Path(path).resolve() == REPOSITORY for path in paths if path)
-
-
-def test_the_shipped_configurations_plan_a_run_where_they_were_put(
-    run: Command, project: Path
-) -> None:
-    assert run("nmoe", "init", "new").returncode == 0
     (project / "new" / "build/demo/input").mkdir(parents=True)
     shutil.copy(project / "in/notes.jsonl", project / "new/build/demo/input/docstrings.jsonl")
     config = project / "new" / "configs" / "demo.toml"
@@ -120,6 +117,3 @@ def test_the_shipped_configurations_plan_a_run_where_they_were_put(
     found = {row["source"]: row["problem"] for row in rows}
     assert list(found) == ["stdlib", "package_docs", "docstrings"]
     assert (found["stdlib"], found["docstrings"]) == (None, None)
-    again = run("nmoe", "init", "new")
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
-    assert "E-CONFIG" in again.stderr

@@ -44,21 +44,16 @@ def _work(project: Path, known_runs: Collection[str] = ()) -> Counter[str]:
 
     Each partition of a run repeats what the run tokenised, so that is counted once a run and asset.
     """
-    per_run: dict[tuple[str, str, str], int] = {}
-    total: Counter[str] = Counter()
-    for run_id, data in _events(project, "ASSET_MATERIALIZATION"):
-        if run_id in known_runs:
-            continue
+    counted: dict[tuple[Any, ...], int] = {}
+    for number, (run_id, data) in enumerate(_events(project, "ASSET_MATERIALIZATION")):
         made = data.materialization
-        for name in WORK:
-            if name not in made.metadata:
-                continue
-            value = made.metadata[name].value
-            if name == "documents_tokenized":
-                per_run[run_id, str(made.asset_key), name] = value
-            else:
-                total[name] += value
-    for (_, _, name), value in per_run.items():
+        for name in WORK if run_id not in known_runs else ():
+            if name in made.metadata:
+                is_repeated = name == "documents_tokenized"
+                place = (run_id, str(made.asset_key)) if is_repeated else number
+                counted[name, place] = made.metadata[name].value
+    total: Counter[str] = Counter()
+    for (name, _), value in counted.items():
         total[name] += value
     return total
 
@@ -97,38 +92,43 @@ def test_the_checks_of_every_asset_ran_and_the_blocking_ones_passed(project: Pat
     # The regrade plan is made when somebody asks for it; the job does not.
     of_plan = (AssetKey(["hydra", "regrade_plan"]), "flips")
     assert {*passed, of_plan} == {(key.asset_key, key.name) for key in graph.asset_check_keys}
-    failed = {
-        (key.asset_key, key.name) for key in graph.asset_check_keys if graph.get(key).blocking
-    }
-    assert not {key for key in failed if not passed[key]}
+    blocking = [key for key in graph.asset_check_keys if graph.get(key).blocking]
+    assert [key for key in blocking if not passed[key.asset_key, key.name]] == []
     assert of_plan not in passed
 
 
-def test_no_asset_is_stale_after_a_run(project: Path) -> None:
+def test_no_asset_is_stale_after_a_run_and_no_run_warned(project: Path) -> None:
     definitions = build_definitions(Run(project / "run.toml"))
     with opened(project) as instance:
         found = stale_causes(instance, definitions)
+        warned = [
+            entry.user_message
+            for run in instance.get_runs()
+            for entry in instance.all_logs(run.run_id)
+            if entry.level >= logging.WARNING
+        ]
     # The regrade plan is made when somebody asks for it; the job does not.
     plan = AssetKey(["hydra", "regrade_plan"])
     assert {key: one for key, one in found.items() if key[0] != plan and one[0] != "FRESH"} == {}
+    assert warned == []
 
 
-def test_plots_are_inline_pictures(project: Path) -> None:
-    pictures = set()
+def test_materialisations_show_pictures_samples_rates_and_times(project: Path) -> None:
+    pictures, seen = set(), {}
     for _, data in _events(project, "ASSET_MATERIALIZATION"):
-        for value in data.materialization.metadata.values():
+        made = data.materialization
+        seen.setdefault(made.asset_key.path[-1], set()).update(made.metadata)
+        for value in made.metadata.values():
             text = getattr(value, "md_str", "") or ""
             if text.startswith("![") and "](data:image/png;base64," in text:
-                pictures.add(data.materialization.asset_key.path[-1])
+                pictures.add(made.asset_key.path[-1])
     assert {"manifest", "calibration", "curated", "curated_manifest", "probe_head"} <= pictures
-
-
-def test_verify_passes_on_every_manifest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifests = sorted((project / "out").glob("*/*/*/manifest.json"))
-    assert len(manifests) == 7
-    for manifest in manifests:
-        assert main(["verify", str(manifest), "--checksums", "--deep"]) == 0
-    capsys.readouterr()
+    assert {"sample", "documents", "tokens"} <= seen["shards"]
+    assert {"sample", "oracle_calls", "oracle_calls_per_second"} <= seen["oracle_labels"]
+    assert {"loss", "head_steps_per_second", "seconds"} <= seen["judge_head"]
+    graded = {"sample", "keep_rate", "documents_per_second", "backbone_tokens_per_second"}
+    assert graded <= seen["quality_scores"]
+    assert {"order", "window_topics_after", "percent_of_ceiling_after"} <= seen["curated"]
 
 
 def test_the_report_is_what_the_files_hold(
@@ -315,19 +315,6 @@ def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(own_project: P
     assert tree_digest(quality) == before
 
 
-def test_materialisations_show_samples_rates_and_times(project: Path) -> None:
-    seen: dict[str, set[str]] = {}
-    for _, data in _events(project, "ASSET_MATERIALIZATION"):
-        made = data.materialization
-        seen.setdefault(made.asset_key.path[-1], set()).update(made.metadata)
-    assert {"sample", "documents", "tokens"} <= seen["shards"]
-    assert {"sample", "oracle_calls", "oracle_calls_per_second"} <= seen["oracle_labels"]
-    assert {"loss", "head_steps_per_second", "seconds"} <= seen["judge_head"]
-    graded = {"sample", "keep_rate", "documents_per_second", "backbone_tokens_per_second"}
-    assert graded <= seen["quality_scores"]
-    assert {"order", "window_topics_after", "percent_of_ceiling_after"} <= seen["curated"]
-
-
 def test_a_failing_source_fails_the_job(tmp_path: Path) -> None:
     small_project(tmp_path)
     (tmp_path / "in" / "docs.jsonl").write_text('{"body": "no text"}\n')
@@ -374,14 +361,3 @@ def test_a_named_job_says_what_each_of_its_parts_cost(project: Path) -> None:
     assert {row["part"] for row in rows} == set(links)
     assert all(row["seconds"] > 0 and row["cpu_seconds"] > 0 for row in rows)
     assert sum(row["seconds"] for row in rows) <= output.metadata["seconds"].value
-
-
-def test_no_run_warns(project: Path) -> None:
-    with opened(project) as instance:
-        warned = [
-            entry.user_message
-            for run in instance.get_runs()
-            for entry in instance.all_logs(run.run_id)
-            if entry.level >= logging.WARNING
-        ]
-    assert warned == []

@@ -86,23 +86,32 @@ def test_an_input_that_comes_back_to_what_it_was_is_a_change_each_time(
 def test_new_input_requests_prep_of_its_source_alone(
     run: Run, defs: dg.Definitions, prepared: DagsterInstance
 ) -> None:
-    instance = prepared
-    first = _tick("source_watch", defs, instance, None)
-    again = _tick("source_watch", defs, instance, first.cursor)
+    first = _tick("source_watch", defs, prepared, None)
+    again = _tick("source_watch", defs, prepared, first.cursor)
     assert again.run_requests == []
-    docs = run.base / "in" / "docs.jsonl"
-    before = docs.read_bytes()
-    docs.write_bytes(
-        before + b'{"text": "one more document of more than ten tokens, I think so"}\n'
-    )
+    docs, new = run.base / "in" / "docs.jsonl", run.base / "in" / "notes" / "train" / "new.arrow"
+    before, line = docs.read_bytes(), b'{"text": "one more document of more than ten tokens"}\n'
+    docs.write_bytes(before + line)
     try:
-        changed = _tick("source_watch", defs, instance, again.cursor)
+        changed = _tick("source_watch", defs, prepared, again.cursor)
     finally:
         docs.write_bytes(before)
     assert asked(changed) == {("prep", "docs"), ("prep_valid", "docs")}
     tags = {request.job_name: request.tags for request in changed.run_requests}
     assert tags["prep"].items() >= ALL.items()
     assert len({request.run_key for request in changed.run_requests}) == 2
+
+    # A saved dataset is watched file by file, also while another source cannot be listed.
+    settled = _tick("source_watch", defs, prepared, changed.cursor)
+    docs.rename(docs.with_suffix(".away"))
+    new.write_bytes(b"x")
+    try:
+        added = _tick("source_watch", defs, prepared, settled.cursor)
+    finally:
+        docs.with_suffix(".away").rename(docs)
+        new.unlink()
+    assert asked(added) == {("prep", "notes")}
+    assert json.loads(added.cursor)["docs"] == json.loads(settled.cursor)["docs"]
 
 
 def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
@@ -123,21 +132,12 @@ def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
     assert _tick("source_watch", defs, prepared, moved.cursor).run_requests == []
 
 
-def test_a_source_that_cannot_be_listed_leaves_the_others_watched_file_by_file(
-    run: Run, defs: dg.Definitions, prepared: DagsterInstance
-) -> None:
-    first = _tick("source_watch", defs, prepared, None)
-    docs = run.base / "in" / "docs.jsonl"
-    docs.rename(docs.with_suffix(".away"))
-    new = run.base / "in" / "notes" / "train" / "new.arrow"
-    new.write_bytes(b"x")
-    try:
-        changed = _tick("source_watch", defs, prepared, first.cursor)
-    finally:
-        docs.with_suffix(".away").rename(docs)
-        new.unlink()
-    assert asked(changed) == {("prep", "notes")}
-    assert json.loads(changed.cursor)["docs"] == json.loads(first.cursor)["docs"]
+def _fail_labels(defs: dg.Definitions, instance: DagsterInstance, **tags: str) -> dg.DagsterRun:
+    """A run of one label slice that fails, as a lost oracle makes it fail: there are no slices."""
+    job, tags = defs.resolve_job_def("label"), {**range_tags(["val-02"]), **tags}
+    done = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    assert not done.success
+    return done.dagster_run
 
 
 def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
@@ -145,9 +145,7 @@ def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
 ) -> None:
     clock = [1_000_000.0]
     monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
-    tags = range_tags(["val-02"])  # there are no slices to label in this project
-    label = defs.resolve_job_def("label")
-    assert not label.execute_in_process(instance=instance, tags=tags, raise_on_error=False).success
+    _fail_labels(defs, instance)
     waits, cursor = [], None
     for _ in range(4):
         asked_at = clock[0]
@@ -164,11 +162,6 @@ def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
     made = dg.AssetMaterialization(LABELS, partition="val-02")
     instance.report_runless_asset_event(made)
     assert _tick("label_retries", defs, instance, cursor).cursor == "{}"
-
-
-def _failure(instance: DagsterInstance, run_id: str) -> dg.DagsterEvent:
-    events = (entry.dagster_event for entry in instance.all_logs(run_id))
-    return next(e for e in events if e and e.event_type == dg.DagsterEventType.RUN_FAILURE)
 
 
 class _Webhook(BaseHTTPRequestHandler):
@@ -197,31 +190,27 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        job = defs.resolve_job_def("label")
-        done = job.execute_in_process(
-            instance=instance, tags=range_tags(["val-00"]), raise_on_error=False
-        )
+        failed = _fail_labels(defs, instance)
+        events = (entry.dagster_event for entry in instance.all_logs(failed.run_id))
+        address = f"http://127.0.0.1:{server.server_port}/hook"
         context = dg.build_run_status_sensor_context(
             sensor_name="failure_notice",
             dagster_instance=instance,
-            dagster_run=done.dagster_run,
-            dagster_event=_failure(instance, done.run_id),
-            resources={
-                "notifier": resources.Notifier(
-                    webhook_url=f"http://127.0.0.1:{server.server_port}/hook"
-                )
-            },
+            dagster_run=failed,
+            dagster_event=next(
+                e for e in events if e and e.event_type == dg.DagsterEventType.RUN_FAILURE
+            ),
+            resources={"notifier": resources.Notifier(webhook_url=address)},
         ).for_run_failure()
-        sensor = defs.get_repository_def().get_sensor_def("failure_notice")
-        sensor(context)
+        defs.get_repository_def().get_sensor_def("failure_notice")(context)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
     [text] = [json.loads(body)["text"] for body in _Webhook.received]
     assert text.startswith("label failed: 1 of 1 partitions failed")
-    assert "val-00" in text
-    assert text.endswith(f"(run {done.run_id})")
+    assert "val-02" in text
+    assert text.endswith(f"(run {failed.run_id})")
     assert "\n" not in text
 
 
@@ -243,14 +232,11 @@ def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs
         return sensor.evaluate_tick(context).cursor
 
     cursor = tick(None)
-    job, tags = defs.resolve_job_def("label"), range_tags(["val-00"])
-    job.execute_in_process(
-        instance=instance, tags={**tags, PART_OF: "another run"}, raise_on_error=False
-    )
+    _fail_labels(defs, instance, **{PART_OF: "another run"})
     theirs = run_of_another_location()
     instance.add_run(theirs)
     instance.report_run_failed(theirs)
-    alone = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    alone = _fail_labels(defs, instance)
     for _ in range(3):
         cursor = tick(cursor)
     assert [text.rpartition("(run ")[2] for text in told] == [f"{alone.run_id})"]
