@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from nmoe_core.labels.agreement import merge_noise, read_noise
 from nmoe_core.labels.files import label_status, merge_labels, read_labels, require_current_labels
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import FakeOracle
-from tests.refusals import refused
+from tests.refusals import refused, refused_line
 
 
 @pytest.fixture
 def labelled(labelling: Labelling) -> Labelling:
-    """All of train and val labelled, val merged."""
+    """All of train and val labelled, some of val twice, val merged."""
     labelling.run_all()
+    for i in range(8):
+        labelling.run_again(i, 2)
     merge_labels(labelling.tree, "val")
+    merge_noise(labelling.tree, "val")
     return labelling
 
 
@@ -46,17 +50,18 @@ def test_scores_inverted_by_hand_are_refused_by_every_reader_in_one_line(
     tree, oracle = labelled.tree, FakeOracle()
     before = read_labels(labelled.merged).scores
     shard = labelled.shard(0, "val") / "scores.jsonl"
-    merge, ask = lambda: merge_labels(tree, "val"), lambda: labelled.run(oracle, split="val")
-    for path, readers in ((labelled.merged, [merge]), (shard, [merge, ask])):
+    again = shard.parent / "relabelled" / shard.name
+    merge, noise = partial(merge_labels, tree, "val"), partial(merge_noise, tree, "val")
+    ask = partial(labelled.run, oracle, split="val")
+    readers = {labelled.merged: [merge], shard: [merge, ask, noise], again: [noise]}
+    for path in readers:
         kept = path.read_bytes()
         edit(path, invert)
-        for read in (lambda path=path: read_labels(path), *readers):
+        for read in (partial(read_labels, path), *readers[path]):
             with refused("E-LABEL-CORRUPT", match="changed after"):
                 read()
-        command = ["hydra", "calibrate", "--compat", "--labels", str(path)]
-        assert main([*command, "--out", str(tmp_path / "calibration")]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "ERROR [E-LABEL-CORRUPT]" in line
+        command = ["hydra", "calibrate", "--compat", "--labels", str(path), "--out"]
+        refused_line(capsys, *command, str(tmp_path / "calibration"), code="E-LABEL-CORRUPT")
         path.write_bytes(kept)
     assert oracle.asked == []
     labelled.merged.unlink()
@@ -70,7 +75,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], object]:
 
 OLD = without("format", "content_hash")  # as an earlier version wrote it
 FORGED = {
-    "digest removed": without("scores_sha256", "labels_sha256"),
+    "digest removed": without("scores_sha256", "labels_sha256", "asked"),
     "hash removed": without("content_hash"),
     "count changed": lambda row: row.update(parsed=0, ceiling=0.1),
     "sources removed": lambda row: row.update(per_source={"none": {}}),
@@ -81,7 +86,9 @@ FORGED = {
 def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_not(
     labelled: Labelling, name: str
 ) -> None:
+    noise = labelled.merged.with_name("noise_val.json")
     places = {
+        noise: lambda: read_noise(noise),
         labelled.shard(0, "val") / "summary.json": lambda: merge_labels(labelled.tree, "val"),
         labelled.merged.with_name("labels_val.summary.json"): lambda: read_labels(labelled.merged),
     }
@@ -100,24 +107,6 @@ def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_
         read()
         require_current_labels(labelled.tree, "val")
         path.write_bytes(kept)
-
-
-def test_noise_that_was_changed_is_refused(labelled: Labelling) -> None:
-    for i in range(8):
-        labelled.run_again(i, 2)
-    merge_noise(labelled.tree, "val")
-    path = labelled.tree.labels / "merged" / "noise_val.json"
-    kept = path.read_bytes()
-    for name in ("count changed", "hash removed"):
-        edit(path, FORGED[name])
-        with refused("E-LABEL-CORRUPT"):
-            read_noise(path)
-        path.write_bytes(kept)
-    edit(path, OLD)
-    assert (read_noise(path) or {})["ceiling"] is not None
-    edit(labelled.shard(0, "val") / "relabelled" / "scores.jsonl", invert)
-    with refused("E-LABEL-CORRUPT", match="changed after"):
-        merge_noise(labelled.tree, "val")
 
 
 def test_salvaged_labels_are_counted_everywhere_and_used_on_request_alone(
