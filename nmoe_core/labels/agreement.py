@@ -262,10 +262,7 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
     """Write `merged/noise_{split}.json` over all shards' second labels; None if there are none.
 
     `reliability` is the Spearman correlation of the two aggregates, `ceiling` its root; both are
-    None where they are not defined (fewer than three pairs, or constant).
-
-    Raises:
-        LabelError: Labels were changed after they were finished (E-LABEL-CORRUPT).
+    None where undefined. Raises as `checked_digest`.
     """
     pairs: list[tuple[Record, Record]] = []
     for shard in (tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)):

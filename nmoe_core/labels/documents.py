@@ -33,13 +33,10 @@ READER = "jsonl-texts/1"
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents to label.
+    """Documents to label, by `rows` of (document id, source), in their order.
 
-    Attributes:
-        rows: (document id, source) of each, in their order.
-        fingerprints: Digests of everything the texts come from.
-        text: The text of a document id. Raises FormatError where it cannot be read.
-        former_data: What earlier versions recorded under `data`; labels that name it stay.
+    `fingerprints` are digests of everything the texts come from. `text` gives the text of an id, or
+    raises FormatError. Labels that name `former_data`, as earlier versions did under `data`, stay.
     """
 
     rows: list[tuple[str, str]]
@@ -111,7 +108,7 @@ class JsonlTexts:
     """The documents of a plain JSON lines file, which is checked whole before any is used.
 
     Args:
-        path: The file, UTF-8; a byte order mark is passed over.
+        path: The file, UTF-8, with or without a byte order mark.
         text_field: Key of the text; null is an empty text.
         id_field: Key of the id, which each line must then have. None takes `doc_id`, or else
             `id`, where a line has one.

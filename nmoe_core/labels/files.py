@@ -48,13 +48,10 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def checked_digest(path: Path) -> str:
-    """SHA-256 of a label file, which must be what the summary beside it says.
+    """SHA-256 of a label file, which must be what the summary beside it says (E-LABEL-CORRUPT).
 
-    A file without a summary is the user's own, unless it is of a labelling that goes on.
-
-    Raises:
-        LabelError: The file or its summary was changed after it was finished (E-LABEL-CORRUPT), or
-            its labelling is not finished (E-LABEL-COVERAGE).
+    A file without a summary is the user's own, unless its labelling has begun and not finished
+    (E-LABEL-COVERAGE).
     """
     is_shard, digest = path.name == SCORES_NAME, sha256_file(path)
     summary = path.with_name(SUMMARY_NAME if is_shard else f"{path.stem}.summary.json")
@@ -79,13 +76,8 @@ def checked_digest(path: Path) -> str:
 def merge_labels(tree: Tree, split: str) -> Result:
     """Join `labels/{split}/shard_{i}/scores.jsonl` into `labels/merged/labels_{split}.jsonl`.
 
-    Returns:
-        The merged file's digest; facts: `total`, `parsed`, `salvaged`, and whether it `changed`.
-
-    Raises:
-        LabelError: A shard is not finished (E-LABEL-COVERAGE), it or the merged file was changed
-            after it was finished (E-LABEL-CORRUPT), or shards have different scorers or rubrics
-            (E-LABEL-MIXED).
+    Returns the merged file's digest; facts: `total`, `parsed`, `salvaged`, and whether the file
+    `changed`. Raises as `checked_digest` and `one_scorer`.
     """
     shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
     for shard in shards:
@@ -166,14 +158,8 @@ class Labels:
 def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
     """Read a merged label file, or the labels of one finished shard.
 
-    Args:
-        path: The file; a summary beside it names its digest.
-        use_salvaged: Take labels too whose scores stood among other words.
-
-    Raises:
-        LabelError: Missing (E-LABEL-MISSING), malformed or changed after it was finished
-            (E-LABEL-CORRUPT, E-LABEL-SCORES), not finished (E-LABEL-COVERAGE), or of more than
-            one scorer or rubric (E-LABEL-MIXED).
+    `use_salvaged` takes labels too whose scores stood among other words. Raises LabelError:
+    missing (E-LABEL-MISSING), malformed (E-LABEL-SCORES), or as `checked_digest`, `one_scorer`.
     """
     if not path.is_file():
         raise LabelError(
@@ -260,15 +246,11 @@ def _is_locked(path: Path) -> bool:
 
 
 def require_current_labels(tree: Tree, split: str) -> None:
-    """Refuse labels of a split that were made of other documents than those that are there now.
+    """Refuse labels of a split whose documents have changed since (E-LABEL-STALE).
 
     An edited record moves the token spans, and so the ids, of documents behind it: a head would
     train on other texts than the oracle was shown. Labels of JSON lines are taken as they are.
-
-    Raises:
-        LabelError: E-LABEL-STALE, for the first such shard of labels; its summary was changed
-            after it was written (E-LABEL-CORRUPT).
-        FormatError: One of the sources is not there any more.
+    Raises as `read_summary` too, and FormatError if a source is missing.
     """
     digests: dict[tuple[str, ...], str] = {}  # the shards of a split are mostly of the same sources
     for summary in sorted((tree.labels / split).glob(f"shard_*/{SUMMARY_NAME}")):

@@ -84,10 +84,9 @@ def label_shard(
         `num_new` records made by this call, and `resumed_from` records that were there before.
 
     Raises:
-        LabelError: The directory holds labels of another scorer or rubric (E-LABEL-MIXED), or of a
-            broken file (E-LABEL-CORRUPT); the oracle did not answer once for each text
-            (E-LABEL-ORACLE), or as the oracle.
-        FormatError: A document cannot be read.
+        LabelError: There are labels of another scorer or rubric (E-LABEL-MIXED) or a broken file
+            (E-LABEL-CORRUPT); the oracle did not answer once for each text (E-LABEL-ORACLE).
+        NmoeError: As the oracle, and as `documents.text`.
     """
     run = _Labelling(documents, out_dir, oracle, progress)
     if retry_failed == 0 and (result := run.finished()) is not None:

@@ -31,16 +31,10 @@ UNIFORM_WEIGHTS: dict[str, float] = {name: 1 / len(DIMENSIONS) for name in DIMEN
 
 
 def parse_scores(value: str | Mapping[str, Any]) -> dict[str, int]:
-    """Check an oracle's answer: exactly the five dimensions, each an integer 0..4.
+    """The scores of an oracle's answer, in the order of `DIMENSIONS`.
 
-    Args:
-        value: One JSON object as text, or already parsed. `4.0` counts as 4; `true` does not.
-
-    Returns:
-        The scores in the order of `DIMENSIONS`.
-
-    Raises:
-        LabelError: The answer is anything else; a key given twice included (E-LABEL-SCORES).
+    `value` is one JSON object, as text or parsed, of exactly the five dimensions, each once and an
+    integer 0..4 (`4.0` counts as 4, `true` does not). Anything else is refused (E-LABEL-SCORES).
     """
     scores = value
     if isinstance(value, str):
@@ -74,11 +68,9 @@ def _bad_scores(found: str, expected: str) -> LabelError:
 
 
 def read_scores(text: str, salvage: bool = False) -> tuple[dict[str, int] | None, bool]:
-    """The scores that an answer gives, or None; and whether they stood among other words.
+    """The scores that a final answer gives, or None; and whether they stood among other words.
 
-    Args:
-        text: The final answer.
-        salvage: Where the whole is not the object, take the only flat object among other words.
+    With `salvage`, an answer that is not the object alone may have one flat object in it.
     """
     fenced = _FENCED.fullmatch(text)
     with suppress(LabelError):
@@ -114,9 +106,8 @@ def stored(scores: np.ndarray) -> np.ndarray:
 def aggregate(scores: np.ndarray, weights: Mapping[str, float] | None = None) -> np.ndarray:
     """Weighted mean of the clamped dimensions, in 0..1, with six decimals.
 
-    Args:
-        scores: float `[..., 5]`, the dimensions in order.
-        weights: Weight of each dimension, divided by their sum here; uniform when left out.
+    `scores` are `[..., 5]`, the dimensions in order; `weights`, uniform by default, are divided by
+    their sum here.
     """
     w = np.asarray(as_vector(weights or UNIFORM_WEIGHTS))
     shares = np.clip(np.asarray(scores, np.float64), 0, MAX_GRADE) / MAX_GRADE

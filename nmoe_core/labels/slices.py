@@ -62,11 +62,8 @@ def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
 def write_source_slices(tree: Tree, source: str) -> Result:
     """List the documents of one source in `slices/sources/{source}/docids_{split}.jsonl`.
 
-    Returns:
-        The digest of the summary; facts: documents of each split, and whether they `changed`.
-
-    Raises:
-        FormatError: The source has no committed manifest, or an index does not match it.
+    Returns the digest of the summary; facts: documents of each split, and whether they `changed`.
+    Raises FormatError where the source has no committed manifest, or an index does not match it.
     """
     manifest, out_dir = source_manifest(tree.data, source), tree.source_slices(source)
     summary, names = out_dir / SUMMARY_NAME, list(_LISTS.values())
@@ -93,10 +90,7 @@ def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:
 
     Writes `docids_{train,val,test}.jsonl`, `{train,val,test}_shard_00` to `_07` (line `j` goes to
     shard `j mod 8`), and `slices_manifest.json` last. Processes that label different shards may
-    call it at once: one writes, the others wait for it.
-
-    Returns:
-        As `write_source_slices`, over all sources.
+    call it at once: one writes, the others wait for it. Returns as `write_source_slices`.
 
     Raises:
         FormatError: A source has no slices yet (E-MANIFEST-MISSING), or they were changed after

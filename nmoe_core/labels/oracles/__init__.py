@@ -15,12 +15,8 @@ from nmoe_core.labels.oracle import Oracle
 def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
     """The oracle that `table.kind` names; no weights are loaded and no server is asked yet.
 
-    `resolve` makes a path of the table absolute.
-
-    Raises:
-        ConfigError: A key's environment variable is not set (E-CONFIG-MISSING) or holds what
-            cannot be a key, or as the oracle.
-        CheckpointError: As `EngineOracle`.
+    `resolve` makes a path of the table absolute. Raises ConfigError where a key's environment
+    variable is not set (E-CONFIG-MISSING) or holds no key, or as the oracle.
     """
     if table.kind == "engine":
         from nmoe_core.labels.oracles.engine import EngineOracle

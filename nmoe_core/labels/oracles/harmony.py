@@ -78,8 +78,7 @@ def encoding() -> HarmonyEncoding:
 class JudgePrompt:
     """Prompts of one rubric of at most `max_tokens`; reasoning `none` opens the final channel.
 
-    Raises:
-        ConfigError: The rubric leaves no room for a document (E-CONFIG-CONTEXT).
+    A rubric that leaves no room for a document is refused (E-CONFIG-CONTEXT).
     """
 
     def __init__(self, rubric: Rubric, max_tokens: int, reasoning: Reasoning = "low") -> None:
@@ -129,11 +128,8 @@ def read_answer(
 ) -> OracleResult:
     """The result of an assistant's tokens: scores of a final channel that the answer ends in.
 
-    Args:
-        tokens: What the model wrote, stop token left out.
-        has_stopped: Whether a stop token came; otherwise the tokens ran out.
-        opened: Whether the prompt had opened the final channel already.
-        salvage: Take, and mark, scores that stand elsewhere too.
+    The stop token is left out of `tokens`; without one the model ran out of tokens. `opened`: the
+    prompt had opened the final channel. `salvage` takes, and marks, scores that stand elsewhere.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
     is_answer = last_channel == "final" and not is_broken

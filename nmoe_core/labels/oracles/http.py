@@ -68,10 +68,8 @@ class HttpOracle(MeasuredOracle):
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
         """Results as they come; its own event loop runs while the next ones are awaited.
 
-        Raises:
-            ConfigError: httptools is not installed.
-            LabelError: The server is down (E-LABEL-ORACLE-DOWN), refuses for good
-                (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
+        Raises LabelError where the server is down (E-LABEL-ORACLE-DOWN) or refuses for good
+        (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
         """
         table = self._table
         flow = Flow(table.concurrency, table.max_outage_s, self._url, self._rng)

@@ -148,9 +148,7 @@ class Flow:
     def refused(self, reason: str, retry_after_s: float = 0.0) -> None:
         """The server did not take a request: stop sending for a while.
 
-        Raises:
-            LabelError: It has not answered for `max_outage_s`, or asks to wait longer than that
-                (E-LABEL-ORACLE-DOWN).
+        E-LABEL-ORACLE-DOWN: it has not answered for `max_outage_s`, or asks to wait for longer.
         """
         now = time.monotonic()
         self._down_since = now if self._down_since is None else self._down_since
