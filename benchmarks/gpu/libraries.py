@@ -18,10 +18,10 @@ from benchmarks.gpu import machine
 from benchmarks.gpu.figures import Figure, Sizes
 from benchmarks.gpu.machine import Limits
 from benchmarks.gpu.random_model import SCALES
+from nmoe_core.engine.block import swiglu
 from nmoe_core.engine.kernels.attention import prefill_attention, query_blocks
 from nmoe_core.engine.kernels.block import FusedExperts
 from nmoe_core.engine.kernels.expert_product import DenseExperts, tile_experts
-from nmoe_core.engine.moe import swiglu
 from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.config import ModelConfig
 

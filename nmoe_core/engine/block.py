@@ -1,21 +1,33 @@
-"""One block of the model in plain torch, and what a way of running blocks consists of."""
+"""One block of the model in plain torch, and what a way of running blocks consists of.
+
+The mixture of experts has top-k routing and clamped SwiGLU experts (gpt-oss model card, section 2).
+Rows are sorted by expert and each expert present runs once over its own; a token's k results are
+added in the order of its logits, so the sum does not depend on the batch. Costs k rows of hidden
+size per token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmoe_core.engine.attention import Attention, Context, PackedDocuments
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
-from nmoe_core.engine.moe import MixtureOfExperts
-from nmoe_core.engine.packing import Packing
+from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
+
+# Experts with few rows share the steps between their two products; at this many rows a run's
+# intermediate results still fit a core's cache.
+RUN_ROWS = 128
+
+Piece = tuple[int, int, int]
 
 
 class RMSNorm(nn.Module):
@@ -29,6 +41,87 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
+class MixtureOfExperts(nn.Module):
+    """Router and experts of one block, on packed rows."""
+
+    def __init__(self, config: ModelConfig, tensors: LayerTensors) -> None:
+        super().__init__()
+        self.experts_per_token = config.experts_per_token
+        self.swiglu_limit = config.swiglu_limit
+        self.swiglu_alpha = config.swiglu_alpha
+        self.router_weight = nn.Parameter(tensors.router_weight, requires_grad=False)
+        self.router_bias = nn.Parameter(tensors.router_bias, requires_grad=False)
+        self.gate_up = tensors.gate_up
+        self.gate_up_bias = nn.Parameter(tensors.gate_up_bias, requires_grad=False)
+        self.down = tensors.down
+        self.down_bias = nn.Parameter(tensors.down_bias, requires_grad=False)
+
+    def forward(self, x: Tensor, min_rows: int = MIN_ROWS) -> Tensor:
+        """Weighted sum of the experts of each row of x [N, hidden], normalised."""
+        logits, experts = self._route(x, min_rows)
+        if len(x) == min_rows == 1:
+            return self._one_row(x, logits, experts[0].tolist())
+        order = experts.flatten().argsort(stable=True)
+        tokens = order // self.experts_per_token
+        counts = experts.flatten().bincount(minlength=len(self.router_bias)).tolist()
+        results = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+        for run in _runs(counts):
+            rows = slice(run[0][1], run[-1][2])
+            self._run(run, x.index_select(0, tokens[rows]), results[rows], min_rows)
+        weights, places = torch.softmax(logits, dim=-1), order.argsort().view_as(experts)
+        total = results.index_select(0, places[:, 0]) * weights[:, :1]
+        for i in range(1, places.shape[1]):
+            total.addcmul_(results.index_select(0, places[:, i]), weights[:, i : i + 1])
+        return total.to(x.dtype)
+
+    def _route(self, x: Tensor, min_rows: int) -> tuple[Tensor, Tensor]:
+        """float32 logits and int64 ids [N, k] of each row's experts, largest first."""
+        logits = linear(x.float(), self.router_weight, self.router_bias, min_rows)
+        return logits.topk(self.experts_per_token, dim=-1)
+
+    def _one_row(self, x: Tensor, logits: Tensor, experts: list[int]) -> Tensor:
+        """As `forward` of one row, as decoding one sequence has: nothing to sort."""
+        run = [(expert, i, i + 1) for i, expert in enumerate(experts)]
+        results = x.new_empty(len(experts), x.shape[1])
+        self._run(run, x.expand(len(experts), -1), results, min_rows=1)
+        return torch.mm(torch.softmax(logits, dim=-1), results.float()).to(x.dtype)
+
+    def _run(self, run: list[Piece], x: Tensor, results: Tensor, min_rows: int) -> None:
+        """Rows [R, hidden] of some experts, each expert's together, into results [R, hidden]."""
+        first = run[0][1]
+        pieces = [(expert, slice(start - first, stop - first)) for expert, start, stop in run]
+        gate_up = x.new_empty(len(x), self.gate_up_bias.shape[1])
+        for expert, rows in pieces:
+            matrix, bias = self.gate_up.matrix(expert), self.gate_up_bias[expert]
+            linear(x[rows], matrix, bias, min_rows, gate_up[rows])
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner = swiglu(gate, up, self.swiglu_limit, self.swiglu_alpha)
+        for expert, rows in pieces:
+            matrix, bias = self.down.matrix(expert), self.down_bias[expert]
+            linear(inner[rows], matrix, bias, min_rows, results[rows])
+
+
+def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+    """(up + 1) * gate * sigmoid(alpha * gate), gate clamped above and up on both sides."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return up.add_(1).mul_(torch.mul(gate, alpha).sigmoid_().mul_(gate))
+
+
+def _runs(counts: list[int]) -> Iterator[list[Piece]]:
+    """Experts that have rows, as (expert, first row, end row), in runs of about RUN_ROWS rows."""
+    run: list[Piece] = []
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            run.append((expert, start, start + count))
+            start += count
+            if start - run[0][1] >= RUN_ROWS:
+                yield run
+                run = []
+    if run:
+        yield run
 
 
 class Block(nn.Module):

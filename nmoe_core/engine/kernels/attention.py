@@ -79,15 +79,11 @@ def prefill_attention(
     out = torch.empty_like(q)
     if num_rows:
         _prefill_kernel[(len(blocks.documents), heads)](
-            *(q.contiguous(), k.contiguous(), v.contiguous(), sinks, out),
-            *(blocks.documents, blocks.firsts, blocks.starts, blocks.key_starts),
-            *(head_dim**-0.5 * LOG2_E.value, heads, k.shape[1], window or len(k)),
-            HEAD_DIM=head_dim,
-            BLOCK_Q=QUERY_BLOCK,
-            BLOCK_K=KEY_BLOCK,
-            num_warps=4,
-            num_stages=3,
-        )
+            q.contiguous(), k.contiguous(), v.contiguous(), sinks, out,
+            blocks.documents, blocks.firsts, blocks.starts, blocks.key_starts,
+            head_dim**-0.5 * LOG2_E.value, heads, k.shape[1], window or len(k),
+            HEAD_DIM=head_dim, BLOCK_Q=QUERY_BLOCK, BLOCK_K=KEY_BLOCK, num_warps=4, num_stages=3,
+        )  # fmt: skip
     return out
 
 
@@ -169,26 +165,17 @@ def decode_attention(
     totals = torch.empty_like(maxima)
     out = torch.empty_like(q)
     _decode_kernel[(batch, kv_heads, num_splits)](
-        *(q.contiguous(), k_pages, v_pages, cached.tables, cached.lengths, sums, maxima, totals),
-        head_dim**-0.5 * LOG2_E.value,
-        cached.tables.shape[1],
-        window or cached.max_length,
+        q.contiguous(), k_pages, v_pages, cached.tables, cached.lengths, sums, maxima, totals,
+        head_dim**-0.5 * LOG2_E.value, cached.tables.shape[1], window or cached.max_length,
         num_splits,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size,
-        SPLIT=SPLIT_KEYS,
-        BLOCK_K=KEY_BLOCK,
-        num_warps=4,
-        num_stages=3,
-    )
+        KV_HEADS=kv_heads, GROUP=group, ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, SPLIT=SPLIT_KEYS, BLOCK_K=KEY_BLOCK,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
     _merge_kernel[(batch, heads)](
-        *(sums, maxima, totals, sinks, out, num_splits),
-        HEAD_DIM=head_dim,
-        SPLITS=triton.next_power_of_2(num_splits),
-    )
+        sums, maxima, totals, sinks, out, num_splits,
+        HEAD_DIM=head_dim, SPLITS=triton.next_power_of_2(num_splits),
+    )  # fmt: skip
     return out
 
 

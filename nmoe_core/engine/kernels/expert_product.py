@@ -149,19 +149,13 @@ def grouped_product(
     _product_kernel[(num_tiles * triton.cdiv(columns, block_columns),)](
         x.contiguous(),
         *((weights.codes, weights.scales) if is_packed else (weights.weight, weights.weight)),
-        *(weights.bias, out, routing.weights, routing.sorted_choices, routing.expert_starts),
-        *(routing.tile_experts, routing.tile_starts, num_tiles),
-        *(weights.in_features, columns, num_outputs),
-        *(swiglu or (0.0, 0.0)),
-        TOP_K=routing.experts.shape[1],
-        IS_PACKED=is_packed,
-        IS_SWIGLU=swiglu is not None,
-        BLOCK_M=shape.rows,
-        BLOCK_N=block_columns,
-        BLOCK_K=TILE_K,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
-    )
+        weights.bias, out, routing.weights, routing.sorted_choices, routing.expert_starts,
+        routing.tile_experts, routing.tile_starts,
+        num_tiles, weights.in_features, columns, num_outputs, *(swiglu or (0.0, 0.0)),
+        TOP_K=routing.experts.shape[1], IS_PACKED=is_packed, IS_SWIGLU=swiglu is not None,
+        BLOCK_M=shape.rows, BLOCK_N=block_columns, BLOCK_K=TILE_K,
+        num_warps=shape.num_warps, num_stages=shape.num_stages,
+    )  # fmt: skip
     return out
 
 

@@ -57,12 +57,10 @@ def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tens
     experts = torch.empty_like(weights, dtype=torch.int32)
     if num_tokens:
         _choose_kernel[(triton.cdiv(num_tokens, _TOPK_BLOCK),)](
-            *(logits.contiguous(), weights, experts, num_tokens, num_experts),
-            TOP_K=experts_per_token,
-            PADDED_K=triton.next_power_of_2(experts_per_token),
-            PADDED_EXPERTS=triton.next_power_of_2(num_experts),
-            BLOCK=_TOPK_BLOCK,
-        )
+            logits.contiguous(), weights, experts, num_tokens, num_experts,
+            TOP_K=experts_per_token, PADDED_K=triton.next_power_of_2(experts_per_token),
+            PADDED_EXPERTS=triton.next_power_of_2(num_experts), BLOCK=_TOPK_BLOCK,
+        )  # fmt: skip
     return weights, experts
 
 
@@ -81,12 +79,9 @@ def sort_choices(weights: Tensor, experts: Tensor, num_experts: int, tile_rows: 
     shape = {"PADDED_EXPERTS": padded, "BLOCK": _SORT_BLOCK}
     _count_kernel[(num_blocks,)](experts, counts, num_choices, **shape)
     _offsets_kernel[(1,)](
-        *(counts, starts, tile_experts, tile_starts, num_blocks, num_experts, max_tiles),
-        TILE_ROWS=tile_rows,
-        PADDED_EXPERTS=padded,
-        CHUNK=_OFFSETS_CHUNK,
-        BLOCK=_TILES_BLOCK,
-    )
+        counts, starts, tile_experts, tile_starts, num_blocks, num_experts, max_tiles,
+        TILE_ROWS=tile_rows, PADDED_EXPERTS=padded, CHUNK=_OFFSETS_CHUNK, BLOCK=_TILES_BLOCK,
+    )  # fmt: skip
     _place_kernel[(num_blocks,)](experts, counts, sorted_choices, num_choices, **shape)
     return Routing(weights, experts, sorted_choices, starts, tile_experts, tile_starts, tile_rows)
 

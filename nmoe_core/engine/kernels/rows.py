@@ -31,12 +31,10 @@ def add_rms_norm(
     normalised = torch.empty_like(residual)
     if num_tokens:
         _add_rms_norm_kernel[(num_tokens,)](
-            *(residual, residual if delta is None else delta, weight),
-            *(total, normalised, width, epsilon),
-            HAS_DELTA=delta is not None,
-            BLOCK=triton.next_power_of_2(width),
-            num_warps=8,
-        )
+            residual, residual if delta is None else delta, weight, total, normalised,
+            width, epsilon,
+            HAS_DELTA=delta is not None, BLOCK=triton.next_power_of_2(width), num_warps=8,
+        )  # fmt: skip
     return total, normalised
 
 
@@ -80,12 +78,11 @@ def rotate_and_store(
     q = qkv.new_empty(num_rows, heads, head_dim)
     if num_rows:
         _rotate_kernel[(num_rows, triton.cdiv(heads + 2 * kv_heads, _HEADS_BLOCK))](
-            *(qkv.contiguous(), torch.view_as_real(rotation), slots),
-            *(q, k_pages, v_pages, heads, kv_heads),
-            HALF_DIM=head_dim // 2,
-            PADDED_HALF=triton.next_power_of_2(head_dim // 2),
+            qkv.contiguous(), torch.view_as_real(rotation), slots, q, k_pages, v_pages,
+            heads, kv_heads,
+            HALF_DIM=head_dim // 2, PADDED_HALF=triton.next_power_of_2(head_dim // 2),
             BLOCK=_HEADS_BLOCK,
-        )
+        )  # fmt: skip
     return q
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nmoe_core.engine import ModelConfig, Transformer
-from nmoe_core.engine.moe import RUN_ROWS, MixtureOfExperts
+from nmoe_core.engine.block import RUN_ROWS, MixtureOfExperts
 from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
 from nmoe_core.engine.weights.mxfp4 import PackedExperts

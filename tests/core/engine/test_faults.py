@@ -50,13 +50,13 @@ FAULTS: dict[str, list[Edit]] = {
             "gate_up_bias",
         ),
     ],
-    "gate and up swapped": [("moe", "gate, up = gate_up.chunk(", "up, gate = gate_up.chunk(")],
-    "no limit": [("moe", SWIGLU_CLAMPS, "gate, up = gate.clone(), up.clone()")],
-    "alpha 1": [("moe", "torch.mul(gate, alpha)", "torch.mul(gate, 1.0)")],
-    "no +1": [("moe", "up.add_(1).mul_(", "up.mul_(")],
+    "gate and up swapped": [("block", "gate, up = gate_up.chunk(", "up, gate = gate_up.chunk(")],
+    "no limit": [("block", SWIGLU_CLAMPS, "gate, up = gate.clone(), up.clone()")],
+    "alpha 1": [("block", "torch.mul(gate, alpha)", "torch.mul(gate, 1.0)")],
+    "no +1": [("block", "up.add_(1).mul_(", "up.mul_(")],
     "softmax over all experts": [
-        ("moe", ROUTE, "return logits.log_softmax(-1).topk("),
-        ("moe", WEIGHTS, "    weights = logits.exp()"),
+        ("block", ROUTE, "return logits.log_softmax(-1).topk("),
+        ("block", WEIGHTS, "    weights = logits.exp()"),
     ],
     "nibbles swapped": [
         (
@@ -65,7 +65,7 @@ FAULTS: dict[str, list[Edit]] = {
             "codes[byte >> 4], codes[byte & 15]",
         )
     ],
-    "gate clamped below": [("moe", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)")],
+    "gate clamped below": [("block", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)")],
 }
 ALWAYS = {"window off by one", "gate clamped below"}
 
