@@ -24,7 +24,7 @@ from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.settings import PrepSettings
-from nmoe_core.sources.open import open_reader
+from nmoe_core.sources.open import open_reader, split_rows
 from nmoe_core.sources.records import BadRecord, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.text.normalise import normalize_batch
@@ -76,7 +76,9 @@ def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
         else:
             sample = _sample_source(reader, settings)
             size_bytes, rate = reader.size_bytes() or 0, sample.rate
-            tokens = _split_tokens(size_bytes, spec, split, sample)
+            per_record = max(sample.tokens_per_record, 1e-9)
+            num_rows = round(size_bytes * sample.tokens_per_byte / per_record)
+            tokens = round(split_rows(spec, split, lambda: num_rows).count(num_rows) * per_record)
             if settings.max_tokens is not None:
                 tokens = min(tokens, settings.max_tokens)
             reads = f"{reads}, {size_bytes / 1e6:,.1f} MB"
@@ -122,22 +124,6 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
         tokens_per_byte=num_tokens / max(num_bytes, 1),
         rate=max(num_tokens / seconds, 1.0),
     )
-
-
-def _split_tokens(size_bytes: int, spec: SourceSpec, split: str, sample: _Sample) -> int:
-    whole = size_bytes * sample.tokens_per_byte
-    num_rows = round(whole / max(sample.tokens_per_record, 1e-9))
-
-    def rows(part: str) -> tuple[int, int]:
-        expression = spec.split_expression(part)
-        return (0, 0) if expression is None else expression.rows(num_rows)
-
-    start, stop = rows(split)
-    num_taken = stop - start
-    if split == "train" and not spec.allow_overlap:
-        first, last = rows("valid")
-        num_taken -= max(0, min(last, stop) - max(first, start))
-    return max(0, round(num_taken * sample.tokens_per_record))
 
 
 @functools.cache

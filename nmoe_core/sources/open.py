@@ -7,6 +7,7 @@ opened.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from nmoe_core.base.errors import SourceError
@@ -22,14 +23,20 @@ def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
     Raises:
         SourceError: Files, directory, dataset or split are not there.
     """
-    source, parsed = open_reader(spec, base, split), _expression(spec, split)
+    source = open_reader(spec, base, split)
+    return Split(source, split_rows(spec, split, source.num_rows))
+
+
+def split_rows(spec: SourceSpec, split: str, count_rows: Callable[[], int]) -> Rows:
+    """The rows of a split; the rows of the source are counted where the split is a part of them."""
+    parsed = _expression(spec, split)
     cut = spec.split_expression("valid") if split == "train" and not spec.allow_overlap else None
     if cut is not None and cut.name != parsed.name:
         cut = None
     if parsed == SplitExpression(parsed.name) and cut is None:
-        return Split(source)
-    num_rows = source.num_rows()
-    return Split(source, Rows(*parsed.rows(num_rows), cut and cut.rows(num_rows)))
+        return Rows()
+    num_rows = count_rows()
+    return Rows(*parsed.rows(num_rows), cut and cut.rows(num_rows))
 
 
 def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:

@@ -159,6 +159,12 @@ class Rows:
             return first < last
         return first < self.excluded[0] or last > self.excluded[1]
 
+    def count(self, num_rows: int) -> int:
+        """How many of them a source of `num_rows` rows has."""
+        start, stop = self.start, num_rows if self.stop is None else min(self.stop, num_rows)
+        first, last = self.excluded or (0, 0)
+        return max(0, stop - start) - max(0, min(last, stop) - max(first, start))
+
 
 class Split(NamedTuple):
     """A source, and the rows of it that a split consists of."""

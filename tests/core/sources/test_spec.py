@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
+from nmoe_core.sources.records import Rows
 from nmoe_core.sources.spec import SourceSpec, parse_split
 
 _BOUNDS = st.none() | st.integers(-1500, 1500)
@@ -76,6 +77,17 @@ def test_any_text_is_a_split_or_one_clear_error(text: str) -> None:
     with suppress(ConfigError):
         start, stop = parse_split(text).rows(1000)
         assert 0 <= start <= stop <= 1000
+
+
+_ROW = st.integers(0, 30)
+
+
+@given(_ROW, st.none() | _ROW, st.none() | st.tuples(_ROW, _ROW).map(sorted).map(tuple), _ROW)
+def test_the_rows_of_a_split_are_counted_as_they_are_read(
+    start: int, stop: int | None, excluded: tuple[int, int] | None, num_rows: int
+) -> None:
+    rows = Rows(start, stop, excluded)
+    assert rows.count(num_rows) == sum(row in rows for row in range(num_rows))
 
 
 HUB = {"id": "web", "hf_dataset": "org/name"}
