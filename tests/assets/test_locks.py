@@ -86,33 +86,23 @@ def _materialize(writer: Writer, instance: dg.DagsterInstance) -> dg.ExecuteInPr
     )
 
 
-def _made(instance: dg.DagsterInstance) -> set[str]:
-    key = dg.AssetKey(["shards"])
-    return set(instance.get_materialized_partitions(key))
-
-
 def _retries(done: dg.ExecuteInProcessResult) -> int:
     return sum(event.event_type_value == "STEP_UP_FOR_RETRY" for event in done.all_events)
 
 
-def test_partitions_of_another_run_are_waited_for(writer: Writer) -> None:
+@pytest.mark.parametrize(
+    ("bad", "retries", "made"), [("", 2, {"0000", "0001", "0002"}), ("0002", 0, {"0000"})]
+)
+def test_partitions_of_another_run_are_waited_for_unless_one_is_bad(
+    writer: Writer, bad: str, retries: int, made: set[str]
+) -> None:
     writer.other_starts("0001")
+    writer.bad = bad
     with dg.DagsterInstance.ephemeral() as instance:
         done = _materialize(writer, instance)
-        assert done.success
-        assert _retries(done) == 2
-        assert _made(instance) == {"0000", "0001", "0002"}
-    assert writer.tries == ["0000", "0001", "0002"] * 3
-
-
-def test_a_bad_partition_is_not_tried_again_for_the_lock_of_another(writer: Writer) -> None:
-    writer.other_starts("0001")
-    writer.bad = "0002"
-    with dg.DagsterInstance.ephemeral() as instance:
-        done = _materialize(writer, instance)
-        assert not done.success
-        assert _retries(done) == 0
-        assert _made(instance) == {"0000"}
+        assert (done.success, _retries(done)) == (not bad, retries)
+        assert set(instance.get_materialized_partitions(dg.AssetKey(["shards"]))) == made
+    assert writer.tries == ["0000", "0001", "0002"] * (retries + 1)
 
 
 def test_one_output_of_another_run_is_waited_for_and_not_for_ever(
