@@ -36,9 +36,8 @@ _unusable = (
 )
 # An input is due until it is made from what changed; a request alone may come to nothing, and a run
 # that is seen with new code may have been of the code before.
-_due_input = (_code_changed | _AC.any_deps_match(_AC.data_version_changed())).since(
-    _AC.newly_updated() & ~_code_changed
-)
+_changed = _code_changed | _AC.any_deps_match(_AC.data_version_changed())
+_due_input = _code_changed | _changed.since(_AC.newly_updated())
 
 
 def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
@@ -56,21 +55,17 @@ def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> C
     read = [dep for dep in deps if dep not in (*external, *unread)]
     by_hand = [dep for dep in read if _mode(run, dep.path[-1]) == "off"]
     followed = [dep for dep in read if dep not in by_hand]
-    waits = [
-        _any_of(_unusable | _AC.will_be_requested() | _due_input, followed),
-        _any_of(_unusable | _AC.execution_failed(), by_hand),
-        _any_of(_due_input, [dep for dep in unread if _mode(run, dep.path[-1]) != "off"]),
-    ]
-    ready = _due(mode, external + unread) & ~_in_progress
-    for wait in filter(None, waits):
-        ready &= ~wait.with_label("waits for an input")
-    return (ready if mode == "make" else ready & ~_AC.missing()).with_label(mode)
-
-
-def _any_of(condition: Condition, deps: Collection[dg.AssetKey]) -> Any:
-    """Whether the condition holds for one of these inputs; None where there are none."""
-    selection = dg.AssetSelection.assets(*deps)
-    return _AC.any_deps_match(condition).allow(selection) if deps else None
+    holds_up = _in_progress if mode == "make" else _in_progress | _AC.missing()
+    for condition, inputs in (
+        (_unusable | _AC.will_be_requested() | _due_input, followed),
+        (_unusable | _AC.execution_failed(), by_hand),
+        (_due_input, [dep for dep in unread if _mode(run, dep.path[-1]) != "off"]),
+    ):
+        if inputs:
+            selection = dg.AssetSelection.assets(*inputs)
+            waits = _AC.any_deps_match(condition).allow(selection)
+            holds_up |= waits.with_label("waits for an input")
+    return (_due(mode, external + unread) & ~holds_up).with_label(mode)
 
 
 def _mode(run: Run, name: str) -> str:
@@ -90,21 +85,20 @@ def _due(mode: str, ignored: Collection[dg.AssetKey]) -> Condition:
     run and before the next tick.
     """
     changed = _any_deps(_AC.data_version_changed(), ignored).with_label("an input's content")
-    reason = _code_changed | changed
+    changed_meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE}).with_label(
+        "an input changed while it was made"
+    )
+    reason = _code_changed | changed | changed_meanwhile
     if mode == "make":
-        # What is made later is new content of an input.
-        reason |= _AC.initial_evaluation() & _AC.missing()
-    changed_meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
+        reason |= _AC.missing().newly_true()
     # Dagster compares the times of the two where both are new.
     changed_after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
     made = (
         _AC.newly_updated()
-        & ~changed_meanwhile.with_label("an input changed while it was made")
+        & ~changed_meanwhile
         & ~changed_after.with_label("an input was made after it")
     )
-    # A run that is only requested may begin before an input that changed in the same tick.
-    requested = _AC.newly_requested() & ~changed
-    return reason.since((requested | made) & ~_code_changed)
+    return reason.since((_AC.newly_requested() | made) & ~_code_changed)
 
 
 def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
