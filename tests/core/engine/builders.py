@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from nmoe_core.engine import BatchedGenerator, GeneratorOptions, ModelConfig, Transformer
@@ -123,19 +120,3 @@ def random_tensors(
             value = value.mT if layout.is_input_major else value
             tensors[layout.block_name(layer, layout.experts[part])] = value.contiguous()
     return tensors
-
-
-def write_checkpoint(
-    directory: Path, raw: dict[str, Any], tensors: dict[str, Tensor], num_files: int = 1
-) -> Path:
-    """Write a checkpoint in files that an index names."""
-    directory.mkdir(parents=True)
-    names = sorted(tensors)
-    for i in range(num_files):
-        part = {name: tensors[name] for name in names[i::num_files]}
-        save_file(part, directory / f"model-{i}.safetensors", metadata={"format": "pt"})
-    places = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(names)}
-    index = {"metadata": {}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text(json.dumps(raw))
-    return directory

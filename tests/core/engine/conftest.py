@@ -11,8 +11,8 @@ import torch
 
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.layout import HUGGING_FACE
-from tests.core.engine.builders import SMALL, random_tensors, write_checkpoint
-from tests.golden.engine import recipe
+from tests.core.engine.builders import SMALL, random_tensors
+from tests.golden.engine.recipe import checkpoint, write_checkpoint
 
 # Read when transformers is first imported; local directories need no hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -31,7 +31,7 @@ def _one_thread():
 def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`golden_checkpoint(name)`: the stored one, or the one written by recipe, once per session."""
     root = tmp_path_factory.mktemp("golden")
-    return lambda name: recipe.checkpoint(name, root)
+    return lambda name: checkpoint(name, root)
 
 
 @pytest.fixture(scope="session")

@@ -18,13 +18,8 @@ import torch
 from nmoe_core.engine import ModelConfig, Transformer
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
 from nmoe_core.engine.weights.layout import HUGGING_FACE, ORIGINAL
-from tests.core.engine.builders import (
-    SMALL,
-    make_generator,
-    prompt_of,
-    random_tensors,
-    write_checkpoint,
-)
+from tests.core.engine.builders import SMALL, make_generator, prompt_of, random_tensors
+from tests.golden.engine.recipe import write_checkpoint
 
 transformers = pytest.importorskip("transformers")
 LOGITS_ATOL, HIDDEN_RTOL = 2e-4, 1e-5

@@ -20,36 +20,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nmoe_core.engine import ModelConfig
 from nmoe_core.engine.weights import mxfp4
+from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
 
 GOLDEN = Path(__file__).parent
-_COMMON = {
-    "architectures": ["GptOssForCausalLM"],
-    "attention_bias": True,
-    "hidden_act": "silu",
-    "initial_context_length": 4096,
-    "max_position_embeddings": 131_072,
-    "model_type": "gpt_oss",
-    "num_experts_per_tok": 4,
-    "quantization_config": {"quant_method": "mxfp4"},
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-        "rope_type": "yarn",
-        "truncate": False,
-    },
-    "rope_theta": 150_000,
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-}
 _SIZES = ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads")
-_SIZES += ("num_key_value_heads", "num_hidden_layers", "num_local_experts", "sliding_window")
+_SIZES += ("num_key_value_heads", "num_hidden_layers", "num_experts", "sliding_window")
 _SIZES += ("vocab_size", "eos_token_id", "pad_token_id")
-CONFIGS: dict[str, dict[str, Any]] = {
-    name: _COMMON | dict(zip(_SIZES, sizes, strict=True))
+CONFIGS = {
+    name: ModelConfig(
+        **dict(zip(_SIZES, sizes, strict=True)),
+        experts_per_token=4,
+        layer_types=(SLIDING, FULL) * (sizes[5] // 2),
+        rope_theta=150_000.0,
+        rope_scaling=YarnScaling(factor=32.0, original_max_position=4096),
+        max_position_embeddings=131_072,
+        quant_method=MXFP4,
+    )
     for name, sizes in {
         "deep24": (64, 32, 64, 4, 1, 24, 16, 32, 1024, 1023, 1022),
         "vocab201k": (96, 64, 32, 4, 2, 2, 8, 128, 201_088, 200_002, 199_999),
@@ -67,24 +55,29 @@ CONTENT_DIGESTS = {
 _CHUNK = 1 << 20
 
 Draw = Callable[..., Tensor]
+Tensors = Iterator[tuple[str, Tensor]]
 
 
 def write(name: str, directory: Path) -> Path:
     """Write checkpoint `name` to `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
     config, recipe = CONFIGS[name], _RECIPES[name]
     tensors = dict(_tensors(config, recipe))
-    names, num_files = sorted(tensors), recipe["num_files"]
-    per_file = math.ceil(len(names) / num_files)
-    places = {}
+    return write_checkpoint(directory, config.to_hf(), tensors, recipe["num_files"])
+
+
+def write_checkpoint(
+    directory: Path, raw: dict[str, Any], tensors: dict[str, Tensor], num_files: int = 1
+) -> Path:
+    """Write a checkpoint in files that an index names."""
+    directory.mkdir(parents=True)
+    names = sorted(tensors)
     for i in range(num_files):
-        file = f"model-{i:05d}-of-{num_files - 1:05d}.safetensors"
-        part = {key: tensors[key] for key in names[i * per_file : (i + 1) * per_file]}
-        save_file(part, directory / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(part, file)
+        part = {name: tensors[name] for name in names[i::num_files]}
+        save_file(part, directory / f"model-{i}.safetensors", metadata={"format": "pt"})
+    places = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(names)}
     index = {"metadata": {}, "weight_map": places}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    (directory / "config.json").write_text(json.dumps(raw))
     return directory
 
 
@@ -134,42 +127,34 @@ def content_digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _tensors(config: dict[str, Any], recipe: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(config: ModelConfig, recipe: dict[str, Any]) -> Tensors:
     """Every stored tensor. The order of the draws is part of the recipe."""
     draw = _draws(recipe["seed"])
-    hidden, table = config["hidden_size"], (config["vocab_size"], config["hidden_size"])
+    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
     yield "model.embed_tokens.weight", draw(table).bfloat16()
-    for layer in range(config["num_hidden_layers"]):
-        for name, tensor in _block(config, recipe, draw):
-            yield f"model.layers.{layer}.{name}", tensor
+    for layer in range(config.num_hidden_layers):
+        for part in (_attention, _experts):
+            for name, tensor in part(config, recipe, draw):
+                yield f"model.layers.{layer}.{name}", tensor
     yield "model.norm.weight", draw((hidden,), 0.1, 1.0).bfloat16()
     yield "lm_head.weight", draw(table, 2.5 / hidden**0.5).bfloat16()
 
 
-def _block(
-    config: dict[str, Any], recipe: dict[str, Any], draw: Draw
-) -> Iterator[tuple[str, Tensor]]:
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
-    num_heads, num_kv = config["num_attention_heads"], config["num_key_value_heads"]
+def _attention(config: ModelConfig, recipe: dict[str, Any], draw: Draw) -> Tensors:
+    hidden, (width, kv_width, _) = config.hidden_size, config.qkv_sizes
     for norm in ("input_layernorm", "post_attention_layernorm"):
         yield f"{norm}.weight", draw((hidden,), 0.1, 1.0).bfloat16()
-    for part, heads, gain in (("q", num_heads, 1.2), ("k", num_kv, 1.2), ("v", num_kv, 1.0)):
-        rows = heads * head_dim
+    for part, rows, gain in (("q", width, 1.2), ("k", kv_width, 1.2), ("v", kv_width, 1.0)):
         yield f"self_attn.{part}_proj.weight", draw((rows, hidden), gain / hidden**0.5).bfloat16()
         yield f"self_attn.{part}_proj.bias", draw((rows,), 0.3).bfloat16()
-    width = num_heads * head_dim
     out = draw((hidden, width), recipe["branch_gain"] / width**0.5)
     yield "self_attn.o_proj.weight", out.bfloat16()
     yield "self_attn.o_proj.bias", draw((hidden,), 0.1).bfloat16()
-    yield "self_attn.sinks", draw((num_heads,), 1.5).bfloat16()
-    yield from _experts(config, recipe, draw)
+    yield "self_attn.sinks", draw((config.num_attention_heads,), 1.5).bfloat16()
 
 
-def _experts(
-    config: dict[str, Any], recipe: dict[str, Any], draw: Draw
-) -> Iterator[tuple[str, Tensor]]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    experts = config["num_local_experts"]
+def _experts(config: ModelConfig, recipe: dict[str, Any], draw: Draw) -> Tensors:
+    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
     router = draw((experts, hidden), recipe["router_gain"] / hidden**0.5)
     yield "mlp.router.weight", router.bfloat16()
     yield "mlp.router.bias", draw((experts,), 0.3).bfloat16()
