@@ -87,7 +87,7 @@ def clear_beside(split_dir: Path) -> None:
     """Remove what a killed swap left, whichever version it is; end a replacement half done.
 
     Raises:
-        LockedError: The swap is not dead: another process is making the new version.
+        LockedError: Another process is making the new version.
     """
     if directory_beside(split_dir).exists():
         with output_lock(split_dir):
@@ -112,8 +112,8 @@ def swap_in(split_dir: Path) -> None:
 def retire_beside(split_dir: Path) -> None:
     """Remove the version that is not the split's; files that prep did not make move over to it.
 
-    A whole version beside a split without a manifest is one whose replacement was cut short: its
-    shards may be the only ones left, so the replacement is ended first.
+    A whole version beside a split without a manifest is left by a replacement that was cut short.
+    Its shards may be the only ones, so that replacement is ended first.
     """
     beside = directory_beside(split_dir)
     if not beside.exists():

@@ -31,7 +31,7 @@ from nmoe_core.sources.records import START, Block, Position, Rows, Split
 from nmoe_core.text.normalise import NORMALIZER
 
 _NUM_EXAMPLES = 3
-# Before so many records, a share of bad ones says little; they are judged at the end then.
+# A share of bad records says little before so many; until then only the end of a pass judges it.
 _MIN_JUDGED = 10_000
 
 

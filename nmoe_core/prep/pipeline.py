@@ -5,7 +5,7 @@
     manifest = ParallelPrepPipeline(source, config).run()
 
 It is what `nmoe prep` does: same bytes for any number of workers, resumable after any kill, and
-a second run does nothing. Nothing is opened before `run`; what cannot be read is one NmoeError.
+a second run does nothing. `run` opens the source; input that cannot be read is one NmoeError.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HuggingFaceSource:
     """A split or a slice of one: `train`, `train[:1%]`, `train[100:200]`."""
     subset: str | None = None
     streaming: bool = True
-    """Accepted as it is; a hub dataset is always read as a stream."""
+    """Has no effect: a hub dataset is always read as a stream."""
     data_files: str | Sequence[str] | None = None
     """Files of the repository, globs."""
     revision: str | None = None

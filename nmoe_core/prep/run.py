@@ -2,8 +2,8 @@
 
 Blocks are read in order, tokenised by a bounded ordered pool, and appended by one writer, so order
 and bytes do not depend on workers. Shards are committed whole at the end of the pass. A journal
-keeps the place of a pass: one that was ended, however it was, is gone on with by the next run, and
-at most a few seconds of work are done again. Memory: about `2 * workers` blocks of 2 MiB.
+keeps the place of a pass: the next run goes on with a pass that was ended in any way, and does at
+most a few seconds of work again. Memory: about `2 * workers` blocks of 2 MiB.
 """
 
 from __future__ import annotations

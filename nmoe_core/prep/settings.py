@@ -77,7 +77,7 @@ class PrepSettings:
 
 @dataclass(slots=True)
 class PrepReport:
-    """What one pass did. Counts include what a run before it did that this one went on from."""
+    """What one pass did. Counts include those of an interrupted run that this one continued."""
 
     num_documents: int = 0
     num_tokens: int = 0

@@ -1,8 +1,7 @@
 """One `.npy` file being written, with its index and its ids: appended to, then given its headers.
 
-Memory grows neither with the tokens nor with the documents. What was appended up to a `state` can
-be taken up again by another process: longer files are cut back to it. An index that was lost is
-made again from the shard alone.
+Memory grows neither with the tokens nor with the documents. Another process can go on
+from a `state`: it cuts longer files back to it. A lost index is made again from the shard alone.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class ShardWriter:
         return [file.state for file in files]
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
-        """Append one document, uint32 `[length]`, and its EOS; one that is there is not doubled.
+        """Append one document, uint32 `[length]`, and its EOS, which it may end with already.
 
         Raises:
             FormatError: EOS inside the document, an id outside the vocabulary, or a document

@@ -83,7 +83,7 @@ class SourceFile(NamedTuple):
             return int(fs.size(key))
 
     def revision(self) -> str:
-        """What changes when the file's bytes may have changed; asks the store, keeps nothing."""
+        """A mark that changes when the file's bytes may have changed; a store is asked anew."""
         if isinstance(self.path, Path):
             return local_digest(self.path)
         fs, key = file_system(self.path)
