@@ -23,7 +23,7 @@ from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
 
-# Experts with few rows share the steps between their two products; at this many rows a run's
+# Experts with few rows share the steps between their two products, up to this many rows: then the
 # intermediate results still fit a core's cache.
 RUN_ROWS = 128
 

@@ -94,7 +94,7 @@ class PrefixTree:
         return prefix is not None
 
     def drop(self, only_unused: bool = False) -> bool:
-        """Give back the beginning used longest ago, perhaps only of those that no prompt has.
+        """Give back the beginning used longest ago; if `only_unused`, of those that no prompt has.
 
         Returns False when there is none.
         """

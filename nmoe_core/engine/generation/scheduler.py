@@ -130,7 +130,7 @@ class Scheduler:
         if not self._waiting or not self.cache.free_slots:
             return
         being_made = {node for sequence in self._running for node in self._to_make(sequence)}
-        # No further down the queue: a look at all of it would make a pass cost what waits.
+        # Only so far down the queue: else the cost of a pass would grow with what waits.
         for sequence in self._waiting[: 2 * len(self.cache.tables)]:
             if not sequence.is_answered:
                 continue
@@ -147,7 +147,7 @@ class Scheduler:
         if not self._running:
             return True
         needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size
-        # One page a running sequence is left for its next tokens.
+        # One page per running sequence is left for its next tokens.
         needed += len(self._running)
         while len(self.cache.free_pages) < needed and self.prefixes.drop(only_unused=True):
             pass
@@ -160,7 +160,7 @@ class Scheduler:
             slot = self.cache.open(None if kept is None else self.prefixes.use(kept))
             if slot is not None:
                 break
-            # With nothing running, only kept beginnings can be what takes the pages.
+            # If no sequence runs, the pages are taken by kept beginnings alone.
             if self._running or not self.prefixes.drop():
                 return False
         self._waiting.remove(sequence)

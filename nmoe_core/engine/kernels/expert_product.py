@@ -3,7 +3,7 @@
 Weights are tiled along K once, at load, MXFP4 codes kept packed. A tile is 64 inputs of all output
 rows, contiguous, so that a program's loads are whole lines: `codes[expert, tile, row, j]` holds the
 code of input `64 * tile + j` in its low nibble and that of input `64 * tile + 32 + j` in its high
-one. Each half of a tile is one MXFP4 group with one scale a row: nothing is shuffled in registers.
+one. Each half of a tile is one MXFP4 group with one scale per row, so registers need no shuffle.
 
 A program computes one tile of rows of one expert by one block of output columns. The prologue
 gathers activations by sorted choice; the epilogue adds the bias and either applies SwiGLU (the
