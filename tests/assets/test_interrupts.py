@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import dagster as dg
+import psutil
 import pytest
 
+from nmoe_assets.ops.interrupts import interrupts_since
 from tests.assets.small_project import append, command, environment, execute
 from tests.core.prep.conftest import tree_digest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 COMPUTE = "[compute]\nworkers = 2\n"
 WHAT_IS_MADE = {"prep": "data", "grade": "quality"}
 BESIDE = {"prep": ("prep_valid",), "grade": ()}  # jobs that write below the same directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "asked"),
     [("prep", signal.SIGTERM), ("grade", signal.SIGTERM), ("grade", signal.SIGINT)],
@@ -35,16 +42,16 @@ def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_wi
     env = environment(own_project)
     with open(own_project / "log", "wb") as log:
         run = subprocess.Popen(command(job), env=env, cwd=own_project, stdout=log, stderr=log)
-    workers: list[int] = []
+    workers: list[psutil.Process] = []
     deadline = time.monotonic() + 240
     while len(workers) < 2 or not any(p.is_file() for p in output.rglob("*")):
         assert run.poll() is None, (own_project / "log").read_text()[-2000:]
         assert time.monotonic() < deadline, "the workers start"
         time.sleep(0.02)
-        workers = _children(run.pid)
+        workers = psutil.Process(run.pid).children()
     run.send_signal(asked)
     assert run.wait(240) != 0, "it was stopped before it was done"
-    assert not [pid for pid in workers if _is_alive(pid)]
+    assert not [worker for worker in workers if worker.is_running()]
     assert not [p for p in output.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
     again = subprocess.run(command(job), env=env, cwd=own_project, capture_output=True, check=False)
     assert again.returncode == 0, again.stderr[-2000:]
@@ -57,17 +64,66 @@ def test_a_stopped_run_leaves_no_process_and_no_temporary_file_and_is_gone_on_wi
         assert "grade code/0001:" in text
 
 
-def _children(pid: int) -> list[int]:
-    """Processes started by a process, as /proc has them; helpers of the pool are among them."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return []
+@pytest.fixture
+def _kept_handlers() -> Iterator[None]:
+    """Signals that do nothing in this process by themselves."""
+    numbers = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+@pytest.mark.usefixtures("_kept_handlers")
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_known_of_though_its_handler_kept_silent(asked: signal.Signals) -> None:
+    with interrupts_since() as raise_if_interrupted:
+        os.kill(os.getpid(), asked)
+        with pytest.raises(dg.DagsterExecutionInterruptedError):
+            raise_if_interrupted()
+
+
+@pytest.mark.usefixtures("_kept_handlers")
+def test_signals_before_the_block_and_other_signals_are_no_interrupts() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    with interrupts_since() as raise_if_interrupted:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise_if_interrupted()
+    assert signal.set_wakeup_fd(-1) == -1, "what the block had set is taken back"
+
+
+# The signal comes in the callback of a weak reference, as SQLAlchemy has them.
+PROGRAM = """
+import os, signal, time, weakref
+import dagster as dg
+import nmoe_assets.definitions
+
+class Engine:
+    pass
+
+def ask(reference):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+
+@dg.op
+def work():
+    engine = Engine()
+    reference = weakref.ref(engine, ask)
+    del engine
+    print("goes on", flush=True)
+    time.sleep(5)
+    print("went on to its end", flush=True)
+
+@dg.job(executor_def=dg.in_process_executor)
+def job():
+    work()
+
+print(job.execute_in_process(raise_on_error=False).success)
+"""
+
+
+def test_a_run_stops_where_python_ignored_its_interrupt() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.splitlines() == ["goes on", "False"]

@@ -45,14 +45,11 @@ def test_the_daemon_watches_runs_and_starts_lost_ones_again(instance: dg.Dagster
 def test_a_run_lives_as_long_as_the_process_it_named_last(
     instance: dg.DagsterInstance, ended: int
 ) -> None:
+    assert _health(instance) == WorkerStatus.RUNNING, "it has named none yet"
     assert _health(instance, os.getpid()) == WorkerStatus.RUNNING
     assert _health(instance, ended, os.getpid()) == WorkerStatus.RUNNING
     assert _health(instance, ended) == WorkerStatus.NOT_FOUND
     assert _health(instance, os.getpid(), ended) == WorkerStatus.NOT_FOUND
-
-
-def test_a_run_that_has_named_no_process_is_left_alone(instance: dg.DagsterInstance) -> None:
-    assert _health(instance) == WorkerStatus.RUNNING
 
 
 def test_a_process_that_ended_and_was_not_waited_for_is_gone(instance: dg.DagsterInstance) -> None:
