@@ -161,8 +161,8 @@ def grade_documents(
         "judge": heads.judge_digest,
         "calibration": calibration.digest,
     }
-    inputs = documents.fingerprints()
-    fingerprints = grade_fingerprints(inputs, digests, heads.max_ctx, grader.early_exit)
+    settings = heads.max_ctx, grader.early_exit
+    fingerprints = grade_fingerprints(documents.fingerprints, digests, *settings)
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         # Rows that were edited since are no grades: they are made again.
         with contextlib.suppress(FormatError):

@@ -33,12 +33,12 @@ class GradeDocument:
 class GradeInput:
     """Documents in a fixed order.
 
-    `fingerprints()` say what they are made from; `documents(start, max_ctx)` gives those from
-    number `start` on, so that a grading that was killed can go on, each cut to `max_ctx` tokens.
+    `documents(start, max_ctx)` gives those from number `start` on, so that a grading that was killed
+    can go on, each cut to `max_ctx` tokens. `fingerprints` say what they are made from.
     """
 
     count: int
-    fingerprints: Callable[[], Fingerprints]
+    fingerprints: Fingerprints
     documents: Callable[[int, int], Iterator[GradeDocument]]
 
 
@@ -51,8 +51,8 @@ def shard_input(manifest: Manifest, data_root: Path, source: str) -> GradeInput:
             tokens = as_seen(reader.tokens(document, eos), eos, max_ctx)
             yield GradeDocument(str(document), source, tokens)
 
-    digest = {"shard": documents_digest(manifest)}
-    return GradeInput(manifest.total_documents, lambda: digest, documents)
+    made_from = {"shard": documents_digest(manifest)}
+    return GradeInput(manifest.total_documents, made_from, documents)
 
 
 def docid_input(
@@ -72,10 +72,8 @@ def docid_input(
             tokens = as_seen(reader.tokens(doc_id, eos[source]), eos[source], max_ctx)
             yield GradeDocument(doc_id, source, tokens)
 
-    def fingerprints() -> Fingerprints:
-        return {"documents": sha256_json(rows), "data": data_digest(data_root, sources)}
-
-    return GradeInput(len(rows), fingerprints, documents)
+    made_from = {"documents": sha256_json(rows), "data": data_digest(data_root, sources)}
+    return GradeInput(len(rows), made_from, documents)
 
 
 def text_input(
@@ -98,7 +96,7 @@ def text_input(
             yield GradeDocument(doc_id, source, as_seen(tokens, eos, max_ctx))
 
     made_from = {"texts": texts.sha256, "tokenizer": tokenizer.fingerprint, **texts.fingerprints}
-    return GradeInput(len(texts.rows), lambda: made_from, documents)
+    return GradeInput(len(texts.rows), made_from, documents)
 
 
 def _sampled(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:

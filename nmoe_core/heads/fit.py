@@ -88,12 +88,10 @@ class TrainingState:
             return []
         head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
         for i, parameter in enumerate(head.parameters()):
-            names = [name for name in _OPTIMIZER if f"optimizer.{i}.{name}" in tensors]
-            state = {name: tensors[f"optimizer.{i}.{name}"] for name in names}
-            optimizer.state[parameter] = {
-                name: value if name == "step" else value.to(parameter.device)
-                for name, value in state.items()
-            }
+            for name in _OPTIMIZER:
+                if (value := tensors.get(f"optimizer.{i}.{name}")) is not None:
+                    place = "cpu" if name == "step" else parameter.device
+                    optimizer.state[parameter][name] = value.to(place)
         torch.set_rng_state(tensors["generator"])
         if "generator_cuda" in tensors:
             torch.cuda.set_rng_state(tensors["generator_cuda"], _device(head))
