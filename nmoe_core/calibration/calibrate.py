@@ -55,9 +55,7 @@ def calibrate(
     """Fit weights and thresholds on the heads' own scores of the val labels' documents.
 
     Writes `calibration_summary.json` to `out_dir`. Labels of the test split are only reported on.
-
-    Returns:
-        The digest of the summary, its main figures and the `backbone_tokens` of this call.
+    Facts: the main figures, and the `backbone_tokens` of this call.
 
     Raises:
         CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), most labels failed
@@ -121,9 +119,8 @@ def calibrate_predictions(
 def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) -> Result:
     """The published rule, number for number, from labels alone.
 
-    Weights are least squares on the aggregate, which labels define as the plain mean, so they come
-    out uniform; thresholds are the (1 - t, t) quantiles of the labels, which for t below one half
-    cross: grading refuses such a pair.
+    Weights are least squares on the aggregate, which is the plain mean, so they are uniform.
+    Thresholds are the (1 - t, t) quantiles of the labels; grading refuses them for t below 0.5.
 
     Raises:
         CalibrationError: The target is out of range (E-CALIBRATION-TARGET), or no label

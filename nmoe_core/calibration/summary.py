@@ -154,10 +154,7 @@ def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarra
 
 
 def _independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
-    """(hits, documents), both reduced where contents repeat: copies are decided alike.
-
-    Copies tell as much as their number of equally many contents would (Kish 1965).
-    """
+    """(hits, documents), both reduced for copies, which are decided alike (Kish 1965)."""
     copies = np.unique(keys, return_counts=True)[1].astype(float)
     count = float(copies.sum() ** 2 / (copies**2).sum())
     return float(hits.mean()) * count, count

@@ -27,14 +27,10 @@ MAX_LOST_KEEP = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What thresholds are to achieve.
+    """What thresholds are to achieve: shares of documents to keep and to drop.
 
-    Attributes:
-        target_keep: Share of documents to keep, in (0, 1).
-        max_false_drop: Bound on the share, among dropped documents, of those in the oracle's own
-            top `target_keep`; in [0, 1). It holds with a confidence of 95 %.
-        target_drop: Share of documents to drop, in [0, 1 - target_keep]; None drops as many as
-            `max_false_drop` allows.
+    With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in the
+    oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
 
     Raises:
         CalibrationError: A target is out of range (E-CALIBRATION-TARGET).
@@ -137,11 +133,8 @@ def fit_thresholds(
 
 
 def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:
-    """The least threshold of keeping, whatever leaves at the probe: a fixed rank of the scores.
-
-    It lies below `num_keep` by the most documents that may leave although the judge keeps them. At
-    a fixed rank, the number of new documents above it is a binomial count.
-    """
+    """The least threshold of keeping: `num_keep` reach it, and the most that leave although kept."""
+    # Above a fixed rank of the scores, the number of new documents is a binomial count.
     descending = np.sort(judge)[::-1]
     cut = descending[min(num_keep + math.ceil(MAX_LOST_KEEP * len(judge)), len(judge)) - 1]
     lower = descending[descending < cut]

@@ -142,11 +142,8 @@ def grade_documents(
 ) -> Result:
     """Grade documents into `quality_scores.jsonl` and `summary.json` of `out_dir`.
 
-    `progress` is called with (documents done, documents in all).
-
-    Returns:
-        The digest of the rows; counts of `documents` and decisions, and `backbone_tokens` that the
-        backbone was given now.
+    `progress` is called with (documents done, documents in all). Facts: counts of `documents` and
+    of decisions, and the `backbone_tokens` of this call.
 
     Raises:
         HeadError: The states of more than a few documents, or a score, are not finite

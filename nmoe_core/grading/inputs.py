@@ -33,8 +33,8 @@ class GradeDocument:
 class GradeInput:
     """Documents in a fixed order.
 
-    `documents(start, max_ctx)` gives those from number `start` on, so that a grading that was killed
-    can go on, each cut to `max_ctx` tokens. `fingerprints` say what they are made from.
+    `documents(start, max_ctx)` gives those from number `start` on, each cut to `max_ctx` tokens, so
+    that a killed grading can go on. `fingerprints` say what they are made from.
     """
 
     count: int
@@ -62,7 +62,12 @@ def docid_input(
 
     Of a `sample` only so many are graded, chosen by the MD5 of their ids.
     """
-    rows = list(rows) if sample is None else _sampled(rows, sample)
+
+    def place(i: int) -> str:
+        return hashlib.md5(f"sample:{rows[i][0]}".encode(), usedforsecurity=False).hexdigest()
+
+    if sample is not None:
+        rows = [rows[i] for i in sorted(sorted(range(len(rows)), key=place)[:sample])]
     sources = sorted({source for _, source in rows})
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
@@ -97,11 +102,3 @@ def text_input(
 
     made_from = {"texts": texts.sha256, "tokenizer": tokenizer.fingerprint, **texts.fingerprints}
     return GradeInput(len(texts.rows), made_from, documents)
-
-
-def _sampled(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-    def place(i: int) -> str:
-        return hashlib.md5(f"sample:{rows[i][0]}".encode(), usedforsecurity=False).hexdigest()
-
-    chosen = sorted(range(len(rows)), key=place)[:count]
-    return [rows[i] for i in sorted(chosen)]

@@ -118,11 +118,7 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
 
 
 def _batches(lengths: list[int], recipe: Recipe) -> Iterator[list[int]]:
-    """All documents once per epoch, in random batches of similar length.
-
-    Documents are shuffled, then sorted by length inside pools of 16 batches, which saves padding;
-    the batches of a pool are shuffled again. The order depends on the arguments alone.
-    """
+    """All documents once per epoch, in random batches: sorted by length in pools of 16 batches."""
     size, pool_size = recipe.batch_size, recipe.batch_size * POOL_BATCHES
     for epoch in range(recipe.epochs):
         generator = torch.Generator().manual_seed((recipe.seed << 20) + epoch)

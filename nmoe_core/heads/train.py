@@ -176,10 +176,7 @@ class HeadTraining:
         return pooled_features(self.model, documents, self.tap, cache)
 
     def _figures(self, head: Probe | Judge, seen: np.ndarray) -> dict[str, dict[str, Any]]:
-        """Agreement on val and on test, by the path that grades; empty where there are no labels.
-
-        A document counts where its content is not in train, and of test not in val either.
-        """
+        """Agreement on the contents of val not in train, and of test in neither; else empty."""
         found: dict[str, dict[str, Any]] = {"metrics": {}, "test_metrics": {}}
         for name, split in zip(found, ("val", "test")):
             labels = self.reported.get(split)

@@ -126,29 +126,24 @@ def test_the_share_to_keep_is_that_of_the_corpus_with_its_copies(calibrated: Any
     assert low <= np.mean(of_all) <= high
 
 
-def test_quality_figures_leave_out_contents_that_heads_were_trained_on(calibrated: Any) -> None:
-    summary = calibrated.calibrate(labels_test=calibrated.repeated.labels["test"])
-    seen, val = (digests(calibrated.repeated, split) for split in ("train", "val"))
+def test_quality_figures_leave_out_what_heads_were_trained_on_and_test_labels_move_no_threshold(
+    calibrated: Any,
+) -> None:
+    labels = calibrated.repeated.labels["test"]
+    summary = calibrated.calibrate(labels_test=labels)
+    seen, val, test = (digests(calibrated.repeated, split) for split in ("train", "val", "test"))
     assert summary["count"] == len(np.setdiff1d(val, seen))
     assert summary["left_out"]["trained_on"] == np.isin(val, seen).sum()
     assert summary["heads"]["judge"]["n"] == summary["count_report"]
-    test = digests(calibrated.repeated, "test")
     assert summary["test"]["count"] == len(np.setdiff1d(test, np.concatenate([seen, val])))
     assert summary["test"]["documents"] == len(test)
     assert summary["untouched"] == f"{summary['test']['count']} documents of the test slice"
-
-
-def test_test_labels_move_no_threshold_and_without_them_the_summary_says_so(
-    calibrated: Any,
-) -> None:
-    test = calibrated.repeated.labels["test"]
-    given = calibrated.calibrate(labels_test=test)
     without = calibrated.calibrate()
     assert without["test"] is None
     assert without["untouched"] == "no figure: the test slice has no labels"
     own = ("test", "untouched", "fingerprints", "content_hash")
-    assert given | {key: without[key] for key in own} == without
-    other = test.with_name("labels_other.jsonl")
-    other.write_text(test.read_text().replace('"scorer_model": "fake"', '"scorer_model": "other"'))
+    assert summary | {key: without[key] for key in own} == without
+    other = labels.with_name("labels_other.jsonl")
+    other.write_text(labels.read_text().replace('"fake"', '"other"'))
     with refused("E-LABEL-MIXED", "another scorer"):
         calibrated.calibrate(labels_test=other)
