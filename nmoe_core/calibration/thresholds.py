@@ -29,8 +29,8 @@ MAX_LOST_KEEP = 0.01
 class Targets:
     """What thresholds are to achieve: shares of documents to keep and to drop.
 
-    With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in the
-    oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
+    With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in
+    the oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
 
     Raises:
         CalibrationError: A target is out of range (E-CALIBRATION-TARGET).
@@ -133,7 +133,7 @@ def fit_thresholds(
 
 
 def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:
-    """The least threshold of keeping: `num_keep` reach it, and the most that leave although kept."""
+    """The least threshold of keeping: `num_keep` and the most that may leave early reach it."""
     # Above a fixed rank of the scores, the number of new documents is a binomial count.
     descending = np.sort(judge)[::-1]
     cut = descending[min(num_keep + math.ceil(MAX_LOST_KEEP * len(judge)), len(judge)) - 1]
