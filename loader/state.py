@@ -43,12 +43,10 @@ def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple
     """The plan to go on with and the global sequence index in it.
 
     That is `plan` itself unless the state counts what another run read; then it is the plan that
-    goes on from there, whose index starts at 0.
-
-    Raises:
-        StateError: Not a state, or edited (E-STATE-FORMAT); of another split (E-STATE-SPLIT) or of
-            another plan (E-STATE-PLAN), by what differs; counts that name a source twice
-            (E-STATE-SPEC), are of other data (E-STATE-DATA) or leave nothing to read (E-STATE-END).
+    goes on from there, whose index starts at 0. Raises StateError: not a state, or edited
+    (E-STATE-FORMAT); of another split (E-STATE-SPLIT) or of another plan (E-STATE-PLAN), by what
+    differs; counts that name a source twice (E-STATE-SPEC), are of other data (E-STATE-DATA) or
+    leave nothing to read (E-STATE-END).
     """
     if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
         if split != "train":

@@ -30,11 +30,8 @@ class Notifier(dg.ConfigurableResource):
     webhook_url: str = ""
 
     def send(self, text: str) -> bool:
-        """Post a notice; False where no webhook is set.
-
-        Raises:
-            OSError: It was not taken, three times.
-        """
+        """Post a notice; False where no webhook is set. Raises OSError: it was not taken, three
+        times."""
         if not self.webhook_url:
             return False
         request = urllib.request.Request(

@@ -58,13 +58,9 @@ def resume_counts(
 ) -> tuple[LoaderPlan, int]:
     """The plan that goes on where counts, the `datasets` of a state, end, and the sequence index
     there: the plan itself where they are a place in its stream, else a new one, which begins at 0.
-
-    Raises:
-        StateError: Not such rows, or a spec twice (E-STATE-FORMAT); a spec is ambiguous or two are
-            of one source (E-STATE-SPEC); the data or the order of a source is another
-            (E-STATE-DATA); the plan went on from counts itself (E-STATE-PLAN); nothing is left to
-            read (E-STATE-END).
-    """
+    Raises StateError: not such rows, or a spec twice (E-STATE-FORMAT); a spec is ambiguous or two
+    are of one source (E-STATE-SPEC); the data or the order of a source is another (E-STATE-DATA);
+    the plan went on from counts itself (E-STATE-PLAN); nothing is left to read (E-STATE-END)."""
     if plan.consumed:
         raise StateError(
             "the plan goes on from another run's counts already",

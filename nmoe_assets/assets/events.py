@@ -48,11 +48,8 @@ def materialize_unpartitioned(
     checks: Checks | None = None,
     picture: str = "picture",
 ) -> dg.MaterializeResult:
-    """Make an unpartitioned output and check it; `picture` names the metadata of its plot.
-
-    Raises:
-        dg.RetryRequested: Another run is writing it.
-    """
+    """Make an unpartitioned output and check it; `picture` names the metadata of its plot. Raises
+    dg.RetryRequested: another run is writing it."""
     watch = Stopwatch()
     try:
         with CurrentInputs(context).watched():

@@ -98,11 +98,9 @@ def animate(
 ) -> list[Path]:
     """Write the two films of `plots.animation`; return their paths.
 
-    `num_clusters` and `seed` are those of labels, points and order that must be made.
-
-    Raises:
-        CurationError: An array is missing or has another length, or ffmpeg failed
-            (E-CURATION-EMBEDDING).
+    `num_clusters` and `seed` are those of labels, points and order that must be made. Raises
+    CurationError: an array is missing or has another length, or ffmpeg failed
+    (E-CURATION-EMBEDDING).
     """
     rows = open_array(files.embeddings, "f", None, None)
     lengths = open_array(files.token_counts, "iu", len(rows)).astype(np.int64) + 1

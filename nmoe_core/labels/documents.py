@@ -59,11 +59,8 @@ def shard_documents(
     slice_file: Path, data_root: Path, tokenizer: Tokenizer, max_doc_tokens: int
 ) -> Documents:
     """The documents of a slice file: at most `max_doc_tokens` of each, decoded, without the EOS.
-
-    Raises:
-        FormatError: The slice is missing or malformed, names a document twice (E-DOCID), or a
-            source of it has no committed manifest.
-    """
+    Raises FormatError: the slice is missing or malformed, names a document twice (E-DOCID), or a
+    source of it has no committed manifest."""
     rows = read_slice(slice_file)
     seen: set[str] = set()
     for doc_id, _ in rows:

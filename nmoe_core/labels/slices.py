@@ -191,12 +191,9 @@ def _check_digest(path: Path, found: str) -> None:
 
 
 def read_slice(path: Path) -> list[tuple[str, str]]:
-    """The (document id, source) pairs of a slice file.
-
-    Raises:
-        FormatError: The file is missing (E-MANIFEST-MISSING), was changed after it was written
-            (E-SLICE-CHANGED), or a line is not a row (E-DOCID).
-    """
+    """The (document id, source) pairs of a slice file. Raises FormatError: the file is missing
+    (E-MANIFEST-MISSING), was changed after it was written (E-SLICE-CHANGED), or a line is not a row
+    (E-DOCID)."""
     try:
         payload = path.read_bytes()
     except FileNotFoundError:

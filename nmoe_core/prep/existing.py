@@ -84,11 +84,8 @@ def directory_beside(split_dir: Path) -> Path:
 
 
 def clear_beside(split_dir: Path) -> None:
-    """Remove what a killed swap left, whichever version it is; end a replacement half done.
-
-    Raises:
-        LockedError: Another process is making the new version.
-    """
+    """Remove what a killed swap left, whichever version it is; end a replacement half done. Raises
+    LockedError: another process is making the new version."""
     if directory_beside(split_dir).exists():
         with output_lock(split_dir):
             retire_beside(split_dir)

@@ -100,11 +100,8 @@ class ArrowSource(_FileSource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepConfig(PrepSettings):
-    """What decides the shards (see `PrepSettings`), where they lie, and who makes them.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
+    """What decides the shards (see `PrepSettings`), where they lie, and who makes them. Raises
+    ConfigError: a value is out of range."""
 
     output_dir: str | PathLike[str]
     """The split's directory, which will hold `manifest.json`."""
@@ -126,10 +123,8 @@ class PrepConfig(PrepSettings):
 class ParallelPrepPipeline:
     """Reads a source, tokenises it in `num_workers` processes and commits shards and manifest.
 
-    `progress` is called after every block.
-
-    Raises:
-        ConfigError: A key of the source does not fit its kind.
+    `progress` is called after every block. Raises ConfigError: a key of the source does not fit its
+    kind.
     """
 
     def __init__(
@@ -149,12 +144,9 @@ class ParallelPrepPipeline:
         self.spec = validate(SourceSpec, table, "PrepConfig")
 
     def run(self) -> Manifest:
-        """Make the shards that are not there yet; return the committed manifest.
-
-        Raises:
-            NmoeError: The source cannot be read, the output is another run's, or a record is bad;
-                nothing half-made is left under the output's name.
-        """
+        """Make the shards that are not there yet; return the committed manifest. Raises NmoeError:
+        the source cannot be read, the output is another run's, or a record is bad; nothing
+        half-made is left under the output's name."""
         settings = replace(
             self.config,
             name=self.spec.id,

@@ -87,11 +87,8 @@ def column_blocks(
 
 
 def check_fields(schema: Any, reading: Reading, where: str) -> None:
-    """Refuse a schema without the fields, or with ones that hold no text and no id.
-
-    Raises:
-        SourceError: E-SOURCE-FIELD, with the columns that are there.
-    """
+    """Refuse a schema without the fields, or with ones that hold no text and no id. Raises
+    SourceError: E-SOURCE-FIELD, with the columns that are there."""
     import pyarrow as pa
 
     for name, is_text in ((reading.text_field, True), (reading.id_field, False)):
@@ -118,10 +115,7 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
 
 def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
     """The batch's text and id columns, in pieces of about 2 MiB; texts as bytes, offsets checked.
-
-    Raises:
-        pyarrow.ArrowInvalid: Buffers and offsets do not fit each other.
-    """
+    Raises pyarrow.ArrowInvalid: buffers and offsets do not fit each other."""
     import pyarrow as pa
 
     places = map(batch.schema.get_field_index, reading.columns)

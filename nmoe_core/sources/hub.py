@@ -33,12 +33,9 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class DatasetsSource(Source):
-    """Rows of a split of a Hugging Face dataset as documents; local paths start at `base`.
-
-    Raises:
-        SourceError: The `hf` extra, the directory, the split or a field is missing, the hub does
-            not answer (E-SOURCE-NETWORK), or rows cannot be read (E-SOURCE-TORN).
-    """
+    """Rows of a split of a Hugging Face dataset as documents; local paths start at `base`. Raises
+    SourceError: the `hf` extra, the directory, the split or a field is missing, the hub does not
+    answer (E-SOURCE-NETWORK), or rows cannot be read (E-SOURCE-TORN)."""
 
     def __init__(self, spec: SourceSpec, base: Path, split: str = "train") -> None:
         self.spec, self.split, self.reading = spec, split, spec.reading

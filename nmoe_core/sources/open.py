@@ -18,10 +18,8 @@ from nmoe_core.sources.spec import SourceSpec, SplitExpression
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
     """Open the source behind the `train` or `valid` split, and the rows that the split consists of.
 
-    Relative paths start at `base`.
-
-    Raises:
-        SourceError: Files, directory, dataset or split are not there.
+    Relative paths start at `base`. Raises SourceError: files, directory, dataset or split are not
+    there.
     """
     source = open_reader(spec, base, split)
     return Split(source, split_rows(spec, split, source.num_rows))

@@ -33,12 +33,9 @@ def find_files(
     patterns: Sequence[str], base: Path, exclude: Sequence[str] = ()
 ) -> list[SourceFile]:
     """All files the patterns match, by name, each once, but those whose names `exclude` matches.
-
-    Raises:
-        SourceError: A pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
-            (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP), the patterns are
-            of several stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK,
-            E-SOURCE-EXTRA).
+    Raises SourceError: a pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
+    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP), the patterns are of
+    several stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
     """
     for pattern in patterns:
         if not pattern or "\0" in pattern:

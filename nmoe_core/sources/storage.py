@@ -58,12 +58,9 @@ class SourceFile(NamedTuple):
         return PurePosixPath(self.path).suffix
 
     def open(self) -> io.BufferedReader:
-        """A seekable binary stream of the file.
-
-        Raises:
-            SourceError: It is not there (E-SOURCE-NOTFOUND), the store does not answer
-                (E-SOURCE-NETWORK), or its client is not installed (E-SOURCE-EXTRA).
-        """
+        """A seekable binary stream of the file. Raises SourceError: it is not there
+        (E-SOURCE-NOTFOUND), the store does not answer (E-SOURCE-NETWORK), or its client is not
+        installed (E-SOURCE-EXTRA)."""
         if isinstance(self.path, Path):
             try:
                 return open(self.path, "rb")
@@ -107,12 +104,9 @@ def is_url(text: str) -> bool:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it.
-
-    Raises:
-        SourceError: Its client is not installed (E-SOURCE-EXTRA), the protocol is not known or
-            URLs are chained (E-SOURCE-PROTOCOL), or the store does not answer (E-SOURCE-NETWORK).
-    """
+    """The fsspec file system of a URL, and the path in it. Raises SourceError: its client is not
+    installed (E-SOURCE-EXTRA), the protocol is not known or URLs are chained (E-SOURCE-PROTOCOL),
+    or the store does not answer (E-SOURCE-NETWORK)."""
     if "::" in url:
         raise SourceError(
             "chained URLs are not read", where=url, do="name the file", code="E-SOURCE-PROTOCOL"

@@ -59,11 +59,8 @@ def compare_embeddings(
     pca_deep: int = 0,
 ) -> ComparedSpaces:
     """Compare float `[N, W1]` and `[N, W2]`; rows that are zero or NaN in either are left out.
-
-    Raises:
-        CurationError: Different numbers of rows (E-CURATION-EMBEDDING), or fewer usable rows than
-            clusters (E-CURATION-TOPICS).
-    """
+    Raises CurationError: different numbers of rows (E-CURATION-EMBEDDING), or fewer usable rows
+    than clusters (E-CURATION-TOPICS)."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     if shallow.ndim != 2 or deep.ndim != 2 or len(shallow) != len(deep):
@@ -101,10 +98,7 @@ def compare_embeddings(
 
 def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
     """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` stands for any length.
-
-    Raises:
-        CurationError: It is no such array (E-CURATION-EMBEDDING).
-    """
+    Raises CurationError: it is no such array (E-CURATION-EMBEDDING)."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         found = f"{array.dtype} {array.shape}"

@@ -66,9 +66,7 @@ def measure(
     """All metrics of an order; None where there is no token.
 
     `order`, int `[N]`, is the document at each position; the other arrays are in source order.
-
-    Raises:
-        CurationError: As `cut_windows`.
+    Raises CurationError: as `cut_windows`.
     """
     clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):

@@ -49,10 +49,8 @@ def cut_windows(
 ) -> Windows:
     """Cut a stream of documents in training order; `tokens` include EOS.
 
-    `offset` tokens stand before the first document in its window.
-
-    Raises:
-        CurationError: Arrays differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
+    `offset` tokens stand before the first document in its window. Raises CurationError: arrays
+    differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
     """
     clusters, tokens = checked_documents(clusters, tokens, seq_len)
     if not len(tokens):

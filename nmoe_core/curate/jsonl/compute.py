@@ -124,10 +124,8 @@ def embed_jsonl(
 ) -> Embedded:
     """Embed the texts of an opened input that the cache does not hold, or load all embeddings.
 
-    With `is_kept` False the cache's files stay as they are.
-
-    Raises:
-        CurationError: A token has no row, or a row is not finite (E-CURATION-EMBEDDING).
+    With `is_kept` False the cache's files stay as they are. Raises CurationError: a token has no
+    row, or a row is not finite (E-CURATION-EMBEDDING).
     """
     records, tokenizer = opened
     path, table = paths.embeddings, None
@@ -149,12 +147,8 @@ def embed_jsonl(
 
 
 def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
-    """Cluster, order and measure; writes no file.
-
-    Raises:
-        CurationError: No such order, or one that needs what is not there (E-CURATION-ORDER);
-            fewer records than clusters (E-CURATION-TOPICS).
-    """
+    """Cluster, order and measure; writes no file. Raises CurationError: no such order, or one that
+    needs what is not there (E-CURATION-ORDER); fewer records than clusters (E-CURATION-TOPICS)."""
     path = paths.beside("_clusters.safetensors")
     before = load_clusters(path) if path.exists() and not settings.refit else None
     is_frozen = before is not None and before.header["settings"] == _made_by(embedded, settings)

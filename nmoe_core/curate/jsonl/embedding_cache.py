@@ -29,11 +29,8 @@ class EmbeddingCache:
 
     A directory that is not there is an empty store. `model` is the digest of everything that a row
     depends on beside its key, `width` its columns. Where rows are not to be kept (`is_kept`), this
-    object alone knows what is appended, and the files stay as they are.
-
-    Raises:
-        CurationError: The store belongs to another model or width, or is damaged
-            (E-CURATION-CACHE).
+    object alone knows what is appended, and the files stay as they are. Raises CurationError: the
+    store belongs to another model or width, or is damaged (E-CURATION-CACHE).
     """
 
     def __init__(self, directory: Path, model: str, width: int, *, is_kept: bool = True) -> None:
@@ -42,11 +39,8 @@ class EmbeddingCache:
 
     @contextmanager
     def writer(self) -> Iterator[EmbeddingCache]:
-        """Hold the store for this process, cutting off what a killed writer left.
-
-        Raises:
-            LockedError: Another process holds it (E-LOCKED).
-        """
+        """Hold the store for this process, cutting off what a killed writer left. Raises
+        LockedError: another process holds it (E-LOCKED)."""
         if not self.is_kept:
             yield self
             return

@@ -93,11 +93,8 @@ class JsonlPaths:
 
 @contextmanager
 def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
-    """Hold the output for this process; clear what a killed writer left of its files.
-
-    Raises:
-        LockedError: Another process is curating the same output (E-LOCKED).
-    """
+    """Hold the output for this process; clear what a killed writer left of its files. Raises
+    LockedError: another process is curating the same output (E-LOCKED)."""
     with output_lock(paths.cache):
         written = [paths.beside("*"), paths.token_counts]
         written += map(paths.picture, PICTURES)
@@ -205,12 +202,9 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
 
 
 def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
-    """Commit the records in an order, byte for byte, one line end each.
-
-    Raises:
-        CurationError: The order is no permutation (E-CURATION-ORDER), or the input changed since
-            it was scanned (E-CURATION-INPUT).
-    """
+    """Commit the records in an order, byte for byte, one line end each. Raises CurationError: the
+    order is no permutation (E-CURATION-ORDER), or the input changed since it was scanned
+    (E-CURATION-INPUT)."""
     if not np.array_equal(np.sort(order), np.arange(len(records))):
         raise CurationError("order is no permutation of the records", code="E-CURATION-ORDER")
     with atomic_file(path) as file:

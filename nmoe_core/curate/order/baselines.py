@@ -133,10 +133,8 @@ def related(
     For in-context pretraining (Shi et al., 2024, arXiv 2310.10638). Topics are cut into blocks of
     at most `block` documents along their main direction; inside a block each document is followed
     by its nearest one left. Costs O(N block D), and 4 block^2 bytes. Rows of `embeddings` have
-    length 1; the chain of topics starts at topic `(seed + epoch)` modulo their number.
-
-    Raises:
-        CurationError: Not one finite row per document, or `block` is below 1 (E-CURATION-ORDER).
+    length 1; the chain of topics starts at topic `(seed + epoch)` modulo their number. Raises
+    CurationError: not one finite row per document, or `block` is below 1 (E-CURATION-ORDER).
     """
     rows = np.asarray(embeddings)
     if rows.ndim != 2 or len(rows) != len(doc_clusters) or block < 1:

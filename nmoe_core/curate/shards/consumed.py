@@ -51,11 +51,8 @@ class ConsumedPrefix:
             yield tokens, ids
 
     def lineage(self) -> list[bytes]:
-        """Their lines of `lineage.jsonl`.
-
-        Raises:
-            CurationError: The file is damaged (E-CURATION-LINEAGE).
-        """
+        """Their lines of `lineage.jsonl`. Raises CurationError: the file is damaged
+        (E-CURATION-LINEAGE)."""
         return list(islice(lineage_lines(self.manifest), self.count)) if self.manifest else []
 
     def topics(self) -> np.ndarray:
@@ -68,10 +65,8 @@ def consumed_prefix(
 ) -> ConsumedPrefix:
     """What training has consumed of a curated shard, after `from_token` tokens of its source.
 
-    `planned` has the tokens of earlier shards that are to be curated again before this one.
-
-    Raises:
-        CurationError: A curated shard that was consumed is not there (E-CURATION-RESUME).
+    `planned` has the tokens of earlier shards that are to be curated again before this one. Raises
+    CurationError: a curated shard that was consumed is not there (E-CURATION-RESUME).
     """
     earlier = shard.tree.shards(shard.source, shard.bucket)
     start = sum(

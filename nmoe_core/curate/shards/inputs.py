@@ -53,12 +53,8 @@ class Selection:
 
 
 def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
-    """Committed labels of the shard that `manifest` describes.
-
-    Raises:
-        CurationError: There are none (E-CURATION-MISSING), or they are of other documents or
-            damaged (E-CURATION-MISMATCH).
-    """
+    """Committed labels of the shard that `manifest` describes. Raises CurationError: there are none
+    (E-CURATION-MISSING), or they are of other documents or damaged (E-CURATION-MISMATCH)."""
     path = _summary_beside(shard.topics, "assign topics to this shard first")
     summary = read_summary(path, CurationError, "E-CURATION-MISMATCH")
     made_from, checksum = summary["fingerprints"], sha256_file(shard.topics)
@@ -92,11 +88,8 @@ def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:
 
 def select_documents(path: Path, doc_ids: Iterable[str], include: Iterable[str]) -> Selection:
     """Choose documents by decision, checking that the rows are those of `doc_ids`, one by one.
-
-    Raises:
-        CurationError: A row names another document, or there are more rows than documents or
-            fewer (E-CURATION-MISMATCH); a row has no known decision (E-CURATION-QUALITY).
-    """
+    Raises CurationError: a row names another document, or there are more rows than documents or
+    fewer (E-CURATION-MISMATCH); a row has no known decision (E-CURATION-QUALITY)."""
     wanted = frozenset(include)
     indices: list[int] = []
     rows: list[bytes] = []

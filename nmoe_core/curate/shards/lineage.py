@@ -31,11 +31,8 @@ def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
 
 
 def read_lineage(manifest: Manifest) -> Generator[dict[str, Any], None, None]:
-    """Rows of a curated shard, in document order; close it when leaving it early.
-
-    Raises:
-        CurationError: The file is not the one that the manifest names (E-CURATION-LINEAGE).
-    """
+    """Rows of a curated shard, in document order; close it when leaving it early. Raises
+    CurationError: the file is not the one that the manifest names (E-CURATION-LINEAGE)."""
     with closing(lineage_lines(manifest)) as lines:
         yield from map(orjson.loads, lines)
 

@@ -31,12 +31,8 @@ _OF_ONE_LENGTH = (AUTO, "window_fill", "bin_packing")
 
 @dataclass(frozen=True, slots=True)
 class CurateSettings:
-    """What decides the documents and their order.
-
-    Raises:
-        CurationError: An unknown decision or order, no decision, or a number out of range
-            (E-CURATION-SETTINGS).
-    """
+    """What decides the documents and their order. Raises CurationError: an unknown decision or
+    order, no decision, or a number out of range (E-CURATION-SETTINGS)."""
 
     include: tuple[str, ...] = ("keep",)  # decisions whose documents are kept
     order: str = "golden"  # of SHARD_ORDERS
@@ -98,10 +94,8 @@ def plan_order(
     """The order that was taken, by name, and its permutation int64 `[N]`.
 
     `quality_rows` are these documents' lines of `quality_scores.jsonl`; `offset` tokens stand
-    before the first document in its window.
-
-    Raises:
-        CurationError: `by` is quality, and a row has no score (E-CURATION-QUALITY).
+    before the first document in its window. Raises CurationError: `by` is quality, and a row has no
+    score (E-CURATION-QUALITY).
     """
     windows: Any = {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
     options: dict[str, dict[str, Any]] = {

@@ -39,10 +39,7 @@ ASSIGN_CODE = "topics/1"
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     """What decides the topics: their number, the seed of sample and k-means, the sample's size.
-
-    Raises:
-        CurationError: A number is out of range (E-CURATION-TOPICS).
-    """
+    Raises CurationError: a number is out of range (E-CURATION-TOPICS)."""
 
     num_topics: int = 30
     seed: int = 42
@@ -64,11 +61,9 @@ def fit_topic_model(
     """Cluster a sample of the training documents; write `tree.topic_model`.
 
     Memory: `sample_documents` float32 rows of the table's width, twice. Each source is sampled in
-    proportion to its documents; all are taken where there are no more than asked for.
-
-    Raises:
-        CurationError: Fewer documents with text than topics (E-CURATION-TOPICS); an embedding is
-            not finite (E-CURATION-EMBEDDING).
+    proportion to its documents; all are taken where there are no more than asked for. Raises
+    CurationError: fewer documents with text than topics (E-CURATION-TOPICS); an embedding is not
+    finite (E-CURATION-EMBEDDING).
     """
     sources = sorted(sources)
     manifests = [load_manifest(tree.manifest(name)) for name in sources]

@@ -45,11 +45,8 @@ class Calibration:
 
 
 def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: int) -> Calibration:
-    """Fit each k below the number of rows (float32 `[N, D]`, unit or zero) and measure it.
-
-    Raises:
-        CurationError: No candidate is below the number of rows with text (E-CURATION-TOPICS).
-    """
+    """Fit each k below the number of rows (float32 `[N, D]`, unit or zero) and measure it. Raises
+    CurationError: no candidate is below the number of rows with text (E-CURATION-TOPICS)."""
     from sklearn.metrics import silhouette_score
     from sklearn.metrics.pairwise import cosine_distances
 

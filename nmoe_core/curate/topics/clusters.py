@@ -217,11 +217,8 @@ def save_clusters(path: Path, clusters: Clusters) -> None:
 
 
 def load_clusters(path: Path) -> Clusters:
-    """Read clusters.
-
-    Raises:
-        CurationError: The file is missing or is none of this format (E-CURATION-MODEL).
-    """
+    """Read clusters. Raises CurationError: the file is missing or is none of this format
+    (E-CURATION-MODEL)."""
     do = "delete it: the clusters are fitted again"
     tensors, header = load_tensors(path, CLUSTERS_FORMAT, ("centroids", "mean", "axes"), do)
     return Clusters(**tensors, header=header)

@@ -106,12 +106,8 @@ def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 
 
 def load_topic_model(path: Path) -> TopicModel:
-    """Read a topic model.
-
-    Raises:
-        CurationError: The file is missing, or is no topic model of this format
-            (E-CURATION-MODEL).
-    """
+    """Read a topic model. Raises CurationError: the file is missing, or is no topic model of this
+    format (E-CURATION-MODEL)."""
     do = "fit the topic model; delete the file first if it is there"
     tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do)
     return TopicModel(tensors["centroids"], sha256_file(path), header)
@@ -129,11 +125,8 @@ def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, A
 def load_tensors(
     path: Path, expected_format: str, names: tuple[str, ...], do: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Finite float32 matrices (`mean` is a vector) and header of a file of `save_tensors`.
-
-    Raises:
-        CurationError: The file is missing, or is none of this format (E-CURATION-MODEL).
-    """
+    """Finite float32 matrices (`mean` is a vector) and header of a file of `save_tensors`. Raises
+    CurationError: the file is missing, or is none of this format (E-CURATION-MODEL)."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -99,11 +99,8 @@ def _combine_kernel(
 
 
 class KernelBlock(nn.Module):
-    """One block, made of a plain one.
-
-    Raises:
-        CheckpointError: Packed experts have a scale the kernels do not take (E-CHECKPOINT-SCALE).
-    """
+    """One block, made of a plain one. Raises CheckpointError: packed experts have a scale the
+    kernels do not take (E-CHECKPOINT-SCALE)."""
 
     def __init__(self, config: ModelConfig, block: Block) -> None:
         super().__init__()

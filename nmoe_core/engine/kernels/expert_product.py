@@ -65,12 +65,9 @@ ExpertWeights = TiledExperts | DenseExperts
 
 
 def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
-    """Tile MXFP4 weights: blocks uint8 [E, N, K / 32, 16], scales uint8 [E, N, K / 32].
-
-    Raises:
-        CheckpointError: A scale stands for weights of 2^2 and more, or for NaN
-            (E-CHECKPOINT-SCALE): keep such experts decoded.
-    """
+    """Tile MXFP4 weights: blocks uint8 [E, N, K / 32, 16], scales uint8 [E, N, K / 32]. Raises
+    CheckpointError: a scale stands for weights of 2^2 and more, or for NaN (E-CHECKPOINT-SCALE):
+    keep such experts decoded."""
     largest = int(scales.max())
     if largest > LARGEST_SCALE:
         raise CheckpointError(

@@ -112,10 +112,8 @@ class ModelConfig:
 
         Fixed facts of `original/`, which its file does not have: alternating layers starting with a
         sliding one, epsilon 1e-5, MXFP4 experts, and the special ids of the published vocabulary.
-
-        Raises:
-            CheckpointError: Another architecture or a variant of this one (E-CHECKPOINT-ARCH); a
-                field is missing or out of range (E-CHECKPOINT-CONFIG).
+        Raises CheckpointError: another architecture or a variant of this one (E-CHECKPOINT-ARCH); a
+        field is missing or out of range (E-CHECKPOINT-CONFIG).
         """
         return cls(**config_fields(raw))
 

@@ -57,11 +57,8 @@ Experts = DecodedExperts | PackedExperts
 
 def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values [..., rows, groups * 32] of blocks uint8 [..., rows, groups, 16] and their scales.
-
-    Raises:
-        ValueError: The two shapes do not belong together, or the dtype is another than
-            torch.float32 and torch.bfloat16.
-    """
+    Raises ValueError: the two shapes do not belong together, or the dtype is another than
+    torch.float32 and torch.bfloat16."""
     *rows, groups = scales.shape
     values = torch.empty(*rows, groups * GROUP_SIZE, dtype=dtype, device=blocks.device)
     decode_into(values, blocks, scales)
@@ -94,10 +91,8 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks uint8 [..., rows, columns / 32, 16] and scales nearest to values [..., rows, columns].
 
     The scale is the power of two that puts a group's largest magnitude in [4, 8); what is above 6
-    then becomes 6, as the format's specification prescribes. Ties go to the even code.
-
-    Raises:
-        ValueError: The columns are not whole groups of 32.
+    then becomes 6, as the format's specification prescribes. Ties go to the even code. Raises
+    ValueError: the columns are not whole groups of 32.
     """
     if values.shape[-1] % GROUP_SIZE:
         raise ValueError(f"{values.shape[-1]} columns are not whole groups of {GROUP_SIZE}")
