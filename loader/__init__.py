@@ -1,7 +1,5 @@
 """Deterministic, elastic, exactly resumable loading of token shards. Needs numpy only."""
 
-from __future__ import annotations
-
 from loader.batches import Batch
 from loader.config import build_loader, read_config, resolve_plan
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError

@@ -6,8 +6,6 @@ the stream is; `verify` reads every file and compares checksums. PLAN is a plan'
 with --cache-dir, or a run's TOML file. Exit status: 0 done, 1 refused with one line, 2 usage.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import binascii

@@ -5,8 +5,6 @@ whole row as inputs and a part of its targets, the others being -100. So every t
 rank, no rank is without a target, and where batches begin does not depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ table `data` is the loader's. Of an object only the attributes with the loader's
 None and "" count as not set.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

@@ -10,8 +10,6 @@
 `nmoe_core.base.errors` continues the tree for the tasks that make data.
 """
 
-from __future__ import annotations
-
 
 class NmoeError(Exception):
     """What went wrong, where, what was found and expected, and what to do about it.

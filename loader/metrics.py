@@ -5,8 +5,6 @@ ranks together: neither a mean of means nor one rank's share. Numpy arrays and t
 taken; torch is used only where the caller has imported it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any

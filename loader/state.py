@@ -6,8 +6,6 @@ sequences are the same. Counts per source alone are a state too (`loader.plan.co
 States of versions 1 and 2 carry no seal: what they hold beside their index must agree with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ position of the last batch it returned, however far workers have read ahead; its
 loader's and moves between any numbers of workers and ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict, Unpack

@@ -4,8 +4,6 @@ project = write_project(tmp_path, [jsonl_source("web", rows)], {"prep": {"num_sh
 main(["prep-mixture", "--config", str(project.config)])
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

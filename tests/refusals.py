@@ -1,7 +1,5 @@
 """What a refusal looks like: one error with a code; of a command, one line and exit status 1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The documentation and the README are true: links, commands, targets and files exist."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

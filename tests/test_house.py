@@ -1,7 +1,5 @@
 """The laws of the house that no linter keeps: sizes, parameters, circles, private names."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The two wheels hold all that a run needs: it works in any directory, without the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ URL's file is read through fsspec. Each store's client raises errors of its own:
 that a store that is down (E-STORE) is told from a missing file.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

@@ -4,8 +4,6 @@ Every JSON file that a later task reads as truth is sealed, so that an edited or
 refused. `content_hash` leaves out `created_at`; an object with that key has a `file_hash` too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A document's end is known from its index, never guessed from token values. An in
 against its file when it is first reached and mapped, not held, from then on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

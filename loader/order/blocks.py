@@ -13,8 +13,6 @@ is drawn from the hypergeometric law (above 32, from its normal approximation), 
 in whole. A position costs one path, O(sources x log(size)); the nodes of the last path are kept.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ rounded at the 40th binary place. A source's readings form an arithmetic progres
 after n sequences is the clock up to which n readings lie: a binary search, O(sources x log n).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ packed. Bins of a block come in the order of their first document. Costs about a
 document: once when the data is opened, to count, and again for each block as it is reached.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise

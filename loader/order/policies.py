@@ -5,8 +5,6 @@ then lets that source go and reads a new stream of the others, so that each quot
 starves. Stretches before a position are opened once, at most one per source.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ element of any epoch is found alone, in a few hundred nanoseconds. Integers only
 machine and under every numpy.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 _MASK = 2**64 - 1

@@ -4,8 +4,6 @@ Reads each manifest once and writes nothing. Refuses a plan that its data could 
 end, a source that is asked for and would get no sequence, and sources of two tokenizers.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

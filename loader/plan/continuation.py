@@ -7,8 +7,6 @@ and the steps that are left are shared among its weights alone. Stages and phase
 global step. A source that only the counts know is kept as it is.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ document's), and `configs` with `weights`, two mappings by name (levanter's). `p
 of shards; a hub name, a list of files to tokenise, is turned into one in `cache_dir`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A plan that could not be read to its end is refused when it is built or loaded, not during training.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import fields
 from functools import cache

@@ -5,8 +5,6 @@ its weights are read. All arithmetic on budgets and quotas is exact (decimal fra
 and `tokens_b` of a source are read here; its other keys belong to prep. Formats: docs/formats.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ become stages of the plan, so the stream stays a function of the position. Table
 KempnerForge's `[[data.phases]]`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ and quotas; a source goes on from stage to stage. Any position is found without 
 grows with the length of the run.
 """
 
-from __future__ import annotations
-
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Every refusal is a ConfigError that names the file, the key, the value found and
 name, the nearest known one.
 """
 
-from __future__ import annotations
-
 import difflib
 import tomllib
 from collections.abc import Collection, Iterable, Mapping

@@ -4,8 +4,6 @@ This package reads tokens only. A plug-in is an entry point of the group `nmoe_l
 a function that takes what `tokenised` takes; the package `nmoe-data` brings one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

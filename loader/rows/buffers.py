@@ -5,8 +5,6 @@ buffer out again only when the caller has let go of the batch and of every view 
 reference count tells. Pinned memory comes from torch's own pool, which waits for copies under way.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The same positions that rows are copied from, joined with the index files: no to
 nothing is replayed. Both are pure functions of the plan, as the stream is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -6,8 +6,6 @@ cross entropy leaves out) at each document's last token and at padding. So every
 of its document is predicted once, and none from another document.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property

@@ -5,8 +5,6 @@ raised where the item would have been returned. The thread ends with the reader:
 moved or collected.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import weakref

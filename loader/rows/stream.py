@@ -5,8 +5,6 @@ Order comes from `loader.plan.schedule`, tokens from `loader.rows.windows` (conc
 fixed cost of numpy calls; only this rank's rows are copied.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -9,8 +9,6 @@ writer of that directory removes under its lock.
 action `kill` ends the process with SIGKILL, any other is an errno name such as `ENOSPC`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

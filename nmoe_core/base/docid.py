@@ -5,8 +5,6 @@ relative to the data root, `start` and `end` are token offsets, end exclusive an
 rules are bit-exact contracts with other tools that read the same trees; see docs/formats.md.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import NamedTuple

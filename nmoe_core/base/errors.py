@@ -1,7 +1,5 @@
 """Errors of the tasks that make data, each with the stem of its codes; see `loader.errors`."""
 
-from __future__ import annotations
-
 from loader.errors import ConfigError as ConfigError
 from loader.errors import FormatError as FormatError
 from loader.errors import NmoeError as NmoeError

@@ -5,8 +5,6 @@ digests, settings, and the task's own version. A task whose recorded fingerprint
 would use now does no work. Fingerprints are values, never times.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

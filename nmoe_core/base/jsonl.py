@@ -5,8 +5,6 @@ no record but keeps its number. A line longer than `MAX_LINE_BYTES` is refused b
 held. Lone surrogate escapes are JSON. Memory: one line.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

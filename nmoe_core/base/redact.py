@@ -1,7 +1,5 @@
 """Keeps passwords and keys out of messages and records that repeat what others sent."""
 
-from __future__ import annotations
-
 import json
 import re
 from urllib.parse import quote

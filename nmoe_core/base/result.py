@@ -1,7 +1,5 @@
 """What a piece of work made: the one type that goes from compute to an event of Dagster."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Strict configuration tables: unknown keys, wrong types and missing fields are one clear error."""
 
-from __future__ import annotations
-
 import difflib
 from typing import Any, TypeVar
 

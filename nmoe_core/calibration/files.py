@@ -5,8 +5,6 @@ rule: the probe's threshold is then `tau_drop`. Such files name no heads, so gra
 where the user accepts them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +47,7 @@ class Calibration:
 
     def require_heads(self, heads_digest: str, *, compat: bool = False) -> None:
         """Refuse heads that this calibration was not fitted for; `compat` accepts one of no heads.
-
-        Raises:
-            CalibrationError: The digests differ (E-CALIBRATION-HEADS).
-        """
+        Raises CalibrationError: the digests differ (E-CALIBRATION-HEADS)."""
         if heads_digest == self.heads_digest or (compat and not self.heads_digest):
             return
         if self.heads_digest:
@@ -88,13 +83,9 @@ def read_calibration(path: Path) -> dict[str, Any]:
 
 
 def load_calibration(calibration_dir: Path) -> Calibration:
-    """Read `calibration_summary.json`.
-
-    Raises:
-        CalibrationError: Missing (E-CALIBRATION-MISSING), edited (E-CALIBRATION-CHANGED), or
-            without thresholds in 0..1 and in order and weights of the five dimensions
-            (E-CALIBRATION-FORMAT).
-    """
+    """Read `calibration_summary.json`. Raises CalibrationError: missing (E-CALIBRATION-MISSING),
+    edited (E-CALIBRATION-CHANGED), or without thresholds in 0..1 and in order and weights of the
+    five dimensions (E-CALIBRATION-FORMAT)."""
     path = calibration_dir / CALIBRATION_NAME
     if not path.is_file():
         raise CalibrationError(

@@ -44,11 +44,8 @@ class Graded:
 
 
 def read_grading_summary(directory: Path) -> dict[str, Any]:
-    """The summary of a grading.
-
-    Raises:
-        FormatError: Missing (E-MANIFEST-MISSING) or not JSON; edited or damaged (E-GRADE-CHANGED).
-    """
+    """The summary of a grading. Raises FormatError: missing (E-MANIFEST-MISSING) or not JSON;
+    edited or damaged (E-GRADE-CHANGED)."""
     path = directory / SUMMARY_NAME
     return read_summary(path, code="E-GRADE-CHANGED", sealed_since="format", do=_DO)
 
@@ -56,11 +53,8 @@ def read_grading_summary(directory: Path) -> dict[str, Any]:
 def read_graded(directory: Path) -> Graded:
     """The grading of a directory, its rows compared with the SHA-256 that the summary names.
 
-    Summaries of older versions name none; their rows are not compared.
-
-    Raises:
-        FormatError: As `read_grading_summary`; the rows are missing or not those that were
-            committed (E-GRADE-CHANGED).
+    Summaries of older versions name none; their rows are not compared. Raises FormatError: as
+    `read_grading_summary`; the rows are missing or not those that were committed (E-GRADE-CHANGED).
     """
     summary, path = read_grading_summary(directory), directory / SCORES_NAME
     found = sha256_file(path) if path.is_file() else "no file"

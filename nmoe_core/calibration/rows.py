@@ -112,11 +112,9 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
     """Read the labelled documents' scores from a file as grading writes it.
 
     Lines have `doc_id` and `scores`, or `aggregated` in [0, 1] alone; `probe_scores` or `q_probe`
-    where the heads triage. `summary.json` beside the file names the heads.
-
-    Raises:
-        CalibrationError: The file is missing or a row is not a prediction, left at the probe, or
-            comes twice (E-CALIBRATION-PREDICTIONS).
+    where the heads triage. `summary.json` beside the file names the heads. Raises CalibrationError:
+    the file is missing or a row is not a prediction, left at the probe, or comes twice
+    (E-CALIBRATION-PREDICTIONS).
     """
     found = _predictions(path)
     shape = len(labels.doc_ids), len(DIMENSIONS)

@@ -5,8 +5,6 @@ the heads were trained on and those whose text comes again, since the corpus has
 figure of quality leaves those out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,11 +45,9 @@ def summarise(
     """Fields of `calibration_summary.json`.
 
     Thresholds and weights come from the half `fit` of val, every metric from the half `report`;
-    `test` is only reported on.
-
-    Raises:
-        CalibrationError: Probe, judge or oracle scores of the fit half are all alike
-            (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound (E-CALIBRATION-BOUND).
+    `test` is only reported on. Raises CalibrationError: probe, judge or oracle scores of the fit
+    half are all alike (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound
+    (E-CALIBRATION-BOUND).
     """
     proof, shown = fit.held_out(), report.held_out()
     weights, weights_source = UNIFORM_WEIGHTS, "uniform: labels carry no independent target"

@@ -31,9 +31,7 @@ class Targets:
 
     With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in
     the oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
-
-    Raises:
-        CalibrationError: A target is out of range (E-CALIBRATION-TARGET).
+    Raises CalibrationError: a target is out of range (E-CALIBRATION-TARGET).
     """
 
     target_keep: float = 0.5
@@ -102,10 +100,8 @@ def fit_thresholds(
     Without a probe no document leaves early. Early exits count as dropped: `max_false_drop` bounds
     them alone, and all drops. `oracle_keeps` (bool `[N]`) are the documents that the oracle would
     keep; `is_proof` those that bounds are proved on, all when left out: no head was trained on
-    them, and no two have the same content.
-
-    Raises:
-        CalibrationError: The share to drop breaks the bound (E-CALIBRATION-BOUND).
+    them, and no two have the same content. Raises CalibrationError: the share to drop breaks the
+    bound (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
     most, drop = targets.max_false_drop, targets.target_drop

@@ -5,8 +5,6 @@ Exit 0 done, 1 refused or failed with `ERROR [E-CODE]: ...` on standard error, 2
 runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -5,8 +5,6 @@ for the length that will be trained on, and windows of that length are filled; e
 one that serves any length.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import asdict, fields

@@ -4,8 +4,6 @@ With `--config`, flags override what the file says; without it, they are all of 
 Either way a verb gets one checked `Run` from `run_of`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`nmoe train probe|judge|import-pt`, `nmoe hydra calibrate|grade`: heads, thresholds, grades."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

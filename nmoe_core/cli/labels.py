@@ -1,7 +1,5 @@
 """`nmoe hydra slices|oracle-label|merge-labels|status`: from documents to merged labels."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

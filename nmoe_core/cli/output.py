@@ -1,7 +1,5 @@
 """A verb, and what it prints: aligned tables for people, JSON for machines."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`nmoe init DIR`, `nmoe make-tiny-checkpoint DIR`: what a new project starts with."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from pathlib import Path

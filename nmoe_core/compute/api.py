@@ -9,8 +9,6 @@ What is dear to open (a model, a tokenizer) is opened once per worker by an init
     def embed(embedder: Embedder, batch: Batch) -> np.ndarray: ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 

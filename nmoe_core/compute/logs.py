@@ -5,8 +5,6 @@ the kernel keeps whole: no lock is shared, so a worker killed while it writes do
 others. On another machine records are kept and returned with the result.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import select

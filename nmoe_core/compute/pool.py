@@ -6,8 +6,6 @@ never outlive a pool: when it is left by an error or an interrupt, they are told
 after themselves, and are killed if they do not. What they log is handled here (`compute.logs`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import multiprocessing.context

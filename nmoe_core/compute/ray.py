@@ -6,8 +6,6 @@ As many items are in flight as the cluster has room for now, and some more, so n
 and go. Nothing here is Ray's own state: outputs are files, committed atomically.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

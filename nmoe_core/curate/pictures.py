@@ -1,7 +1,5 @@
 """What pictures and films of an order show, computed from topics, lengths and embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

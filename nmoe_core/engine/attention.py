@@ -11,8 +11,6 @@ those below are divided by the factor, and the rotation is scaled by 0.1 ln(fact
 2309.00071). Angles are float32, in the order of operations of the published implementations.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Protocol

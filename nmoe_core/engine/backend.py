@@ -5,8 +5,6 @@ kernels. A GPU of the compute capability that they are verified on runs kernels 
 installed; another one runs plain torch, and a line of the log says so.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math

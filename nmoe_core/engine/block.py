@@ -6,8 +6,6 @@ added in the order of its logits, so the sum does not depend on the batch. Costs
 size per token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A copy that is waited for ends when all the device's earlier work has: one in ev
 the host from preparing the next pass while the device is busy.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

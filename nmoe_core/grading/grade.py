@@ -69,12 +69,9 @@ class Grader:
         *,
         compat: bool = False,
     ) -> Grader:
-        """Load the calibration for heads; `compat` accepts one that names no heads.
-
-        Raises:
-            CalibrationError: As `load_calibration`, or it was fitted for other heads
-                (E-CALIBRATION-HEADS).
-        """
+        """Load the calibration for heads; `compat` accepts one that names no heads. Raises
+        CalibrationError: as `load_calibration`, or it was fitted for other heads
+        (E-CALIBRATION-HEADS)."""
         calibration = load_calibration(calibration_dir)
         calibration.require_heads(scorer.heads.digest, compat=compat)
         return cls(scorer, calibration, early_exit)

@@ -4,8 +4,6 @@ The pickle is read with torch's weights-only reader, which runs no code of the f
 second form are flat, or in a table of each part.
 """
 
-from __future__ import annotations
-
 import pickle
 import struct
 from pathlib import Path
@@ -37,11 +35,8 @@ def import_pickle(
     """Write the head of a pickle as `heads_dir/hydra_{probe,judge}.safetensors`; return its path.
 
     The caller says what a pickle does not: the backbone that the head was trained on, how many
-    tokens of a document it saw, and how many attention heads a judge has.
-
-    Raises:
-        HeadError: Missing (E-HEAD-MISSING), or not tensors of a probe or judge for this backbone
-            (E-HEAD-FORMAT).
+    tokens of a document it saw, and how many attention heads a judge has. Raises HeadError: missing
+    (E-HEAD-MISSING), or not tensors of a probe or judge for this backbone (E-HEAD-FORMAT).
     """
     tensors = _read_tensors(path)
     try:

@@ -5,8 +5,6 @@ and header give equal bytes. A head is loaded only for the backbone it was train
 refused, because reading one runs whatever code it holds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -105,11 +103,8 @@ def header_of(
 
 
 def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
-    """Number of the block that a head reads; by default the usual one of its kind.
-
-    Raises:
-        HeadError: The backbone has no such block (E-HEAD-FORMAT).
-    """
+    """Number of the block that a head reads; by default the usual one of its kind. Raises
+    HeadError: the backbone has no such block (E-HEAD-FORMAT)."""
     depth = model.config.num_hidden_layers
     if tap is None:
         return tap_layers(depth)[kind == "judge"]
@@ -125,21 +120,15 @@ def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = 
 
 
 def read_header(path: Path) -> Header:
-    """The JSON header of a head file, without its weights.
-
-    Raises:
-        HeadError: Missing (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), not a head file of a format
-            known here (E-HEAD-FORMAT), or edited (E-HEAD-CHANGED).
-    """
+    """The JSON header of a head file, without its weights. Raises HeadError: missing
+    (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), not a head file of a format known here
+    (E-HEAD-FORMAT), or edited (E-HEAD-CHANGED)."""
     return _read(path, with_weights=False)[0]
 
 
 def read_head(path: Path) -> tuple[Header, dict[str, Tensor]]:
-    """Header and tensors of a head file, which must be those that were written.
-
-    Raises:
-        HeadError: As `read_header`; or the tensors were changed (E-HEAD-CHANGED).
-    """
+    """Header and tensors of a head file, which must be those that were written. Raises HeadError:
+    as `read_header`; or the tensors were changed (E-HEAD-CHANGED)."""
     header, tensors = _read(path, with_weights=True)
     expected = header.get("tensors_sha256")  # headers of older versions have none
     if expected is not None and (found := tensors_digest(tensors)) != expected:
@@ -220,12 +209,9 @@ class LoadedHead(NamedTuple):
 
 def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
     """Load a head for use on a backbone, where that lies, and on `max_ctx` tokens of a document.
-
-    Raises:
-        HeadError: As `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not
-            finite (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on
-            another number of tokens (E-HEAD-CONTEXT).
-    """
+    Raises HeadError: as `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not
+    finite (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on another
+    number of tokens (E-HEAD-CONTEXT)."""
     header, tensors = read_head(path)
     named = header.get("backbone")
     trained_on = named.get("digest") if isinstance(named, dict) else None

@@ -5,8 +5,6 @@ constant rate, gradients clipped to norm 1. Only targets are clamped: a clamp on
 have no gradient where they are most wrong. A loss that is not finite ends the training.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

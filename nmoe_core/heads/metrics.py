@@ -4,8 +4,6 @@ Documents are compared by what the heads see of them (`DocumentTokens.digests`),
 corpus holds the same text under several ids, in train and in val.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,11 +93,8 @@ def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
 
 
 def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
-    """Refuse labels to measure on that another scorer gave than those fitted on.
-
-    Raises:
-        LabelError: E-LABEL-MIXED.
-    """
+    """Refuse labels to measure on that another scorer gave than those fitted on. Raises LabelError:
+    E-LABEL-MIXED."""
     if labels.doc_ids and labels.scorer != scorer:
         raise LabelError(
             "labels to measure on have another scorer or rubric",

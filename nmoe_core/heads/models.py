@@ -4,8 +4,6 @@ Both normalise their input inside the module, by a LayerNorm without parameters;
 float32. Outputs are not clamped here. Parameter names are those of the first published heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -188,10 +186,7 @@ def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
 
 def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
     """A head with these weights, as float32. No memory is taken for a shape that is not theirs.
-
-    Raises:
-        ValueError: There is no head of that shape, or these are not its weights.
-    """
+    Raises ValueError: there is no head of that shape, or these are not its weights."""
     try:
         with torch.device("meta"):
             head = Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)

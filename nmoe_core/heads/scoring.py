@@ -55,12 +55,8 @@ class Heads:
 
 
 def load_heads(heads_dir: Path, model: Transformer, max_ctx: int) -> Heads:
-    """Load both heads of a directory for a backbone.
-
-    Raises:
-        HeadError: As `load_head`, for either file; or the files are not a probe and a judge that
-            reads no earlier block (E-HEAD-FORMAT).
-    """
+    """Load both heads of a directory for a backbone. Raises HeadError: as `load_head`, for either
+    file; or the files are not a probe and a judge that reads no earlier block (E-HEAD-FORMAT)."""
     paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
     loaded = [load_head(path, model, max_ctx) for path in paths]
     (probe, header, seen), (judge, _, judge_seen) = loaded
@@ -120,10 +116,8 @@ class HeadScorer:
 
         `exits` says from stored probe scores `[B, 5]` which documents leave, bool `[B]`; without it
         none does. `known` are scores by this backbone and these heads: a batch of the same
-        documents, of which the same leave, is taken over whole.
-
-        Raises:
-            HeadError: A score is not finite although the states are (E-HEAD-NONFINITE).
+        documents, of which the same leave, is taken over whole. Raises HeadError: a score is not
+        finite although the states are (E-HEAD-NONFINITE).
         """
         exits = exits or (lambda probe: np.zeros(len(probe), np.bool_))
         known = known or HeadScores.empty(0)

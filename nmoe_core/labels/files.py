@@ -5,8 +5,6 @@ scorers or two rubrics are refused, because their grades do not mean the same. A
 that was changed after it was written is refused too.
 """
 
-from __future__ import annotations
-
 import fcntl
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ answer came first. When documents or settings changed, labelling starts over. Me
 with the documents' text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

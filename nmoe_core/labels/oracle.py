@@ -6,8 +6,6 @@ one file. The version is a digest of everything an answer depends on, as far as 
 weights, prompt, decoding settings.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections import Counter

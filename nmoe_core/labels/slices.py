@@ -5,8 +5,6 @@ a committed manifest names, by path component, then of the documents in each ind
 sliced. Rows and rules are a contract with other tools (docs/formats.md). Memory is one index.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

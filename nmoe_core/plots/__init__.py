@@ -1,7 +1,5 @@
 """Pictures of what tasks made, as PNG bytes that fit inline into Markdown."""
 
-from __future__ import annotations
-
 from nmoe_core.plots.charts import calibration_plot, loss_plot, manifest_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.ordering import ordering_plot

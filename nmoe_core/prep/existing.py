@@ -5,8 +5,6 @@ the two directories change places, so that a kill at any moment leaves either th
 or the whole new one under the split's name. What is left beside it is cleared by the next run.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

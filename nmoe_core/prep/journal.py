@@ -7,8 +7,6 @@ speaks of are durable: a run that ends in any way loses only what it did since. 
 happens in a thread, while the pass goes on.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

@@ -8,8 +8,6 @@ It is what `nmoe prep` does: same bytes for any number of workers, resumable aft
 a second run does nothing. `run` opens the source; input that cannot be read is one NmoeError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath

@@ -1,7 +1,5 @@
 """What a pass has done so far: numbers, and one line of them; a bar where there is a terminal."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

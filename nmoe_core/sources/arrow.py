@@ -6,8 +6,6 @@ made of); a local one is memory-mapped. A run goes on at a row group or batch, w
 is before it. A file that cannot be read to its end is an error that names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar

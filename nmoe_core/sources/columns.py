@@ -5,8 +5,6 @@ buffers, which pickle without being copied row by row; a worker decodes them. Te
 bytes, so that bad UTF-8 is the record's fault and not the file's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A kind says how one file is cut into blocks; here is what follows from there bei
 file is plain, `.gz` or `.zst`, and its path is its document's id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ is streamed, so nothing is copied into a cache. A hub id is resolved to a commit
 read is that commit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cached_property

@@ -7,8 +7,6 @@ file. Memory: about 2 MiB a block, or one line where a line is longer, up to `ma
 longer one is refused before more of it is held.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import mmap

@@ -5,8 +5,6 @@ never in both unless `allow_overlap` says so. A reader is imported when a source
 opened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -7,8 +7,6 @@ relative to the directory that all patterns of a source share, so ids do not dep
 lies; bytes of a name that are not UTF-8 are spelled `\\xff`. Two files never get one name.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import glob
 import hashlib

@@ -5,8 +5,6 @@ count the raw records of the source from 0, read or not, so ids do not depend on
 Blocks are the same whatever position the reading starts at, so a journalled position resumes it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ negative bound counts from the end. Joined splits (`a+b`) are refused, as are bo
 a number of rows and the other a percentage.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal, NamedTuple, Self
 

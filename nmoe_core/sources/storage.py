@@ -7,8 +7,6 @@ endpoints come from the environment, as fsspec and the store's client read them.
 `.zst` hold is read in memory that does not follow it.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Tasks from sources to slices of document ids."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The worker itself commits the shard's output, under the shard's lock: every work
 root.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

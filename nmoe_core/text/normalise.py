@@ -9,8 +9,6 @@ The name enters every shard's fingerprints.
 all texts at once, and only texts that may change take the exact way.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Projects whose pipeline has run, and a Dagster beside them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

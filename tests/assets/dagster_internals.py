@@ -3,8 +3,6 @@
 The UI asks for staleness through the same resolver; events and origins have no public constructor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

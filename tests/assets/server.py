@@ -1,7 +1,5 @@
 """A webserver and a daemon on one project, driven through GraphQL as the UI drives them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

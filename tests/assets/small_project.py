@@ -1,7 +1,5 @@
 """A small project of three kinds of source, and the ways to run its jobs."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

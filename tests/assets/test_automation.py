@@ -1,7 +1,5 @@
 """What the daemon would request, by real evaluations of the conditions."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 import dagster as dg

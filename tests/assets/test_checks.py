@@ -1,7 +1,5 @@
 """Each check fails on the damage it is for; only the run's `[checks]` says what that matters."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Several mixtures in one deployment: the component `nmoe_assets.Mixture` and its prefix."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data versions and fingerprints are of bytes: what one edited record makes stale."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The real webserver and daemon, driven through GraphQL as the UI drives them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

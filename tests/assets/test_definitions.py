@@ -1,7 +1,5 @@
 """The code location loads light, and shows the assets, checks and jobs it promises."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`nmoe explain` on a project whose pipeline has run: every fact is found again in the files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

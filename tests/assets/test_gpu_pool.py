@@ -1,7 +1,5 @@
 """The pool `gpu` under the configuration of the repository: one step that holds it at a time."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

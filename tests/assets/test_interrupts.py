@@ -1,7 +1,5 @@
 """A run that is told to stop: its workers end with it, and the next run goes on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

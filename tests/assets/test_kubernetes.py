@@ -1,7 +1,5 @@
 """The Helm values are YAML, name only what Dagster's chart knows, and agree with the project."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The launcher of one machine knows the dead from the living."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs that end otherwise than by themselves: killed with everything else, or terminated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What "Materialize all" of the lineage makes, asked as the UI asks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

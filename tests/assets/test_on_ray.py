@@ -1,7 +1,5 @@
 """The stages on a Ray cluster of three nodes, a worker killed meanwhile: the same bytes."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

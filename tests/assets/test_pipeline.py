@@ -1,7 +1,5 @@
 """The main job as CI users run it: every partition filled, nothing done twice, kills survived."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """`pipeline` executes the job of each task in order, until one fails or it is told to stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

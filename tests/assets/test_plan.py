@@ -1,7 +1,5 @@
 """`nmoe plan`: what it says will be done and changed is what is then done and changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

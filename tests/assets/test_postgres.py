@@ -1,7 +1,5 @@
 """Dagster on a PostgreSQL that the test starts: queued runs, a pool that limits steps, events."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pwd

@@ -1,7 +1,5 @@
 """What the sensors and the schedule ask for, by real ticks."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

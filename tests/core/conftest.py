@@ -1,7 +1,5 @@
 """Fixtures of the quality tests: a tiny backbone, shards of two sources, a rubric."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What tests of labels, heads, calibration and grading share: small shards, fakes, a grading."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

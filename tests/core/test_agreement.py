@@ -1,7 +1,5 @@
 """Two paths to one result agree: command and asset, preview and work, labels and grades."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

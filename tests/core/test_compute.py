@@ -1,7 +1,5 @@
 """Results come in the order of the items, however long each takes; lost workers are an error."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

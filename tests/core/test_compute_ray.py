@@ -1,7 +1,5 @@
 """A Ray cluster of three nodes on this machine: same results in the same order, whatever dies."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -1,7 +1,5 @@
 """Numbers of tokens, and the configurations that come with the project."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Document ids and the MD5 rules are bit-exact and cannot lead out of the data root."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files on disk: commits are whole or not there, logs are cut where they tore, digests hold."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """The Python interface of the data-pipeline document: its own snippets run, and mean the same."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kill a forced prep at each of its steps: the whole old version is there, or the whole new one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

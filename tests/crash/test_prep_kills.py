@@ -1,7 +1,5 @@
 """Kill prep anywhere; the next run goes on there and gives the bytes of an undisturbed one."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 Shapes of heads are (query heads, key heads, head_dim); `like` has the device and the type.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Every kernel against plain torch on a GPU, at the shapes of gpt-oss-20b and gpt-oss-120b."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Whole models on a GPU: goldens of transformers, generation with graphs, one pass sanitized."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Shard trees and a reference stream, made without the package under test."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -1,7 +1,5 @@
 """What tests of the loader share: opening one, and reading it to its end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

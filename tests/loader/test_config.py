@@ -1,7 +1,5 @@
 """What a run may set: which keys, in which files and objects, and the plan that they make."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import make_dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The model is plain Python: it knows a source's own order, shares steps among wei
 remainder, and imports nothing of the loader but what a user calls.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Sources that a run lists itself, their phases, and what is wrong in its settings."""
 
-from __future__ import annotations
-
 import sys
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The example trainers, run as a user runs them, also where numpy is all there is."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The stream that a loader reads, against its replay; what it is asked for and what it refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, reject, settings

@@ -1,7 +1,5 @@
 """Every policy with every packing, shuffle, phase and stop rule: resumed, traced back, ended."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

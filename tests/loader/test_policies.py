@@ -4,8 +4,6 @@ The definitions draw one sequence after another, from integers of Python alone: 
 positions, no cached nodes. Leaves of an arrangement are made small so that its halving is seen.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows as they are copied: windows of files, the memory of batches, and reading ahead."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Addresses, and plans and shards behind them in stores of fsspec, HTTP and S3 on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The stream through torch's data classes: order, states, passes over valid, and lengths."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The valid split as evaluation reads it: pass after pass, over any number of ranks."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -5,8 +5,6 @@ compare the labels; linear CKA (Kornblith et al. 2019) and the overlap of neares
 the spaces without clusters, whatever their widths. Costs two fits and one product of samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -5,8 +5,6 @@ data, so every figure comes with its percent of the ceiling, and every order sta
 source order and a shuffle. Costs a few sorts per order: a second for a million documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -66,7 +64,7 @@ def measure(
     """All metrics of an order; None where there is no token.
 
     `order`, int `[N]`, is the document at each position; the other arrays are in source order.
-    Raises CurationError: as `cut_windows`.
+    Raises CurationError as `cut_windows` does.
     """
     clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):

@@ -6,8 +6,6 @@ document longer than a window fills windows of its own there, and its rest opens
 Costs one pass and one sort over (window, topic) pairs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

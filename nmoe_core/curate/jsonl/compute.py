@@ -5,8 +5,6 @@ cache is written here. Costs one pass to scan and one to embed new texts; memory
 and 48 bytes per record. Input, checkpoint and settings are checked before any work.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ its number before anything is written, or set aside on request: it is never drop
 is a record like any other. Lines are copied byte for byte, without their line end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os

@@ -5,8 +5,6 @@ labels, order, clusters, pictures. A run after a kill embeds again only the last
 `stats_only` no file is written. `*_meta.json` has every key of the published tool, and our own.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any

@@ -6,8 +6,6 @@ checks them, are pure and deterministic, and break ties by the lower document nu
 `epoch` turn an order into another one as good, in independent directions, so that no epoch repeats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

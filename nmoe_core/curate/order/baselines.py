@@ -1,7 +1,5 @@
 """Source order, shuffle and published orders, which the others are measured against."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from typing import Unpack
 

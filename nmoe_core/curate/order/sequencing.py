@@ -1,7 +1,5 @@
 """The order of filled windows: every stretch of the epoch alike, and errors of length cancelled."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -5,8 +5,6 @@ own; the orders differ in how a topic's documents are ranked before. A few sorts
 at most 64 bytes of memory per document beside the input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TypedDict, Unpack
 

@@ -4,8 +4,6 @@ It is written only when every curated shard was made from the parent shard that 
 left untouched when its content would be the same.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -5,8 +5,6 @@ before it end. Before anything is curated that is known from decisions and lengt
 training has begun, from the curated shards that it reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -4,8 +4,6 @@ Both are in document order and both must describe exactly the shard's documents:
 the shard's content hash, quality rows to each document id. A difference is refused by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest

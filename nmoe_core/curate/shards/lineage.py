@@ -5,8 +5,6 @@ the topic, and every number of the quality row: score, decision, probe. The file
 the shard and its checksum is in the manifest's `source_info`. Verification follows it back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from typing import Any

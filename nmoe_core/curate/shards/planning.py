@@ -4,8 +4,6 @@
 hold more topics. With many documents per window that is `window_fill`; with few, `golden`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 so many shards share one copy, and neither reads a document when its fingerprints are unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 

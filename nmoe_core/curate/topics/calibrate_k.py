@@ -6,8 +6,6 @@ window) and whose silhouette is at least 70 % of the peak among k >= 10. The cos
 one sample are computed once and shared: a k then costs its fit and one pass over them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -7,8 +7,6 @@ clusters are fitted again under the next version number. The projection (PCA) is
 Clusters are named by the words most typical of each, of a bounded sample of records.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

@@ -4,8 +4,6 @@ The fit streams mini-batches on one thread, so the same rows and seed give the s
 time and memory do not grow with the rows. Labels do not depend on block size, threads or BLAS.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import dataclass

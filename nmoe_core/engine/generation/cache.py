@@ -12,8 +12,6 @@ last, unfilled one. A free page is given out lowest first, so that a lone sequen
 one piece.
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ there, and they are read on the host while it runs: a stop id is noticed one pas
 that pass made of the sequence is thrown away. On a CPU they are read at once.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

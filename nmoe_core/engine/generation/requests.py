@@ -1,7 +1,5 @@
 """What a generator is asked for, and what it gives back."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass

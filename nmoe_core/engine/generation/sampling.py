@@ -6,8 +6,6 @@ draw is one uniform number that a counter-based generator gives for (seed, posit
 in any batch, after an eviction, and in any process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

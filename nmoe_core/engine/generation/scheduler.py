@@ -7,8 +7,6 @@ arrival. When pages run out, kept beginnings are dropped first; then the younges
 to the queue and is computed again. The oldest always ends, and so all do.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import insort
 from collections import deque

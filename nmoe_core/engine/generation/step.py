@@ -6,8 +6,6 @@ per pass, not once per block. With `batch_invariant` every chunk takes the secon
 are filled up to the shape that documents have: a token's bits depend on its sequence alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

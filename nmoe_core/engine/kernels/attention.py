@@ -10,8 +10,6 @@ depend on a sequence's own length alone, so its result is the same bits in any b
 layer's pages form a ring: position p lies in table column (p / page_size) mod width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ differ from the plain path by rounding alone. The experts are five kinds of laun
 to the host; they take k rows of intermediate size and k float32 rows of hidden size per token.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

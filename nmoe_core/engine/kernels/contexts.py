@@ -5,8 +5,6 @@ single tokens, which decoding makes, writes keys and values straight into their 
 chunks keep a contiguous copy beside it, which they attend to after what the cache holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

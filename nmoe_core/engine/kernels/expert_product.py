@@ -11,8 +11,6 @@ first projection) or weighs the rows and puts them back in token order (the seco
 shifted into bfloat16 bits and multiplied by their group's scale, which is exact. Sums are float32.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ graph per batch size and length bucket (which fixes the number of splits), captu
 first met; all share one pool of memory. Without a CUDA device the same code runs unrecorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

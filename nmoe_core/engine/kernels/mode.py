@@ -6,8 +6,6 @@ through `dot`, conversions through `widen` and `round_to`. Scores of attention a
 the hardware has exp2, and exp is that and a product.
 """
 
-from __future__ import annotations
-
 import os
 
 import triton

@@ -6,8 +6,6 @@ their block. No size but T reaches the host, so a CUDA graph can hold it all. Ti
 expert; of equal logits the lower expert wins.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ leave it; mean and scaling are float32 (Zhang and Sennrich, arXiv 1910.07467). R
 neighbouring pairs of a head (see `rope.pair_halves`) in float32.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

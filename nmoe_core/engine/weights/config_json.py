@@ -5,8 +5,6 @@ the engine does not compute is refused by name: a default that differs from what
 trained with would give plausible wrong numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

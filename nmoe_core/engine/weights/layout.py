@@ -6,8 +6,6 @@ gate and up interleave (gate even, up odd), and MXFP4 experts are a tensor of bl
 scales.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

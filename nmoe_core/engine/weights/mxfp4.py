@@ -6,8 +6,6 @@ for NaN. Decoding is exact in float32 and in bfloat16, except that 2^128 and abo
 infinity. Expert stacks are decoded at load or, with the same results, whenever they are used.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Literal
 

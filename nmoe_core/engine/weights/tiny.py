@@ -6,8 +6,6 @@ damped so that the residual after the last block still tells tokens apart and he
 it. With the published vocabulary: 53 MB, about two seconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator

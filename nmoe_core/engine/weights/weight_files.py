@@ -5,8 +5,6 @@ mappings are given up after every 8 MB. A tensor is a view of its mapping, to be
 next one is read; single experts are read by their place in the stack. Pickles are refused.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

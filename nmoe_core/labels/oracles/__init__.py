@@ -1,7 +1,5 @@
 """The oracles behind one protocol, made from the `[oracle]` table of a run or of a command."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ would take most of that. httptools (the parser of Node.js) reads the responses. 
 redirects, cookies or proxies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import select
 import ssl

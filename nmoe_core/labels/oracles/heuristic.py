@@ -8,8 +8,6 @@ know whether a statement is true, and its word list is English. Cost: a third of
 document.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ Shuffling the words of a text changes six statistics: `overlap`, `repetition`, `
 `nesting`, `depth`, `compression`.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import zlib

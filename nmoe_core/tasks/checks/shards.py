@@ -1,7 +1,5 @@
 """Checks of token shards, topics, curated shards, their manifests and the loader plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

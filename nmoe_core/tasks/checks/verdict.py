@@ -1,7 +1,5 @@
 """What a check says, and how much it matters when it fails."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Scores of documents of one latent quality, and calibrations of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

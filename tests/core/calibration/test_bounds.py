@@ -1,7 +1,5 @@
 """Bounds that a user asks for hold on documents that were not there, or are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The summary: what it says is true of new documents, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

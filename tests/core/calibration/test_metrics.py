@@ -1,7 +1,5 @@
 """Figures that are written out, against the libraries; and what is undefined, on any input."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The commands of the diversity-ordering document, end to end on a small file."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

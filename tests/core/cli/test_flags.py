@@ -1,7 +1,5 @@
 """A flag, `--set` and a line of the TOML are three spellings of one key; none is ignored."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`nmoe generate`: every prompt once, in order, after any kill, and never two makings in a file."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The heads' verbs as the runbook calls them: no run configuration, no Dagster; and the scripts."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

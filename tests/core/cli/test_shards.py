@@ -1,7 +1,5 @@
 """`verify`, `info`, `inspect` and `regenerate-index` on shards that prep made."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Corpora for the tests of curation: written, and with topics and grades."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

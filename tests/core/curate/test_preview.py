@@ -1,7 +1,5 @@
 """Settings that make an order stale; `nmoe plan` names exactly the shards then written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Curated shards whose documents come and go: old ones keep their order, consumed ones a place."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

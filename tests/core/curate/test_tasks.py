@@ -1,7 +1,5 @@
 """Curation of a run from its configuration: settings, command, pictures, checks, and a regrade."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Shapes, generators, prompts and twins that the engine's tests share."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Checkpoints for the engine's tests: written by the tests themselves, tiny, seeded."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

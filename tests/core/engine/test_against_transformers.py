@@ -5,8 +5,6 @@ rotary scaling and how it is written) and weights, writes it in one layout with 
 experts over one or several files, and writes the Hugging Face twin that transformers can read.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

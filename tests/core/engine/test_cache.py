@@ -1,7 +1,5 @@
 """The paged cache: what a sequence's pages hold, who shares them, and that none is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

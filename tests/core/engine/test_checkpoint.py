@@ -1,7 +1,5 @@
 """Checkpoints on disk: where they are found, both layouts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

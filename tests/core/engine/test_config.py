@@ -1,7 +1,5 @@
 """ModelConfig: both published forms, and every refusal by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

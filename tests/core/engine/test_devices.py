@@ -1,7 +1,5 @@
 """Where a model is loaded, and shards of the items: a process each, results in order."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

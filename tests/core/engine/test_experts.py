@@ -1,7 +1,5 @@
 """Experts: MXFP4 exactly, the mixture against its definition, and what it may not depend on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -4,8 +4,6 @@ A fault is an edit of the source text. It is applied to a copy of the packages, 
 interpreter runs the golden tests on tiny4; without an edit they pass there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

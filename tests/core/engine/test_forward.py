@@ -1,7 +1,5 @@
 """The forward pass: padding, batches, windows, stopping early and going on, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 import re

@@ -1,7 +1,5 @@
 """Generation gives what the forward pass gives: in any batch, any chunks, any pages, any order."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from pathlib import Path

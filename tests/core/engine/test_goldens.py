@@ -4,8 +4,6 @@ See tests/golden/engine/README.md. Of deliberate faults (test_faults.py) the gat
 moves the logits least, by 3e-4: a tolerance above that would not see it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What the engine imports, and that its page and its benchmark run as they are written."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

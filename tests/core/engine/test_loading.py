@@ -1,7 +1,5 @@
 """Loading: what is costly to read is read once while it is unchanged, and memory stays low."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The generator's calls: the loop, where a sequence ends, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

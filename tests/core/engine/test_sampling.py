@@ -1,7 +1,5 @@
 """Sampling against a brute-force twin, and that a draw is a function of seed and position."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

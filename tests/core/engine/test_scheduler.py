@@ -1,7 +1,5 @@
 """Which sequences run: pressure, fairness, cancelling, shared beginnings; nothing is left."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """The tiny checkpoint: the same bytes always, whole or absent, and of use to a head."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Exports read back by readers written from the formats' descriptions, against the shards."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

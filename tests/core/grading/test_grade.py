@@ -1,7 +1,5 @@
 """Rows, decisions, summaries, what is refused, and what a kill leaves."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Grades and calibrations are believed as they were committed, or refused in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """Scores of equal texts are taken over, and what is dear to open is opened once per process."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Damaged files of heads and checkpoints: one clear error, or success."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What is called held out was not trained on, and shares are those of the corpus."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Both trainings: what they learn, what they refuse, what a kill leaves, what they report."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Slices and labels of one small tree, made with the fakes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

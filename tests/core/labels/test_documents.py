@@ -1,7 +1,5 @@
 """Documents of JSON lines, labelled without shards."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Labels, noise and slices that were changed after they were written are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

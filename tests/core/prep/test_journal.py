@@ -1,7 +1,5 @@
 """The next run goes on with a pass that ended early, unless what it left cannot be trusted."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Peak memory of prep, measured in processes of its own: it follows neither input nor document."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

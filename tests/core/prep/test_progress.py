@@ -1,7 +1,5 @@
 """Progress says how far a pass is, how fast, and how long it will take."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

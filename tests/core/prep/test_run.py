@@ -1,7 +1,5 @@
 """Prep writes the published formats, the same bytes every time, and nothing when it must not."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Normalisation is idempotent and does exactly what its name says."""
 
-from __future__ import annotations
-
 import unicodedata
 from unittest.mock import patch
 

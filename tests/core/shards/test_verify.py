@@ -1,7 +1,5 @@
 """`verify` finds every kind of damage: each bit that flips, each file that is gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

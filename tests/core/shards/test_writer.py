@@ -1,7 +1,5 @@
 """Batches and documents give the same files, which another writer can take up at any state."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

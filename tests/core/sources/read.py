@@ -1,7 +1,5 @@
 """Sources in tests: opened from a table, and read to their end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parquet and Arrow: the rows of the file in its order, whatever its layout, or one error."""
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 from pathlib import Path

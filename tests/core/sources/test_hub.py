@@ -1,7 +1,5 @@
 """Datasets: the rows of the split asked for, the commit recorded, and one kind of error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """JSON lines: what counts as a text and an id, the same for any cut, in bounded memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

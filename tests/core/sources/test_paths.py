@@ -1,7 +1,5 @@
 """Text files: one file, one name, one document, wherever the tree lies and whatever it holds."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path

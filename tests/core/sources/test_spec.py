@@ -1,7 +1,5 @@
 """Source tables: splits mean what they mean to `datasets`; a key of another kind is refused."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from typing import Any

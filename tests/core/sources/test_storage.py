@@ -1,7 +1,5 @@
 """Files in a store: found, named, sized, opened and told apart like files on this machine."""
 
-from __future__ import annotations
-
 import builtins
 import gzip
 import sys

@@ -5,8 +5,6 @@ the same ones; `CONTENT_DIGESTS` names what must come out. The two differ from t
 at 18 and 24, three files) and in vocabulary (the published one, with its special ids).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

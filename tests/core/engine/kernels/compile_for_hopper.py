@@ -6,8 +6,6 @@ by test_compiles.py in a process of its own, since the interpreter and the compi
 other.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

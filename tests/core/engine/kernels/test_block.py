@@ -1,7 +1,5 @@
 """Whole models on kernels against the plain path, interpreted; and which devices get them."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The compiler for the H200 takes every kernel: what the interpreter cannot know."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

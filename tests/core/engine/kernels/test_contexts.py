@@ -1,7 +1,5 @@
 """Passes over a cache on kernels, block by block, against the plain pass: values and cache."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -4,8 +4,6 @@ Triton and CUDA take the current device. Stand-ins note which one is current whe
 launched, a step is recorded or an event is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

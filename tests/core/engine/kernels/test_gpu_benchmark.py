@@ -1,7 +1,5 @@
 """The benchmark for a GPU runs from end to end on a tiny shape, so that no slip waits for a GPU."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every kernel against plain torch, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

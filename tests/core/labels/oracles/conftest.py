@@ -1,7 +1,5 @@
 """A judge's server and a tiny checkpoint for each test that asks for one; pauses are short."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

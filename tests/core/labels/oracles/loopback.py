@@ -1,7 +1,5 @@
 """A server on loopback that talks to each client as a test tells it to."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """A chat-completions server on loopback that answers, or misbehaves, as a test tells it to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
