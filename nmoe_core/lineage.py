@@ -57,7 +57,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
     start, end = file.spans[document].tolist()
     doc_id = DocId(paths.source, file.rel, start, end)
     ingest_id, text_sha256 = file.ids()[document]
-    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer)
     facts: Facts = {
         "doc_id": str(doc_id),
         "source": paths.source,

@@ -12,7 +12,7 @@ from benchmarks.prep.corpus import write_corpus
 from benchmarks.prep.measure import ours, raw
 
 Row = tuple[str, str, Callable[[], float], Callable[[], float]]
-ENGINES = ("tiktoken", "quicktok", "gigatoken")
+ENGINES = ("reference", "quicktok", "gigatoken")
 SMALL_BYTES = 24_000_000
 
 

@@ -21,6 +21,7 @@ from loader.files.shard import IndexReader, unreadable
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
+DTYPES = ("uint32", "uint16")
 MAX_MANIFEST_BYTES = 512 * 2**20
 
 
@@ -122,8 +123,8 @@ def load_manifest(path: str | Path) -> Manifest:
     texts = {k: _take(path, value, k, str) for k in ("dataset", "version", "tokenizer", "dtype")}
     keys = ("vocab_size", "eos_token_id", "total_tokens", "total_documents", "num_shards")
     counts = {k: _take(path, value, k, int) for k in keys}
-    if texts["dtype"] != "uint32":
-        raise _manifest_error(path, f"dtype {texts['dtype']}", "uint32")
+    if texts["dtype"] not in DTYPES:
+        raise _manifest_error(path, f"dtype {texts['dtype']}", " or ".join(DTYPES))
     eos, vocab_size = counts["eos_token_id"], counts["vocab_size"]
     if eos >= vocab_size:
         raise _manifest_error(path, f"eos_token_id {eos}", f"below {vocab_size}")

@@ -32,10 +32,24 @@ class IndexHeader(NamedTuple):
     reserved: int
 
 
-def read_npy_header(path: Path) -> tuple[int, int]:
-    """Check a shard's header against its file; return (number of tokens, byte offset of the data).
-    Raises FormatError where it is missing (E-SHARD-MISSING), not NPY v1.0 `<u4` 1-D in C order
-    (E-SHARD-FORMAT), or shorter or longer than the header says (E-SHARD-TRUNCATED)."""
+class NpyHeader(NamedTuple):
+    """What the header of a `.npy` file says."""
+
+    num_tokens: int
+    offset_bytes: int
+    """Where the tokens start."""
+    integers: np.dtype
+    """`<u4` or `<u2`."""
+
+
+def read_npy_header(path: Path, dtype: str | None = None) -> NpyHeader:
+    """Check a shard's header against its file, and against the `dtype` of its manifest.
+
+    Raises:
+        FormatError: Missing (E-SHARD-MISSING), not NPY v1.0 `<u4` or `<u2` 1-D in C order
+            or not of the manifest's integers (E-SHARD-FORMAT), or shorter or longer than the header
+            says (E-SHARD-TRUNCATED).
+    """
     try:
         size_bytes = path.stat().st_size
         with open(path, "rb") as file:
@@ -48,21 +62,23 @@ def read_npy_header(path: Path) -> tuple[int, int]:
             header = file.read(header_bytes)
     except OSError as error:
         raise unreadable(path, error, "E-SHARD-MISSING") from None
-    num_tokens = _parse_npy_header(path, header, header_bytes)
+    num_tokens, integers = _parse_npy_header(path, header, header_bytes)
+    if dtype is not None and integers != np.dtype(dtype):
+        raise _shard_format(path, f"integers {integers}", f"{dtype}, as its manifest says")
     offset = len(head) + header_bytes
-    if size_bytes != offset + 4 * num_tokens:
+    if size_bytes != offset + integers.itemsize * num_tokens:
         raise FormatError(
             "shard size does not match its header",
             where=path,
             found=f"{size_bytes} bytes",
-            expected=f"{offset + 4 * num_tokens}",
+            expected=f"{offset + integers.itemsize * num_tokens}",
             do="run prep for this shard again, or restore the file",
             code="E-SHARD-TRUNCATED",
         )
-    return num_tokens, offset
+    return NpyHeader(num_tokens, offset, integers)
 
 
-def _parse_npy_header(path: Path, header: bytes, header_bytes: int) -> int:
+def _parse_npy_header(path: Path, header: bytes, header_bytes: int) -> tuple[int, np.dtype]:
     if len(header) != header_bytes:
         raise _shard_format(path, f"{len(header)} header bytes", str(header_bytes))
     try:
@@ -75,10 +91,10 @@ def _parse_npy_header(path: Path, header: bytes, header_bytes: int) -> int:
     one_dim = isinstance(shape, tuple) and len(shape) == 1
     if not one_dim or type(shape[0]) is not int or not 0 <= shape[0] < 2**48:
         raise _shard_format(path, f"shape {shape!r}", "one dimension")
-    if fields["descr"] != "<u4" or fields["fortran_order"] is not False:
+    if fields["descr"] not in ("<u4", "<u2") or fields["fortran_order"] is not False:
         found = f"descr {fields['descr']!r}, fortran_order {fields['fortran_order']!r}"
-        raise _shard_format(path, found, "descr '<u4' in C order")
-    return shape[0]
+        raise _shard_format(path, found, "descr '<u4' or '<u2' in C order")
+    return shape[0], np.dtype(fields["descr"])
 
 
 def _shard_format(path: Path, found: str, expected: str) -> FormatError:
@@ -96,12 +112,12 @@ def unreadable(path: Path, error: OSError, code: str) -> FormatError:
     return FormatError(what, where=path, found=reason, do=do, code=code)
 
 
-def open_shard(path: Path) -> np.ndarray:
-    """Map a shard read-only: uint32 `[num_tokens]`. Raises as `read_npy_header` does."""
-    num_tokens, offset = read_npy_header(path)
+def open_shard(path: Path, dtype: str | None = None) -> np.ndarray:
+    """Map a shard read-only: uint32 or uint16 `[num_tokens]`. Raises as `read_npy_header` does."""
+    num_tokens, offset, integers = read_npy_header(path, dtype)
     if num_tokens == 0:
-        return np.empty(0, np.uint32)
-    mapped = np.memmap(path, np.dtype("<u4"), "r", offset, (num_tokens,))
+        return np.empty(0, integers)
+    mapped = np.memmap(path, integers, "r", offset, (num_tokens,))
     # A plain view: slicing np.memmap builds a subclass object each time, which costs as much as
     # copying a window of 2,048 tokens.
     return np.asarray(mapped)

@@ -26,6 +26,7 @@ class _File(NamedTuple):
     path: str
     offset_bytes: int
     num_tokens: int
+    integers: np.dtype
     size_bytes: int
     modified_ns: int
 
@@ -50,8 +51,8 @@ class TokenFiles:
         self.source_starts = np.array([0, *accumulate(totals)], np.int64)
 
     def tokens(self, file: int) -> np.ndarray:
-        """All tokens of a file: uint32 `[num_tokens]`, mapped read-only. Raises FormatError where
-        it is not the one that was checked (E-SHARD-CHANGED)."""
+        """All tokens of a file: uint32 or uint16 `[num_tokens]`, mapped read-only. Raises
+        FormatError where it is not the one that was checked (E-SHARD-CHANGED)."""
         found = self._mapped.pop(file, None)
         if found is None:
             found = _map(self._files[file])
@@ -114,7 +115,7 @@ def past_end(position: int, width: int) -> PlanError:
 
 def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
     path = manifest.path.parent / entry.path  # checked to be inside when the manifest was read
-    num_tokens, offset_bytes = read_npy_header(path)
+    num_tokens, offset_bytes, integers = read_npy_header(path, manifest.dtype)
     if num_tokens != entry.num_tokens:
         raise FormatError(
             "shard is not as long as its manifest says",
@@ -125,12 +126,13 @@ def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
             code="E-SHARD-TRUNCATED",
         )
     status = os.stat(path)
-    return _File(str(path), offset_bytes, num_tokens, status.st_size, status.st_mtime_ns)
+    size_bytes, modified_ns = status.st_size, status.st_mtime_ns
+    return _File(str(path), offset_bytes, num_tokens, integers, size_bytes, modified_ns)
 
 
 def _map(file: _File) -> np.ndarray:
     if not file.num_tokens:
-        return np.empty(0, np.uint32)
+        return np.empty(0, file.integers)
     try:
         with open(file.path, "rb", buffering=0) as opened:
             status = os.fstat(opened.fileno())
@@ -142,7 +144,7 @@ def _map(file: _File) -> np.ndarray:
         raise _changed(file, "no file") from None
     # A plain array over the map: slicing np.memmap builds a subclass object each time, which costs
     # as much as copying a window of 2,048 tokens.
-    return np.frombuffer(mapped, np.dtype("<u4"), file.num_tokens, file.offset_bytes)
+    return np.frombuffer(mapped, file.integers, file.num_tokens, file.offset_bytes)
 
 
 def _changed(file: _File, found: str) -> FormatError:

@@ -217,14 +217,15 @@ def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanErr
 
 
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
-    entries = []
+    entries, dtype = [], None
     for path in sorted(directory.rglob("*.npy")):
         relative = path.relative_to(directory)
         # What is hidden may be half made.
         if path.is_file() and not any(part.startswith(".") for part in relative.parts):
-            num_tokens, _ = read_npy_header(resolve_inside(directory, relative.as_posix()))
-            entries.append(ShardEntry(relative.as_posix(), "", num_tokens, 0, ""))
-    if not entries:
+            header = read_npy_header(resolve_inside(directory, relative.as_posix()), dtype)
+            dtype = header.integers.name  # that of the first is that of all
+            entries.append(ShardEntry(relative.as_posix(), "", header.num_tokens, 0, ""))
+    if dtype is None:
         raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
     known = [own if own is not None else d for own, d in zip(vocabulary, DEFAULT_VOCABULARY)]
     tokenizer, vocab_size, eos_token_id = known
@@ -235,7 +236,7 @@ def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
         tokenizer=str(tokenizer),
         vocab_size=int(vocab_size or 0),
         eos_token_id=int(eos_token_id or 0),
-        dtype="uint32",
+        dtype=dtype,
         total_tokens=sum(entry.num_tokens for entry in entries),
         total_documents=0,
         num_shards=len(entries),

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from loader.errors import ConfigError, FormatError, PlanError
 from loader.files.addresses import (
     STORE_CODE,
@@ -170,7 +172,7 @@ def _fetch_shards(directory: str, manifest: Manifest) -> None:
 
 
 def _fetch_shard(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
-    least = 4 * entry.num_tokens
+    least = np.dtype(manifest.dtype).itemsize * entry.num_tokens
     sizes = range(least, least + _MAX_HEADER_BYTES)
     path = manifest.shard_path(entry)
     _fetch_file(join(directory, entry.path), path, sizes, entry.checksum, "E-SHARD")

@@ -91,8 +91,10 @@ class PlanSettings(StreamSettings):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the sources must have."""
-        return Vocabulary(self.tokenizer, self.vocab_size, self.eos_token_id)
+        """The vocabulary that the sources must have. A tokenizer that is named by its file has
+        another name in manifests, whose fingerprints then must agree."""
+        is_file = "/" in (name := self.tokenizer or "") or name.endswith((".json", ".model"))
+        return Vocabulary(None if is_file else self.tokenizer, self.vocab_size, self.eos_token_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

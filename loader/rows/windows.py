@@ -127,5 +127,7 @@ class WindowReader:
                 if len(own) == 1:
                     part[own[0]] = tokens[offset + shift : offset + shift + width]
                 else:
-                    shape, strides = (len(own), width), (4 * self._stride, 4)
-                    part[own] = np.ndarray(shape, "<u4", tokens, 4 * (offset + shift), strides)
+                    size, integers = tokens.itemsize, tokens.dtype
+                    shape, strides = (len(own), width), (size * self._stride, size)
+                    start = size * (offset + shift)
+                    part[own] = np.ndarray(shape, integers, tokens, start, strides)

@@ -5,8 +5,39 @@ They stand here because the configuration lies below those rooms and must not im
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 DEFAULT_TOKENIZER = "o200k_harmony"
 DEFAULT_TOKENS_PER_SHARD = 500_000_000
+TOKENIZER_FILES = "tokenizer.json", "tokenizer.model"
 ExpertChoice = Literal["auto", "decoded", "packed"]
+Dtype = Literal["auto", "uint32", "uint16"]
+Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
+
+
+class TokenizerSettings(NamedTuple):
+    """Which tokenizer, which of its tokens stand at the ends of a document, and how it is run."""
+
+    name: str = DEFAULT_TOKENIZER
+    """An encoding of tiktoken; or a `tokenizer.json`, a SentencePiece `.model`, the directory of
+    one of them, or its repository on the hub."""
+    engine: Engine = "auto"
+    eos_token: str | int = "auto"
+    """The token that ends each document, by name or id; `auto`: the tokenizer's own."""
+    bos_token: str | int = "none"
+    """The token that starts each document; `auto`: the tokenizer's own; `none`: there is none."""
+    needs_eos: bool = True
+    """Whether one that names no EOS is refused; a model reads text without."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the name is that of a file, a directory or a repository, and no encoding's."""
+        path, is_named_so = Path(self.name), "/" in self.name or Path(self.name).is_file()
+        is_named_so = is_named_so or path.suffix in (".json", ".model")
+        return is_named_so or any((path / file).is_file() for file in TOKENIZER_FILES)
+
+    @property
+    def encoding(self) -> str:
+        """The name of an encoding. A file has its content for a name, which fingerprints hold."""
+        return "file" if self.is_file else self.name

@@ -23,7 +23,7 @@ _LOADER_HELP = {
     "mixture_toml": "Mixture of sources.",
     "flow_profiles_toml": "Profiles of the flows.",
     "flow_mode": "Flow: which mixtures are trained on, and on how many tokens.",
-    "tokenizer": "Name of a tiktoken encoding.",
+    "tokenizer": "A tiktoken encoding, a tokenizer.json or .model, its directory, or a hub id.",
     "vocab_size": "Refused unless it is the tokenizer's.",
     "eos_token_id": "Refused unless it is the tokenizer's.",
 }

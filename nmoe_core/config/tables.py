@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from loader.files.addresses import local_path
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD, Dtype, Engine
 from nmoe_core.base.strict import StrictModel
 
 _MAX_TOKENS = 10**15
@@ -60,8 +60,14 @@ class PrepTable(StrictModel):
     """Training tokens to prepare, such as 100M; `flow`: as many as the flow trains on; or `all`."""
     workers: int = Field(default=1, ge=1, le=4096)
     """Processes; the bytes do not depend on it."""
-    engine: Literal["quicktok", "tiktoken", "gigatoken"] = "quicktok"
+    engine: Engine = "auto"
     """Tokenizer library; the ids are the same, the speed is not."""
+    eos_token: str | int = "auto"
+    """Token that ends each document, by name or id; `auto`: the tokenizer's own."""
+    bos_token: str | int = "none"
+    """Token that starts each document; `auto`: the tokenizer's own; `none`: there is none."""
+    dtype: Dtype = "uint32"
+    """Integers of shard files; `auto`: uint16 where every id fits."""
     version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_.]+$")
     """Version that manifests and shard files are named by."""
 

@@ -72,7 +72,7 @@ def _documents(files: Iterator[ShardFile]) -> Iterator[bytes]:
 
 
 def _windows(files: Iterator[ShardFile], seq_len: int) -> Iterator[bytes]:
-    rest = np.empty(0, np.uint32)
+    rest = np.empty(0, np.uint16)
     for file in files:
         at = 0
         if len(rest):
@@ -91,7 +91,7 @@ def _array(tokens: np.ndarray) -> bytes:
     # The smallest of uint8, uint16, uint32 that holds the length.
     log2_bytes = 0 if len(tokens) < 2**8 else 1 if len(tokens) < 2**16 else 2
     head = bytes([1 << 2 | log2_bytes]) + len(tokens).to_bytes(1 << log2_bytes, "little")
-    return head + tokens.tobytes()
+    return head + tokens.astype("<u4", copy=False).tobytes()
 
 
 def _sample(*columns: bytes) -> bytes:

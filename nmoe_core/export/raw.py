@@ -1,17 +1,17 @@
 """Raw tokens and a table beside them, for Megatron-LM and OLMo-core.
 
 Megatron-LM and its kin (NeMo, Megatron-DeepSpeed, Fast-LLM) read `{name}.bin` and `{name}.idx`.
-`.bin` is all tokens as int32, whose bytes are those of the shards. `.idx` is `MMIDIDX\\0\\0`, then
-little-endian: uint64 version 1, uint8 type 4 (int32), uint64 number of sequences, uint64 number of
-document bounds, int32 length of each sequence, int64 byte offset of each, int64 bounds of documents
-in sequences (`megatron.core.datasets.indexed_dataset`). A document is one sequence. Give the path
-without its ending as `--data-path`.
+`.bin` is all tokens as int32 or uint16, whose bytes are those of the shards. `.idx` is
+`MMIDIDX\\0\\0`, then little-endian: uint64 version 1, uint8 type (4 is int32, 8 is uint16), uint64
+number of sequences, uint64 number of document bounds, int32 length of each sequence, int64 byte
+offset of each, int64 bounds of documents in sequences (`megatron.core.datasets.indexed_dataset`). A
+document is one sequence. Give the path without its ending as `--data-path`.
 
 OLMo-core reads `{name}-NNNNN.npy` of raw tokens and `{name}-NNNNN.csv.gz` of documents. The `.npy`
-is no NPY file: it is the uint32 tokens alone, as `numpy.memmap` writes them, which is what
+is no NPY file: it is the tokens alone, as `numpy.memmap` writes them, which is what
 OLMo-core and Dolma mean by the name. The table has one row per document: start and end in tokens,
 end exclusive, then its id, its file and its number there. Each shard file makes one file here. Give
-the `.npy` paths as `paths` of a `NumpyFSLDataset` with `dtype=uint32`.
+the `.npy` paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that `export.json` names.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ import numpy as np
 from nmoe_core.base.atomic import atomic_file, write_bytes
 from nmoe_core.shards.documents import ShardFile
 
-_MAGIC, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
+_MAGIC, _VERSION, _TYPES = b"MMIDIDX\x00\x00", 1, {4: 4, 2: 8}  # type by bytes of a token
 
 
 def write_megatron(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
     """Write both files; yields their paths as they are whole."""
     data, index = output / f"{name}.bin", output / f"{name}.idx"
-    found = [np.empty(0, np.int64)]
+    found, size = [np.empty(0, np.int64)], 4
     with atomic_file(data) as stream:
         for file in files:
             stream.write(file.tokens.data)
             found.append(file.lengths())
+            size = file.tokens.itemsize
     yield data
     lengths = np.concatenate(found)
     offsets, bounds = np.cumsum(lengths) - lengths, np.arange(len(lengths) + 1)
-    counts = struct.pack("<QBQQ", _VERSION, _INT32, len(lengths), len(bounds))
-    columns = lengths.astype("<i4"), 4 * offsets.astype("<i8"), bounds.astype("<i8")
+    counts = struct.pack("<QBQQ", _VERSION, _TYPES[size], len(lengths), len(bounds))
+    columns = lengths.astype("<i4"), size * offsets.astype("<i8"), bounds.astype("<i8")
     write_bytes(index, b"".join([_MAGIC, counts, *(column.tobytes() for column in columns)]))
     yield index
 

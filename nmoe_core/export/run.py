@@ -89,6 +89,7 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
                 "num_documents": manifest.total_documents,
                 "num_tokens": manifest.total_tokens,
                 "eos_token_id": manifest.eos_token_id,
+                "dtype": manifest.dtype,
                 "files": files,
                 "fingerprints": made_from,
             }

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from loader.files.format import MANIFEST_NAME
 from nmoe_core.base.errors import NmoeError
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.settings import PrepSettings
@@ -28,7 +29,7 @@ from nmoe_core.sources.open import open_reader, split_rows
 from nmoe_core.sources.records import BadRecord, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.text.normalise import normalize_batch
-from nmoe_core.text.tokenizer import Engine, load_tokenizer
+from nmoe_core.text.tokenizer import load_tokenizer
 
 # 4 bytes per token; index, lineage and manifests add about a twentieth at 600 tokens per document.
 _DISK_BYTES_PER_TOKEN = 4.25
@@ -72,7 +73,7 @@ def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
     try:
         reader = open_reader(spec, run.base, split)
         if spec.kind == "huggingface":
-            rate = _measured_rate(settings.tokenizer, settings.engine)
+            rate = _measured_rate(settings.chosen)
         else:
             sample = _sample_source(reader, settings)
             size_bytes, rate = reader.size_bytes() or 0, sample.rate
@@ -104,7 +105,7 @@ def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
 
 def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
     """Read and tokenise up to about 1 MB of a source's first block; one core, a second or less."""
-    tokenizer = load_tokenizer(settings.tokenizer, settings.engine)
+    tokenizer = load_tokenizer(settings.chosen)
     started = time.perf_counter()
     texts: list[str] = []
     num_records = num_chars = num_bytes = 0
@@ -127,11 +128,11 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
 
 
 @functools.cache
-def _measured_rate(tokenizer_name: str, engine: Engine) -> float:
+def _measured_rate(chosen: TokenizerSettings) -> float:
     """Tokens a second on one core, on text that every machine has: this program's own language."""
     files = (argparse, difflib, inspect, typing)
     texts = [Path(str(file.__file__)).read_text(encoding="utf-8") for file in files]
-    tokenizer = load_tokenizer(tokenizer_name, engine)
+    tokenizer = load_tokenizer(chosen)
     started = time.perf_counter()
     num_tokens = len(tokenizer.encode_batch(normalize_batch(texts)[0]).ids)
     return num_tokens / max(time.perf_counter() - started, _MIN_SECONDS)

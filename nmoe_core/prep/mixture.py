@@ -96,11 +96,15 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     """Settings of prep for one split of a source; the token budget is for training only."""
     prep, config = run.config.prep, run.config
     is_train = split == "train"
-    shared = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "engine")
+    shared = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "dtype")
+    tokenizer = run.tokenizer
     return PrepSettings(
         **{key: getattr(prep, key) for key in shared},
         name=source.name,
-        tokenizer=run.tokenizer,
+        tokenizer=tokenizer.name,
+        engine=tokenizer.engine,
+        eos_token=tokenizer.eos_token,
+        bos_token=tokenizer.bos_token,
         num_shards=prep.num_shards if is_train else prep.num_valid_shards,
         max_tokens=source.max_tokens if is_train else None,
         on_error=source.spec.on_error,

@@ -214,7 +214,7 @@ class Pass:
     def _write(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records to their shards."""
         columns, ids = block.columns, memoryview(block.ids)
-        tokens = np.frombuffer(block.tokens, "<u4")
+        tokens = np.frombuffer(block.tokens, self.plan.fmt.integers)
         stored = np.flatnonzero(columns.id_bytes)
         stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
         num_tokens, id_bytes = columns.num_tokens[stored], columns.id_bytes[stored]

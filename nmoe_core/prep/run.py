@@ -34,7 +34,13 @@ from nmoe_core.prep.existing import (
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.one_pass import Pass, PassPlan
 from nmoe_core.prep.progress import Progress
-from nmoe_core.prep.settings import PREP_CODE, PrepReport, PrepSettings, shard_format
+from nmoe_core.prep.settings import (
+    PREP_CODE,
+    PrepReport,
+    PrepSettings,
+    format_fingerprints,
+    shard_format,
+)
 from nmoe_core.prep.tokenize import open_tokenizer
 from nmoe_core.shards.manifest import (
     ShardFormat,
@@ -89,8 +95,8 @@ def prep_shards(
         fingerprints = {
             "source": revision.result(),
             "settings": sha256_json(settings.identity()),
-            "tokenizer": fmt.tokenizer_fingerprint,
             "code": PREP_CODE,
+            **format_fingerprints(settings, fmt),
         }
     asked = sorted(set(range(settings.num_shards) if buckets is None else buckets))
     if strange := set(asked) - set(range(settings.num_shards)):

@@ -9,13 +9,20 @@ from typing import Any
 
 from loader.plan.settings import Vocabulary
 from nmoe_core.base.errors import ConfigError, TokenizerError
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.base.settings import (
+    DEFAULT_TOKENIZER,
+    DEFAULT_TOKENS_PER_SHARD,
+    Dtype,
+    Engine,
+    TokenizerSettings,
+)
 from nmoe_core.compute.api import HERE
 from nmoe_core.config.tables import ComputeTable
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.sources.records import OnError
 from nmoe_core.text.normalise import NORMALIZER
-from nmoe_core.text.tokenizer import Engine, load_tokenizer
+from nmoe_core.text.tokenizer import load_tokenizer
 
 PREP_CODE = "prep/1"
 _OWN = Vocabulary()  # the tokenizer's
@@ -57,8 +64,14 @@ class PrepSettings:
     vocab_size: int | None = None
     """Refused unless it is the tokenizer's; so is `eos_token_id`."""
     eos_token_id: int | None = None
-    engine: Engine = "quicktok"
+    engine: Engine = "auto"
     """Same ids, other speed."""
+    eos_token: str | int = "auto"
+    """Token that ends each document, by name or id; `auto`: the tokenizer's own."""
+    bos_token: str | int = "none"
+    """Token that starts each document; `auto`: the tokenizer's own; `none`: there is none."""
+    dtype: Dtype = "uint32"
+    """Integers of shard files; `auto`: uint16 where every id fits."""
     vocabulary: Vocabulary = _OWN
     """What manifests say in place of the tokenizer's own name, size and EOS."""
     compute: ComputeTable = HERE
@@ -72,7 +85,13 @@ class PrepSettings:
     def identity(self) -> dict[str, Any]:
         """What reaches the bytes: settings, normaliser, Unicode tables."""
         versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
-        return {key: getattr(self, key) for key in _IN_THE_BYTES} | versions
+        values = {key: getattr(self, key) for key in _IN_THE_BYTES}
+        return values | versions | {"tokenizer": self.chosen.encoding}
+
+    @property
+    def chosen(self) -> TokenizerSettings:
+        """Its tokenizer."""
+        return TokenizerSettings(self.tokenizer, self.engine, self.eos_token, self.bos_token)
 
 
 @dataclass(slots=True)
@@ -98,10 +117,10 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
 
     Raises:
         TokenizerError: The configured vocabulary size or EOS id is not the tokenizer's
-            (E-TOKENIZER-DRIFT).
+            (E-TOKENIZER-DRIFT), or its ids do not fit the integers that are asked for
+            (E-TOKENIZER-DTYPE).
     """
-    own = settings.vocabulary
-    tokenizer = load_tokenizer(settings.tokenizer, settings.engine, own.eos_token_id)
+    own, tokenizer = settings.vocabulary, load_tokenizer(settings.chosen)
     for name in ("vocab_size", "eos_token_id"):
         asked, actual = getattr(settings, name), getattr(tokenizer, name)
         if asked is not None and asked != actual:
@@ -119,6 +138,16 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
             expected=f"at least {tokenizer.vocab_size}",
             code="E-TOKENIZER-DRIFT",
         )
+    fits = tokenizer.vocab_size <= 2**16
+    if settings.dtype == "uint16" and not fits:
+        raise TokenizerError(
+            "the ids of this tokenizer do not fit uint16",
+            where=tokenizer.name,
+            found=f"{tokenizer.vocab_size} ids",
+            expected=f"at most {2**16}",
+            do='set prep.dtype = "auto" or "uint32"',
+            code="E-TOKENIZER-DTYPE",
+        )
     return ShardFormat(
         dataset=settings.name,
         version=settings.version,
@@ -126,4 +155,18 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
         vocab_size=vocab_size,
         eos_token_id=tokenizer.eos_token_id,
         tokenizer_fingerprint=tokenizer.fingerprint,
+        bos_token_id=tokenizer.bos_token_id,
+        dtype="uint16" if fits and settings.dtype != "uint32" else "uint32",
     )
+
+
+def format_fingerprints(settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
+    """What decides the ids of a text; only the tokenizer for those of an encoding."""
+    found = {"tokenizer": fmt.tokenizer_fingerprint}
+    if settings.chosen.is_file or settings.eos_token != "auto":
+        found["eos_token_id"] = str(fmt.eos_token_id)
+    if fmt.bos_token_id is not None:
+        found["bos_token_id"] = str(fmt.bos_token_id)
+    if fmt.dtype != "uint32":
+        found["dtype"] = fmt.dtype
+    return found

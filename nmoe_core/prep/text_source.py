@@ -27,7 +27,6 @@ from nmoe_core.sources.open import open_source
 from nmoe_core.sources.records import Split
 from nmoe_core.sources.spec import SourceKind, SourceSpec
 from nmoe_core.sources.storage import COMPRESSED
-from nmoe_core.text.tokenizer import Engine
 
 _KINDS: dict[str, SourceKind] = {
     **dict.fromkeys((".jsonl", ".json"), "jsonl"),
@@ -84,11 +83,10 @@ def _make(target: Path, splits: dict[str, Split], settings: PrepSettings) -> Non
 
 def _settings(name: str, run: RunSettings) -> PrepSettings:
     tokenizer = str(run.tokenizer_path or run.tokenizer)
-    engine: Engine = "quicktok" if tokenizer.startswith(("o200k", "cl100k_base")) else "tiktoken"
     return PrepSettings(
         name=name,
         tokenizer=tokenizer,
-        engine=engine,
+        eos_token="auto" if run.eos_token_id is None else run.eos_token_id,
         num_shards=1,  # so that documents stay in order
         tokens_per_shard=_SHARD_TOKENS,
         min_doc_tokens=1,

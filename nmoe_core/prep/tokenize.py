@@ -18,7 +18,7 @@ import numpy as np
 
 from nmoe_core.base.docid import bucket_of
 from nmoe_core.base.errors import FormatError
-from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.shard_file import id_line
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
 from nmoe_core.text.normalise import normalize_batch
@@ -40,7 +40,7 @@ class Columns:
     buckets: np.ndarray
     """int32: shard, -1 for a record that could not be read."""
     num_tokens: np.ndarray
-    """int64: tokens with the EOS; 0 unless kept or truncated."""
+    """int64: tokens with BOS and EOS; 0 unless kept or truncated."""
     id_bytes: np.ndarray
     """int64: bytes of its line of ids; 0 unless it is stored here."""
     are_replaced: np.ndarray
@@ -56,7 +56,7 @@ class TokenizedBlock:
     size_bytes: int
     columns: Columns
     tokens: bytes
-    """`<u4`: ids of the stored documents with their EOS, by shard, in order in each."""
+    """Ids of the stored documents with their BOS and EOS, by shard, in order in each."""
     ids: bytes
     """Their lines of ids in the same order."""
     num_tokenized: int
@@ -65,7 +65,7 @@ class TokenizedBlock:
 
 
 class _Stored(NamedTuple):
-    """A document for one of the asked-for shards: its ids without EOS, its line of ids."""
+    """A document for one of the asked-for shards: its ids without BOS and EOS, its line of ids."""
 
     bucket: int
     tokens: np.ndarray
@@ -82,15 +82,16 @@ class BlockTokenizer(NamedTuple):
     """Shards that are made."""
     count_all: bool
     """Whether a token budget needs the lengths of documents of other shards."""
+    integers: np.dtype
+    """Of the tokens in shard files."""
 
 
 def open_tokenizer(
     settings: PrepSettings, rows: Rows, buckets: frozenset[int], count_all: bool
 ) -> BlockTokenizer:
     """Load the tokenizer of a worker."""
-    eos_token_id = settings.vocabulary.eos_token_id
-    tokenizer = load_tokenizer(settings.tokenizer, settings.engine, eos_token_id)
-    return BlockTokenizer(tokenizer, settings, rows, buckets, count_all)
+    tokenizer, integers = load_tokenizer(settings.chosen), shard_format(settings).integers
+    return BlockTokenizer(tokenizer, settings, rows, buckets, count_all, integers)
 
 
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
@@ -119,7 +120,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     while chosen:
         batch = _take_batch(chosen)
         num_text_bytes += _tokenize(worker, batch, columns, stored)
-    tokens, ids = _by_shard(worker.tokenizer, stored)
+    tokens, ids = _by_shard(worker, stored)
     return TokenizedBlock(
         start=start,
         end=end,
@@ -133,12 +134,15 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     )
 
 
-def _by_shard(tokenizer: Tokenizer, stored: list[_Stored]) -> tuple[bytes, bytes]:
-    """Tokens with EOS, and lines of ids, of the documents of each shard in turn."""
+def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[bytes, bytes]:
+    """Tokens with BOS and EOS, and lines of ids, of the documents of each shard in turn."""
     stored.sort(key=attrgetter("bucket"))  # keeps the order of equal ones
-    eos = np.array([tokenizer.eos_token_id], "<u4").tobytes()
-    payload = b"".join(piece for document in stored for piece in (document.tokens.data, eos))
-    tokens = np.frombuffer(payload, "<u4")
+    tokenizer, integers = worker.tokenizer, worker.integers
+    eos = np.array([tokenizer.eos_token_id], integers).tobytes()
+    has_bos = tokenizer.bos_token_id is not None
+    bos = np.array([tokenizer.bos_token_id], integers).tobytes() if has_bos else b""
+    payload = b"".join(part for document in stored for part in (bos, document.tokens.data, eos))
+    tokens = np.frombuffer(payload, integers)
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
     if num_eos != len(stored) or (num_eos and int(tokens.max()) >= tokenizer.vocab_size):
@@ -186,23 +190,23 @@ def _tokenize(
     ]
     batch.clear()
     num_bytes = sum(map(len, encoded))
-    del encoded
     tokenizer = worker.tokenizer
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
         ids = tokenizer.encode_long(texts[0], most + 1)
         bounds = [0, len(ids)]
     else:
-        ids, offsets = tokenizer.encode_batch(texts)
+        ids, offsets = tokenizer.encode_batch(texts, encoded)
         bounds = offsets.tolist()
-    ids = ids.astype("<u4", copy=False)
+    ids = ids.astype(worker.integers, copy=False)
+    num_ends = 1 if tokenizer.bos_token_id is None else 2
     for (i, ingest_id, digest, has_text), (start, stop) in zip(documents, pairwise(bounds)):
         if not has_text or stop - start < least:
             columns.outcomes[i] = FILTERED if has_text else EMPTY
             continue
         if stop - start > most:
             columns.outcomes[i], stop = TRUNCATED, start + most
-        columns.num_tokens[i] = stop - start + 1
+        columns.num_tokens[i] = stop - start + num_ends
         bucket = int(columns.buckets[i])
         if bucket in worker.buckets:
             line = id_line(ingest_id, digest)

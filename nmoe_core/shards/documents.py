@@ -31,7 +31,7 @@ class ShardFile:
     rel: str
     """POSIX path relative to the data root."""
     tokens: np.ndarray
-    """uint32 `[num_tokens]`, mapped read-only."""
+    """uint32 or uint16 `[num_tokens]`, mapped read-only."""
     spans: np.ndarray
     """int64 `[num_documents, 2]`: start and end of each document, its EOS inside."""
     ids_path: Path | None
@@ -58,7 +58,7 @@ class ShardFile:
         return ids
 
     def documents(self) -> Iterator[tuple[str, np.ndarray, tuple[str, str]]]:
-        """Document id, tokens with EOS, and `ids` of each document, in index order."""
+        """Document id, tokens with BOS and EOS, and `ids` of each document, in index order."""
         for doc_id, span, ids in zip(self.doc_ids(), self.spans.tolist(), self.ids()):
             yield doc_id, self.tokens[slice(*span)], ids
 
@@ -83,7 +83,7 @@ def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
 def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardFile:
     """Open one file of a manifest; raises as `shard_files` does."""
     npy = manifest.shard_path(entry)
-    tokens = open_shard(npy)
+    tokens = open_shard(npy, manifest.dtype)
     if len(tokens) != entry.num_tokens:
         raise FormatError(
             "shard is not what the manifest says",
@@ -150,7 +150,7 @@ class DocumentReader:
         self._open: tuple[str, np.ndarray] | None = None
 
     def tokens(self, doc_id: str | DocId, eos_token_id: int | None = None) -> np.ndarray:
-        """Token ids of a document: uint32 `[length]`, a view of the mapped shard.
+        """Token ids of a document: uint32 `[length]`, a view where the shard has them so.
 
         A span must end with `eos_token_id`, where it is given, which is then left out.
 
@@ -171,7 +171,7 @@ class DocumentReader:
                 code="E-DOCID",
             )
         if eos_token_id is None:
-            return shard[parsed.start : parsed.end]
+            return shard[parsed.start : parsed.end].astype(np.uint32, copy=False)
         if shard[parsed.end - 1] != eos_token_id:
             raise FormatError(
                 "document does not end with the EOS token",
@@ -180,7 +180,7 @@ class DocumentReader:
                 expected=eos_token_id,
                 code="E-DOCID",
             )
-        return shard[parsed.start : parsed.end - 1]
+        return shard[parsed.start : parsed.end - 1].astype(np.uint32, copy=False)
 
 
 class Decoder(Protocol):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from loader.files.format import MANIFEST_NAME, SCHEMA_VERSION, Manifest, ShardEntry, load_manifest
 from loader.files.sealed import sealed
 from loader.files.shard import INDEX_HEADER, read_npy_header
@@ -35,6 +37,15 @@ class ShardFormat:
     vocab_size: int
     eos_token_id: int
     tokenizer_fingerprint: str
+    bos_token_id: int | None = None
+    """What starts each document; None where its text does."""
+    dtype: str = "uint32"
+    """Integers of the shard files: `uint32` or `uint16`."""
+
+    @property
+    def integers(self) -> np.dtype:
+        """Of the tokens in a file."""
+        return np.dtype(self.dtype).newbyteorder("<")
 
 
 def build_manifest(
@@ -50,7 +61,7 @@ def build_manifest(
         "tokenizer": fmt.tokenizer,
         "vocab_size": fmt.vocab_size,
         "eos_token_id": fmt.eos_token_id,
-        "dtype": "uint32",
+        "dtype": fmt.dtype,
         "created_at": created_at(),
         "total_tokens": sum(entry["num_tokens"] for entry in entries),
         "total_documents": sum(entry["num_documents"] for entry in entries),
@@ -62,6 +73,8 @@ def build_manifest(
         "tokenizer_fingerprint": fmt.tokenizer_fingerprint,
         "fingerprints": fingerprints,
     }
+    if fmt.bos_token_id is not None:
+        manifest["bos_token_id"] = fmt.bos_token_id
     return sealed(manifest)
 
 
@@ -136,7 +149,7 @@ def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
 def _is_whole(manifest: Manifest, entry: ShardEntry) -> bool:
     index, ids = manifest.index_path(entry), entry.extra.get("ids_path")
     return (
-        read_npy_header(manifest.shard_path(entry))[0] == entry.num_tokens
+        read_npy_header(manifest.shard_path(entry), manifest.dtype).num_tokens == entry.num_tokens
         and index.is_file()
         and index.stat().st_size == INDEX_HEADER.size + 16 * entry.num_documents
         and (ids is None or (manifest.path.parent / ids).is_file())

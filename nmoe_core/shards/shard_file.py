@@ -24,11 +24,12 @@ NPY_HEADER_BYTES = 128
 # Tools that look for `*.npy` in a tree must not find one that is being written.
 _PART = ".part"
 FileState = tuple[int, int, int]
+_U4 = np.dtype("<u4")
 
 
-def npy_header(num_tokens: int) -> bytes:
-    """NPY v1.0 header of a 1-D `<u4` array; always 128 bytes, the same as numpy writes."""
-    text = f"{{'descr': '<u4', 'fortran_order': False, 'shape': ({num_tokens},), }}"
+def npy_header(num_tokens: int, integers: np.dtype = _U4) -> bytes:
+    """NPY v1.0 header of a 1-D array; always 128 bytes, the same as numpy writes."""
+    text = f"{{'descr': '{integers.str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
     body = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
 
@@ -54,11 +55,14 @@ class OpenShardFile:
         FormatError: A file is shorter than `state` says (E-PREP-JOURNAL).
     """
 
-    def __init__(self, directory: Path, stem: str, state: FileState = (0, 0, 0)) -> None:
+    def __init__(
+        self, directory: Path, stem: str, state: FileState = (0, 0, 0), integers: np.dtype = _U4
+    ) -> None:
+        self.integers = integers
         self.npy = directory / f"{stem}.npy"
         self.num_tokens, self.num_documents, self.ids_bytes = state
         sizes = (
-            NPY_HEADER_BYTES + 4 * self.num_tokens,
+            NPY_HEADER_BYTES + integers.itemsize * self.num_tokens,
             INDEX_HEADER.size + 16 * self.num_documents,
             self.ids_bytes,
         )
@@ -106,7 +110,7 @@ class OpenShardFile:
 
     def finish(self) -> None:
         for file, header in (
-            (self._tokens, npy_header(self.num_tokens)),
+            (self._tokens, npy_header(self.num_tokens, self.integers)),
             (self._index, index_header(self.num_documents)),
         ):
             failpoint("write")

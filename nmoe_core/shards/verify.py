@@ -113,7 +113,7 @@ def _mixed(part: Manifest, key: str, found: object, expected: object) -> FormatE
 
 def _structure(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:
     try:
-        num_tokens, _ = read_npy_header(manifest.shard_path(entry))
+        num_tokens = read_npy_header(manifest.shard_path(entry), manifest.dtype).num_tokens
         if num_tokens != entry.num_tokens:
             yield _differs("index", manifest.shard_path(entry), num_tokens, entry.num_tokens)
         index = IndexReader(manifest.index_path(entry))

@@ -76,7 +76,7 @@ class ShardWriter:
             raise self._refuse(ingest_id, f"token {tokens.max()}", f"below {self.fmt.vocab_size}")
         if np.any(tokens == eos):
             raise self._refuse(ingest_id, "an EOS token inside the text", "none")
-        row = np.empty(len(tokens) + 1, "<u4")
+        row = np.empty(len(tokens) + 1, self.fmt.integers)
         row[:-1] = tokens
         row[-1] = eos
         line = id_line(ingest_id, text_sha256)
@@ -92,7 +92,7 @@ class ShardWriter:
         """Append documents that are whole already: checked ids, each with its EOS.
 
         Args:
-            tokens: `<u4` `[ids of all documents]`, contiguous.
+            tokens: `[ids of all documents]`, contiguous, in the integers of the format.
             num_tokens: int64 `[documents]`.
             ids: Their lines of the `.ids.jsonl` file.
             id_bytes: int64 `[documents]`: bytes of each line.
@@ -174,7 +174,7 @@ class ShardWriter:
 
     def _next_file(self, state: FileState = (0, 0, 0)) -> OpenShardFile:
         stem = f"{self.fmt.dataset}-{self.fmt.version}-shard-{len(self._full):06d}"
-        return OpenShardFile(self._staged, stem, state)
+        return OpenShardFile(self._staged, stem, state, self.fmt.integers)
 
     def _take_up(self, state: Sequence[FileState]) -> None:
         for file_state in state:

@@ -118,7 +118,7 @@ def _sample(
     from nmoe_core.curate.topics.assign import sampled_documents
     from nmoe_core.curate.topics.embed import embed_documents
 
-    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer)
     manifests = [load_manifest(run.tree.manifest(name)) for name in sorted(sources)]
     blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
     lengths, texts = [np.empty(0, np.int64)], []

@@ -47,7 +47,7 @@ def label_slices(
             raise ConfigError("no such slice", found=key, expected=f"{known[0]} to {known[-1]}")
     tree, table = run.tree, run.config.oracle
     combine_slices(tree, sources)
-    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer)
     oracles, outputs = oracles_of(run), {}
     for key in asked:
         split, _, number = key.rpartition("-")
@@ -233,7 +233,7 @@ def _corpus(run: Run) -> Corpus:
 
     data, max_ctx = run.tree.data, run.config.heads.max_ctx
     if run.has_file:
-        tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
+        tokenizer = load_tokenizer(run.tokenizer)
         return Corpus(data, tokenizer.eos_token_id, max_ctx)
     manifests = sorted(data.glob(f"*/train/{MANIFEST_NAME}"))
     found = sorted({load_manifest(path).eos_token_id for path in manifests})

@@ -145,7 +145,7 @@ def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
 
 
 def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
-    tokenizer = load_tokenizer(run.tokenizer, run.config.prep.engine)
+    tokenizer = load_tokenizer(run.tokenizer)
     reader = DocumentReader(run.tree.data)
     texts = []
     for doc_id in doc_ids:

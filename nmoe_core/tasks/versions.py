@@ -55,7 +55,7 @@ def labels(run: Run) -> str:
         asked["engine"] = table.engine.model_dump(mode="json", exclude=hidden["engine"])
     if table.kind == "http" and table.http is not None:
         asked["http"] = table.http.model_dump(mode="json", exclude=hidden["http"])
-    return _version(LABEL_CODE, [run.tokenizer, asked])
+    return _version(LABEL_CODE, [run.tokenizer.encoding, asked])
 
 
 def head(run: Run, kind: Literal["probe", "judge"]) -> str:

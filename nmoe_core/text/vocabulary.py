@@ -1,4 +1,4 @@
-"""The vocabularies of tiktoken's encodings, without a network where that can be; and the engines.
+"""The vocabularies of tiktoken's encodings, without a network where that can be.
 
 tiktoken fetches its vocabularies. quicktok carries two of them: where tiktoken's cache lacks one,
 it is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and kept in this
@@ -10,30 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from loader.files.addresses import local_path
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import TokenizerError
 
 CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
-Engine = Literal["quicktok", "tiktoken", "gigatoken"]
-
-
-class Encoded(NamedTuple):
-    """Ids of several texts: text i is `ids[offsets[i]:offsets[i + 1]]`."""
-
-    ids: np.ndarray
-    """uint32 `[sum of lengths]`."""
-    offsets: np.ndarray
-    """int64 `[texts + 1]`, from 0."""
-
-
-Encode = Callable[[Sequence[str]], Encoded]
 
 
 class Carried(NamedTuple):
@@ -57,7 +41,6 @@ CARRIED = {
         "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
     ),
 }
-O200K = CARRIED["o200k_base"]
 
 
 def cache_dir() -> Path:
@@ -137,70 +120,3 @@ def _rebuilt(name: str, carried: Carried) -> bytes:
             code="E-TOKENIZER-VOCABULARY",
         )
     return payload
-
-
-def _tiktoken_engine(name: str) -> Encode:
-    encoding = load_tiktoken(name)
-
-    def encode(texts: Sequence[str]) -> Encoded:
-        # The array form is faster than `encode_ordinary`, and equal where no special is allowed.
-        rows = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        return Encoded(np.concatenate([np.empty(0, np.uint32), *rows]), offsets)
-
-    return encode
-
-
-def _quicktok_engine(name: str) -> Encode:
-    import quicktok
-
-    try:
-        encoding = quicktok.get_encoding(name)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise _no_encoding("quicktok", name) from error
-
-    def encode(texts: Sequence[str]) -> Encoded:
-        # One thread: callers already run one process per core.
-        return Encoded(*encoding.encode_batch(list(texts), threads=1))
-
-    return encode
-
-
-def _gigatoken_engine(name: str) -> Encode:
-    if not name.startswith("o200k"):
-        raise _no_encoding("gigatoken", name)
-    try:
-        import gigatoken
-    except ImportError as error:
-        raise TokenizerError(
-            "engine gigatoken is not installed",
-            do="pip install 'nmoe-data[fast]', or use engine quicktok",
-            code="E-TOKENIZER-ENGINE",
-        ) from error
-    # Without special tokens, text that spells one is ordinary text, as in `encode_ordinary`.
-    encoding = gigatoken.Tokenizer.from_tiktoken(
-        ensure_vocabulary() / O200K.file, pretokenizer="o200k", special_tokens={}
-    )
-
-    def encode(texts: Sequence[str]) -> Encoded:
-        layout: Any = encoding.encode_batch(list(texts), parallel=False).layout
-        return Encoded(np.asarray(layout.content.data), np.asarray(layout.offsets.data))
-
-    return encode
-
-
-def _no_encoding(engine: str, name: str) -> TokenizerError:
-    return TokenizerError(
-        f"engine {engine} does not have this encoding",
-        found=name,
-        do='set [prep] engine = "tiktoken", or --engine tiktoken',
-        code="E-TOKENIZER-ENGINE",
-    )
-
-
-ENGINES: dict[Engine, Callable[[str], Encode]] = {
-    "tiktoken": _tiktoken_engine,
-    "quicktok": _quicktok_engine,
-    "gigatoken": _gigatoken_engine,
-}

@@ -192,7 +192,7 @@ def test_paths_that_leave_the_directory_are_refused(manifest, tmp_path, key, hos
     ("key", "value"),
     [
         *[("dataset", None), ("dataset", 5), ("version", ["v1"]), ("tokenizer", {})],
-        *[("dtype", "uint16"), *(("vocab_size", value) for value in ("1000", 1000.0, True))],
+        *[("dtype", "uint8"), *(("vocab_size", value) for value in ("1000", 1000.0, True))],
         *[("eos_token_id", -1), ("eos_token_id", 1000), ("total_tokens", 501), ("num_shards", 2)],
         *[("total_documents", 0), ("shards", {}), ("shards", [1]), ("shards", None)],
         *[("schema_version", 2), ("schema_version", "1")],

@@ -112,7 +112,7 @@ def embed_deep(
         batches = list(_batches(todo, np.minimum(counts, max_tokens), settings))
 
         def tokens(batch: np.ndarray) -> list[np.ndarray]:
-            encoded = tokenizer.encode_batch(list(records.texts(batch)))
+            encoded = tokenizer.rows(list(records.texts(batch)))
             return [ids[:max_tokens].astype(np.int64) for ids in encoded]
 
         free_devices = multiprocessing.get_context("spawn").SimpleQueue()

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from nmoe_core.base.errors import TokenizerError
-from nmoe_core.base.fingerprint import sha256_file, sha256_json
-from nmoe_core.base.settings import DEFAULT_TOKENIZER
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.files import JsonlInput
 from nmoe_core.curate.topics.embed import EmbeddingTable, pool, runs_within
-from nmoe_core.text.tokenizer import FileTokenizer, load_tokenizer
-from nmoe_core.text.vocabulary import Encoded
+from nmoe_core.text.models import model_tokenizer
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 BLOCK_BYTES = 2**23
 BLOCK_RECORDS = 16_384
-_HARMONY_ROWS = 201_088
 Progress = Callable[[str, int, int], None]
 # Records, their lengths in tokens without EOS, and their rows.
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -35,43 +35,33 @@ def silent(what: str, done: int, total: int) -> None:
     """No progress wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextTokenizer:
+class TextTokenizer(Protocol):
     """What embedding needs of a tokenizer; `fingerprint` is a digest of vocabulary and rules."""
 
     fingerprint: str
-    encode: Callable[[Sequence[str]], Encoded]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text: uint32 `[length]` each."""
-        encoded = self.encode(texts)
-        return np.split(encoded.ids, encoded.offsets[1:-1]) if texts else []
+    def rows(self, texts: Sequence[str]) -> list[np.ndarray]: ...
 
 
-def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> TextTokenizer:
-    """The tokenizer of a checkpoint: its `tokenizer.json`, or an encoding by name.
-
-    A checkpoint with neither is taken for gpt-oss if its table has that vocabulary's size.
+def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> Tokenizer:
+    """The tokenizer of a checkpoint (`model_tokenizer`), or the one of that name.
 
     `model_dir` may be the directory above its `original/`; `num_rows` is that of its table.
 
     Raises:
         TokenizerError: There is none (E-TOKENIZER-NAME), or it is broken (E-TOKENIZER-FILE).
     """
-    path = model_dir / "tokenizer.json"
-    if name is None and path.is_file():
-        no_eos = 0  # texts are embedded without one
-        return TextTokenizer(sha256_file(path), FileTokenizer(str(path), no_eos).encode_batch)
-    if name is None and num_rows != _HARMONY_ROWS:
+    if name is not None:
+        return load_tokenizer(TokenizerSettings(name, needs_eos=False))
+    if (found := model_tokenizer(model_dir, num_rows)) is None:
         raise TokenizerError(
             "the checkpoint has no tokenizer",
             where=model_dir,
             found=f"no tokenizer.json, {num_rows} rows of embeddings",
-            do="put its tokenizer.json there, or name an encoding with --tokenizer",
+            do="put its tokenizer.json there, or name a tokenizer with --tokenizer",
             code="E-TOKENIZER-NAME",
         )
-    tokenizer = load_tokenizer(name or DEFAULT_TOKENIZER)
-    return TextTokenizer(tokenizer.fingerprint, tokenizer.encode_batch)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +100,7 @@ def embed_records(
         sizes = np.diff(records.spans[missing], axis=1).ravel()
         for run in runs_within(sizes, BLOCK_BYTES, BLOCK_RECORDS):
             block = missing[run]
-            texts = tokenizer.encode_batch(list(records.texts(block)))
+            texts = tokenizer.rows(list(records.texts(block)))
             tokens = np.array([len(text) for text in texts], np.int64)
             empty = np.empty((len(texts), 0), np.float32)
             yield block, tokens, empty if table is None else pool(texts, table.rows)

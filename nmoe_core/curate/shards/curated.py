@@ -155,6 +155,8 @@ def shard_format(manifest: Manifest) -> ShardFormat:
         vocab_size=manifest.vocab_size,
         eos_token_id=manifest.eos_token_id,
         tokenizer_fingerprint=manifest.extra.get("tokenizer_fingerprint", ""),
+        bos_token_id=manifest.extra.get("bos_token_id"),
+        dtype=manifest.dtype,
     )
 
 

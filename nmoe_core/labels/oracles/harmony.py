@@ -19,7 +19,7 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult
 from nmoe_core.labels.scores import read_scores
 from nmoe_core.text.tokenizer import load_tokenizer
-from nmoe_core.text.vocabulary import O200K, cache_dir, ensure_vocabulary
+from nmoe_core.text.vocabulary import CARRIED, cache_dir, ensure_vocabulary
 
 if TYPE_CHECKING:
     from openai_harmony import HarmonyEncoding
@@ -60,7 +60,8 @@ def encoding() -> HarmonyEncoding:
     if "TIKTOKEN_ENCODINGS_BASE" not in os.environ:
         directory = cache_dir() / "harmony"
         if not (directory / _RANKS_NAME).is_file():
-            write_bytes(directory / _RANKS_NAME, (ensure_vocabulary() / O200K.file).read_bytes())
+            ranks = ensure_vocabulary() / CARRIED["o200k_base"].file
+            write_bytes(directory / _RANKS_NAME, ranks.read_bytes())
         os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(directory)
     name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
     try:

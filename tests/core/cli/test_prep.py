@@ -250,7 +250,7 @@ def test_flags_of_a_mixture_stand_in_for_the_configuration(project: Path) -> Non
     command = [*MIX, "--mixture", "other/mixture.toml", "--flow-profiles", "other/flows.toml"]
     command += ["--flow", "tiny", "--data-root", "d"]
     command += ["--num-shards", "3", "--workers", "1", "--splits", "train", "--stage", "pretrain"]
-    command += ["--tokenizer", "o200k_harmony", "--vocab-size", "201088", "--engine", "tiktoken"]
+    command += ["--tokenizer", "o200k_harmony", "--vocab-size", "201088", "--engine", "reference"]
     assert main([*command, "--eos-token-id", "199999", "--parallel"]) == 0
     manifest = load_manifest("d/memos/train/manifest.json")
     assert 300 <= manifest.total_tokens < 340

@@ -51,7 +51,7 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def encode_batch(self, texts) -> list[np.ndarray]:
+    def rows(self, texts) -> list[np.ndarray]:
         self.texts += texts
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
 

@@ -12,7 +12,10 @@ import tiktoken_ext.openai_public
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.text.tokenizer import load_tokenizer, safe_pieces
+from nmoe_core.base.settings import Engine, TokenizerSettings
+from nmoe_core.text.long_text import safe_pieces
+from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.vocabulary import load_tiktoken
 
 _SOURCE = inspect.getsource(tiktoken_ext.openai_public)
 _ALPHABET = (
@@ -30,7 +33,7 @@ def _patterns() -> list[str]:
     module = tiktoken_ext.openai_public
     found = [v for k, v in vars(module).items() if k.endswith("pat_str") and isinstance(v, str)]
     found += [eval(text) for text in re.findall(r'"pat_str": (r"""[^"]*""")', _SOURCE)]
-    return [*found, load_tokenizer()._reference._pat_str]
+    return [*found, load_tiktoken("o200k_harmony")._pat_str]
 
 
 @pytest.mark.parametrize("pattern", _patterns())
@@ -48,16 +51,16 @@ def test_no_match_of_a_split_pattern_spans_a_cut(pattern: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("engine", ["quicktok", "tiktoken", "gigatoken"])
+@pytest.mark.parametrize("engine", ["quicktok", "reference", "gigatoken"])
 def test_a_long_text_has_the_first_ids_of_the_whole(
-    engine: str, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine == "gigatoken":
         pytest.importorskip("gigatoken")
-    tokenizer = load_tokenizer(engine=engine)
+    tokenizer = load_tokenizer(TokenizerSettings(engine=engine))
     text = "The shard's tokens, counted: 123 東京、大阪。 don't\n\n" * 400 + "x" * 5000
     whole = tokenizer.encode_batch([text]).ids
-    monkeypatch.setattr("nmoe_core.text.tokenizer.safe_pieces", lambda text: safe_pieces(text, 100))
+    monkeypatch.setattr("nmoe_core.text.tokenizer.PIECE_CHARS", 100)
     np.testing.assert_array_equal(tokenizer.encode_long(text, 10**9), whole)
     np.testing.assert_array_equal(tokenizer.encode_long(text, 777), whole[:777])
 

@@ -1,0 +1,168 @@
+"""Fast engines for the tokenizers of another library: gigatoken, then quicktok.
+
+An engine takes UTF-8 and gives ids. What it refuses, or what is known to make it differ, is refused
+here with the reason; that it is exact on the rest is for `proof` to show. Their packages use names
+of text for special tokens, so those are taken out, or `is_split_on` names them: a text that spells
+one of them is for the reference then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from nmoe_core.text.files import JsonReference, PieceReference
+from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, joined
+from nmoe_core.text.vocabulary import CARRIED, ensure_vocabulary
+
+PACKAGES = {"gigatoken": "gigatoken", "quicktok": "quicktok-v1"}  # in the order of their speed
+_BLANK = "\u2581"  # how SentencePiece writes a blank, which a text may spell too
+EncodeBytes = Callable[[Sequence[bytes]], Encoded]
+
+
+class Fast(NamedTuple):
+    """An engine that is loaded."""
+
+    encode: EncodeBytes
+    is_split_on: tuple[str, ...] = ()
+    """Spellings that it takes for special tokens."""
+
+
+class Unfit(Exception):
+    """The engine cannot be used for a tokenizer, and why."""
+
+
+def engine_version(name: str) -> str:
+    """Of an engine's package.
+
+    Raises:
+        Unfit: It is not installed.
+    """
+    try:
+        return version(PACKAGES[name])
+    except PackageNotFoundError:
+        extra = {"gigatoken": "fast"}.get(name)
+        package = f"'nmoe-data[{extra}]'" if extra else PACKAGES[name]
+        raise Unfit(f"{name} is not installed (pip install {package})") from None
+
+
+def load_engine(name: str, reference: Reference) -> Fast:
+    """An engine for a tokenizer.
+
+    Raises:
+        Unfit: It is not installed, or does not have this tokenizer.
+    """
+    engine_version(name)
+    with panics_as_unfit(name):
+        return {"gigatoken": _gigatoken, "quicktok": _quicktok}[name](reference)
+
+
+@contextlib.contextmanager
+def panics_as_unfit(name: str) -> Iterator[None]:
+    """Whatever an engine raises, a panic of Rust too, makes it unfit."""
+    try:
+        yield
+    except Unfit:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"
+        if not is_panic and not isinstance(error, Exception):
+            raise
+        raise Unfit(f"{name}: {' '.join(str(error).split())[:200]}") from error
+
+
+def _gigatoken(reference: Reference) -> Fast:
+    import gigatoken
+
+    split_on: tuple[str, ...] = ()
+    match reference:
+        case TiktokenReference():
+            base = "o200k_base" if reference.name.startswith("o200k") else reference.name
+            if base not in CARRIED:
+                raise Unfit(f"gigatoken does not have {base}")
+            # Without special tokens, text that spells one is ordinary text.
+            encoding = gigatoken.Tokenizer.from_tiktoken(
+                ensure_vocabulary(base) / CARRIED[base].file,
+                pretokenizer=base.removesuffix("_base"),
+                special_tokens={},
+            )
+        case JsonReference():
+            if any(token.get("single_word") for token in reference.data.get("added_tokens") or []):
+                raise Unfit("gigatoken does not know single_word")
+            encoding = gigatoken.Tokenizer.from_json(_without_specials(reference))
+        case PieceReference():
+            encoding = gigatoken.Tokenizer.from_sentencepiece(reference.data)
+            split_on = (*reference.specials, _BLANK)
+        case _:
+            raise Unfit("gigatoken has no such tokenizer")
+    row = encoding.encode
+
+    def encode(payloads: Sequence[bytes]) -> Encoded:
+        # One by one is as fast as `encode_batch`, whose arrays cost an import of .35 s.
+        return joined([row(payload) for payload in payloads])
+
+    return Fast(encode, split_on)
+
+
+def _quicktok(reference: Reference) -> Fast:
+    import quicktok
+
+    match reference:
+        case TiktokenReference():
+            base = "o200k_base" if reference.name.startswith("o200k") else reference.name
+            if base not in CARRIED:
+                raise Unfit(f"quicktok does not have {base}")
+            encoding = quicktok.get_encoding(reference.name)
+        case JsonReference():
+            _refuse_other_merges(reference)
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory) / "tokenizer.json"
+                path.write_bytes(_without_specials(reference))
+                with contextlib.redirect_stdout(io.StringIO()):
+                    quicktok.import_tokenizer(str(path), "imported", directory)
+                encoding = quicktok.Tokenizer("imported", directory)
+        case _:
+            raise Unfit("quicktok has no such tokenizer")
+
+    def encode(payloads: Sequence[bytes]) -> Encoded:
+        # One thread: callers already run one process per core.
+        return Encoded(*encoding.encode_batch(list(payloads), threads=1))
+
+    return Fast(encode)
+
+
+def _without_specials(reference: JsonReference) -> bytes:
+    added = reference.data.get("added_tokens") or []
+    return orjson.dumps(
+        reference.data | {"added_tokens": [token for token in added if not token.get("special")]}
+    )
+
+
+def _refuse_other_merges(reference: JsonReference) -> None:
+    """quicktok merges the pair that makes the token of the lowest id. That is what the merges say
+    where every longer token is made by one, in the order of ids, from tokens before it."""
+    model = reference.data["model"]
+    odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    if model.get("type") != "BPE" or reference.added or any(model.get(key) for key in odd):
+        raise Unfit("quicktok has no such tokenizer")
+    ids, last, made = model["vocab"], -1, set()
+    for merge in model["merges"]:
+        left, right = merge
+        token = ids[left + right]
+        if token < last or max(ids[left], ids[right]) >= token:
+            raise Unfit("its merges are not in the order of its ids, which quicktok goes by")
+        last = token
+        made.add(token)
+    if any(
+        len(token) > 1 and id_ not in made
+        for token, id_ in ids.items()
+        if token not in reference.specials
+    ):
+        raise Unfit("some of its tokens are made by no merge, which quicktok would make")

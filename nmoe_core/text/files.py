@@ -1,0 +1,230 @@
+"""Tokenizers that are files: `tokenizer.json` and SentencePiece models, here or on the hub.
+
+Text that spells a special token is ordinary text. The fingerprint covers what decides the ids of a
+text: of a `tokenizer.json` its normaliser, splitting, model and added tokens in canonical JSON, of
+a SentencePiece model its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.settings import TOKENIZER_FILES
+from nmoe_core.text.reference import Kind, Reference, unreadable
+
+BESIDE = ("tokenizer_config.json", "generation_config.json")
+_FILES = (*TOKENIZER_FILES, *BESIDE)
+_DECIDING = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+# What ends a turn of a chat, and no document.
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>")
+
+
+class JsonReference(Reference):
+    """A `tokenizer.json`.
+
+    Raises:
+        TokenizerError: `tokenizers` is not installed, or does not take the file
+            (E-TOKENIZER-FILE).
+    """
+
+    kind: Kind = "tokenizers"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.data: dict[str, Any] = orjson.loads(path.read_bytes())
+            added = self.data.get("added_tokens") or []
+            ids = {token["content"]: int(token["id"]) for token in added}
+            self._special = {t["content"]: int(t["id"]) for t in added if t.get("special")}
+            self._ids = _vocabulary(self.data["model"]) | ids
+            self.vocab_size = max(self._ids.values()) + 1
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise unreadable(path, repr(error)) from error
+        self.added = tuple(token for token in ids if token not in self._special)
+        self.specials = tuple(self._special)
+        self.whole_texts = self.data["model"].get("type") == "Unigram"
+        if any(isinstance(merge, str) for merge in self.data["model"].get("merges") or []):
+            merges = self.data["model"]["merges"]
+            self.data["model"]["merges"] = [merge.split(" ", 1) for merge in merges]
+        deciding = {key: self.data.get(key) for key in _DECIDING} | {"ordinary": True}
+        self.fingerprint = sha256_json(deciding)
+        self.name = f"tokenizer-{self.fingerprint[:16]}"
+        self.own = _own_tokens(path.parent, self._ids)
+
+    @cached_property
+    def library(self) -> Any:
+        """The tokenizer, which leaves text alone that spells special tokens."""
+        try:
+            import tokenizers
+        except ImportError:
+            do = "pip install 'nmoe-data[hf]'"
+            raise unreadable(self.path, "tokenizers is not installed", do) from None
+        try:
+            own = tokenizers.Tokenizer.from_str(orjson.dumps(self.data).decode())
+        except Exception as error:
+            raise unreadable(self.path, " ".join(str(error).split())[:200]) from error
+        own.no_truncation()
+        own.no_padding()
+        own.encode_special_tokens = True
+        return own
+
+    def row(self, text: str) -> Sequence[int]:
+        # One by one: batches would start threads, which a forked worker cannot use.
+        parts = [text] if self._inside is None else self._inside.split(text)
+        encode = self.library.encode
+        return [i for part in parts for i in encode(part, add_special_tokens=False).ids]
+
+    @cached_property
+    def _inside(self) -> re.Pattern[str] | None:
+        """A place inside each special token that its model reads in a text as any other token: a
+        text that spells it is cut there."""
+        encode = self.library.encode
+        read = [
+            token
+            for token, id_ in self._special.items()
+            if len(token) > 1 and id_ in encode(token, add_special_tokens=False).ids
+        ]
+        places = (f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in read)
+        return re.compile("|".join(places)) if read else None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.library.decode(ids, skip_special_tokens=False)
+
+    def id_of(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def tokens(self) -> Iterable[str]:
+        return self._ids.keys() - set(self.specials)
+
+
+class PieceReference(Reference):
+    """A SentencePiece model.
+
+    Raises:
+        TokenizerError: `sentencepiece` is not installed, or does not take the file
+            (E-TOKENIZER-FILE).
+    """
+
+    kind: Kind = "sentencepiece"
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import sentencepiece
+        except ImportError:
+            do = "pip install 'nmoe-data[sentencepiece]'"
+            raise unreadable(path, "sentencepiece is not installed", do) from None
+        try:
+            self.data = path.read_bytes()
+            self.library = sentencepiece.SentencePieceProcessor(model_proto=self.data)
+            self.vocab_size = int(self.library.get_piece_size())
+        except (OSError, RuntimeError) as error:
+            raise unreadable(path, " ".join(str(error).split())[:200]) from error
+        pieces = range(self.vocab_size)
+        is_control, is_unknown = self.library.is_control, self.library.is_unknown
+        special = [i for i in pieces if is_control(i) or is_unknown(i)]
+        self.specials = tuple(map(self.library.id_to_piece, special))
+        self.whole_texts = self._is_unigram()
+        self.fingerprint = hashlib.sha256(self.data).hexdigest()
+        self.name = f"tokenizer-{self.fingerprint[:16]}"
+        ids = {"eos": self.library.eos_id(), "bos": self.library.bos_id()}
+        self.own = {key: token for key, token in ids.items() if token >= 0}
+
+    def row(self, text: str) -> Sequence[int]:
+        return self.library.encode(text, out_type=int)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.library.decode(list(ids))
+
+    def id_of(self, token: str) -> int | None:
+        found = self.library.piece_to_id(token)
+        return found if self.library.id_to_piece(found) == token else None
+
+    def tokens(self) -> Iterable[str]:
+        return map(self.library.id_to_piece, range(self.vocab_size))
+
+    def _is_unigram(self) -> bool:
+        """Whether it weighs whole texts: only such a model has a second best."""
+        try:
+            self.library.nbest_encode("a", nbest_size=2)
+        except RuntimeError:
+            return False
+        return True
+
+
+def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
+    """Ids of the tokens of a model; those of Unigram are a list."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {token: i for i, (token, _) in enumerate(vocabulary)}
+
+
+def _own_tokens(directory: Path, ids: dict[str, int]) -> dict[str, int]:
+    """Ids that the files beside a `tokenizer.json` give to its EOS and BOS.
+
+    One that ends a turn of a chat is left out: it does not end a document.
+    """
+    config = _beside(directory / "tokenizer_config.json")
+    generation = _beside(directory / "generation_config.json")
+    turns = {ids[token] for token in _TURN_ENDS if token in ids}
+    found: dict[str, int] = {}
+    for key in ("eos", "bos"):
+        named = config.get(f"{key}_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        token = ids.get(named) if isinstance(named, str) else None
+        if token is None and type(given := generation.get(f"{key}_token_id")) is int:
+            token = given
+        if token is not None and token not in turns:
+            found[key] = token
+    return found
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = orjson.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise unreadable(path, str(error)) from error
+    return value if isinstance(value, dict) else {}
+
+
+def find_file(name: str) -> Path:
+    """The file that a name leads to."""
+    path = Path(name)
+    if not path.exists() and not path.is_absolute() and name.count("/") == 1 and not path.suffix:
+        path = _of_hub(name)
+    if not path.is_dir():
+        if not path.is_file():
+            raise unreadable(name, "no such file", "correct the path")
+        return path
+    if (path / _FILES[0]).is_file():
+        return path / _FILES[0]
+    models = sorted(path.glob("*.model"))
+    if len(models) != 1:
+        found = f"no tokenizer.json, {len(models)} files *.model"
+        raise unreadable(name, found, "name the file itself")
+    return models[0]
+
+
+def _of_hub(name: str) -> Path:
+    """The directory of a repository's tokenizer files, fetched unless they are there."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise unreadable(
+            name, "huggingface_hub is not installed", "pip install 'nmoe-data[hf]'"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:
+        found = " ".join(str(error).split())[:200]
+        raise unreadable(name, found, "without a network, name a tokenizer file") from error

@@ -1,0 +1,84 @@
+"""Where a long text may be cut so that the ids of its pieces are those of the whole.
+
+Each rule is a pattern of the place and what the next piece leaves out. Encodings of tiktoken take
+the first, which rests on their split patterns. For other tokenizers the rules are tried on the
+tokenizer itself when it is loaded; one is taken if no token could span its cut and no probe
+differs. Without a rule, and for Unigram, which looks at the whole text, texts are encoded whole.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+PIECE_CHARS = 2**20
+_LETTERS = "A-Za-zА-Яа-яぁ-ゖァ-ヺ一-龥가-힣"
+_BLANK = re.compile("[\u2581\u0120]")  # as vocabularies write it
+
+
+class CutRule(NamedTuple):
+    """Where a text may be cut, and how many characters there are in neither piece."""
+
+    place: re.Pattern[str]
+    num_dropped: int = 0
+
+
+AFTER_LETTERS = CutRule(re.compile(f"(?<=[{_LETTERS}])(?=[\x00-&(-@\\[-`{{-\x7f、。，：；！？])"))
+_BETWEEN_WORDS = re.compile(f"(?<=[{_LETTERS}0-9])(?= [{_LETTERS}0-9])")
+BEFORE_BLANKS, AT_BLANKS = CutRule(_BETWEEN_WORDS), CutRule(_BETWEEN_WORDS, 1)
+_WORDS = (
+    "the quick brown fox don't stop 12 345 of a The END naïve Привет мир 東京 가나 x1 y Z tokens, "
+    "(and) ends. \n new-line two\tblanks é ok 's it's 9 10 100,000 www.example.com 'tis Ünï_x -- a"
+)
+
+
+def safe_pieces(
+    text: str, piece_chars: int = PIECE_CHARS, rule: CutRule | None = AFTER_LETTERS
+) -> Iterator[str]:
+    """The text in pieces of at least `piece_chars` characters, but the last, and seldom many more.
+
+    No token spans a cut, so the pieces give the ids of the whole. Every encoding of tiktoken first
+    splits text by a pattern in which a run of letters ends at the next character that is no letter,
+    and the next match starts there. The one exception is an apostrophe, which may belong to a
+    contraction. A cut therefore falls between a letter and a following ASCII or CJK character that
+    is none of letter, mark and apostrophe. A stretch without such a place stays whole.
+
+    >>> list(safe_pieces("one two three", 4))
+    ['one two', ' three']
+    """
+    start = 0
+    while rule is not None and len(text) - start > piece_chars:
+        cut = rule.place.search(text, start + piece_chars)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start() + rule.num_dropped
+    yield text[start:]
+
+
+def proven_rule(row: Callable[[str], Sequence[int]], vocabulary: Iterable[str]) -> CutRule | None:
+    """The first rule under which pieces have the ids of the whole; None if there is none."""
+    tokens = [_BLANK.sub(" ", token) + "a" for token in vocabulary]
+    for rule in (AFTER_LETTERS, BEFORE_BLANKS, AT_BLANKS):
+        if any(rule.place.search(token) for token in tokens):
+            continue
+        if all(_is_exact(row, text, rule) for text in _probes()):
+            return rule
+    return None
+
+
+def _is_exact(row: Callable[[str], Sequence[int]], text: str, rule: CutRule) -> bool:
+    pieces = [list(row(piece)) for piece in safe_pieces(text, 12, rule)]
+    return np.array_equal(list(row(text)), [token for piece in pieces for token in piece])
+
+
+def _probes() -> Iterator[str]:
+    rng = random.Random(11)
+    for _ in range(200):
+        words = rng.choices(_WORDS.split(" "), k=40)
+        yield "".join(word + rng.choice((" ", " ", " ", " ", ", ", "\n", "/")) for word in words)
+    yield "東京の人、と。カナ、한국어 말。" * 20

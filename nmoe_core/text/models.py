@@ -1,0 +1,63 @@
+"""The tokenizer of a model, and the ids that it reads a document as.
+
+A model brings a tokenizer beside its weights; one without that has as many rows as gpt-oss has its
+encoding. Shards of the same tokenizer, which may come from another library, are read as they are.
+Of other shards the text of each document is tokenised again, for the model alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from nmoe_core.base.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES, TokenizerSettings
+from nmoe_core.text.proof import probe_texts
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
+
+_HARMONY_ROWS = 201_088
+
+
+def model_tokenizer(directory: Path, num_rows: int) -> Tokenizer | None:
+    """The tokenizer of a checkpoint whose table has `num_rows`; None where nothing tells.
+
+    Raises:
+        TokenizerError: Its file cannot be read (E-TOKENIZER-FILE).
+    """
+    for place in (directory, directory.parent):  # weights may lie in `original/`
+        for name in TOKENIZER_FILES:
+            if (place / name).is_file():
+                return load_tokenizer(TokenizerSettings(str(place / name), needs_eos=False))
+    return load_tokenizer(DEFAULT_TOKENIZER) if num_rows == _HARMONY_ROWS else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIds:
+    """Turns the ids of a document in a shard into those of its text for a model."""
+
+    shards: Tokenizer
+    model: Tokenizer
+
+    def __call__(self, tokens: np.ndarray, max_tokens: int) -> np.ndarray:
+        """The first `max_tokens` ids for the model: uint32 `[length]`; neither has an EOS."""
+        return self.model.encode_long(self.shards.decode(tokens), max_tokens)
+
+
+def model_ids(shards: TokenizerSettings, directory: Path, num_rows: int) -> ModelIds | None:
+    """How a model reads shards of another tokenizer; None if it reads their ids as they are."""
+    model = model_tokenizer(directory, num_rows)
+    if model is None:
+        return None
+    own = load_tokenizer(shards)
+    return (
+        None if own.fingerprint == model.fingerprint or _agree(own, model) else ModelIds(own, model)
+    )
+
+
+@lru_cache(maxsize=4)
+def _agree(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether two libraries' tokenizers are one: their ids of texts of every kind are equal."""
+    texts = probe_texts()
+    return np.array_equal(one.encode_batch(texts).ids, other.encode_batch(texts).ids)

@@ -1,0 +1,210 @@
+"""Shows that a fast engine gives the ids of its reference, or that it does not.
+
+Both encode probes, which hold every kind of text and this tokenizer's added tokens in many
+surroundings, and then every code point in a few. An engine that differs on a probe is not used.
+Code points that it knows differently (libraries follow other versions of Unicode) are noted: a
+document that holds one is for the reference. That takes 1 to 9 s, once: the result is kept by
+the tokenizer's fingerprint and by the versions of engine and reference.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.fingerprint import read_sealed, seal_summary
+from nmoe_core.text.engines import (
+    EncodeBytes,
+    Fast,
+    Unfit,
+    engine_version,
+    load_engine,
+    panics_as_unfit,
+)
+from nmoe_core.text.normalise import normalize_batch
+from nmoe_core.text.reference import Encoded, Reference
+from nmoe_core.text.vocabulary import cache_dir
+
+PROBES = (
+    "The quick brown fox jumps over the lazy dog. 1234567890",
+    "def f(x):\n\treturn x ** 2  # ok\n\n\n",
+    "<|endoftext|> <|start|>assistant",
+    "naïve café — “quotes” … 東京タワー Привет שלום \u1e9b\u0323",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 'LL 'Ve 's 000000 !!!???",
+    " " * 40 + "\n" * 5 + "a" * 300,
+    "z" * 5000,
+    "한국어 हिन्दी ไทย العربية Ελληνικά ﬁ ² Ⅷ ｆｕｌｌ １２３ ﷺ ½ ß İı ſ",
+    "https://example.com/path?q=1&x=2#frag <b>x</b> {a: [1, 2.5e-3]} C:\\dir\t|\t$5",
+)
+_ATOMS = (
+    "a b c the The THE ing 's 'S 'll ’s n't 1 12 345 6789 0.5 １ ² Ⅷ ½ _ __ - -- — ... … ! ? ; . , "
+    "é e\u0301 ё И ß ΣΑΣ ﬁ İ 京 東京 、 。 か カ゚ 가 각 ไทย हि א ع 🙂 👍🏽 👩\u200d👩\u200d👧 🇩🇪 "
+    "𝒳 < > / \\ { } # @ <s> [UNK] ▁ Ġ ## \ufffd \u200b \u200d"
+)
+_BLANKS = [" ", " ", "  ", "   ", "\t", "\n", "\n\n", "\u00a0", "\u3000", "\u2003"]
+_NUM_TEXTS = 1500
+# Planes that hold letters, marks and numbers; the others are of one kind each.
+SWEPT = (range(0x20, 0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE1000))
+_CHUNK = 64
+VERSION = 1
+
+
+class Suspects:
+    """Code points that two libraries know differently, and spellings that are for the reference."""
+
+    def __init__(self, points: Sequence[int], spellings: Sequence[str] = ()) -> None:
+        self.spellings = [text.encode() for text in spellings]
+        self._pairs = np.zeros(2**16, np.bool_)
+        for point in points:
+            first, second = chr(point).encode().ljust(2, b"\0")[:2]
+            self._pairs[first | second << 8] = True  # as two bytes read as one number
+        ranges = "".join(f"{chr(a)}-{chr(b)}" for a, b in _ranges(points))
+        self._exact = re.compile(f"[{ranges}]") if points else None
+
+    def among(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[int]:
+        """Which of the texts hold one."""
+        found = set()
+        if self._exact is not None:
+            other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]
+            found = {
+                i for i in other if self._may_hold(payloads[i]) and self._exact.search(texts[i])
+            }
+        for spelling in self.spellings:
+            found |= {i for i, payload in enumerate(payloads) if spelling in payload}
+        return sorted(found)
+
+    def _may_hold(self, payload: bytes) -> bool:
+        size = len(payload) & ~1
+        even = np.frombuffer(payload, "<u2", size // 2)
+        odd = np.frombuffer(payload, "<u2", (len(payload) - 1) // 2, 1)
+        return bool(self._pairs[even].any() or self._pairs[odd].any())
+
+
+class Proven:
+    """An engine whose ids are those of its reference but for `suspects`; loaded when it is used."""
+
+    def __init__(self, name: str, reference: Reference) -> None:
+        self.name, self._reference = name, reference
+        found = prove(name, reference)
+        self._engine = load_engine(name, reference)
+        self.suspects = Suspects(found, self._engine.is_split_on)
+
+    @property
+    def encode(self) -> EncodeBytes:
+        return self._engine.encode
+
+
+def prove(name: str, reference: Reference) -> list[int]:
+    """The code points that an engine knows otherwise than the reference.
+
+    Raises:
+        Unfit: It cannot be used for this tokenizer.
+    """
+    path = _kept(name, reference)
+    kept = read_sealed(path)
+    if kept is None:
+        try:
+            engine = load_engine(name, reference)
+            with panics_as_unfit(name):
+                kept = {"suspects": _compared(engine, reference), "unfit": None}
+        except Unfit as error:
+            kept = {"suspects": [], "unfit": str(error)}
+        write_json(path, seal_summary(kept))
+    if kept["unfit"] is not None:
+        raise Unfit(kept["unfit"])
+    return [point for first, last in kept["suspects"] for point in range(first, last + 1)]
+
+
+def disprove(name: str, reference: Reference, reason: str) -> None:
+    """Note that an engine differs, so that no later process takes it."""
+    write_json(_kept(name, reference), seal_summary({"suspects": [], "unfit": reason}))
+
+
+def _kept(name: str, reference: Reference) -> Path:
+    versions = f"{engine_version(name)}-{reference.kind}-{reference.version}"
+    key = f"{reference.fingerprint[:32]}-{name}-{versions}-{VERSION}"
+    return cache_dir() / "tokenizers" / f"{key}.json"
+
+
+def _compared(engine: Fast, reference: Reference) -> list[tuple[int, int]]:
+    spelled = re.compile("|".join(map(re.escape, engine.is_split_on)) or r"(?!)")
+    texts, payloads = normalize_batch(probe_texts(_own(reference)))
+    kept = [i for i, text in enumerate(texts) if not spelled.search(text)]
+    found = engine.encode([payloads[i] for i in kept])
+    expected = reference.encode([texts[i] for i in kept])
+    for k, differs in enumerate(_differing(found, expected)):
+        if differs:
+            raise Unfit(f"its ids differ on {texts[kept[k]][:60]!r}")
+    return list(_ranges(_sweep(engine.encode, reference)))
+
+
+def probe_texts(own: Sequence[str] = (), count: int = _NUM_TEXTS) -> list[str]:
+    """Texts of every kind, with a tokenizer's own special and added tokens."""
+    rng = random.Random(7)
+    atoms = [*_ATOMS.split(" "), *_BLANKS, *own, *own[:20], *(token.upper() for token in own[:10])]
+    made = ["".join(rng.choices(atoms, k=rng.randrange(1, 24))) for _ in range(count)]
+    around = [f"x{token}y {token} {token}{token}1{token}\n{token}" for token in own]
+    return [*PROBES, *around, *made]
+
+
+def _own(reference: Reference) -> list[str]:
+    """Up to 40 of its added tokens, and as many special ones."""
+    added = random.Random(7).sample(reference.added, min(40, len(reference.added)))
+    return [*added, *reference.specials[:40]]
+
+
+def _sweep(encode: EncodeBytes, reference: Reference) -> Iterator[int]:
+    """Code points on which the two differ: chunks first, then the points of a chunk that does."""
+    chunks = _chunks()
+    texts = ["".join(map(_surrounded, chunk)) for chunk in chunks]
+    found = encode([text.encode() for text in texts])
+    for chunk, differs in zip(chunks, _differing(found, _swept(reference))):
+        if differs:
+            alone = [_surrounded(point) for point in chunk]
+            one_by_one = encode([text.encode() for text in alone])
+            differing = list(_differing(one_by_one, reference.encode(alone)))
+            # A difference that no point shows alone is between neighbours: all are suspect.
+            yield from (p for p, d in zip(chunk, differing) if d or not any(differing))
+
+
+@lru_cache(maxsize=1)
+def _swept(reference: Reference) -> Encoded:
+    """The reference's ids of all chunks: for several engines."""
+    return reference.encode(["".join(map(_surrounded, chunk)) for chunk in _chunks()])
+
+
+def _chunks() -> list[range]:
+    return [part[at : at + _CHUNK] for part in SWEPT for at in range(0, len(part), _CHUNK)]
+
+
+def _surrounded(point: int) -> str:
+    """A code point where letters, numbers, marks, blanks and others are told apart."""
+    c = chr(point)
+    return f"a{c}b {c}'s1{c}2345\n!{c} x\u0345{c}\u0334A{c}'LL/\n"
+
+
+def _differing(found: Encoded, expected: Encoded) -> Iterator[bool]:
+    if np.array_equal(found.ids, expected.ids) and np.array_equal(found.offsets, expected.offsets):
+        yield from [False] * (len(expected.offsets) - 1)
+        return
+    rows = (np.split(one.ids, np.asarray(one.offsets)[1:-1]) for one in (found, expected))
+    yield from (not np.array_equal(a, b) for a, b in zip(*rows))
+
+
+def _ranges(points: Sequence[int] | Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers: first and last of each."""
+    first = last = -2
+    for point in sorted(points):
+        if point != last + 1:
+            if last >= 0:
+                yield first, last
+            first = point
+        last = point
+    if last >= 0:
+        yield first, last

@@ -1,0 +1,151 @@
+"""What a tokenizer's own library says of it; and the encodings of tiktoken.
+
+A reference knows its ids, its special tokens and its fingerprint without loading the library where
+that can be; the library is loaded when text is encoded or decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.errors import TokenizerError
+from nmoe_core.base.fingerprint import read_sealed, seal_summary, sha256_json
+from nmoe_core.text.vocabulary import cache_dir, load_tiktoken
+
+Kind = Literal["tiktoken", "tokenizers", "sentencepiece"]
+
+
+class Encoded(NamedTuple):
+    """Ids of several texts: text i is `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: np.ndarray
+    """uint32 `[sum of lengths]`."""
+    offsets: np.ndarray
+    """int64 `[texts + 1]`, from 0."""
+
+
+def joined(rows: Sequence[Any]) -> Encoded:
+    """Ids of several texts, given one by one."""
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    parts = [np.asarray(row, np.uint32) for row in rows]
+    return Encoded(np.concatenate([np.empty(0, np.uint32), *parts]), offsets)
+
+
+class Reference:
+    """A tokenizer as its library has it.
+
+    Attributes:
+        kind: Name of the library, which is that of its package too.
+        name: What manifests say.
+        fingerprint: Hex SHA-256 of what decides the ids of a text.
+        vocab_size: One more than the largest id.
+        own: Ids that the tokenizer's files give to `eos` and `bos`.
+        specials: Spellings that another library might take for special tokens.
+        added: Spellings that are one token each wherever they stand in a text.
+        whole_texts: Whether only whole texts may be encoded, since no cut is safe.
+    """
+
+    kind: Kind
+    name: str
+    fingerprint: str
+    vocab_size: int
+    own: dict[str, int]
+    specials: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    whole_texts = False
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return version(self.kind)
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Token ids of the texts."""
+        return joined([self.row(text) for text in texts])
+
+    def row(self, text: str) -> Sequence[int]:
+        """Token ids of one text."""
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        raise NotImplementedError
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its name, None if there is no such token."""
+        raise NotImplementedError
+
+    def tokens(self) -> Iterable[str]:
+        """All tokens, as the vocabulary writes them."""
+        raise NotImplementedError
+
+
+def unreadable(
+    path: Path | str, found: str, do: str = "name another file, or restore it"
+) -> TokenizerError:
+    """The error for a tokenizer that its library does not take."""
+    return TokenizerError(
+        "tokenizer cannot be read", where=path, found=found, do=do, code="E-TOKENIZER-FILE"
+    )
+
+
+class TiktokenReference(Reference):
+    """An encoding of tiktoken; its size, EOS and fingerprint are kept by the library's version.
+
+    Raises:
+        TokenizerError: As `load_tiktoken`.
+    """
+
+    kind: Kind = "tiktoken"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        path = cache_dir() / "tokenizers" / f"tiktoken-{self.version}-{name}.json"
+        facts = read_sealed(path)
+        if facts is None:
+            facts = self._facts()
+            write_json(path, seal_summary(facts))
+        self.vocab_size, self.fingerprint = facts["vocab_size"], facts["fingerprint"]
+        self.own = {"eos": facts["eos_token_id"]}
+
+    @cached_property
+    def library(self) -> Any:
+        """The encoding."""
+        return load_tiktoken(self.name)
+
+    def row(self, text: str) -> Sequence[int]:
+        # The array form is faster than `encode_ordinary`, and equal where no special is allowed.
+        return self.library.encode_to_numpy(text, disallowed_special=())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.library.decode(ids)
+
+    def id_of(self, token: str) -> int | None:
+        try:
+            return self.library.encode_single_token(token)
+        except KeyError:
+            return None
+
+    def _facts(self) -> dict[str, Any]:
+        ref = self.library
+        ranks = hashlib.sha256()
+        pack, update = struct.Struct("<II").pack, ranks.update
+        for token, rank in sorted(ref._mergeable_ranks.items(), key=itemgetter(1)):
+            update(pack(rank, len(token)) + token)
+        facts = [ref.name, ref.n_vocab, ref._pat_str, sorted(ref._special_tokens.items())]
+        return {
+            "vocab_size": ref.n_vocab,
+            "eos_token_id": ref.eot_token,
+            "fingerprint": sha256_json([*facts, ranks.hexdigest()]),
+        }
