@@ -21,8 +21,9 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.shard_file import id_line
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
+from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.normalise import normalize_batch
-from nmoe_core.text.tokenizer import PIECE_CHARS, Tokenizer, load_tokenizer
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere")
 KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE = range(len(OUTCOMES))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +34,8 @@ class Fast(NamedTuple):
     encode: EncodeBytes
     is_split_on: tuple[str, ...] = ()
     """Spellings that it takes for special tokens."""
+    is_for_stripped: bool = False
+    """Whether it drops blanks at the ends of a text."""
 
 
 class Unfit(Exception):
@@ -81,7 +84,7 @@ def panics_as_unfit(name: str) -> Iterator[None]:
 def _gigatoken(reference: Reference) -> Fast:
     import gigatoken
 
-    split_on: tuple[str, ...] = ()
+    split_on, is_for_stripped = (), False
     match reference:
         case TiktokenReference():
             base = "o200k_base" if reference.name.startswith("o200k") else reference.name
@@ -99,7 +102,7 @@ def _gigatoken(reference: Reference) -> Fast:
             encoding = gigatoken.Tokenizer.from_json(_without_specials(reference))
         case PieceReference():
             encoding = gigatoken.Tokenizer.from_sentencepiece(reference.data)
-            split_on = (*reference.specials, _BLANK)
+            split_on, is_for_stripped = (*reference.specials, _BLANK), True
         case _:
             raise Unfit("gigatoken has no such tokenizer")
     row = encoding.encode
@@ -108,7 +111,7 @@ def _gigatoken(reference: Reference) -> Fast:
         # One by one is as fast as `encode_batch`, whose arrays cost an import of .35 s.
         return joined([row(payload) for payload in payloads])
 
-    return Fast(encode, split_on)
+    return Fast(encode, split_on, is_for_stripped)
 
 
 def _quicktok(reference: Reference) -> Fast:
@@ -125,7 +128,8 @@ def _quicktok(reference: Reference) -> Fast:
             with tempfile.TemporaryDirectory() as directory:
                 path = Path(directory) / "tokenizer.json"
                 path.write_bytes(_without_specials(reference))
-                with contextlib.redirect_stdout(io.StringIO()):
+                with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ResourceWarning)  # it leaves a file open
                     quicktok.import_tokenizer(str(path), "imported", directory)
                 encoding = quicktok.Tokenizer("imported", directory)
         case _:

@@ -56,10 +56,12 @@ VERSION = 1
 
 
 class Suspects:
-    """Code points that two libraries know differently, and spellings that are for the reference."""
+    """Code points that two libraries know differently, and texts that an engine does not read as
+    its reference does."""
 
-    def __init__(self, points: Sequence[int], spellings: Sequence[str] = ()) -> None:
-        self.spellings = [text.encode() for text in spellings]
+    def __init__(self, points: Sequence[int], engine: Fast) -> None:
+        self._spellings = [text.encode() for text in engine.is_split_on]
+        self._is_for_stripped = engine.is_for_stripped
         self._pairs = np.zeros(2**16, np.bool_)
         for point in points:
             first, second = chr(point).encode().ljust(2, b"\0")[:2]
@@ -75,7 +77,9 @@ class Suspects:
             found = {
                 i for i in other if self._may_hold(payloads[i]) and self._exact.search(texts[i])
             }
-        for spelling in self.spellings:
+        if self._is_for_stripped:
+            found |= {i for i, text in enumerate(texts) if text != text.strip()}
+        for spelling in self._spellings:
             found |= {i for i, payload in enumerate(payloads) if spelling in payload}
         return sorted(found)
 
@@ -93,7 +97,7 @@ class Proven:
         self.name, self._reference = name, reference
         found = prove(name, reference)
         self._engine = load_engine(name, reference)
-        self.suspects = Suspects(found, self._engine.is_split_on)
+        self.suspects = Suspects(found, self._engine)
 
     @property
     def encode(self) -> EncodeBytes:
@@ -133,9 +137,11 @@ def _kept(name: str, reference: Reference) -> Path:
 
 
 def _compared(engine: Fast, reference: Reference) -> list[tuple[int, int]]:
-    spelled = re.compile("|".join(map(re.escape, engine.is_split_on)) or r"(?!)")
-    texts, payloads = normalize_batch(probe_texts(_own(reference)))
-    kept = [i for i, text in enumerate(texts) if not spelled.search(text)]
+    raw = probe_texts(_own(reference))
+    texts = [*raw, *normalize_batch(raw)[0]]
+    payloads = [text.encode() for text in texts]
+    apart = set(Suspects((), engine).among(texts, payloads))
+    kept = [i for i in range(len(texts)) if i not in apart]
     found = engine.encode([payloads[i] for i in kept])
     expected = reference.encode([texts[i] for i in kept])
     for k, differs in enumerate(_differing(found, expected)):

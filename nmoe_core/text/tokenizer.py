@@ -54,6 +54,14 @@ class Tokenizer:
         self.eos_token_id = 0 if can_lack else self._special("eos", settings.eos_token)
         is_without = settings.bos_token == "none"
         self.bos_token_id = None if is_without else self._special("bos", settings.bos_token)
+        if self.bos_token_id == self.eos_token_id:
+            raise TokenizerError(
+                "BOS and EOS are one token, so documents could not be told apart",
+                where=self.name,
+                found=reference.decode([self.eos_token_id]),
+                do='leave prep.bos_token "none", or name another token',
+                code="E-TOKENIZER-SPECIAL",
+            )
         self._fast = _fastest(reference, settings.engine)
         self.engine = "reference" if self._fast is None else self._fast.name
         self._since, self._spent, self._batches = time.process_time(), _LOAD_S, 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 import string
-import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +19,13 @@ import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.base.errors import TokenizerError
+from nmoe_core.base.settings import Engine, TokenizerSettings
 from nmoe_core.cli import main
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Record
 from nmoe_core.text.normalise import normalize_batch
-from nmoe_core.text.tokenizer import Engine, Tokenizer, load_tokenizer
+from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.vocabulary import ensure_vocabulary
 from tests.refusals import refused
 
@@ -37,7 +39,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=["quicktok", "tiktoken", "gigatoken"])
+@pytest.fixture(params=["quicktok", "reference", "gigatoken"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "gigatoken":
         pytest.importorskip("gigatoken")
@@ -49,7 +51,7 @@ def _reference(text: str) -> list[int]:
 
 
 def test_every_engine_gives_the_ids_of_tiktoken(engine: Engine) -> None:
-    tokenizer = load_tokenizer(engine=engine)
+    tokenizer = load_tokenizer(TokenizerSettings(engine=engine))
     ids, offsets = tokenizer.encode_batch(TEXTS)
     assert (ids.dtype, offsets[0], offsets[-1]) == (np.uint32, 0, len(ids))
     for text, start, stop in zip(TEXTS, offsets, offsets[1:]):
@@ -77,70 +79,94 @@ def _adversary(name: str) -> tuple[str, list[int]]:
 @pytest.mark.parametrize("name", ["letters", "base64", "blanks", "nul", "specials", "surrogates"])
 def test_long_adversarial_texts_have_the_ids_of_tiktoken(engine: Engine, name: str) -> None:
     text, expected = _adversary(name)
-    if engine == "tiktoken" and name == "letters":
+    if engine == "reference" and name == "letters":
         pytest.skip("it is the reference, and takes long")
-    assert load_tokenizer(engine=engine).encode_batch([text]).ids.tolist() == expected
+    assert (
+        load_tokenizer(TokenizerSettings(engine=engine)).encode_batch([text]).ids.tolist()
+        == expected
+    )
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=80), max_size=6))
 def test_any_text_has_the_ids_of_tiktoken(engine: Engine, texts: list[str]) -> None:
-    ids, offsets = load_tokenizer(engine=engine).encode_batch(texts)
+    ids, offsets = load_tokenizer(TokenizerSettings(engine=engine)).encode_batch(texts)
     for text, start, stop in zip(texts, offsets, offsets[1:]):
         assert ids[start:stop].tolist() == _reference(text)
 
 
-def test_an_engine_that_differs_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OffByOne:
-        def encode_batch(self, texts: list[str], threads: int) -> tuple[np.ndarray, np.ndarray]:
-            ids = np.array([1, 2, 3] * len(texts), np.uint32)
-            return ids, np.arange(0, len(ids) + 1, 3)
+def _engine_that_differs(monkeypatch: pytest.MonkeyPatch, cache: Path, ids: list[int]) -> None:
+    """gigatoken gives these ids for every text."""
 
-    import quicktok
+    class Broken:
+        def encode(self, payload: bytes) -> np.ndarray:
+            return np.array(ids, np.uint32)
 
-    monkeypatch.setattr(quicktok, "get_encoding", lambda name: OffByOne())
-    with refused("E-TOKENIZER-DRIFT"):
-        Tokenizer()
+    made = SimpleNamespace(from_tiktoken=lambda *_, **__: Broken())
+    monkeypatch.setattr("gigatoken.Tokenizer", made)
+    monkeypatch.setenv("NMOE_CACHE_DIR", str(cache))
+    monkeypatch.setattr("nmoe_core.text.proof.SWEPT", (range(65, 91),))
 
 
-def test_a_difference_in_a_batch_stops_prep(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Tokenizer()
-    monkeypatch.setattr(
-        tokenizer._reference.__class__, "encode_ordinary", lambda self, text: [1, 2, 3]
-    )
-    with pytest.raises(TokenizerError, match="does not tokenise as tiktoken"):
-        tokenizer.encode_batch(["any text"])
+def test_an_engine_that_differs_is_refused_by_name_and_passed_over_by_auto(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gigatoken")
+    _engine_that_differs(monkeypatch, tmp_path, [1, 2, 3])
+    with refused("E-TOKENIZER-ENGINE", "its ids differ on"):
+        load_tokenizer(TokenizerSettings("o200k_base", "gigatoken"))
+    assert load_tokenizer(TokenizerSettings("o200k_base")).engine == "quicktok"
+
+
+def test_a_difference_that_a_sample_finds_is_repaired_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("gigatoken")
+    monkeypatch.setattr("nmoe_core.text.proof.prove", lambda name, reference: [])
+    monkeypatch.setattr("nmoe_core.text.tokenizer.SAMPLE_SHARE", math.inf)
+    _engine_that_differs(monkeypatch, tmp_path, [1, 2, 3])
+    chosen = TokenizerSettings("cl100k_base", "gigatoken", eos_token="<|fim_prefix|>")
+    tokenizer, texts = load_tokenizer(chosen), ["any text", "and another"]
+    expected = tiktoken.get_encoding("cl100k_base").encode_ordinary_batch(texts)
+    assert [row.tolist() for row in tokenizer.rows(texts)] == expected
+    assert tokenizer.engine == "reference"
+    assert "[E-TOKENIZER-DRIFT] engine gigatoken: its ids differ on 'an" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path))
+    with refused("E-TOKENIZER-ENGINE", "its ids differ on"):
+        load_tokenizer(chosen._replace(bos_token="<|fim_suffix|>"))
 
 
 @pytest.mark.parametrize(
     ("name", "engine", "code", "says"),
     [
-        ("o200k_harmonic", "quicktok", "E-TOKENIZER-NAME", None),
-        ("cl100k_base", "gigatoken", "E-TOKENIZER-ENGINE", None),
-        ("gpt2", "quicktok", "E-TOKENIZER-ENGINE", 'engine = "tiktoken"'),
+        ("o200k_harmonic", "auto", "E-TOKENIZER-NAME", None),
         ("o200k_harmony", "gigatoken", "E-TOKENIZER-ENGINE", r"nmoe-data\[fast\]"),
     ],
 )
-def test_an_unknown_name_and_an_engine_that_lacks_it_or_is_not_installed_are_refused(
+def test_an_unknown_name_and_an_engine_that_is_not_installed_are_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, engine: Engine, code: str, says: str | None
 ) -> None:
     if says:
-        monkeypatch.setattr(tiktoken, "get_encoding", lambda name: object())
-        monkeypatch.setitem(sys.modules, "gigatoken", None)
+
+        def missing(package: str) -> str:
+            raise PackageNotFoundError(package)
+
+        monkeypatch.setattr("nmoe_core.text.engines.version", missing)
     with refused(code, says):
-        Tokenizer(name, engine)
+        load_tokenizer(TokenizerSettings(name, engine, needs_eos=False))
 
 
 @pytest.mark.parametrize("name", tiktoken.list_encoding_names())
 def test_every_encoding_of_tiktoken_works_offline_or_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
+    monkeypatch.setattr("nmoe_core.text.proof.SWEPT", (range(65, 91),))
     for key in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(key, "http://127.0.0.1:9")
     monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path / "ours"))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tiktokens"))
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
-    load_tokenizer.cache_clear()
     (tmp_path / "in.jsonl").write_text(
         '{"text": "some text of ten tokens or more, as it must be"}\n'
     )
@@ -168,7 +194,7 @@ def test_a_vocabulary_that_quicktok_carries_has_the_bytes_that_tiktoken_pins(
     (made,) = ensure_vocabulary(name).iterdir()
     # A damaged copy in the user's cache is left alone, and tiktoken reads the whole one.
     (tmp_path / made.name).write_bytes(b"torn")
-    tokenizer = Tokenizer(name, "tiktoken")
+    tokenizer = load_tokenizer(TokenizerSettings(name, "reference", bos_token="<|endofprompt|>"))
     assert tokenizer.decode(tokenizer.encode_batch(["Grüße"]).ids) == "Grüße"
     assert (tmp_path / made.name).read_bytes() == b"torn"
 
@@ -191,6 +217,6 @@ def test_real_text_has_the_ids_of_tiktoken() -> None:
         expected = np.array([i for text in texts for i in _reference(text)], np.uint32)
         num_tokens += len(expected)
         for engine in ("quicktok", "gigatoken"):
-            found = load_tokenizer(engine=engine).encode_batch(texts)
+            found = load_tokenizer(TokenizerSettings(engine=engine)).encode_batch(texts)
             np.testing.assert_array_equal(found.ids, expected, err_msg=engine)
     assert num_tokens > 100_000
