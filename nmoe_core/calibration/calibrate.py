@@ -76,6 +76,7 @@ def calibrate(
         "labels": labels.digest,
         "labels_test": test.digest if test is not None else "",
         "data": data_digest(corpus.data_root, sources),
+        **corpus.fingerprints,
         "backbone": model.digest,
         "probe": heads.probe_digest,
         "judge": heads.judge_digest,

@@ -23,7 +23,8 @@ from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.tasks.commands import Job, make_split, splits_of
 
 _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
-_TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine")
+_TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine", "prep.eos_token")
+_TOKENIZER += ("prep.bos_token", "prep.dtype")
 _SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens")
 _SIZES = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens")
 _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "paths", "split")

@@ -62,6 +62,7 @@ def register(verbs: Any) -> None:
     inspect.add_argument(
         "--sample", type=number(0), default=0, metavar="N", help="N random tokens per file, as text"
     )
+    inspect.add_argument("--tokenizer", help="of the sample, where the manifest's is a file")
     inspect.add_argument("--seed", type=number(0), default=0, help="seed of the sample")
     inspect.add_argument("--stats", action="store_true", help="token distribution")
     inspect.add_argument(
@@ -156,6 +157,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         eos_token_id, tokenizer = _DEFAULT_EOS_TOKEN_ID, DEFAULT_TOKENIZER
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
+    tokenizer = arguments.tokenizer or tokenizer
     if not arguments.all:
         seen = seen[: arguments.num_shards]
     is_counted = arguments.stats or arguments.min_coverage is not None

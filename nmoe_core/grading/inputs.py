@@ -17,6 +17,7 @@ from nmoe_core.labels.documents import JsonlTexts
 from nmoe_core.labels.slices import data_digest, source_manifest
 from nmoe_core.shards.documents import DocumentReader, document_ids
 from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.text.models import ModelIds
 from nmoe_core.text.tokenizer import Tokenizer
 
 
@@ -42,25 +43,33 @@ class GradeInput:
     documents: Callable[[int, int], Iterator[GradeDocument]]
 
 
-def shard_input(manifest: Manifest, data_root: Path, source: str) -> GradeInput:
-    """All documents of one manifest of a source, of a shard or a split, in slice order."""
+def shard_input(
+    manifest: Manifest, data_root: Path, source: str, model: ModelIds | None = None
+) -> GradeInput:
+    """All documents of one manifest of a source, of a shard or a split, in slice order.
+
+    `model` is how the backbone reads documents whose ids are not its own.
+    """
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
         reader, eos = DocumentReader(data_root), manifest.eos_token_id
         for document in islice(document_ids(data_root, manifest), start, None):
-            tokens = as_seen(reader.tokens(document, eos), eos, max_ctx)
+            tokens = as_seen(reader.tokens(document, eos), eos, max_ctx, model)
             yield GradeDocument(str(document), source, tokens)
 
-    made_from = {"shard": documents_digest(manifest)}
+    made_from = {"shard": documents_digest(manifest), **_made_with(model)}
     return GradeInput(manifest.total_documents, made_from, documents)
 
 
 def docid_input(
-    rows: Sequence[tuple[str, str]], data_root: Path, sample: int | None = None
+    rows: Sequence[tuple[str, str]],
+    data_root: Path,
+    sample: int | None = None,
+    model: ModelIds | None = None,
 ) -> GradeInput:
     """Documents of a slice file, (document id, source) pairs, read from the shards they name.
 
-    Of a `sample` only so many are graded, chosen by the MD5 of their ids.
+    Of a `sample` only so many are graded, chosen by the MD5 of their ids. `model` as `shard_input`.
     """
 
     def place(i: int) -> str:
@@ -74,10 +83,14 @@ def docid_input(
         reader = DocumentReader(data_root)
         eos = {source: source_manifest(data_root, source).eos_token_id for source in sources}
         for doc_id, source in rows[start:]:
-            tokens = as_seen(reader.tokens(doc_id, eos[source]), eos[source], max_ctx)
+            tokens = as_seen(reader.tokens(doc_id, eos[source]), eos[source], max_ctx, model)
             yield GradeDocument(doc_id, source, tokens)
 
-    made_from = {"documents": sha256_json(rows), "data": data_digest(data_root, sources)}
+    made_from = {
+        "documents": sha256_json(rows),
+        "data": data_digest(data_root, sources),
+        **_made_with(model),
+    }
     return GradeInput(len(rows), made_from, documents)
 
 
@@ -102,3 +115,7 @@ def text_input(
 
     made_from = {"texts": texts.sha256, "tokenizer": tokenizer.fingerprint, **texts.fingerprints}
     return GradeInput(len(texts.rows), made_from, documents)
+
+
+def _made_with(model: ModelIds | None) -> Fingerprints:
+    return {} if model is None else model.fingerprints

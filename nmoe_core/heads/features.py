@@ -25,8 +25,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import HeadError
+from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.engine import Residual, Transformer
 from nmoe_core.shards.documents import DocumentReader
+from nmoe_core.text.models import ModelIds
 
 BUFFER_BATCHES = 16
 FEATURE_BATCH = 32
@@ -62,16 +64,28 @@ class Corpus:
     data_root: Path
     eos_token_id: int
     max_ctx: int
+    model: ModelIds | None = None
+    """How the backbone reads documents whose ids are not its own."""
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """What the ids are made with, beside the shards."""
+        return {} if self.model is None else self.model.fingerprints
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
         """Documents by id; raises as `DocumentReader.tokens`."""
         reader, eos = DocumentReader(self.data_root), self.eos_token_id
-        tokens = [as_seen(reader.tokens(doc_id, eos), eos, self.max_ctx) for doc_id in doc_ids]
-        return DocumentTokens(doc_ids, tokens)
+        tokens = (reader.tokens(doc_id, eos) for doc_id in doc_ids)
+        seen = [as_seen(one, eos, self.max_ctx, self.model) for one in tokens]
+        return DocumentTokens(doc_ids, seen)
 
 
-def as_seen(tokens: np.ndarray, eos_token_id: int, max_ctx: int) -> np.ndarray:
+def as_seen(
+    tokens: np.ndarray, eos_token_id: int, max_ctx: int, model: ModelIds | None = None
+) -> np.ndarray:
     """The part of a document that heads see; of an empty one they see the EOS."""
+    if model is not None:
+        tokens, eos_token_id = model(tokens, max_ctx), model.eos_token_id
     return tokens[:max_ctx] if len(tokens) else np.array([eos_token_id], np.uint32)
 
 

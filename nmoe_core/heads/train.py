@@ -100,6 +100,7 @@ class HeadTraining:
             "labels_val": digests.get("val", ""),
             "labels_test": digests.get("test", ""),
             "data": data_digest(corpus.data_root, sources),
+            **corpus.fingerprints,
             "backbone": model.digest,
             "settings": sha256_json({"max_ctx": corpus.max_ctx, "tap": self.tap, **self.settings}),
         }
@@ -168,6 +169,7 @@ class HeadTraining:
         made_from = {
             "documents": labels.doc_ids,
             "data": data_digest(corpus.data_root, sorted(set(labels.sources))),
+            **corpus.fingerprints,
             "backbone": self.model.digest,
             "arithmetic": arithmetic(self.model),
             "settings": [self.tap, corpus.max_ctx, corpus.eos_token_id, FEATURE_BATCH],

@@ -18,6 +18,7 @@ import numpy as np
 from loader.files.format import Manifest
 from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.errors import FormatError
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.shards.verify import CHUNK_TOKENS
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -139,7 +140,7 @@ def sample_tokens(
     """
     if not count:
         return {}
-    tokenizer, found = load_tokenizer(tokenizer_name), {}
+    tokenizer, found = load_tokenizer(TokenizerSettings(tokenizer_name, needs_eos=False)), {}
 
     def text(tokens: np.ndarray) -> str:
         return tokenizer.decode(tokens[tokens < vocab_size])

@@ -10,6 +10,7 @@ from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
+from nmoe_core.text.models import ModelIds, model_ids
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
@@ -34,6 +35,19 @@ def make_backbone(run: Run) -> Result:
         "path": str(path),
     }
     return Result(checkpoint_digest(path), facts)
+
+
+def ids_for_model(run: Run) -> ModelIds | None:
+    """How the backbone reads the run's shards; None where it reads their ids as they are.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it has no table.
+        TokenizerError: The tokenizer of the run or of the checkpoint cannot be used.
+    """
+    _require(run.tree.checkpoint)
+    from nmoe_core.curate.topics.embed import table_shape
+
+    return model_ids(run.tokenizer, run.tree.checkpoint, table_shape(run.tree.checkpoint)[0])
 
 
 def load_backbone(run: Run) -> Transformer:

@@ -16,11 +16,13 @@ from nmoe_core.base.fingerprint import Identity, file_identity
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_stages
+from nmoe_core.tasks.backbone import ids_for_model
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
 
 if TYPE_CHECKING:
     from nmoe_core.curate.shards.planning import CurateSettings
     from nmoe_core.curate.topics.embed import EmbeddingTable
+    from nmoe_core.text.models import ModelIds
 
 
 def fit_topics(run: Run, sources: Sequence[str]) -> Result:
@@ -150,11 +152,14 @@ def _table(run: Run) -> EmbeddingTable:
     path = run.tree.checkpoint
     identities = [file_identity(file) for file in checkpoint_files(path)]
     known = tuple(identity for identity in identities if identity is not None)
-    return EmbeddingTable.open(path) if len(known) < len(identities) else _opened(path, known)
+    model = ids_for_model(run)
+    if len(known) < len(identities):
+        return EmbeddingTable.open(path, model=model)
+    return _opened(path, known, model)
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(path: Path, identities: tuple[Identity, ...]) -> EmbeddingTable:
+def _opened(path: Path, identities: tuple[Identity, ...], model: ModelIds | None) -> EmbeddingTable:
     from nmoe_core.curate.topics.embed import EmbeddingTable
 
-    return EmbeddingTable.open(path)
+    return EmbeddingTable.open(path, model=model)

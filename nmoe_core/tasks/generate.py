@@ -24,6 +24,7 @@ from nmoe_core.base.errors import ConfigError, FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
 from nmoe_core.base.jsonl import parse_object, read_lines
 from nmoe_core.base.result import Result
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Prompts:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Loaded with the first use."""
-        return load_tokenizer(self.tokenizer_name)
+        return load_tokenizer(TokenizerSettings(self.tokenizer_name, needs_eos=False))
 
     def __iter__(self) -> Iterator[Prompt]:
         for line in read_lines(self.path, lambda number, why: self._bad(number - 1, why)):

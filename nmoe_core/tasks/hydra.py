@@ -15,7 +15,7 @@ from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
-from nmoe_core.tasks.backbone import load_backbone
+from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -160,10 +160,10 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
     from nmoe_core.grading.grade import grade_documents
     from nmoe_core.grading.inputs import shard_input
 
-    grader, results = load_grader(run), {}
+    grader, model, results = load_grader(run), ids_for_model(run), {}
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
-        documents = shard_input(load_manifest(shard.manifest), run.tree.data, source)
+        documents = shard_input(load_manifest(shard.manifest), run.tree.data, source, model)
         results[bucket] = grade_documents(grader, documents, shard.graded)
     return results
 
@@ -234,7 +234,7 @@ def _corpus(run: Run) -> Corpus:
     data, max_ctx = run.tree.data, run.config.heads.max_ctx
     if run.has_file:
         tokenizer = load_tokenizer(run.tokenizer)
-        return Corpus(data, tokenizer.eos_token_id, max_ctx)
+        return Corpus(data, tokenizer.eos_token_id, max_ctx, ids_for_model(run))
     manifests = sorted(data.glob(f"*/train/{MANIFEST_NAME}"))
     found = sorted({load_manifest(path).eos_token_id for path in manifests})
     if len(found) != 1:
@@ -244,4 +244,4 @@ def _corpus(run: Run) -> Corpus:
             found=", ".join(map(str, found)) or "no manifest",
             do="name the directory that holds {source}/train/manifest.json",
         )
-    return Corpus(data, found[0], max_ctx)
+    return Corpus(data, found[0], max_ctx, ids_for_model(run))

@@ -261,9 +261,10 @@ def _graded_sample(
     """(decision before, decision now) of documents spread over the shards, and the seconds."""
     from nmoe_core.grading.inputs import docid_input
     from nmoe_core.shards.documents import document_ids
+    from nmoe_core.tasks.backbone import ids_for_model
     from nmoe_core.tasks.hydra import load_grader
 
-    grader, rows, seconds = load_grader(run), [], 0.0
+    grader, model, rows, seconds = load_grader(run), ids_for_model(run), [], 0.0
     share = max(1, count // len(shards))
     for stale in shards[:count]:
         shard = run.tree.shard(stale.source, int(stale.shard.removeprefix("shard_")))
@@ -274,7 +275,9 @@ def _graded_sample(
         wanted = set(ids)
         before = {row["doc_id"]: row["decision"] for row in graded if row["doc_id"] in wanted}
         started = time.perf_counter()
-        now = list(grader.rows(docid_input([(i, stale.source) for i in ids], run.tree.data)))
+        now = list(
+            grader.rows(docid_input([(i, stale.source) for i in ids], run.tree.data, model=model))
+        )
         seconds += time.perf_counter() - started
         rows += [(before.get(row["doc_id"]), row["decision"]) for row in now]
     return rows, seconds

@@ -13,24 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES, TokenizerSettings
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.base.settings import TOKENIZER_FILES, TokenizerSettings
 from nmoe_core.text.proof import probe_texts
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 _HARMONY_ROWS = 201_088
 
 
-def model_tokenizer(directory: Path, num_rows: int) -> Tokenizer | None:
-    """The tokenizer of a checkpoint whose table has `num_rows`; None where nothing tells.
-
-    Raises:
-        TokenizerError: Its file cannot be read (E-TOKENIZER-FILE).
-    """
+def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
+    """The tokenizer of a checkpoint whose table has `num_rows`; None where nothing tells."""
     for place in (directory, directory.parent):  # weights may lie in `original/`
         for name in TOKENIZER_FILES:
             if (place / name).is_file():
-                return load_tokenizer(TokenizerSettings(str(place / name), needs_eos=False))
-    return load_tokenizer(DEFAULT_TOKENIZER) if num_rows == _HARMONY_ROWS else None
+                return TokenizerSettings(str(place / name), needs_eos=False)
+    return TokenizerSettings() if num_rows == _HARMONY_ROWS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +37,33 @@ class ModelIds:
     shards: Tokenizer
     model: Tokenizer
 
+    @property
+    def eos_token_id(self) -> int:
+        """Of the model."""
+        return self.model.eos_token_id
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """What the ids are made with, beside the shards."""
+        return {"model_tokenizer": self.model.fingerprint}
+
     def __call__(self, tokens: np.ndarray, max_tokens: int) -> np.ndarray:
         """The first `max_tokens` ids for the model: uint32 `[length]`; neither has an EOS."""
         return self.model.encode_long(self.shards.decode(tokens), max_tokens)
 
 
 def model_ids(shards: TokenizerSettings, directory: Path, num_rows: int) -> ModelIds | None:
-    """How a model reads shards of another tokenizer; None if it reads their ids as they are."""
-    model = model_tokenizer(directory, num_rows)
-    if model is None:
+    """How a model reads shards of another tokenizer; None if it reads their ids as they are.
+
+    Raises:
+        TokenizerError: As `load_tokenizer`.
+    """
+    found = model_tokenizer(directory, num_rows)
+    if found is None or found.name == shards.name:
         return None
-    own = load_tokenizer(shards)
-    return (
-        None if own.fingerprint == model.fingerprint or _agree(own, model) else ModelIds(own, model)
-    )
+    own, model = load_tokenizer(shards), load_tokenizer(found)
+    is_same = own.fingerprint == model.fingerprint or _agree(own, model)
+    return None if is_same else ModelIds(own, model)
 
 
 @lru_cache(maxsize=4)

@@ -151,7 +151,7 @@ class Tokenizer:
         if fast is None or is_dear or not texts:
             return False
         chosen = self._batches * 7919 % len(texts)
-        text = texts[chosen][:_SAMPLE_CHARS]
+        text = texts[chosen][:_SAMPLE_CHARS].strip()
         found = fast.encode([text.encode()]).ids
         has_drifted = chosen not in apart and not np.array_equal(found, self._reference.row(text))
         if self._spent == _LOAD_S:

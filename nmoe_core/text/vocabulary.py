@@ -78,7 +78,11 @@ def load_tiktoken(name: str) -> Any:
     known = sorted(tiktoken.list_encoding_names())
     if name not in known:
         raise TokenizerError(
-            "unknown tokenizer", found=name, expected=", ".join(known), code="E-TOKENIZER-NAME"
+            "unknown tokenizer",
+            found=name,
+            expected=f"a file, a directory, a repository, or one of {', '.join(known)}",
+            do="name its file (--tokenizer)" if name.startswith("tokenizer-") else None,
+            code="E-TOKENIZER-NAME",
         )
     base = "o200k_base" if name.startswith("o200k") else name
     # tiktoken reads its cache directory from the environment only.

@@ -61,7 +61,7 @@ def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> T
             do="put its tokenizer.json there, or name a tokenizer with --tokenizer",
             code="E-TOKENIZER-NAME",
         )
-    return found
+    return load_tokenizer(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nmoe_core.base.errors import CurationError
+from nmoe_core.text.models import ModelIds
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ BLOCK_TOKENS = 2**20
 BLOCK_DOCUMENTS = 4096
 SEGMENT_TOKENS = 2048
 _BLOCK_ROWS = 8192
+_WHOLE = 2**31
 TABLE_NAMES = (
     "model.embed_tokens.weight",
     "embedding.weight",
@@ -49,21 +51,32 @@ class EmbeddingTable:
         backbone: Digest of the table.
         load: Returns the table, fp32 `[vocab, width]`.
         max_width: Width that `load` projects wider tables to; 0 where it never does.
+        model: How the backbone reads documents of shards whose ids are not its own.
     """
 
-    def __init__(self, backbone: str, load: Callable[[], Any], max_width: int = 0) -> None:
-        self.backbone = backbone
+    def __init__(
+        self,
+        backbone: str,
+        load: Callable[[], Any],
+        max_width: int = 0,
+        model: ModelIds | None = None,
+    ) -> None:
+        self.backbone, self.model = backbone, model
         self.method = f"{EMBEDDING}/{PROJECTION}-{max_width}" if max_width else EMBEDDING
+        if model is not None:
+            self.method += f"/{model.model.name}"
         self._load = load
 
     @classmethod
-    def open(cls, checkpoint: Path, max_width: int = DEFAULT_WIDTH) -> EmbeddingTable:
+    def open(
+        cls, checkpoint: Path, max_width: int = DEFAULT_WIDTH, model: ModelIds | None = None
+    ) -> EmbeddingTable:
         """The table of a checkpoint directory; only its digest is computed here.
 
         A table wider than `max_width` is projected to it, once; 0 keeps the full width.
         """
         load = partial(read_table, checkpoint, max_width)
-        return cls(table_digest(checkpoint), load, max_width)
+        return cls(table_digest(checkpoint), load, max_width, model)
 
     @cached_property
     def rows(self) -> torch.Tensor:
@@ -161,6 +174,8 @@ def embed_documents(
     lengths = spans[:, 1] - spans[:, 0] - 1
     for run in runs_within(lengths, block_tokens, BLOCK_DOCUMENTS):
         texts = [tokens[start : end - 1] for start, end in spans[run].tolist()]
+        if table.model is not None:
+            texts = [table.model(text, _WHOLE) for text in texts]
         yield pool(texts, table.rows, block_tokens=block_tokens)
 
 
