@@ -198,6 +198,7 @@ def _grading_inputs(run: Run) -> _GradingInputs:
     from nmoe_core.calibration.files import load_calibration
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
     from nmoe_core.heads.files import heads_digest, read_header
+    from nmoe_core.tasks.backbone import ids_for_model
 
     heads = run.tree.probe, run.tree.judge
     for path in heads:
@@ -207,6 +208,8 @@ def _grading_inputs(run: Run) -> _GradingInputs:
     calibration.require_heads(heads_digest(probe, judge), compat=run.config.grading.compat)
     digests = {"backbone": backbone, "probe": probe, "judge": judge}
     digests["calibration"] = calibration.digest
+    if (model := ids_for_model(run)) is not None:
+        digests |= model.fingerprints
     settings = run.config.heads.max_ctx, run.config.grading.early_exit
     return _GradingInputs(digests, settings, calibration)
 
@@ -275,9 +278,8 @@ def _graded_sample(
         wanted = set(ids)
         before = {row["doc_id"]: row["decision"] for row in graded if row["doc_id"] in wanted}
         started = time.perf_counter()
-        now = list(
-            grader.rows(docid_input([(i, stale.source) for i in ids], run.tree.data, model=model))
-        )
+        asked = docid_input([(i, stale.source) for i in ids], run.tree.data, model=model)
+        now = list(grader.rows(asked))
         seconds += time.perf_counter() - started
         rows += [(before.get(row["doc_id"]), row["decision"]) for row in now]
     return rows, seconds
