@@ -95,8 +95,8 @@ def prep_shards(
         fingerprints = {
             "source": revision.result(),
             "settings": sha256_json(settings.identity()),
-            "code": PREP_CODE,
             **format_fingerprints(settings, fmt),
+            "code": PREP_CODE,
         }
     asked = sorted(set(range(settings.num_shards) if buckets is None else buckets))
     if strange := set(asked) - set(range(settings.num_shards)):
