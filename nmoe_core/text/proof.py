@@ -13,12 +13,9 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.base.atomic import write_json
-from nmoe_core.base.fingerprint import read_sealed, seal_summary
 from nmoe_core.text.engines import (
     EncodeBytes,
     Fast,
@@ -29,7 +26,7 @@ from nmoe_core.text.engines import (
 )
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.reference import Encoded, Reference
-from nmoe_core.text.vocabulary import cache_dir
+from nmoe_core.text.vocabulary import keep, kept
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog. 1234567890",
@@ -110,30 +107,28 @@ def prove(name: str, reference: Reference) -> list[int]:
     Raises:
         Unfit: It cannot be used for this tokenizer.
     """
-    path = _kept(name, reference)
-    kept = read_sealed(path)
-    if kept is None:
+    file = _file(name, reference)
+    if (found := kept(file)) is None:
         try:
             engine = load_engine(name, reference)
             with panics_as_unfit(name):
-                kept = {"suspects": _compared(engine, reference), "unfit": None}
+                found = {"suspects": _compared(engine, reference), "unfit": None}
         except Unfit as error:
-            kept = {"suspects": [], "unfit": str(error)}
-        write_json(path, seal_summary(kept))
-    if kept["unfit"] is not None:
-        raise Unfit(kept["unfit"])
-    return [point for first, last in kept["suspects"] for point in range(first, last + 1)]
+            found = {"suspects": [], "unfit": str(error)}
+        keep(file, found)
+    if found["unfit"] is not None:
+        raise Unfit(found["unfit"])
+    return [point for first, last in found["suspects"] for point in range(first, last + 1)]
 
 
 def disprove(name: str, reference: Reference, reason: str) -> None:
     """Note that an engine differs, so that no later process takes it."""
-    write_json(_kept(name, reference), seal_summary({"suspects": [], "unfit": reason}))
+    keep(_file(name, reference), {"suspects": [], "unfit": reason})
 
 
-def _kept(name: str, reference: Reference) -> Path:
+def _file(name: str, reference: Reference) -> str:
     versions = f"{engine_version(name)}-{reference.kind}-{reference.version}"
-    key = f"{reference.fingerprint[:32]}-{name}-{versions}-{VERSION}"
-    return cache_dir() / "tokenizers" / f"{key}.json"
+    return f"{reference.fingerprint[:32]}-{name}-{versions}-{VERSION}.json"
 
 
 def _compared(engine: Fast, reference: Reference) -> list[tuple[int, int]]:

@@ -17,10 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import TokenizerError
-from nmoe_core.base.fingerprint import read_sealed, seal_summary, sha256_json
-from nmoe_core.text.vocabulary import cache_dir, load_tiktoken
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.text.vocabulary import keep, kept, load_tiktoken
 
 Kind = Literal["tiktoken", "tokenizers", "sentencepiece"]
 
@@ -111,11 +110,10 @@ class TiktokenReference(Reference):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        path = cache_dir() / "tokenizers" / f"tiktoken-{self.version}-{name}.json"
-        facts = read_sealed(path)
-        if facts is None:
+        file = f"tiktoken-{self.version}-{name}.json"
+        if (facts := kept(file)) is None:
             facts = self._facts()
-            write_json(path, seal_summary(facts))
+            keep(file, facts)
         self.vocab_size, self.fingerprint = facts["vocab_size"], facts["fingerprint"]
         self.own = {"eos": facts["eos_token_id"]}
 

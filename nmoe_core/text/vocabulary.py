@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from loader.files.addresses import local_path
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import write_bytes, write_json
 from nmoe_core.base.errors import TokenizerError
+from nmoe_core.base.fingerprint import read_sealed, seal_summary
 
 CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
+_LOG = logging.getLogger(__name__)
 
 
 class Carried(NamedTuple):
@@ -48,6 +51,20 @@ def cache_dir() -> Path:
     if named := os.environ.get("NMOE_CACHE_DIR"):
         return local_path(named, "NMOE_CACHE_DIR")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmoe"
+
+
+def keep(name: str, value: dict[str, Any]) -> None:
+    """Keep what another process would have to find out again; without it, only time is lost."""
+    path = cache_dir() / "tokenizers" / name
+    try:
+        write_json(path, seal_summary(value))
+    except OSError as error:
+        _LOG.warning("%s cannot be kept, it is made at each start: %s", path, error.strerror)
+
+
+def kept(name: str) -> dict[str, Any] | None:
+    """What was kept under this name."""
+    return read_sealed(cache_dir() / "tokenizers" / name)
 
 
 def ensure_vocabulary(name: str = "o200k_base") -> Path:
