@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from nmoe_core.base import fingerprint as digests
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.engine import checkpoint_digest, make_tiny_checkpoint
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 from tests.core.engine.builders import SMALL
@@ -135,7 +136,7 @@ def test_the_embedding_table_is_read_once_for_any_number_of_shards(
     monkeypatch.setattr(EmbeddingTable, "open", counted)
     monkeypatch.setattr("nmoe_core.curate.topics.model.load_topic_model", lambda path: None)
     tree = SimpleNamespace(checkpoint=checkpoint, topic_model=checkpoint)
-    run: Any = SimpleNamespace(tree=tree, paths=tree)
+    run: Any = SimpleNamespace(tree=tree, paths=tree, tokenizer=TokenizerSettings())
     for _ in range(8):
         assert curate.assign_shard_topics(run, "web", []) == {}
     assert len(opened) == 1
