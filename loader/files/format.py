@@ -5,8 +5,6 @@ the fields of the published format are required, unknown ones are ignored, and o
 checked where present. Format: docs/formats.md.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -103,14 +101,10 @@ def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
 
 
 def load_manifest(path: str | Path) -> Manifest:
-    """Read a committed manifest.
-
-    Raises:
-        FormatError: Missing (E-MANIFEST-MISSING), or not a manifest: bad JSON, a field missing or
-            of the wrong type, totals that are not the sums (E-MANIFEST-FORMAT), its
-            `content_hash` is missing or of other content (E-MANIFEST-HASH), a path leaves the
-            directory (E-PATH-ESCAPE).
-    """
+    """Read a committed manifest. Raises FormatError: missing (E-MANIFEST-MISSING), or not a
+    manifest: bad JSON, a field missing or of the wrong type, totals that are not the sums
+    (E-MANIFEST-FORMAT), its `content_hash` is missing or of other content (E-MANIFEST-HASH), a path
+    leaves the directory (E-PATH-ESCAPE)."""
     path = Path(path)
     value = read_json_object(path)
     # Our prep seals every manifest, other tools seal none.

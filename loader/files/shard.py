@@ -4,8 +4,6 @@ Nothing is trusted: headers are parsed without pickle, and sizes are checked aga
 a byte is mapped. Formats: docs/formats.md.
 """
 
-from __future__ import annotations
-
 import ast
 import struct
 from collections.abc import Iterator
@@ -43,13 +41,10 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(path: Path, dtype: str | None = None) -> NpyHeader:
-    """Check a shard's header against its file, and against the `dtype` of its manifest.
-
-    Raises:
-        FormatError: Missing (E-SHARD-MISSING), not NPY v1.0 `<u4` or `<u2` 1-D in C order
-            or not of the manifest's integers (E-SHARD-FORMAT), or shorter or longer than the header
-            says (E-SHARD-TRUNCATED).
-    """
+    """Check a shard's header against its file, and against the `dtype` of its manifest. Raises
+    FormatError: missing (E-SHARD-MISSING), not NPY v1.0 `<u4` or `<u2` 1-D in C order or not of the
+    manifest's integers (E-SHARD-FORMAT), or shorter or longer than the header says
+    (E-SHARD-TRUNCATED)."""
     try:
         size_bytes = path.stat().st_size
         with open(path, "rb") as file:

@@ -5,8 +5,6 @@ The files of a source lie end to end in manifest order, the sources after one an
 process's limit is used, the longest unused file going first.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import resource

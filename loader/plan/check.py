@@ -5,8 +5,6 @@ would otherwise surface in training: a changed or shorter manifest, another toke
 would run dry. Directories without a manifest are read only where a plan names them as such.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -7,8 +7,6 @@ checked is not asked for again while its size and time stand. A store that does 
 needed where the cache holds everything; a warning says so. Needs fsspec (the extra `remote`).
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -5,8 +5,6 @@ URL as well, and relative ones of either start at the run's base. Values that on
 plan can judge (`datasets`, `phases`, ...) are read there.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace

@@ -5,8 +5,6 @@ another in one file are one run and cost one strided copy that widens on the way
 one copy, as does a row over a file end. Copies are planned for many batches at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 They stand here because the configuration lies below those rooms and must not import them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, NamedTuple
 

@@ -4,8 +4,6 @@ Val is halved by the hash of each document's content: thresholds come from one h
 figure from the other. It costs one pass of the backbone over val, or none with predictions.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """`nmoe prep`, `nmoe prep-mixture`: one source, or all of a mixture, to token shards."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

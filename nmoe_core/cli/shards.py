@@ -1,7 +1,5 @@
 """`nmoe verify`, `info`, `inspect`, `regenerate-index`, `export`: work on prepared shards."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

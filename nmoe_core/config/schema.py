@@ -1,7 +1,5 @@
 """The keys of the run configuration, as flags and `--set key=value` name them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import tomllib

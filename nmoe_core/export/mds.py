@@ -7,8 +7,6 @@ the bytes of a dimension`, the dimensions, the values), as LLM Foundry reads it.
 documents have their ingest id as `id`. SHA-256 of each shard is in the index.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -14,8 +14,6 @@ end exclusive, then its id, its file and its number there. Each shard file makes
 the `.npy` paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that `export.json` names.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Write a manifest's documents in another trainer's format, once."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

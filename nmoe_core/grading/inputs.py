@@ -1,7 +1,5 @@
 """Documents to grade: from token shards by id, without tokenising again, or from JSONL text."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

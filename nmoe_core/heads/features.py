@@ -188,10 +188,8 @@ def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
 def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
     """Refuse when so many of `num_documents` failed that the documents cannot be the cause.
 
-    `failed` has the reason of each by document id.
-
-    Raises:
-        HeadError: All failed, or more than ten and one in a hundred (E-HEAD-NONFINITE).
+    `failed` has the reason of each by document id. Raises HeadError: all failed, or more than ten
+    and one in a hundred (E-HEAD-NONFINITE).
     """
     allowed = min(max(MAX_FAILED, MAX_FAILED_SHARE * num_documents), num_documents - 1)
     if len(failed) <= allowed:
@@ -220,9 +218,7 @@ def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cac
 
     Rows of documents whose states are not finite are NaN. Parts that are in the directory `cache`
     are read, the others computed and written: its name is a digest of what they are made from.
-
-    Raises:
-        HeadError: More than a few documents have such states (E-HEAD-NONFINITE).
+    Raises HeadError: more than a few documents have such states (E-HEAD-NONFINITE).
     """
     parts = []
     for number, start in enumerate(range(0, len(documents), PART_DOCUMENTS)):
@@ -265,12 +261,9 @@ class TapStates:
                     self._kept[i] = state[: self.lengths[i]].float().clone()
 
     def of(self, rows: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """States `[B, T, H]` padded with zeros, lengths `[B]`, and the rows they are of.
-
-        Raises:
-            HeadError: More than a few documents so far have states that are not finite
-                (E-HEAD-NONFINITE).
-        """
+        """States `[B, T, H]` padded with zeros, lengths `[B]`, and the rows they are of. Raises
+        HeadError: more than a few documents so far have states that are not finite
+        (E-HEAD-NONFINITE)."""
         device = device_of(self._model)
         if not self.is_cached:
             return self._compute(collate(self._documents, rows, device))

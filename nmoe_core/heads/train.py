@@ -5,8 +5,6 @@ judge reads every position: its states are kept in memory while they take at mos
 else computed again for each batch. A killed training goes on where it was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -109,10 +107,8 @@ class HeadTraining:
         """Train the head and write it, with its card beside it; a current one is left as it is.
 
         Facts: the numbers of its agreement on val, `labels`, `steps`, `head_steps` and
-        `backbone_tokens` (both 0 of a head that is current), `path`.
-
-        Raises:
-            HeadError: States or a loss are not finite (E-HEAD-NONFINITE); no head is written.
+        `backbone_tokens` (both 0 of a head that is current), `path`. Raises HeadError: states or a
+        loss are not finite (E-HEAD-NONFINITE); no head is written.
         """
         path, model, train = self.path, self.model, self.train
         header = _current_header(path, self.fingerprints)

@@ -11,8 +11,6 @@ rubric's dimensions in reverse order (`Rubric.turned`). It bounds heads: one tha
 oracle's true opinion would correlate with one labelling at about the root of their correlation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ be a guess, a quotation from the document, or what the document told the model t
 taken only on request, and marked as salvaged. An answer with two objects has no scores.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ and this machine's rate; a hub dataset is not asked, so a plan needs no network.
 estimate except the quotas, and None where it would be a guess.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import functools

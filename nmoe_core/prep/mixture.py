@@ -4,8 +4,6 @@ A source that several stages use is prepared once, for the sum of their quotas: 
 are views on `{data_root}/{source}/{split}`, never copies.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loader.plan.mixture import Stage, quotas, resolve_stages
@@ -56,10 +54,8 @@ def run_sources(
 ) -> list[SourcePlan]:
     """The sources of the run in mixture order, or only those of `stage`.
 
-    `flow` and `max_tokens`, the total over all sources, are the configured ones when None.
-
-    Raises:
-        ConfigError: Unknown stage, or two stages define one source differently.
+    `flow` and `max_tokens`, the total over all sources, are the configured ones when None. Raises
+    ConfigError: unknown stage, or two stages define one source differently.
     """
     stages = [s for s in run_stages(run, flow) if stage in (None, s.name)]
     if not stages:

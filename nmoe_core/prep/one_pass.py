@@ -5,8 +5,6 @@ how long every file is, and the counts. A pass that starts from such a state end
 one that was never interrupted. Memory: the blocks in flight.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence

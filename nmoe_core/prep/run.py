@@ -6,8 +6,6 @@ keeps the place of a pass: the next run goes on with a pass that was ended in an
 most a few seconds of work again. Memory: about `2 * workers` blocks of 2 MiB.
 """
 
-from __future__ import annotations
-
 import resource
 import shutil
 from collections.abc import Iterable

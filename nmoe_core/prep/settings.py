@@ -1,7 +1,5 @@
 """What decides the bytes of a split's shards, and what a pass reports about them."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
@@ -36,10 +34,7 @@ _COUNTS = ("num_shards", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens",
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepSettings:
     """Everything besides the source that decides the bytes of its shards; and how they are made.
-
-    Raises:
-        ConfigError: A number is below 1.
-    """
+    Raises ConfigError: a number is below 1."""
 
     name: str = ""
     """Source name: letters, digits and underscores."""
@@ -113,13 +108,9 @@ class PrepReport:
 
 
 def shard_format(settings: PrepSettings) -> ShardFormat:
-    """Tokenizer facts of a source's manifests.
-
-    Raises:
-        TokenizerError: The configured vocabulary size or EOS id is not the tokenizer's
-            (E-TOKENIZER-DRIFT), or its ids do not fit the integers that are asked for
-            (E-TOKENIZER-DTYPE).
-    """
+    """Tokenizer facts of a source's manifests. Raises TokenizerError: the configured vocabulary
+    size or EOS id is not the tokenizer's (E-TOKENIZER-DRIFT), or its ids do not fit the integers
+    that are asked for (E-TOKENIZER-DTYPE)."""
     own, tokenizer = settings.vocabulary, load_tokenizer(settings.chosen)
     for name in ("vocab_size", "eos_token_id"):
         asked, actual = getattr(settings, name), getattr(tokenizer, name)

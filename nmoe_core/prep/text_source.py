@@ -6,8 +6,6 @@ changed text gets another directory. The directory appears whole or not at all; 
 and the others on this machine wait. Prepare more than a few gigabytes with `nmoe prep` instead.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -5,8 +5,6 @@ record, so that the writer does no work per document. Texts too long for that ar
 pieces, as far as `max_doc_tokens`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

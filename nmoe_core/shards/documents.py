@@ -6,8 +6,6 @@ the tasks after prep work on whole documents or refuse. Tokens are mapped, not r
 grow with the shard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -46,9 +44,7 @@ class ShardFile:
         """Ingest id and text hash of each document, in index order.
 
         Trees of other tools have neither: the document id stands for the first, "" for the second.
-
-        Raises:
-            FormatError: The ids file is missing or has other rows than documents (E-SHARD-IDS).
+        Raises FormatError: the ids file is missing or has other rows than documents (E-SHARD-IDS).
         """
         if self.ids_path is None:
             return [(doc_id, "") for doc_id in self.doc_ids()]
@@ -71,11 +67,9 @@ def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
     """Open all files of a manifest in document order: files by path, as docid slices have them.
 
     `tree_root` is the directory that document ids are relative to; it holds the manifest, which is
-    that of one shard directory or of a whole split.
-
-    Raises:
-        FormatError: A file, index or count is not what the manifest says (E-SHARD-..., E-INDEX-...)
-            or a document does not end with the manifest's EOS token (E-SHARD-EOS).
+    that of one shard directory or of a whole split. Raises FormatError: a file, index or count is
+    not what the manifest says (E-SHARD-..., E-INDEX-...) or a document does not end with the
+    manifest's EOS token (E-SHARD-EOS).
     """
     return [open_entry(tree_root, manifest, entry) for entry in _in_order(manifest)]
 
@@ -103,11 +97,8 @@ def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardF
 
 def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
     """Start and end of each document of a file, from its index alone: int64 `[num_documents, 2]`.
-
-    Raises:
-        FormatError: The index is missing or malformed, or is not what the manifest says
-            (E-INDEX-...).
-    """
+    Raises FormatError: the index is missing or malformed, or is not what the manifest says
+    (E-INDEX-...)."""
     path = manifest.index_path(entry)
     index = IndexReader(path)
     check_index(index, entry)
@@ -118,10 +109,7 @@ def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
 
 def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
     """Ids of all documents of a manifest, in the order of `shard_files`; memory is one index.
-
-    Raises:
-        FormatError: As `document_spans`; a name cannot be part of a document id (E-DOCID).
-    """
+    Raises FormatError: as `document_spans`; a name cannot be part of a document id (E-DOCID)."""
     for entry in _in_order(manifest):
         rel = manifest.shard_path(entry).relative_to(tree_root).as_posix()
         source = rel.split("/")[0]
@@ -131,11 +119,8 @@ def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
 
 
 def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Ingest id and text hash of each document; trees of other tools have none.
-
-    Raises:
-        FormatError: A lineage file is missing or malformed (E-SHARD-IDS).
-    """
+    """Ingest id and text hash of each document; trees of other tools have none. Raises FormatError:
+    a lineage file is missing or malformed (E-SHARD-IDS)."""
     for entry in manifest.shards:
         name = entry.extra.get("ids_path")
         if isinstance(name, str):
@@ -152,11 +137,9 @@ class DocumentReader:
     def tokens(self, doc_id: str | DocId, eos_token_id: int | None = None) -> np.ndarray:
         """Token ids of a document: uint32 `[length]`, a view where the shard has them so.
 
-        A span must end with `eos_token_id`, where it is given, which is then left out.
-
-        Raises:
-            FormatError: The id is malformed (E-DOCID), leads outside the data root
-                (E-PATH-ESCAPE), or its span is not a document of the shard (E-DOCID).
+        A span must end with `eos_token_id`, where it is given, which is then left out. Raises
+        FormatError: the id is malformed (E-DOCID), leads outside the data root (E-PATH-ESCAPE), or
+        its span is not a document of the shard (E-DOCID).
         """
         parsed = parse_doc_id(doc_id) if isinstance(doc_id, str) else doc_id
         if self._open is None or self._open[0] != parsed.rel:

@@ -6,8 +6,6 @@ indexes beside the files give the document counts. A file that cannot be read is
 file. Chunked: memory does not grow with the shard, except for one counter per vocabulary id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,11 +74,8 @@ def files_of_manifest(manifest: Manifest) -> list[ShardInspection]:
 
 
 def files_of_directory(directory: Path) -> list[ShardInspection]:
-    """All `.npy` files below a directory; hidden ones, which may be half made, are left out.
-
-    Raises:
-        FormatError: There is none (E-SHARD-MISSING).
-    """
+    """All `.npy` files below a directory; hidden ones, which may be half made, are left out. Raises
+    FormatError: there is none (E-SHARD-MISSING)."""
     files = sorted(
         path
         for path in directory.rglob("*.npy")

@@ -5,8 +5,6 @@ The published fields come first; ours are additions. `content_hash` covers every
 `file_hash` covers `created_at` too.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass
@@ -81,12 +79,9 @@ def build_manifest(
 def combine_shards(
     split_dir: Path, fmt: ShardFormat, num_buckets: int, source_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest over all buckets of a split, from the committed shard manifests.
-
-    Raises:
-        FormatError: A shard has no manifest (E-MANIFEST-MISSING), or shards were made from
-            different inputs (E-MANIFEST-MIXED).
-    """
+    """The manifest over all buckets of a split, from the committed shard manifests. Raises
+    FormatError: a shard has no manifest (E-MANIFEST-MISSING), or shards were made from different
+    inputs (E-MANIFEST-MIXED)."""
     paths = [split_dir / shard_dir_name(bucket) / MANIFEST_NAME for bucket in range(num_buckets)]
     parts = [load_manifest(path) for path in paths]
     fingerprints = parts[0].extra.get("fingerprints", {})

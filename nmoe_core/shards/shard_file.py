@@ -4,8 +4,6 @@ Memory grows neither with the tokens nor with the documents. Another process can
 from a `state`: it cuts longer files back to it. A lost index is made again from the shard alone.
 """
 
-from __future__ import annotations
-
 import os
 from array import array
 from pathlib import Path
@@ -49,11 +47,8 @@ def seal_file(path: Path) -> str:
 
 
 class OpenShardFile:
-    """The `.npy` file being written, with its index and ids; taken up at an earlier `state`.
-
-    Raises:
-        FormatError: A file is shorter than `state` says (E-PREP-JOURNAL).
-    """
+    """The `.npy` file being written, with its index and ids; taken up at an earlier `state`. Raises
+    FormatError: a file is shorter than `state` says (E-PREP-JOURNAL)."""
 
     def __init__(
         self, directory: Path, stem: str, state: FileState = (0, 0, 0), integers: np.dtype = _U4
@@ -198,10 +193,8 @@ def regenerate_index(
 ) -> tuple[Path, int]:
     """Rebuild the index beside a shard from its EOS tokens; return its path and its documents.
 
-    `allow_tail` makes a document of tokens after the last EOS instead of refusing them.
-
-    Raises:
-        FormatError: Not a shard, or tokens follow the last EOS (E-SHARD-TAIL).
+    `allow_tail` makes a document of tokens after the last EOS instead of refusing them. Raises
+    FormatError: not a shard, or tokens follow the last EOS (E-SHARD-TAIL).
     """
     path = shard.with_suffix(".idx")
     tokens = open_shard(shard)

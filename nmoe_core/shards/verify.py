@@ -5,8 +5,6 @@ The cheap tier reads headers, sizes and indexes, and the manifests of shards bel
 is found and listed, not only the first. Memory: one chunk of 2**24 tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath

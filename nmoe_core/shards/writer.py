@@ -5,8 +5,6 @@ files. Exactly one EOS ends each document. The directory is made aside and swapp
 manifest included. Another process can go on from a `state`.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -64,11 +62,8 @@ class ShardWriter:
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
         """Append one document, uint32 `[length]`, and its EOS, which it may end with already.
-
-        Raises:
-            FormatError: EOS inside the document, an id outside the vocabulary, or a document
-                longer than a file may be (E-SHARD-DOCUMENT).
-        """
+        Raises FormatError: EOS inside the document, an id outside the vocabulary, or a document
+        longer than a file may be (E-SHARD-DOCUMENT)."""
         eos = self.fmt.eos_token_id
         if len(tokens) and tokens[-1] == eos:
             tokens = tokens[:-1]

@@ -1,7 +1,5 @@
 """What only commands ask for: whole splits, files that a user names, all sources in one go."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ without a sample, every document may flip. Costs a sample of each source that ha
 digests of checkpoint, heads and score files, and, where asked for, a reading of the sources.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What people look at: the table of a run, and a few rows of the result of a task."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any

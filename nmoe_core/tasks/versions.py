@@ -5,8 +5,6 @@ how work is done (workers, batches, retries, checks, automation) changes no vers
 files is for fingerprints. Imports no torch: definitions are loaded with it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 

@@ -6,8 +6,6 @@ of text for special tokens, so those are taken out, or `is_split_on` names them:
 one of them is for the reference then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tempfile
@@ -43,11 +41,7 @@ class Unfit(Exception):
 
 
 def engine_version(name: str) -> str:
-    """Of an engine's package.
-
-    Raises:
-        Unfit: It is not installed.
-    """
+    """Of an engine's package. Raises Unfit: it is not installed."""
     try:
         return version(PACKAGES[name])
     except PackageNotFoundError:
@@ -57,11 +51,8 @@ def engine_version(name: str) -> str:
 
 
 def load_engine(name: str, reference: Reference) -> Fast:
-    """An engine for a tokenizer.
-
-    Raises:
-        Unfit: It is not installed, or does not have this tokenizer.
-    """
+    """An engine for a tokenizer. Raises Unfit: it is not installed, or does not have this
+    tokenizer."""
     engine_version(name)
     with panics_as_unfit(name):
         return {"gigatoken": _gigatoken, "quicktok": _quicktok}[name](reference)

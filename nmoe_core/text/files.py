@@ -5,8 +5,6 @@ text: of a `tokenizer.json` its normaliser, splitting, model and added tokens in
 a SentencePiece model its bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
@@ -28,12 +26,8 @@ _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|
 
 
 class JsonReference(Reference):
-    """A `tokenizer.json`.
-
-    Raises:
-        TokenizerError: `tokenizers` is not installed, or does not take the file
-            (E-TOKENIZER-FILE).
-    """
+    """A `tokenizer.json`. Raises TokenizerError: `tokenizers` is not installed, or does not take
+    the file (E-TOKENIZER-FILE)."""
 
     kind: Kind = "tokenizers"
 
@@ -106,12 +100,8 @@ class JsonReference(Reference):
 
 
 class PieceReference(Reference):
-    """A SentencePiece model.
-
-    Raises:
-        TokenizerError: `sentencepiece` is not installed, or does not take the file
-            (E-TOKENIZER-FILE).
-    """
+    """A SentencePiece model. Raises TokenizerError: `sentencepiece` is not installed, or does not
+    take the file (E-TOKENIZER-FILE)."""
 
     kind: Kind = "sentencepiece"
 

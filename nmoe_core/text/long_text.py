@@ -6,8 +6,6 @@ tokenizer itself when it is loaded; one is taken if no token could span its cut 
 differs. Without a rule, and for Unigram, which looks at the whole text, texts are encoded whole.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ encoding. Shards of the same tokenizer, which may come from another library, are
 Of other shards the text of each document is tokenised again, for the model alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -53,11 +51,8 @@ class ModelIds:
 
 
 def model_ids(shards: TokenizerSettings, directory: Path, num_rows: int) -> ModelIds | None:
-    """How a model reads shards of another tokenizer; None if it reads their ids as they are.
-
-    Raises:
-        TokenizerError: As `load_tokenizer`.
-    """
+    """How a model reads shards of another tokenizer; None if it reads their ids as they are. Raises
+    TokenizerError: as `load_tokenizer`."""
     found = model_tokenizer(directory, num_rows)
     if found is None or found.name == shards.name:
         return None

@@ -7,8 +7,6 @@ document that holds one is for the reference. That takes 1 to 9 s, once: the res
 the tokenizer's fingerprint and by the versions of engine and reference.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -102,11 +100,8 @@ class Proven:
 
 
 def prove(name: str, reference: Reference) -> list[int]:
-    """The code points that an engine knows otherwise than the reference.
-
-    Raises:
-        Unfit: It cannot be used for this tokenizer.
-    """
+    """The code points that an engine knows otherwise than the reference. Raises Unfit: it cannot be
+    used for this tokenizer."""
     file = _file(name, reference)
     if (found := kept(file)) is None:
         try:

@@ -4,8 +4,6 @@ A reference knows its ids, its special tokens and its fingerprint without loadin
 that can be; the library is loaded when text is encoded or decoded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
@@ -101,10 +99,7 @@ def unreadable(
 
 class TiktokenReference(Reference):
     """An encoding of tiktoken; its size, EOS and fingerprint are kept by the library's version.
-
-    Raises:
-        TokenizerError: As `load_tiktoken`.
-    """
+    Raises TokenizerError as `load_tiktoken` does."""
 
     kind: Kind = "tiktoken"
 

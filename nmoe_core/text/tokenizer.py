@@ -7,8 +7,6 @@ time is there to find: then the batch is encoded again by the reference, which d
 process too, a warning names the text, and no later process takes the engine.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import time
@@ -169,11 +167,8 @@ class Tokenizer:
 
 def load_tokenizer(settings: TokenizerSettings | str = _DEFAULT) -> Tokenizer:
     """The tokenizer of these settings, or of that name, made once in a process while its files stay
-    as they are.
-
-    Raises:
-        TokenizerError: There is no such encoding (E-TOKENIZER-NAME), its vocabulary or file cannot
-            be read or fetched (E-TOKENIZER-VOCABULARY, E-TOKENIZER-FILE); or as `Tokenizer`.
+    as they are. Raises TokenizerError: there is no such encoding (E-TOKENIZER-NAME), its vocabulary
+    or file cannot be read or fetched (E-TOKENIZER-VOCABULARY, E-TOKENIZER-FILE); or as `Tokenizer`.
     """
     if isinstance(settings, str):
         settings = TokenizerSettings(settings)

@@ -5,8 +5,6 @@ it is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and
 project's cache. The others must be in tiktoken's cache, or be fetched by it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import logging
@@ -69,10 +67,7 @@ def kept(name: str) -> dict[str, Any] | None:
 
 def ensure_vocabulary(name: str = "o200k_base") -> Path:
     """Directory that holds a vocabulary of `CARRIED` as tiktoken expects it, made if need be.
-
-    Raises:
-        TokenizerError: The rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY).
-    """
+    Raises TokenizerError: the rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY)."""
     carried = CARRIED[name]
     named, ours = os.environ.get(CACHE_VARIABLE), cache_dir() / "tiktoken"
     for directory in (*([Path(named)] if named else []), ours):
@@ -84,12 +79,9 @@ def ensure_vocabulary(name: str = "o200k_base") -> Path:
 
 
 def load_tiktoken(name: str) -> Any:
-    """The encoding of that name, as tiktoken has it.
-
-    Raises:
-        TokenizerError: tiktoken does not know the name (E-TOKENIZER-NAME), or its vocabulary is
-            neither on this machine nor to be fetched (E-TOKENIZER-VOCABULARY).
-    """
+    """The encoding of that name, as tiktoken has it. Raises TokenizerError: tiktoken does not know
+    the name (E-TOKENIZER-NAME), or its vocabulary is neither on this machine nor to be fetched
+    (E-TOKENIZER-VOCABULARY)."""
     import tiktoken
 
     known = sorted(tiktoken.list_encoding_names())

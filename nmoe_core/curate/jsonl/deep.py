@@ -7,8 +7,6 @@ the run after a killed one continues. A document that does not fit alone is an e
 once all others are cached.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ an edited one costs one. Each block is committed to the cache when it is done: a
 one block. Equal texts are computed once. Special tokens are never added, texts are never cut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -46,10 +44,8 @@ class TextTokenizer(Protocol):
 def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> Tokenizer:
     """The tokenizer of a checkpoint (`model_tokenizer`), or the one of that name.
 
-    `model_dir` may be the directory above its `original/`; `num_rows` is that of its table.
-
-    Raises:
-        TokenizerError: There is none (E-TOKENIZER-NAME), or it is broken (E-TOKENIZER-FILE).
+    `model_dir` may be the directory above its `original/`; `num_rows` is that of its table. Raises
+    TokenizerError: there is none (E-TOKENIZER-NAME), or it is broken (E-TOKENIZER-FILE).
     """
     if name is not None:
         return load_tokenizer(TokenizerSettings(name, needs_eos=False))
@@ -126,10 +122,8 @@ def fill_cache(
 ) -> None:
     """Commit blocks of `total` records in all, one by one as they are made.
 
-    `keys` are those of all records.
-
-    Raises:
-        LockedError: Another process fills this cache (E-LOCKED).
+    `keys` are those of all records. Raises LockedError: another process fills this cache
+    (E-LOCKED).
     """
     done = 0
     with cache.writer() if total else nullcontext():

@@ -6,8 +6,6 @@ its lineage and `curation.json` (counts, diversity before and after, fingerprint
 Unchanged inputs mean no work; the preview asks the same `current_inputs` as the task.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -80,11 +80,8 @@ class EmbeddingTable:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """fp32 `[vocab, width]`.
-
-        Raises:
-            CurationError: The table is not two-dimensional (E-CURATION-EMBEDDING).
-        """
+        """fp32 `[vocab, width]`. Raises CurationError: the table is not two-dimensional
+        (E-CURATION-EMBEDDING)."""
         import torch
 
         rows = torch.as_tensor(self._load()).to(torch.float32).contiguous()
@@ -166,10 +163,8 @@ def embed_documents(
     """Yield the embeddings of documents block by block, in order: float32 `[block, width]`.
 
     `tokens` is a mapped shard; the EOS is the last token of each of the `spans`, int64 `[N, 2]`.
-
-    Raises:
-        CurationError: A token has no row in the table, or a row is not finite
-            (E-CURATION-EMBEDDING).
+    Raises CurationError: a token has no row in the table, or a row is not finite
+    (E-CURATION-EMBEDDING).
     """
     lengths = spans[:, 1] - spans[:, 0] - 1
     for run in runs_within(lengths, block_tokens, BLOCK_DOCUMENTS):

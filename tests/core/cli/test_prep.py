@@ -1,7 +1,5 @@
 """`nmoe prep` and `prep-mixture`: every flag does what it says, and bad input writes nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Shallow and deep embeddings of records, and the cache that keeps them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -129,9 +129,9 @@ def test_the_embedding_table_is_read_once_for_any_number_of_shards(
     opened: list[Any] = []
     table = EmbeddingTable.open
 
-    def counted(path: Path) -> EmbeddingTable:
+    def counted(path: Path, **how: Any) -> EmbeddingTable:
         opened.append(path)
-        return table(path)
+        return table(path, **how)
 
     monkeypatch.setattr(EmbeddingTable, "open", counted)
     monkeypatch.setattr("nmoe_core.curate.topics.model.load_topic_model", lambda path: None)

@@ -1,7 +1,5 @@
 """Pieces of a text give the tokens of the whole, in every encoding."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """A tokenizer of one's own goes through prep, loader and export, in uint16 where its ids fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Text that a trainer's run names is tokenised by prep, once, into a cache."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Token ids equal tiktoken's, offline, whatever the engine."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

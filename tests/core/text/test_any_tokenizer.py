@@ -1,7 +1,5 @@
 """Any tokenizer gives the ids of the library that defines it, through whatever engine is chosen."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
