@@ -85,20 +85,21 @@ def _due(mode: str, ignored: Collection[dg.AssetKey]) -> Condition:
     run and before the next tick.
     """
     changed = _any_deps(_AC.data_version_changed(), ignored).with_label("an input's content")
-    changed_meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE}).with_label(
-        "an input changed while it was made"
-    )
-    reason = _code_changed | changed | changed_meanwhile
+    reason = _code_changed | changed
     if mode == "make":
-        reason |= _AC.missing().newly_true()
+        # What is made later is new content of an input.
+        reason |= _AC.initial_evaluation() & _AC.missing()
+    changed_meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
     # Dagster compares the times of the two where both are new.
     changed_after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
     made = (
         _AC.newly_updated()
-        & ~changed_meanwhile
+        & ~changed_meanwhile.with_label("an input changed while it was made")
         & ~changed_after.with_label("an input was made after it")
     )
-    return reason.since((_AC.newly_requested() | made) & ~_code_changed)
+    # A run that is only requested may begin before an input that changed in the same tick.
+    requested = _AC.newly_requested() & ~changed
+    return reason.since((requested | made) & ~_code_changed)
 
 
 def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
