@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-import tiktoken
 
 from benchmarks.environments import TORCH
 from benchmarks.prep.measure import Measured, run
-from nmoe_core.text.tokenizer import load_tokenizer
-from nmoe_core.text.vocabulary import ensure_vocabulary
+from nmoe_core.text.vocabulary import ensure_vocabulary, load_tiktoken
 
 _VOCABULARY_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 
@@ -141,8 +139,7 @@ def _tokenizer_json(path: Path) -> Path:
     if not path.exists():
         from transformers.convert_slow_tokenizer import TikTokenConverter
 
-        load_tokenizer("o200k_base")  # from here on tiktoken finds its file without a network
-        pattern = tiktoken.get_encoding("o200k_base")._pat_str
+        pattern = load_tiktoken("o200k_base")._pat_str
         vocabulary = str(ensure_vocabulary() / _VOCABULARY_FILE)
         converted = TikTokenConverter(vocab_file=vocabulary, pattern=pattern).converted()
         tokenizer = orjson.loads(converted.to_str())

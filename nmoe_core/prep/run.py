@@ -6,6 +6,7 @@ keeps the place of a pass: the next run goes on with a pass that was ended in an
 most a few seconds of work again. Memory: about `2 * workers` blocks of 2 MiB.
 """
 
+import logging
 import resource
 import shutil
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
-from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError
+from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError, TokenizerError
 from nmoe_core.base.fingerprint import keep_digests, recall_digests, recorded, sha256_json
 from nmoe_core.compute.api import Map, open_pool
 from nmoe_core.prep.existing import (
@@ -55,6 +56,8 @@ __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manif
 Existing = Literal["refuse", "update", "remake"]
 # Errors that the next run may well not meet: what was done so far is kept for it.
 _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
+_LOG = logging.getLogger(__name__)
+_INEXACT = ("E-TOKENIZER-DRIFT",)  # an engine differs from its reference
 _DIGESTS_NAME = "digests.json"  # of the source's files, beside the journal
 
 
@@ -121,7 +124,15 @@ def prep_shards(
         plan = replace(plan, known_stop=_recorded_stop(plan))
     if existing == "remake" and plan.is_of_all_shards and (split_dir / MANIFEST_NAME).exists():
         plan = replace(plan, split_dir=directory_beside(split_dir))
-    report = _make(plan, split_dir, existing, progress)
+    try:
+        report = _make(plan, split_dir, existing, progress)
+    except TokenizerError as error:
+        if error.code not in _INEXACT or settings.engine == "reference":
+            raise
+        # The engine may have differed on texts before the one that a sample found.
+        _LOG.warning("[%s] %s; this pass starts again with the reference", error.code, error)
+        exact = replace(settings, engine="reference")
+        return prep_shards(split, exact, split_dir, buckets, existing, progress)
     report.skipped = current
     return report
 

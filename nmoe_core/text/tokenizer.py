@@ -3,8 +3,8 @@
 The library that defines a tokenizer is its reference. `engine = "auto"` takes the fastest engine
 that is proven to give the reference's ids (`proof`), and the reference where there is none. Engines
 are not part of an output's identity. What a proof did not see, a sample of at most 3 % of the cpu
-time is there to find: then the batch is encoded again by the reference, which does the rest of the
-process too, a warning names the text, and no later process takes the engine.
+time is there to find: that is an error, and no later process takes the engine. Prep then starts
+again with the reference.
 """
 
 import functools
@@ -67,14 +67,14 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], payloads: Sequence[bytes] | None = None
     ) -> Encoded:
-        """Token ids of the texts, whose UTF-8 is `payloads`; special tokens are not recognised."""
+        """Token ids of the texts, whose UTF-8 is `payloads`; special tokens are not recognised.
+        Raises TokenizerError: the engine differs from the reference (E-TOKENIZER-DRIFT)."""
         if self._fast is None:
             return self._reference.encode(texts)
         payloads = [text.encode() for text in texts] if payloads is None else payloads
         apart = self._fast.suspects.among(texts, payloads)
         encoded = self._fast.encode(payloads)
-        if self._has_drifted(texts, set(apart)):
-            return self._reference.encode(texts)
+        self._compare_sample(self._fast, texts, set(apart))
         if not apart:
             return encoded
         rows = np.split(encoded.ids, np.asarray(encoded.offsets)[1:-1])
@@ -139,30 +139,32 @@ class Tokenizer:
             )
         return found
 
-    def _has_drifted(self, texts: Sequence[str], apart: set[int]) -> bool:
-        """Whether the engine differs on a sample; nothing is encoded where that costs too much."""
+    def _compare_sample(self, fast: Proven, texts: Sequence[str], apart: set[int]) -> None:
+        """Compare a text of a batch with the reference, unless that costs too much by now."""
         started = time.process_time()
         if started < self._since:  # this process was forked since
             self._since = 0.0
-        fast, self._batches = self._fast, self._batches + 1
-        is_dear = self._spent > SAMPLE_SHARE * (started - self._since)
-        if fast is None or is_dear or not texts:
-            return False
+        self._batches += 1
+        if not texts or self._spent > SAMPLE_SHARE * (started - self._since):
+            return
         chosen = self._batches * 7919 % len(texts)
         text = texts[chosen][:_SAMPLE_CHARS].strip()
         found = fast.encode([text.encode()]).ids
-        has_drifted = chosen not in apart and not np.array_equal(found, self._reference.row(text))
+        is_equal = chosen in apart or np.array_equal(found, self._reference.row(text))
         if self._spent == _LOAD_S:
             self._spent = 0.0
         self._spent += time.process_time() - started
-        if has_drifted:
+        if not is_equal:
             reason = f"its ids differ on {text[:60]!r}"
-            _LOG.warning(
-                "[E-TOKENIZER-DRIFT] engine %s: %s; the reference takes over", fast.name, reason
-            )
             disprove(fast.name, self._reference, reason)
             self._fast, self.engine = None, "reference"
-        return has_drifted
+            raise TokenizerError(
+                f"engine {fast.name} does not tokenise as {self._reference.kind} does",
+                where=self.name,
+                found=reason,
+                do="run again: later runs do not use the engine",
+                code="E-TOKENIZER-DRIFT",
+            )
 
 
 def load_tokenizer(settings: TokenizerSettings | str = _DEFAULT) -> Tokenizer:

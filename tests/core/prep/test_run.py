@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiktoken
 
 from loader.files.format import load_manifest
 from nmoe_core.config.tables import ComputeTable
@@ -19,6 +18,7 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import START, OnError, Rows, Split
 from nmoe_core.text.normalise import normalize_text
+from nmoe_core.text.vocabulary import load_tiktoken
 from tests.core.prep.conftest import Web, read_documents
 from tests.refusals import refused
 
@@ -33,7 +33,7 @@ def test_shards_hold_every_document_in_its_bucket_with_one_eos(
     web: Web, documents: list[dict[str, str]]
 ) -> None:
     web.prep()
-    encode = tiktoken.get_encoding("o200k_harmony").encode_ordinary
+    encode = load_tiktoken("o200k_harmony").encode_ordinary
     expected: dict[int, list[list[int]]] = {b: [] for b in range(4)}
     for document in documents:
         bucket = int(hashlib.md5(document["id"].encode()).hexdigest()[:16], 16) % 4
@@ -101,7 +101,7 @@ def test_documents_are_filtered_truncated_and_counted(
     web: Web, documents: list[dict[str, str]]
 ) -> None:
     web = web.with_(min_doc_tokens=40, max_doc_tokens=100)
-    encode = tiktoken.get_encoding("o200k_harmony").encode_ordinary
+    encode = load_tiktoken("o200k_harmony").encode_ordinary
     num_long = sum(len(encode(normalize_text(d["text"]))) > 100 for d in documents)
     report = web.prep()
     lengths = [len(row) for b in range(4) for row in read_documents(web.out / f"shard_{b:04d}")]

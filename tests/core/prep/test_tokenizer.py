@@ -17,6 +17,7 @@ import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nmoe_core import JSONLSource, PrepConfig, PrepPipeline
 from nmoe_core.base.settings import Engine, TokenizerSettings
 from nmoe_core.cli import main
 from nmoe_core.sources.jsonl import JsonlSource
@@ -24,7 +25,9 @@ from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Record
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import load_tokenizer
-from nmoe_core.text.vocabulary import ensure_vocabulary
+from nmoe_core.text.vocabulary import ensure_vocabulary, load_tiktoken
+from tests.core.prep.conftest import tree_digest
+from tests.project import json_lines
 from tests.refusals import refused
 
 TEXTS = [
@@ -45,7 +48,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 def _reference(text: str) -> list[int]:
-    return tiktoken.get_encoding("o200k_harmony").encode_ordinary(text)
+    return load_tiktoken("o200k_harmony").encode_ordinary(text)
 
 
 def test_every_engine_gives_the_ids_of_tiktoken(engine: Engine) -> None:
@@ -116,7 +119,7 @@ def test_an_engine_that_differs_is_refused_by_name_and_passed_over_by_auto(
     assert load_tokenizer(TokenizerSettings("o200k_base")).engine == "quicktok"
 
 
-def test_a_difference_that_a_sample_finds_is_repaired_and_reported(
+def test_a_difference_that_a_sample_finds_is_an_error_and_prep_starts_again_with_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("gigatoken")
@@ -125,10 +128,27 @@ def test_a_difference_that_a_sample_finds_is_repaired_and_reported(
     _engine_that_differs(monkeypatch, tmp_path, [1, 2, 3])
     chosen = TokenizerSettings("cl100k_base", "gigatoken", eos_token="<|fim_prefix|>")
     tokenizer, texts = load_tokenizer(chosen), ["any text", "and another"]
-    expected = tiktoken.get_encoding("cl100k_base").encode_ordinary_batch(texts)
+    with refused("E-TOKENIZER-DRIFT", "its ids differ on 'an"):
+        tokenizer.rows(texts)
+    expected = load_tiktoken("cl100k_base").encode_ordinary_batch(texts)
     assert [row.tolist() for row in tokenizer.rows(texts)] == expected
     assert tokenizer.engine == "reference"
-    assert "[E-TOKENIZER-DRIFT] engine gigatoken: its ids differ on 'an" in caplog.text
+
+    (tmp_path / "in.jsonl").write_text(json_lines({"text": f"text {i} " * 20} for i in range(50)))
+    digests = []
+    engines: tuple[Engine, ...] = ("gigatoken", "reference")
+    for engine in engines:
+        config = PrepConfig(
+            output_dir=tmp_path / engine,
+            dataset_name="web",
+            tokenizer="cl100k_base",
+            eos_token="<|fim_middle|>",
+            engine=engine,
+        )
+        assert PrepPipeline(JSONLSource(tmp_path / "in.jsonl"), config).run().total_documents == 50
+        digests.append(tree_digest(tmp_path / engine))
+    assert digests[0] == digests[1]
+    assert "this pass starts again with the reference" in caplog.text
     monkeypatch.undo()
     monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path))
     with refused("E-TOKENIZER-ENGINE", "its ids differ on"):

@@ -16,6 +16,7 @@ from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.proof import probe_texts
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
+from nmoe_core.text.vocabulary import load_tiktoken
 from tests.refusals import refused
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -141,9 +142,7 @@ def adversarial() -> list[str]:
 def reference_rows(form: str, name: str, texts: list[str]) -> list[list[int]]:
     """Ids by the library itself; a text that spells a special token is ordinary text."""
     if form.endswith("_base"):
-        import tiktoken
-
-        return tiktoken.get_encoding(name).encode_ordinary_batch(texts)
+        return load_tiktoken(name).encode_ordinary_batch(texts)
     if form.startswith("sentencepiece"):
         return sentencepiece.SentencePieceProcessor(model_file=name).encode(texts, out_type=int)
     own = tokenizers.Tokenizer.from_file(name)
