@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
-from nmoe_core.text.vocabulary import load_tiktoken
+import tiktoken
 
 
 def main() -> None:
     """Tokenise the file named on the command line."""
-    encode = load_tiktoken("o200k_harmony").encode_ordinary
+    encode = tiktoken.get_encoding("o200k_harmony").encode_ordinary
     num_tokens = 0
     with open(sys.argv[1], encoding="utf-8") as file:
         for line in file:
