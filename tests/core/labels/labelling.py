@@ -64,4 +64,4 @@ class Labelling:
     def break_off(self, *left: bytes) -> None:
         """The state of a labelling that was killed when its file held these bytes."""
         (self.shard() / "scores.jsonl").write_bytes(b"".join(left))
-        (self.shard() / "summary.json").unlink()
+        (self.shard() / "summary.json").unlink(missing_ok=True)
