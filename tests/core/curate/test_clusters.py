@@ -35,9 +35,7 @@ def planted(num_rows: int, num_groups: int, width: int = 16, noise: float = 0.25
 
 
 @pytest.mark.parametrize(("first_rows", "least"), [(400, 0.75), (10_000, 0.95)])
-def test_streamed_and_whole_fits_find_planted_groups_in_sorted_rows(
-    monkeypatch, tmp_path, first_rows, least
-):
+def test_fits_find_planted_groups_in_sorted_rows(monkeypatch, tmp_path, first_rows, least):
     monkeypatch.setattr(topic_model, "FIRST_ROWS", first_rows)
     monkeypatch.setattr(topic_model, "BATCH_ROWS", 256)
     rows, group = planted(4000, 8)

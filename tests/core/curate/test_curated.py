@@ -165,9 +165,7 @@ def _of_another_version(raw: bytes) -> bytes:
         ("E-SHARD-IDS", IDS, lambda raw: raw.split(b"\n", 1)[1], None),
     ],
 )
-def test_inputs_that_are_missing_damaged_or_of_other_documents_are_refused(
-    graded, code, pattern, damage, named
-):
+def test_missing_damaged_and_other_inputs_are_refused(graded, code, pattern, damage, named):
     path = next(graded.root.glob(pattern))
     raw = path.read_bytes()
     path.unlink()
@@ -333,9 +331,7 @@ combine_curated(tree, "web", 2, settings)
 
 # Inside a file, between files, at the swap of a shard, at the manifest of the source.
 @pytest.mark.parametrize("failpoint", ["write:30", "fsync:3", "rename:2", "rename:6"])
-def test_a_killed_curation_run_again_makes_the_same_bytes_as_one_elsewhere(
-    graded, tmp_path, failpoint
-):
+def test_a_killed_curation_ends_in_the_bytes_of_one_elsewhere(graded, tmp_path, failpoint):
     other = replace(graded, root=tmp_path / "other")
     shutil.copytree(graded.root, other.root)
     other.curate_all()

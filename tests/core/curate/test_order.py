@@ -109,9 +109,7 @@ def test_every_order_is_the_one_that_earlier_versions_made(name: str):
 
 @settings(max_examples=60)
 @given(documents, turns, turns, st.integers(1, 600), st.integers(0, 599))
-def test_every_order_is_a_permutation_and_the_same_for_other_types(
-    rows, seed, epoch, seq_len, offset
-):
+def test_every_order_is_a_permutation_for_all_types(rows, seed, epoch, seq_len, offset):
     clusters, tokens = np.asarray(rows, np.int64).reshape(-1, 2).T
     for name in ORDERS:
         options = needed(name, len(rows), seq_len) | {"seed": seed, "epoch": epoch}

@@ -95,9 +95,7 @@ BOTH = {"shard_0000", "shard_0001"}
 
 
 @pytest.mark.parametrize("order", ["auto", "golden", "bin_packing"])
-def test_other_settings_are_foretold_where_curation_then_writes(
-    configure: Configure, order: str
-) -> None:
+def test_stale_settings_are_foretold_as_then_written(configure: Configure, order: str) -> None:
     later = RESUME | {"resume_from_token": {"web": 3000}}
     steps = [(256, {}, BOTH), (256, {}, set()), (192, {}, BOTH), (192, {"seq_len": 320}, BOTH)]
     steps += [(256, {"epoch": 1}, BOTH), (256, {}, BOTH), (256, RESUME, BOTH)]

@@ -165,9 +165,7 @@ def test_keys_that_end_in_zero_bytes_are_kept_apart(tmp_path: Path):
     ("model", "width", "torn"),
     [("n", 3, ""), ("m", 4, ""), ("m", 3, KEYS_NAME), ("m", 3, ROWS_NAME)],
 )
-def test_a_cache_of_another_model_or_width_or_with_lost_rows_is_refused(
-    tmp_path: Path, model: str, width: int, torn: str
-):
+def test_a_cache_of_others_or_torn_is_refused(tmp_path: Path, model: str, width: int, torn: str):
     filled(tmp_path)
     if torn:
         (tmp_path / torn).write_bytes((tmp_path / torn).read_bytes()[:-1])
@@ -284,9 +282,7 @@ def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
     assert max(model.sizes) <= 80  # it has learnt, and tries a little more again
 
 
-def test_a_document_that_does_not_fit_alone_is_an_error_that_keeps_the_others(
-    tmp_path, checkpoint, monkeypatch
-):
+def test_a_document_that_does_not_fit_keeps_the_others(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(
         DeepEmbedder,
         "__call__",

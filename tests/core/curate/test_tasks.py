@@ -81,9 +81,7 @@ def test_the_command_writes_what_the_assets_write_with_small_pictures(graded_run
     assert corpus.times(corpus.topics) == times  # drawn once a model
 
 
-def test_a_regrade_that_moves_a_later_shard_fails_a_blocking_check_until_it_follows(
-    graded_run, corpus, capsys
-):
+def test_a_regrade_that_moves_a_later_shard_fails_a_check(graded_run, corpus, capsys):
     run = corpus.configure({"order": "window_fill"})
     assert command(run) == 0
     corpus.grade(0, lambda i: "keep" if i % 4 else "drop")

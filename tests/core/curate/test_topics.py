@@ -90,9 +90,7 @@ def test_damaged_labels_are_made_again(corpus):
         assert path.read_bytes() == whole
 
 
-def test_another_model_relabels_and_a_killed_run_leaves_no_summary_for_replaced_labels(
-    corpus, monkeypatch
-):
+def test_a_killed_relabelling_leaves_no_summary_of_other_labels(corpus, monkeypatch):
     fitted, assigned = corpus.fit(), corpus.assign(0)
     refitted = corpus.fit(num_topics=4)
     assert refitted.facts["changed"]

@@ -43,9 +43,7 @@ def test_a_line_that_is_no_document_is_refused_by_its_number(
     assert refused.value.code == ("E-DOCID" if "twice" in str(refused.value) else "E-SOURCE-RECORD")
 
 
-def test_a_file_that_is_missing_or_compressed_or_lacks_the_named_id_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_files_that_are_missing_or_packed_or_lack_ids_are_refused(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": "a", "text": "t"}\n')
     (tmp_path / "in.jsonl.gz").write_bytes(b"")
     for name in ("no.jsonl", "in.jsonl.gz"):
@@ -55,9 +53,7 @@ def test_a_file_that_is_missing_or_compressed_or_lacks_the_named_id_is_refused(
         JsonlTexts(tmp_path / "in.jsonl", id_field="doc_id")
 
 
-def test_json_lines_are_labelled_with_the_ids_and_texts_that_prep_gives_them(
-    tmp_path: Path,
-) -> None:
+def test_json_lines_are_labelled_under_the_ids_that_prep_gives(tmp_path: Path) -> None:
     path, out = tmp_path / "web.jsonl", tmp_path / "out"
     texts = [" a\r\nb ", None, "w3 " * 40, "w5\ud83d"]
     keys = [{}, {"id": 7}, {"id": ""}, {"doc_id": "a", "source": "s"}]

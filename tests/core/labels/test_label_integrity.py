@@ -81,7 +81,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_summary_that_was_changed_is_refused_and_one_of_an_earlier_version_is_not(
+def test_a_changed_summary_is_refused_and_an_old_one_is_read(
     labelled: Labelling, name: str
 ) -> None:
     noise = labelled.merged.with_name("noise_val.json")

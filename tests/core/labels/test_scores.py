@@ -57,9 +57,7 @@ def test_stored_scores_are_clamped_rounded_and_recomputable_from_their_file_form
     assert aggregate(np.array(list(written.values()))) == aggregate(scores)[0]
 
 
-def test_the_shipped_rubric_has_five_dimensions_and_a_hash_of_every_word(
-    tmp_path: Path, rubric: Rubric
-) -> None:
+def test_the_shipped_rubric_has_a_hash_of_every_word(tmp_path: Path, rubric: Rubric) -> None:
     assert [*rubric.dimensions] == list(DIMENSIONS)
     assert all(len(d.grades) == 5 for d in rubric.dimensions.values())
     assert all(name in rubric.text() for name in DIMENSIONS)

@@ -64,9 +64,7 @@ def test_files_are_ordered_by_path_component_and_unnamed_files_are_left_out(tmp_
     assert directories == sorted(directories, key=["s", "s-b"].index)
 
 
-def test_a_second_call_does_no_work_until_data_or_files_change(
-    tmp_path: Path, data_root: Path
-) -> None:
+def test_no_work_is_done_until_data_or_files_change(tmp_path: Path, data_root: Path) -> None:
     tree = Tree.below(tmp_path)
     first = write_source_slices(tree, "web")
     path = tree.source_slices("web") / "docids_train.jsonl"

@@ -60,9 +60,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("text", ANSWERS)
-def test_only_a_final_answer_that_is_the_object_is_a_label_of_the_engine_and_of_completions(
-    server: JudgeServer, text: str
-) -> None:
+def test_only_a_final_answer_that_is_the_object_is_a_label(server: JudgeServer, text: str) -> None:
     tokens, (reason, outcome) = tokens_of(text.removesuffix("<|return|>")), ANSWERS[text]
     has_stopped = reason != "length"
     strict, lenient = (read_answer(tokens, has_stopped, salvage=s) for s in (False, True))
@@ -82,9 +80,7 @@ def test_only_a_final_answer_that_is_the_object_is_a_label_of_the_engine_and_of_
     assert result.raw in text.replace(NEXT + FINAL, "")
 
 
-def test_an_opened_final_channel_is_read_and_only_return_and_call_stop_an_answer(
-    server: JudgeServer,
-) -> None:
+def test_an_opened_final_channel_is_read_to_return_or_call(server: JudgeServer) -> None:
     result = read_answer(tokens_of(GOOD), True, opened=True)
     assert (result.scores, result.finish_reason) == (SCORES, "final_stop")
     actions = set(encoding().stop_tokens_for_assistant_actions())
@@ -135,9 +131,7 @@ def test_a_chat_answer_that_is_not_five_grades_fails_with_its_text_and_reason(
         ("completions", text_completion(f"analysisNot sure.assistantfinal{GOOD}")),
     ],
 )
-def test_what_is_salvaged_on_request_is_marked_and_of_another_scorer_version(
-    server: JudgeServer, api: Any, reply: Any
-) -> None:
+def test_what_is_salvaged_is_of_another_scorer(server: JudgeServer, api: Any, reply: Any) -> None:
     server.always(reply)
     for salvage, scores in ((False, None), (True, SCORES)):
         result = server.ask_one(api=api, salvage=salvage)
@@ -156,9 +150,7 @@ _TOKENS = (_CONTROL | st.integers(0, 199997)).map(lambda token: [token]) | _WORD
 
 @settings(max_examples=200)
 @given(st.lists(_TOKENS, max_size=30), st.booleans(), st.booleans())
-def test_any_tokens_give_scores_or_a_reason(
-    parts: list[list[int]], stop: bool, opened: bool
-) -> None:
+def test_tokens_give_scores_or_a_reason(parts: list[list[int]], stop: bool, opened: bool) -> None:
     tokens = [token for part in parts for token in part]
     result = read_answer(tokens, stop, opened, salvage=True)
     assert result.finish_reason in ("final_stop", "stop_outside_final", "length", "parser_error")
@@ -195,9 +187,7 @@ _AROUND = st.lists(st.sampled_from(_WRAPPERS) | st.text(max_size=8), max_size=6)
 
 @settings(max_examples=400)
 @given(_AROUND, _AROUND, st.lists(st.integers(0, 4), min_size=5, max_size=5))
-def test_an_object_among_other_words_is_no_label_and_is_found_on_request_where_it_is_the_only_one(
-    before: str, after: str, grades: list[int]
-) -> None:
+def test_an_object_among_words_is_only_salvaged(before: str, after: str, grades: list[int]) -> None:
     scores = dict(zip(DIMENSIONS, grades))
     text = before + json.dumps(scores) + after
     inside = text.strip(" \t\r\n").removesuffix("```").strip()

@@ -141,9 +141,7 @@ def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
 @pytest.mark.parametrize("stray", [OK + b"!", b"HTTP/1.1 200 OK\r\nContent-Le", b"stray"])
-def test_bytes_without_a_request_are_never_part_of_the_next_answer(
-    stray: bytes, pause_s: float
-) -> None:
+def test_stray_bytes_are_no_part_of_the_next_answer(stray: bytes, pause_s: float) -> None:
     async def talk(client: Client) -> None:
         while True:
             _, body = await client.request()

@@ -36,9 +36,7 @@ def ask(oracle: EngineOracle, texts: list[str]) -> dict[int, OracleResult]:
     return dict(results)
 
 
-def test_random_weights_give_failures_that_do_not_depend_on_the_batch(
-    make: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_do_not_depend_on_batches(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
     oracle = make(max_ctx=764, max_new=24)
     found = ask(oracle, TEXTS)
@@ -96,9 +94,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
 THINK, ANSWER = f"{ANALYSIS}Let me see.{NEXT}", f"{FINAL}{GOOD}<|return|>"
 
 
-def test_an_answer_ends_with_its_first_action_stop_and_not_with_the_end_of_reasoning(
-    make: Callable, scripted: Callable
-) -> None:
+def test_an_answer_ends_with_its_first_action_stop(make: Callable, scripted: Callable) -> None:
     generator = scripted(
         THINK + ANSWER + "more",
         f"{ANALYSIS}Hm.<|return|>more",
@@ -131,9 +127,7 @@ def test_reasoning_ends_at_its_budget_but_an_answer_under_way_is_not_interrupted
     assert generator.written[0] == wanted
 
 
-def test_places_are_filled_as_they_get_free_and_an_abandoned_run_cancels_the_rest(
-    make: Callable, scripted: Callable
-) -> None:
+def test_free_places_are_filled_until_the_run_is_closed(make: Callable, scripted: Callable) -> None:
     generator = scripted(*[THINK * (i % 3) + ANSWER for i in range(20)])
     taken: list[int] = []
 
@@ -168,9 +162,7 @@ def test_the_version_is_measured_and_published_shapes_have_their_names(
         assert model_name(cast(Any, SimpleNamespace(**shape))) == name
 
 
-def test_what_cannot_label_is_refused_before_anything_is_loaded(
-    rubric: Rubric, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_label_is_not_loaded(rubric: Rubric, checkpoint: Path, tmp_path: Path) -> None:
     small = make_tiny_checkpoint(tmp_path, num_layers=2, vocab_size=512)
     with pytest.raises(CheckpointError, match="vocabulary"):
         EngineOracle(small, settings(), rubric)

@@ -83,9 +83,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_passes_costs_a_try_and_one_that_stays_a_failed_label(
-    server: JudgeServer, fault: str
-) -> None:
+def test_a_fault_costs_a_try_and_one_that_stays_a_label(server: JudgeServer, fault: str) -> None:
     reply, reason = FAULTS[fault]
     documents, rng = documents_of(30), random.Random(0)
     hit, poison = set(documents[::3]), {documents[4], documents[29]} if reason else set()
@@ -107,9 +105,7 @@ def test_a_fault_that_passes_costs_a_try_and_one_that_stays_a_failed_label(
 
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"resets": True}, *ERRORS.values()])
-def test_when_every_document_fails_the_run_ends_and_no_label_is_made(
-    server: JudgeServer, fault: Any
-) -> None:
+def test_a_run_of_failures_alone_ends_without_a_label(server: JudgeServer, fault: Any) -> None:
     server.always(Reply(**fault))
     seen: list[Any] = []
     with refused("E-LABEL-ORACLE-DOWN"):
@@ -152,9 +148,7 @@ def test_a_storm_of_refusals_lowers_concurrency_and_it_recovers(server: JudgeSer
     assert max(seen[-50:]) >= 6
 
 
-def test_a_server_that_is_not_there_ends_the_run_and_one_that_comes_back_does_not(
-    server: JudgeServer,
-) -> None:
+def test_a_server_that_is_gone_ends_the_run_unless_it_comes_back(server: JudgeServer) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -170,9 +164,7 @@ def test_a_server_that_is_not_there_ends_the_run_and_one_that_comes_back_does_no
     started_later[0].close()
 
 
-def test_another_model_in_the_reply_is_refused_and_a_dated_snapshot_is_not(
-    server: JudgeServer,
-) -> None:
+def test_another_model_is_refused_and_a_dated_snapshot_is_not(server: JudgeServer) -> None:
     server.always(completion(GOOD, model=f"{MODEL}-2026-01-31"))
     assert server.ask_one().scores
     server.always(completion(GOOD, model=f"{MODEL}-mini"))
@@ -203,9 +195,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_fact_version_or_message
         assert "cret" not in str(unusable.value)
 
 
-def test_an_outage_keeps_what_was_labelled_and_the_next_run_asks_only_for_the_rest(
-    server: JudgeServer, tmp_path: Path
-) -> None:
+def test_after_an_outage_only_the_rest_is_asked_for(server: JudgeServer, tmp_path: Path) -> None:
     scores, once = tmp_path / "out" / "scores.jsonl", ("--set", "oracle.http.max_attempts=1")
 
     def behave(document: str, nth: int) -> Reply:
@@ -227,9 +217,7 @@ def test_an_outage_keeps_what_was_labelled_and_the_next_run_asks_only_for_the_re
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_kills_lose_no_label_ask_for_none_again_and_leave_the_same_bytes(
-    server: JudgeServer, tmp_path: Path, kills: int
-) -> None:
+def test_kills_end_in_the_same_bytes(server: JudgeServer, tmp_path: Path, kills: int) -> None:
     count, out = 60 * kills, tmp_path / "out"
     server.behave = lambda d, nth: late(answers(d, nth), 0.02)
     code = "import sys; from nmoe_core.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -260,9 +248,7 @@ TOO_LONG = b'{"error": {"message": "maximum context length is 4096 tokens"}}'
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_document_the_server_refuses_for_good_is_a_failed_label_however_many_follow(
-    server: JudgeServer, tmp_path: Path, status: int
-) -> None:
+def test_a_refused_document_gets_no_label(server: JudgeServer, tmp_path: Path, status: int) -> None:
     refusal, documents = Reply(TOO_LONG, status), documents_of(50)
     server.behave = lambda d, nth: refusal if d in documents else answers(d, nth)
     assert label(server.url, tmp_path, 60) == 0
@@ -297,9 +283,7 @@ def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no
 
 
 @pytest.mark.parametrize("reason", ["http_error", "http_500", "timeout", "x" * 5000])
-def test_a_finish_reason_of_the_servers_own_is_no_failure_of_the_server(
-    server: JudgeServer, reason: str
-) -> None:
+def test_a_finish_reason_of_the_servers_own_is_no_failure(server: JudgeServer, reason: str) -> None:
     server.always(completion("no scores", reason=reason))
     found = server.ask(documents_of(40))
     assert {r.finish_reason for r in found.values()} == {reason[:64]}
@@ -362,9 +346,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-def test_a_reply_that_does_not_end_is_cut_at_its_limit_and_ends_the_run_in_one_line(
-    server: JudgeServer, flood: str
-) -> None:
+def test_a_reply_without_end_is_cut_at_its_limit(server: JudgeServer, flood: str) -> None:
     first, more = FLOODS[flood]
     num_sent = 0
 

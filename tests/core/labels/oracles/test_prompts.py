@@ -66,9 +66,7 @@ def test_a_prompt_reads_as_harmony_renders_it_and_completions_get_the_same(
     assert ("response_format" in request) == (reasoning == "none")
 
 
-def test_chat_asks_for_the_schema_and_for_greedy_answers(
-    server: JudgeServer, rubric: Rubric
-) -> None:
+def test_chat_asks_for_the_schema_and_greedily(server: JudgeServer, rubric: Rubric) -> None:
     list(server.oracle().label([Question("a"), Question("a", attempt=2)]))
     first, second = sorted(server.requests, key=lambda r: r["temperature"])
     schema = first["response_format"]["json_schema"]
@@ -81,9 +79,7 @@ def test_chat_asks_for_the_schema_and_for_greedy_answers(
 
 @pytest.mark.parametrize("room", [1024, 2048])
 @pytest.mark.parametrize("text", ["word " * 50_000, "x" * 200_000, "東京\U0001f468" * 30_000])
-def test_a_long_document_loses_its_end_and_never_the_rubric_or_the_opening(
-    rubric: Rubric, text: str, room: int
-) -> None:
+def test_a_long_document_loses_its_end_alone(rubric: Rubric, text: str, room: int) -> None:
     made = JudgePrompt(rubric, room)
     tokens, is_truncated = made.prompt(text)
     assert is_truncated
@@ -121,9 +117,7 @@ def test_no_document_spells_a_control_token_to_a_server(server: JudgeServer, api
     assert OTHER in asked[1]
 
 
-def test_the_version_follows_prompt_and_decoding_and_not_the_address(
-    server: JudgeServer, rubric: Rubric
-) -> None:
+def test_the_version_is_of_prompt_and_decoding(server: JudgeServer, rubric: Rubric) -> None:
     base = server.oracle().fingerprint
     for same in ({"base_url": "http://elsewhere/v1"}, {"concurrency": 1}):
         assert server.oracle(**same).fingerprint == base

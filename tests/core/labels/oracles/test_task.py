@@ -26,9 +26,7 @@ def run_of(project: Path, oracle: str) -> Run:
     return Run(path)
 
 
-def test_a_run_labels_over_http_with_two_lines_of_settings(
-    project: Path, server: JudgeServer
-) -> None:
+def test_a_run_labels_over_http_with_two_settings(project: Path, server: JudgeServer) -> None:
     settings = f'kind = "http"\nrelabel = 2\n[oracle.http]\nbase_url = "{server.url}"\n'
     run = run_of(project, settings + f'model = "{MODEL}"')
     outputs = label_slices(run, ["web"], ["train-00", "val-01"])
@@ -72,8 +70,6 @@ HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
         ("retry_failed = -1", "retry_failed"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_when_the_run_is_read(
-    tmp_path: Path, oracle: str, named: str
-) -> None:
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, oracle: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         run_of(tmp_path, oracle)
