@@ -6,7 +6,6 @@ experts over one or several files, and writes the Hugging Face twin that transfo
 """
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from nmoe_core.engine import ModelConfig, Transformer
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
 from nmoe_core.engine.weights.layout import HUGGING_FACE, ORIGINAL
-from tests.core.engine.builders import SMALL, make_generator, prompt_of, random_tensors
+from tests.core.engine.builders import SMALL, random_tensors
 from tests.golden.engine.recipe import write_checkpoint
 
 transformers = pytest.importorskip("transformers")
@@ -27,33 +26,10 @@ FORMS = (MXFP4, "bfloat16")
 
 
 def load_reference(directory: Path) -> Any:
-    """The float32 model of transformers, its MXFP4 experts decoded."""
-    config = transformers.AutoConfig.from_pretrained(directory)
-    is_quantised = getattr(config, "quantization_config", None) is not None
-    decode = {"quantization_config": transformers.Mxfp4Config(dequantize=True)}
+    """The float32 model of transformers."""
     return transformers.GptOssForCausalLM.from_pretrained(
-        directory,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        **(decode if is_quantised else {}),
+        directory, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-
-
-def assert_equal_to_transformers(
-    directory: Path, twin: Path | None = None, length: int = 40
-) -> None:
-    """Compare logits and hidden states; transformers reads `twin`, if there is one."""
-    ours, theirs = Transformer.from_checkpoint(directory), load_reference(twin or directory)
-    depth = ours.config.num_hidden_layers
-    generator = torch.Generator().manual_seed(length)
-    ids = torch.randint(0, ours.config.vocab_size, (2, length), generator=generator)
-    logits, hidden = ours(ids, return_hidden_states=range(1, depth + 1))
-    with torch.no_grad():
-        expected = theirs(ids, output_hidden_states=True, use_cache=False)
-    assert (logits - expected.logits).abs().max() <= LOGITS_ATOL
-    # The last state of transformers is after the final norm.
-    for tap, state in enumerate(expected.hidden_states[1:depth], 1):
-        assert (hidden[tap] - state).norm() / state.norm() <= HIDDEN_RTOL
 
 
 def _config(rng: random.Random, layout: str, form: str) -> ModelConfig:
@@ -116,27 +92,21 @@ def test_a_random_shape_equals_transformers(tmp_path: Path, seed: int):
     rope_field = ("rope_scaling", "rope_parameters")[seed // 4 % 2]
     below = "" if layout == "hugging face" else "original"
     raw = _raw_config(config, layout, rope_field)
-    write_checkpoint(
-        tmp_path / "ours" / below,
-        raw,
-        random_tensors(config, seed, names, form == MXFP4),
-        rng.randint(1, 3),
-    )
+    tensors = random_tensors(config, seed, names, form == MXFP4)
+    write_checkpoint(tmp_path / "ours" / below, raw, tensors, rng.randint(1, 3))
     twin = _raw_config(config, "hugging face", rope_field)
     twin.pop("quantization_config", None)
     write_checkpoint(tmp_path / "twin", twin, random_tensors(config, seed, HUGGING_FACE, False), 1)
-    assert_equal_to_transformers(tmp_path / "ours", tmp_path / "twin", length=45)
-
-
-def test_a_tiny_checkpoint_equals_transformers(tiny_dir: Path):
-    assert_equal_to_transformers(tiny_dir)
-
-
-@pytest.mark.parametrize("window", [7, 128])
-@pytest.mark.parametrize("beyond", [-1, 0, 1])
-def test_lengths_around_the_window_equal_transformers(make_checkpoint, window: int, beyond: int):
-    config = replace(SMALL, sliding_window=window)
-    assert_equal_to_transformers(make_checkpoint(config), length=window + beyond)
+    ours, theirs = Transformer.from_checkpoint(tmp_path / "ours"), load_reference(tmp_path / "twin")
+    depth, generator = config.num_hidden_layers, torch.Generator().manual_seed(45)
+    ids = torch.randint(0, config.vocab_size, (2, 45), generator=generator)
+    logits, hidden = ours(ids, return_hidden_states=range(1, depth + 1))
+    with torch.no_grad():
+        expected = theirs(ids, output_hidden_states=True, use_cache=False)
+    assert (logits - expected.logits).abs().max() <= LOGITS_ATOL
+    # The last state of transformers is after the final norm.
+    for tap, state in enumerate(expected.hidden_states[1:depth], 1):
+        assert (hidden[tap] - state).norm() / state.norm() <= HIDDEN_RTOL
 
 
 def test_what_transformers_saves_can_be_loaded(make_checkpoint, tmp_path: Path):
@@ -145,24 +115,3 @@ def test_what_transformers_saves_can_be_loaded(make_checkpoint, tmp_path: Path):
     ids = torch.arange(50)[None]
     saved = Transformer.from_checkpoint(tmp_path / "saved")
     assert torch.equal(saved(ids), Transformer.from_checkpoint(written)(ids))
-
-
-def test_greedy_equals_transformers_generate(make_checkpoint):
-    directory = make_checkpoint(SMALL)
-    theirs = load_reference(directory)
-    prompts = [[token % 99 for token in prompt_of(n)] for n in (1, 6, 7, 8, 30, 70)]
-    # Token 99 pads, so that transformers takes none of the prompt for padding.
-    got = make_generator(Transformer.from_checkpoint(directory), 128, 4).generate_batch(
-        prompts, max_tokens=20
-    )
-    for prompt, tokens in zip(prompts, got):
-        ids = torch.tensor([prompt])
-        expected = theirs.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=20,
-            eos_token_id=None,
-            pad_token_id=99,
-        )
-        assert tokens == expected[0, len(prompt) :].tolist()
