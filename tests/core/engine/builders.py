@@ -55,6 +55,13 @@ def make_generator(
     return generator
 
 
+def stepped(generator: BatchedGenerator) -> tuple[Tensor, list[int]]:
+    """A pass that must give something: logits, and the sequences that they are of."""
+    result = generator.step()
+    assert result is not None
+    return result
+
+
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     """Random ids below 300."""
     return random.Random(1000 * seed + length).choices(range(300), k=length)
@@ -70,9 +77,7 @@ def greedy(model: Transformer, prompt: Sequence[int], num_new: int) -> list[int]
     """Most likely tokens, by forward passes over the whole sequence, without a cache."""
     tokens = _CONTINUATIONS.setdefault((model.digest, tuple(prompt)), list(prompt))
     while len(tokens) < len(prompt) + num_new:
-        logits = model(torch.tensor([tokens]))
-        assert isinstance(logits, torch.Tensor)
-        tokens.append(int(logits[0, -1].argmax()))
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     return tokens[len(prompt) : len(prompt) + num_new]
 
 

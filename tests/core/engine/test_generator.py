@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from nmoe_core.engine import BatchedGenerator, ModelConfig, Request, Sampling, Transformer
 from nmoe_core.engine.transfers import Arriving
+from nmoe_core.engine.weights.config import FULL, SLIDING
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
 
 WINDOW = 16
@@ -45,28 +47,25 @@ def test_bfloat16_generates_what_its_forward_pass_does(tiny_dir: Path):
     model = Transformer.from_checkpoint(tiny_dir, dtype=torch.bfloat16)
     generator = make_generator(model, 200, 4)
     prompts = [prompt_of(n) for n in (5, 40, 100)]
-    sequences = {generator.add(prompt, 3): list(prompt) for prompt in prompts}
     errors, sizes = [], []
-    while (result := generator.step()) is not None:
-        for row, seq_id in zip(*result):
-            expected = model(torch.tensor([sequences[seq_id]]))[0, -1]
+    for tokens, rows in zip(prompts, _logits_along(generator, prompts), strict=True):
+        for row in rows:
+            expected = model(torch.tensor([tokens]))[0, -1]
             errors.append(float((row - expected).norm()))
             sizes.append(float(expected.norm()))
-            sequences[seq_id].append(int(expected.argmax()))
-            generator.update(seq_id, sequences[seq_id][-1])
-    assert len(errors) == 9
-    assert sorted(errors)[4] <= 0.03 * sorted(sizes)[4]
+            tokens.append(int(row.argmax()))
+    assert len(errors) == 12
+    assert sorted(errors)[6] <= 0.03 * sorted(sizes)[6]
 
 
-def _logits_along(generator: BatchedGenerator, prompts: list[list[int]]) -> dict[int, list]:
-    """Rows of logits that each prompt's sequence was given."""
-    rows: dict[int, list[torch.Tensor]] = {}
-    names = {generator.add(prompt, 4): i for i, prompt in enumerate(prompts)}
+def _logits_along(generator: BatchedGenerator, prompts: list[list[int]]) -> list[list[Tensor]]:
+    """Rows of logits that each prompt's sequence was given, four each."""
+    rows: dict[int, list[Tensor]] = {generator.add(prompt, 4): [] for prompt in prompts}
     while (result := generator.step()) is not None:
         for row, seq_id in zip(*result):
-            rows.setdefault(names[seq_id], []).append(row)
+            rows[seq_id].append(row)
             generator.update(seq_id, int(row.argmax()))
-    return rows
+    return list(rows.values())
 
 
 def test_invariant_logits_have_the_same_bits_in_any_batch(tiny_model: Transformer):
@@ -79,7 +78,7 @@ def test_invariant_logits_have_the_same_bits_in_any_batch(tiny_model: Transforme
     in_pieces = _logits_along(generator(max_batch=3, max_step_tokens=13), prompts)
     pressed = _logits_along(generator(max_batch=4, num_pages=14), prompts)
     for i, prompt in enumerate(prompts):
-        alone = _logits_along(generator(max_batch=1), [prompt])[0]
+        (alone,) = _logits_along(generator(max_batch=1), [prompt])
         whole = tiny_model(torch.tensor([prompt]))[0, -1]
         assert torch.equal(alone[0], whole)
         for other in (together[i], in_pieces[i], pressed[i]):
@@ -96,19 +95,13 @@ def test_sampling_depends_on_seed_and_position_not_on_the_batch(tiny_model: Tran
 
     together = made(4, prompts, 3)
     for i, prompt in enumerate(prompts):
-        alone = made(1, [prompt], 3 + i)
-        assert alone == [together[i]]
-    again = made(4, prompts, 4)
-    assert again != together
+        assert made(1, [prompt], 3 + i) == [together[i]]
+    assert made(4, prompts, 4) != together
 
 
-@pytest.mark.parametrize(
-    "layer_types",
-    [("full_attention",) * 3, ("sliding_attention",) * 3],
-    ids=["no windows", "windows only"],
-)
-def test_models_of_one_kind_of_block(small_config: ModelConfig, make_checkpoint, layer_types):
-    config = dataclasses.replace(small_config, layer_types=layer_types)
+@pytest.mark.parametrize("kind", [FULL, SLIDING])
+def test_models_of_one_kind_of_block(small_config: ModelConfig, make_checkpoint, kind: str):
+    config = dataclasses.replace(small_config, layer_types=(kind,) * 3)
     model = Transformer.from_checkpoint(make_checkpoint(config))
     prompts = [[token % 101 for token in prompt_of(n)] for n in (1, 7, 8, 40)]
     start = [token % 101 for token in prompt_of(30, 9)]

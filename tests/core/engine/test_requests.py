@@ -1,13 +1,14 @@
 """The generator's calls: the loop, where a sequence ends, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.engine import BatchedGenerator, Request, Transformer, make_tiny_checkpoint
-from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of
+from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, stepped
 from tests.refusals import refused
 
 
@@ -17,13 +18,11 @@ def test_a_sequence_ends_with_exactly_max_tokens_or_with_the_room(tiny_model: Tr
         seq_id = generator.add(prompt, max_tokens)
         for count in range(num_new):
             assert not generator.idle, count
-            result = generator.step()
-            assert result is not None
+            stepped(generator)
             generator.update(seq_id, 5)
         assert generator.idle
-    for max_tokens in (1, 2, 17):
-        got = generator.generate_batch([prompt_of(3), prompt_of(15)], max_tokens)
-        assert [len(tokens) for tokens in got] == [max_tokens] * 2
+    got = generator.generate_batch([prompt_of(3), prompt_of(15)], 17)
+    assert [len(tokens) for tokens in got] == [17, 17]
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -71,9 +70,7 @@ def test_a_sequence_finished_before_its_last_token_ends_there(tiny_model: Transf
     generator = make_generator(tiny_model, 300, 2)
     seq_id = generator.add_request([1, 2, 3])
     for finished in (False, True):
-        result = generator.step()
-        assert result is not None
-        generator.update(seq_id, int(result[0][0].argmax()), finished=finished)
+        generator.update(seq_id, int(stepped(generator)[0].argmax()), finished=finished)
     assert generator.idle
     assert generator.step() is None
     with pytest.raises(ConfigError, match="45 and 256 tokens"):
@@ -119,11 +116,10 @@ def test_what_cannot_fit_is_refused_when_it_is_added(tiny_model, arguments, mess
 
 def test_ids_outside_the_vocabulary_are_refused(tiny_model: Transformer):
     generator = make_generator(tiny_model, 32, 2)
-    for token in (300, -1):
-        with pytest.raises(TokenizerError, match=f"found {token}"):
-            generator.add([1, token])
-    with pytest.raises(TypeError, match="float"):
-        generator.add([1, 2.5])  # pyright: ignore[reportArgumentType]
+    wrong: Any
+    for wrong, error in ((300, TokenizerError), (-1, TokenizerError), (2.5, TypeError)):
+        with pytest.raises(error, match="float" if wrong == 2.5 else f"found {wrong}"):
+            generator.add([1, wrong])
     seq_id = generator.add(torch.tensor([1, 2]))  # pyright: ignore[reportArgumentType]
     generator.step()
     with pytest.raises(TokenizerError, match="found 300"):

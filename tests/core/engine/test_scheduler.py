@@ -7,25 +7,28 @@ import pytest
 
 from nmoe_core.base.errors import ConfigError, StateError
 from nmoe_core.engine import Request, Sampling, Transformer
-from nmoe_core.engine.generation.prefixes import Node
 from nmoe_core.engine.generation.sampling import sample
-from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
+from tests.core.engine.builders import (
+    all_free,
+    greedy,
+    make_generator,
+    prompt_of,
+    rubric_prompts,
+    stepped,
+)
 
 
 def test_cancelled_sequences_free_what_they_have_and_disturb_no_other(tiny_model: Transformer):
     generator = make_generator(tiny_model, 200, 2, max_step_tokens=20)
     prompts = [prompt_of(n, 5) for n in (30, 60, 90)]
     kept, running, waiting = (generator.add(prompt, 8) for prompt in prompts)
-    result = generator.step()
-    assert result is not None
-    assert result[1] == [kept]
-    generator.update(kept, int(result[0][0].argmax()))
-    generator.cancel(waiting)
-    generator.cancel(running)
-    got = [int(result[0][0].argmax())]
+    got: list[int] = []
     while (result := generator.step()) is not None:
+        assert result[1] == [kept]
         got.append(int(result[0][0].argmax()))
         generator.update(kept, got[-1])
+        for cancelled in (waiting, running) if len(got) == 1 else ():
+            generator.cancel(cancelled)
     assert got == greedy(tiny_model, prompts[0], 8)
     assert all_free(generator)
     with pytest.raises(StateError, match="sequence 1 is not there"):
@@ -48,17 +51,14 @@ def test_an_abandoned_run_leaves_the_generator_as_it_was(tiny_model: Transformer
 def test_a_sequence_waits_for_its_update_and_the_others_go_on(tiny_model: Transformer):
     generator = make_generator(tiny_model, 64, 2)
     slow, quick = generator.add(prompt_of(4), 3), generator.add(prompt_of(6), 3)
-    result = generator.step()
-    assert result is not None
-    assert result[1] == [slow, quick]
+    logits, ids = stepped(generator)
+    assert ids == [slow, quick]
     for _ in range(2):
         generator.update(quick, 7)
-        again = generator.step()
-        assert again is not None
-        assert again[1] == [quick]
+        assert stepped(generator)[1] == [quick]
     with pytest.raises(StateError, match="awaits the token"):
         generator.step()
-    generator.update(slow, int(result[0][0].argmax()))
+    generator.update(slow, int(logits[0].argmax()))
     with pytest.raises(StateError, match="awaits no token"):
         generator.update(slow, 1)
 
@@ -66,24 +66,17 @@ def test_a_sequence_waits_for_its_update_and_the_others_go_on(tiny_model: Transf
 def test_a_long_prompt_does_not_hold_up_those_that_decode(tiny_model: Transformer):
     generator = make_generator(tiny_model, 400, 3, max_step_tokens=16)
     first = generator.add(prompt_of(4), 40)
-    result = generator.step()
-    long = generator.add(prompt_of(300), 2)
-    short = generator.add(prompt_of(9), 2)
-    seen: list[list[int]] = []
-    while result is not None:
+    seen = [stepped(generator)[1]]
+    long, short = generator.add(prompt_of(300), 2), generator.add(prompt_of(9), 2)
+    generator.update(first, 1)
+    while (result := generator.step()) is not None:
         seen.append(result[1])
         for seq_id in result[1]:
             generator.update(seq_id, 1)
-        result = generator.step()
     # A token for the first in every pass, and prompts in order of arrival: 300 / 16 passes.
     assert all(first in ids for ids in seen[:40])
     assert next(i for i, ids in enumerate(seen) if long in ids) == 19
     assert next(i for i, ids in enumerate(seen) if short in ids) == 20
-
-
-def _num_prompts(node: Node) -> int:
-    """Prompts that the tree below `node` still knows."""
-    return node.ends + sum(map(_num_prompts, node.children.values()))
 
 
 @pytest.mark.parametrize(
@@ -127,11 +120,13 @@ def test_random_requests_get_what_each_gets_alone_and_leave_nothing_behind(
     assert generator.counts.preemptions > 0
     assert generator.counts.reused > 0
     assert all_free(generator)
+    nodes = [generator.prefixes.root]
+    for node in nodes:
+        nodes += node.children.values()
+    assert sum(node.ends for node in nodes) <= 6, "prompts that the tree still knows"
     while generator.prefixes.drop():
         pass
     assert len(generator.cache.free_pages) == 9
-    assert generator.idle
-    assert _num_prompts(generator.prefixes.root) <= 6
 
 
 def test_a_pass_costs_the_same_however_many_requests_came_before_or_wait(tiny_model: Transformer):
