@@ -14,13 +14,6 @@ from nmoe_core.engine import Transformer, checkpoint_digest
 from nmoe_core.engine.weights.checkpoint import find_checkpoint
 from tests.refusals import refused
 
-IDS = torch.arange(60)[None]
-
-
-def _load_all(directory: Path) -> dict[str, torch.Tensor]:
-    files = sorted(directory.glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
 
 @pytest.fixture
 def one_file(tiny_dir: Path, tmp_path: Path) -> Path:
@@ -28,7 +21,9 @@ def one_file(tiny_dir: Path, tmp_path: Path) -> Path:
     directory = tmp_path / "one"
     directory.mkdir()
     shutil.copy(tiny_dir / "config.json", directory)
-    save_file(_load_all(tiny_dir), directory / "model.safetensors")
+    files = tiny_dir.glob("*.safetensors")
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    save_file(tensors, directory / "model.safetensors")
     return directory
 
 
@@ -47,28 +42,24 @@ def test_a_checkpoint_is_found_at_its_path_or_below(tiny_dir: Path, tmp_path: Pa
         find_checkpoint(tmp_path)
 
 
-def test_weights_do_not_change_with_the_file_they_came_from(
-    one_file: Path, tiny_model: Transformer
-):
-    model = Transformer.from_checkpoint(one_file)
-    before = tiny_model(IDS)
-    file = one_file / "model.safetensors"
+def test_weights_do_not_change_with_their_file(one_file: Path, tiny_model: Transformer):
+    model, file = Transformer.from_checkpoint(one_file), one_file / "model.safetensors"
     with open(file, "r+b") as handle:
         handle.write(bytes(file.stat().st_size))
-    assert torch.equal(model(IDS), before)
+    ids = torch.arange(60)[None]
+    assert torch.equal(model(ids), tiny_model(ids))
 
 
 def test_the_digest_names_config_and_weights_wherever_they_lie(one_file: Path, tmp_path: Path):
     digest = checkpoint_digest(one_file)
     assert Transformer.from_checkpoint(one_file).digest == digest
-    shutil.copytree(one_file, tmp_path / "elsewhere" / "original")
-    (tmp_path / "elsewhere" / "original" / "README.md").write_text("not a part of it")
+    copied = shutil.copytree(one_file, tmp_path / "elsewhere" / "original")
+    (copied / "README.md").write_text("not a part of it")
     assert checkpoint_digest(tmp_path / "elsewhere") == digest
-
     _edit(one_file, lambda tensors: tensors["model.norm.weight"].add_(1))
     assert checkpoint_digest(one_file) != digest
-    config = tmp_path / "elsewhere" / "original" / "config.json"
-    config.write_text(config.read_text() + "\n")
+    with open(copied / "config.json", "a") as config:
+        config.write("\n")
     assert checkpoint_digest(tmp_path / "elsewhere") != digest
 
 
@@ -97,16 +88,13 @@ def test_tensors_that_do_not_fit_are_named(
         Transformer.from_checkpoint(one_file)
 
 
-def test_many_misfits_are_one_short_error(one_file: Path):
+def test_many_misfits_are_one_short_error_and_a_tensor_stored_twice_is_one(one_file: Path):
     config = json.loads((one_file / "config.json").read_text())
     config |= {"num_hidden_layers": 6, "layer_types": None}
     (one_file / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"layers.4.*is missing.*and \d+ more") as caught:
         Transformer.from_checkpoint(one_file)
     assert len(caught.value.line()) < 800
-
-
-def test_a_tensor_stored_twice_is_refused(one_file: Path):
     save_file({"model.norm.weight": torch.ones(64)}, one_file / "more.safetensors")
     with pytest.raises(CheckpointError, match=r"norm.weight is stored twice"):
         Transformer.from_checkpoint(one_file)
@@ -121,6 +109,7 @@ INDEX = "model.safetensors.index.json"
         ("model.safetensors", "", "E-CHECKPOINT-FILE"),
         ("model.safetensors", "not safetensors, far too long a header", "E-CHECKPOINT-FILE"),
         ("config.json", "{", "E-CHECKPOINT-FILE"),
+        ("model.safetensors", None, "E-CHECKPOINT-FILE"),  # cut by a byte
         *[(INDEX, text, "E-CHECKPOINT-FILE") for text in ("{", "[]", "{}")],
         (INDEX, "pytorch_model.bin", "E-CHECKPOINT-PICKLE"),
         (INDEX, "../model.safetensors", "E-CHECKPOINT-FILE"),
@@ -128,18 +117,15 @@ INDEX = "model.safetensors.index.json"
     ],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(one_file: Path, file, content, code):
-    names = file
-    if content.endswith((".bin", ".safetensors")):
-        names, content = content, json.dumps({"weight_map": {"model.norm.weight": content}})
-    (one_file / file).write_text(content)
-    with refused(code, re.escape(names)):
-        Transformer.from_checkpoint(one_file)
-
-
-def test_a_file_that_was_cut_is_refused(one_file: Path):
-    file = one_file / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    with refused("E-CHECKPOINT-FILE", r"model\.safetensors.*cannot be used"):
+    named, path = file, one_file / file
+    if content is None:
+        path.write_bytes(path.read_bytes()[:-1])
+    elif content.endswith((".bin", ".safetensors")):
+        named = content
+        path.write_text(json.dumps({"weight_map": {"model.norm.weight": content}}))
+    else:
+        path.write_text(content)
+    with refused(code, re.escape(named)):
         Transformer.from_checkpoint(one_file)
 
 

@@ -1,7 +1,7 @@
 """Where a model is loaded, and shards of the items: a process each, results in order."""
 
 import importlib
-from collections.abc import Callable, Iterator
+import itertools
 from pathlib import Path
 from types import ModuleType
 
@@ -10,10 +10,12 @@ import torch
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.quality import BackboneTable, EngineOracleTable
+from nmoe_core.config.run import Run
 from nmoe_core.engine import ModelConfig, Transformer, backend
 from nmoe_core.engine.devices import ModelSource, Shard, map_devices
 from nmoe_core.engine.weights.checkpoint import Checkpoint, open_checkpoint
 from nmoe_core.engine.weights.mxfp4 import PackedExperts
+from nmoe_core.tasks.backbone import load_backbone
 from tests.refusals import refused, refused_line
 
 GB = 10**9
@@ -29,50 +31,29 @@ def _published(layers: int, experts: int) -> ModelConfig:
     )
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+NO_DEVICES = ("cuda", "cuda:1", "foo", "", "meta", "cuda:x", "mps")
 
 
-Refuse = Callable[..., str]
-
-
-@pytest.fixture
-def generate_refused(
-    tmp_path: Path, tiny_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Refuse]:
-    """The one line that `nmoe generate` refuses options with."""
-    (tmp_path / "in.jsonl").write_text('{"id": "a", "tokens": [1]}\n')
-    command = ["generate", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
-    command += ["--checkpoint", str(tiny_dir)]
-    yield lambda *options, **code: refused_line(capsys, *command, *options, **code)
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "foo", "", "meta", "cuda:x", "mps"])
-def test_a_device_that_is_not_here_is_one_line(
-    tiny_dir: Path, generate_refused: Refuse, device: str
+@pytest.mark.parametrize(
+    ("option", "value", "num_gpus", "named"),
+    [
+        *[("--device", device, 0, "E-CONFIG-DEVICE") for device in NO_DEVICES],
+        ("--device", "cuda:2", 2, "2 cuda"),
+        *[("--threads", number, 0, "--threads") for number in ("0", "-1")],
+    ],
+)
+def test_a_device_or_a_number_of_threads_that_there_is_not_is_one_line(
+    tmp_path: Path, tiny_dir: Path, capsys, monkeypatch, option, value, num_gpus, named
 ) -> None:
-    with refused("E-CONFIG-DEVICE"):
-        Transformer.from_checkpoint(tiny_dir, device=device)
-    generate_refused("--device", device, code="E-CONFIG-DEVICE")
-
-
-def test_a_gpu_beyond_those_of_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert backend.usable_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ConfigError, match="2 cuda"):
-        backend.usable_device("cuda:2")
-    with pytest.raises(ConfigError):
-        Shard(0, 1).device("foo")
-
-
-@pytest.mark.parametrize("threads", ["0", "-1"])
-def test_a_number_of_threads_below_one_is_one_line(generate_refused: Refuse, threads: str) -> None:
-    assert "--threads" in generate_refused("--threads", threads)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"id": "a", "tokens": [1]}\n')
+    command = ("generate", str(source), "-o", str(out), "--checkpoint", str(tiny_dir))
+    assert named in refused_line(capsys, *command, option, value)
+    assert not out.exists()
+    if num_gpus:
+        assert backend.usable_device("cuda:1") == torch.device("cuda:1")
 
 
 def test_weights_are_estimated_as_they_will_lie_in_memory(tiny_dir: Path) -> None:
@@ -83,11 +64,10 @@ def test_weights_are_estimated_as_they_will_lie_in_memory(tiny_dir: Path) -> Non
         backend.weight_bytes(small, torch.float32, "decoded") / GB,
     ]
     assert found == pytest.approx([233.7, 65.2, 83.7], rel=0.01)
-    for dtype in (torch.float32, torch.bfloat16):
-        for form in ("decoded", "packed"):
-            model = Transformer.from_checkpoint(tiny_dir, dtype=dtype, experts=form)
-            real = sum(p.nbytes for p in model.parameters())
-            assert backend.weight_bytes(model.config, dtype, form) == pytest.approx(real, rel=0.02)
+    for dtype, form in itertools.product((torch.float32, torch.bfloat16), ("decoded", "packed")):
+        model = Transformer.from_checkpoint(tiny_dir, dtype=dtype, experts=form)
+        real = sum(p.nbytes for p in model.parameters())
+        assert backend.weight_bytes(model.config, dtype, form) == pytest.approx(real, rel=0.02)
 
 
 def test_a_model_that_cannot_fit_is_refused_before_a_weight_is_read_and_what_fits_is_named(
@@ -119,17 +99,19 @@ def test_experts_stay_packed_on_a_gpu_and_are_decoded_on_a_cpu_unless_asked(
         assert checkpoint.expert_form("decoded") == "decoded"
         monkeypatch.setattr(type(checkpoint.layout), "is_packed", lambda *names: False)
         assert checkpoint.expert_form("auto") == "decoded"
+    assert BackboneTable().experts == EngineOracleTable().experts == "auto"
+
+
+def test_no_form_of_weights_but_those_that_there_are_is_taken(tiny_dir: Path) -> None:
     with pytest.raises(ConfigError, match="auto, decoded or packed"):
         Transformer.from_checkpoint(tiny_dir, experts="halved")  # pyright: ignore[reportArgumentType]
-    assert BackboneTable().experts == EngineOracleTable().experts == "auto"
+    with pytest.raises(ConfigError, match="float16"):
+        Transformer.from_checkpoint(tiny_dir, dtype=torch.float16)
 
 
 def test_grading_loads_the_experts_in_the_form_that_its_run_asks_for(
     tiny_dir: Path, tmp_path: Path
 ) -> None:
-    from nmoe_core.config.run import Run
-    from nmoe_core.tasks.backbone import load_backbone
-
     text = f'root = "out"\n[backbone]\ncheckpoint = "{tiny_dir}"\nexperts = "packed"\n'
     (tmp_path / "run.toml").write_text(text)
     model = load_backbone(Run(tmp_path / "run.toml"))
@@ -170,18 +152,16 @@ def test_results_are_the_same_on_any_number_of_devices(
     assert map_devices(work.features, DOCUMENTS[:1], source, 2) == alone[:1]
 
 
-def test_a_process_by_hand_takes_every_third_item():
-    assert [Shard.parse(f"{i}/3").of(range(7)) for i in range(3)] == [
-        range(i, 7, 3) for i in range(3)
-    ]
-
-
-def test_a_shard_takes_the_accelerator_of_its_number(monkeypatch: pytest.MonkeyPatch):
+def test_a_shard_takes_every_nth_item_and_the_device_of_its_number(monkeypatch: pytest.MonkeyPatch):
+    items = [list(Shard.parse(f"{i}/3").of(range(7))) for i in range(3)]
+    assert items == [[0, 3, 6], [1, 4], [2, 5]]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     devices = [str(Shard(i, 6).device("cuda")) for i in range(6)]
     assert devices == ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:0", "cuda:1"]
     assert str(Shard(3, 6).device("cpu")) == "cpu"
     assert str(Shard(3, 6).device("cuda:1")) == "cuda:1"
+    with pytest.raises(ConfigError):
+        Shard(0, 1).device("foo")
 
 
 @pytest.mark.parametrize("text", ["", "3", "2/2", "-1/2", "1/0", "a/b", "1/2/3", "0/ 2"])

@@ -1,5 +1,7 @@
 """Experts: MXFP4 exactly, the mixture against its definition, and what it may not depend on."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -15,14 +17,10 @@ from tests.refusals import refused
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-def _every_byte_and_scale() -> tuple[torch.Tensor, torch.Tensor]:
-    """[256 scales, 16 groups, 16 bytes]: row s holds the 256 bytes in order under scale s."""
-    byte = torch.arange(256, dtype=torch.uint8)
-    return byte.view(1, 16, 16).repeat(256, 1, 1), byte.view(256, 1).repeat(1, 16)
-
-
 def test_every_byte_under_every_scale_decodes_exactly():
-    blocks, scales = _every_byte_and_scale()
+    # [256 scales, 16 groups, 16 bytes]: row s holds the 256 bytes in order under scale s.
+    byte = torch.arange(256, dtype=torch.uint8)
+    blocks, scales = byte.view(1, 16, 16).repeat(256, 1, 1), byte.view(256, 1).repeat(1, 16)
     decoded = mxfp4.decode(blocks, scales)
     codes = np.array([[E2M1[byte & 15], E2M1[byte >> 4]] for byte in range(256)])
     with np.errstate(over="ignore"):
@@ -48,13 +46,8 @@ def test_encoding_picks_the_nearest_value_and_ties_go_to_the_even_code():
         group = torch.cat([grid[start : start + 31], torch.tensor([6.0])])
         decoded = mxfp4.decode(*mxfp4.encode(group[None]))[0]
         for value, got in zip(group.tolist(), decoded.tolist(), strict=True):
-            assert got == _nearest(value)
-
-
-def _nearest(value: float) -> float:
-    """The E2M1 value nearest to `value`; of two, the one whose code is even."""
-    code = min(range(8), key=lambda c: (abs(abs(value) - E2M1[c]), c % 2))
-    return float(np.copysign(E2M1[code], value))
+            code = min(range(8), key=lambda c, value=value: (abs(abs(value) - E2M1[c]), c % 2))
+            assert got == np.copysign(E2M1[code], value)
 
 
 def test_decoded_values_encode_back_to_themselves_over_the_whole_range():
@@ -65,9 +58,7 @@ def test_decoded_values_encode_back_to_themselves_over_the_whole_range():
     assert torch.equal(mxfp4.decode(*mxfp4.encode(decoded)), decoded)
     error = (decoded.view(64, 2, 32) - values).abs().amax(-1)
     assert bool((error <= values.abs().amax(-1) * 0.26).all())
-
-
-def test_zeros_and_denormals_have_a_scale():
+    # Zeros and denormals have a scale too.
     blocks, scales = mxfp4.encode(torch.tensor([[0.0] * 32 + [2.0**-140] * 32]))
     assert scales.tolist() == [[0, 0]]
     assert mxfp4.decode(blocks, scales).abs().max() == 0
@@ -78,10 +69,6 @@ def mixture(small_config: ModelConfig, make_checkpoint) -> MixtureOfExperts:
     """Six experts, two per token, hidden 32, intermediate 64."""
     with open_checkpoint(make_checkpoint(small_config)) as checkpoint:
         return MixtureOfExperts(small_config, checkpoint.layer(0, torch.float32))
-
-
-def _rows(num_rows: int, hidden: int = 32) -> Tensor:
-    return torch.randn(num_rows, hidden, generator=torch.Generator().manual_seed(num_rows))
 
 
 def _by_definition(mixture: MixtureOfExperts, x: Tensor) -> Tensor:
@@ -103,15 +90,11 @@ def _by_definition(mixture: MixtureOfExperts, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("num_rows", [1, 5, 40, 4 * RUN_ROWS])
 @pytest.mark.parametrize("min_rows", [1, 16])
 def test_rows_are_the_weighted_sum_of_their_experts(mixture, num_rows: int, min_rows: int):
-    x = _rows(num_rows)
+    x = torch.randn(num_rows, 32, generator=torch.Generator().manual_seed(num_rows))
     with torch.inference_mode():
-        found = mixture(x, min_rows=min_rows)
+        found, none = mixture(x, min_rows=min_rows), mixture(x[:0], min_rows=min_rows)
     torch.testing.assert_close(found.double(), _by_definition(mixture, x), atol=2e-5, rtol=1e-5)
-
-
-def test_no_rows_give_no_rows(mixture):
-    with torch.inference_mode():
-        assert mixture(_rows(3)[:0]).shape == (0, 32)
+    assert none.shape == (0, 32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -128,14 +111,11 @@ def test_packed_experts_give_the_same_bits_in_less_memory(tiny_dir, dtype: torch
 
 def test_only_the_experts_of_a_batch_are_decoded(tiny_dir, monkeypatch: pytest.MonkeyPatch):
     packed = Transformer.from_checkpoint(tiny_dir, experts="packed")
-    decoded: list[tuple[int, ...]] = []
-    decode = mxfp4.decode
-    monkeypatch.setattr(
-        mxfp4, "decode", lambda blocks, *rest: decoded.append(blocks.shape) or decode(blocks, *rest)
-    )
+    decode = Mock(wraps=mxfp4.decode)
+    monkeypatch.setattr(mxfp4, "decode", decode)
     packed(torch.tensor([[5]]))
     # Four blocks, two experts per token, two matrices each.
-    assert len(decoded) == 4 * 2 * 2
+    assert decode.call_count == 4 * 2 * 2
 
 
 def test_experts_that_are_not_mxfp4_cannot_stay_packed(small_config, make_checkpoint):

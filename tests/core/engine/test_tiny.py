@@ -27,20 +27,24 @@ def _hashes(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_the_weights_are_those_of_the_recipe(tiny_dir: Path):
+def test_the_weights_are_those_of_the_recipe_and_the_config_says_so(tiny_dir: Path):
     tensors = {k: v for file in tiny_dir.glob("*.safetensors") for k, v in load_file(file).items()}
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].view(torch.uint8).numpy().tobytes())
     assert digest.hexdigest() == WEIGHTS
+    raw = json.loads((tiny_dir / "config.json").read_text())
+    assert raw["nmoe_recipe"]["seed"] == 0
+    assert "not trained" in raw["nmoe_recipe"]["weights"]
+    assert raw["architectures"] == ["GptOssForCausalLM"]
+    index = json.loads((tiny_dir / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == 2
 
 
 def _make_in_process(directory: Path, **environment: str) -> int:
     """Exit status of another process, with three threads, that makes the checkpoint."""
-    code = (
-        "import sys, torch; from nmoe_core.engine import make_tiny_checkpoint as make; "
-        f"torch.set_num_threads(3); make(sys.argv[1], **{SIZES!r})"
-    )
+    code = "import sys, torch; from nmoe_core.engine import make_tiny_checkpoint as make; "
+    code += f"torch.set_num_threads(3); make(sys.argv[1], **{SIZES!r})"
     command = [sys.executable, "-c", code, directory]
     return subprocess.run(command, check=False, env=os.environ | environment).returncode
 
@@ -75,18 +79,8 @@ def test_a_killed_run_leaves_no_checkpoint_and_the_next_completes_it(
     assert not list(directory.glob("*.tmp.*"))
 
 
-def test_the_config_says_that_the_weights_are_random(tiny_dir: Path):
-    raw = json.loads((tiny_dir / "config.json").read_text())
-    assert raw["nmoe_recipe"]["seed"] == 0
-    assert "not trained" in raw["nmoe_recipe"]["weights"]
-    assert raw["architectures"] == ["GptOssForCausalLM"]
-    index = json.loads((tiny_dir / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) == 2
-
-
-def test_a_checkpoint_of_another_origin_is_left_alone(tiny_dir: Path, tmp_path: Path):
-    stranger = tmp_path / "stranger"
-    stranger.mkdir()
+def test_a_checkpoint_of_another_origin_is_left_alone(tmp_path: Path):
+    (stranger := tmp_path / "stranger").mkdir()
     (stranger / "config.json").write_text('{"model_type": "gpt_oss"}')
     (stranger / "model.safetensors").write_bytes(b"weights")
     before = _hashes(stranger)
@@ -108,11 +102,9 @@ def test_what_cannot_be_written_is_refused_before_writing(tmp_path: Path):
 
 
 def test_late_layers_still_tell_tokens_apart_and_carry_context(tmp_path: Path):
-    directory = make_tiny_checkpoint(tmp_path / "t", vocab_size=300)
-    model = Transformer.from_checkpoint(directory)
+    model = Transformer.from_checkpoint(make_tiny_checkpoint(tmp_path / "t", vocab_size=300))
     assert model.config.num_hidden_layers == 8
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 300, (8, 64), generator=generator)
+    ids = torch.randint(0, 300, (8, 64), generator=torch.Generator().manual_seed(0))
     changed = ids.clone()
     changed[:, 20] = (ids[:, 20] + 1) % 300
     embedded = model.embedding[ids]
