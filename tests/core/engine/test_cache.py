@@ -1,13 +1,14 @@
 """The paged cache: what a sequence's pages hold, who shares them, and that none is lost."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
 from nmoe_core.engine import ModelConfig
 from nmoe_core.engine.generation.cache import PagedCache
-from nmoe_core.engine.generation.prefixes import MIN_SHARED_TOKENS, Node, PrefixTree
+from nmoe_core.engine.generation.prefixes import MIN_SHARED_TOKENS, PrefixTree
 from nmoe_core.engine.generation.step import Chunk, StepBatch
 
 PAGE = 4
@@ -48,9 +49,8 @@ def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: Mode
     slot = cache.open()
     for start in range(0, 80, 5):
         _write(cache, slot, start, 5)
-        assert _positions(cache, slot, 0, start + 5)[-8:] == list(
-            map(float, range(max(0, start - 3), start + 5))
-        )
+        seen = list(range(max(0, start - 3), start + 5))
+        assert _positions(cache, slot, 0, start + 5)[-8:] == seen
     assert cache.keys[0].nbytes == 3 * 8 * per_position
 
 
@@ -67,9 +67,9 @@ def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_f
     cache.close(maker)
     for _ in range(2):
         slot = cache.open(prefix)
-        assert _positions(cache, slot, 0, length) == list(map(float, range(length - 7, length)))
+        assert _positions(cache, slot, 0, length) == list(range(length - 7, length))
         _write(cache, slot, length, 5)
-        assert _positions(cache, slot, 1, length + 5) == list(map(float, range(length + 5)))
+        assert _positions(cache, slot, 1, length + 5) == list(range(length + 5))
         cache.close(slot)
     cache.drop_prefix(prefix)
     assert len(cache.free_pages) == 12
@@ -90,9 +90,8 @@ def test_a_shared_page_is_stored_once_and_a_part_page_is_copied(small_config: Mo
 
 def test_too_few_pages_is_a_refusal_that_changes_nothing(small_config: ModelConfig):
     cache = _cache(small_config, num_pages=5)
-    slot = cache.open()
+    slot, other = cache.open(), cache.open()
     assert cache.reserve(slot, 18)
-    other = cache.open()
     assert not cache.reserve(other, 1)
     assert cache.keep_prefix(slot, 10) is None
     assert len(cache.free_pages) == 0
@@ -101,19 +100,8 @@ def test_too_few_pages_is_a_refusal_that_changes_nothing(small_config: ModelConf
     assert cache.reserve(other, 1)
 
 
-@pytest.fixture
-def cache(small_config: ModelConfig) -> PagedCache:
-    return _cache(small_config, num_pages=30)
-
-
-def _kept(tree: PrefixTree, ends: list[list[Node]]) -> list[int]:
-    """Length of what is kept of the first prompt of each pair."""
-    nodes = [tree.longest_kept(pair[0]) for pair in ends]
-    return [0 if node is None else node.length for node in nodes]
-
-
-def test_prompts_share_up_to_where_they_part_but_never_all(cache: PagedCache):
-    tree = PrefixTree(cache, max_kept=8)
+def test_prompts_share_up_to_where_they_part_but_never_all(small_config: ModelConfig):
+    tree = PrefixTree(_cache(small_config), max_kept=8)
     common = list(range(20))
     first = tree.add([*common, 50, 51])
     assert tree.to_make(first, 0) == []
@@ -125,20 +113,22 @@ def test_prompts_share_up_to_where_they_part_but_never_all(cache: PagedCache):
     assert [node.length for node in tree.to_make(same, 0)] == [20]
     equal = [tree.add([7] * 30) for _ in range(2)]
     assert [node.length for node in tree.to_make(equal[0], 0)] == [29]
-
-
-def test_a_short_beginning_is_not_worth_keeping(cache: PagedCache):
-    tree = PrefixTree(cache, max_kept=8)
     for length, is_worth in ((MIN_SHARED_TOKENS - 1, False), (MIN_SHARED_TOKENS, True)):
         nodes = [tree.add([length] * length + [90 + i, 1]) for i in range(2)]
         assert bool(tree.to_make(nodes[0], 0)) == is_worth
 
 
 def test_the_tree_forgets_prompts_that_are_gone_and_drops_the_beginning_used_longest_ago(
-    cache: PagedCache,
+    small_config: ModelConfig,
 ):
-    tree = PrefixTree(cache, max_kept=2)
-    ends = []
+    cache = _cache(small_config, num_pages=30)
+    tree, ends = PrefixTree(cache, max_kept=2), []
+
+    def kept() -> list[int]:
+        """Length of what is kept of the first prompt of each pair."""
+        nodes = [tree.longest_kept(pair[0]) for pair in ends]
+        return [0 if node is None else node.length for node in nodes]
+
     for token in range(3):
         pair = [tree.add([token] * 20 + [90 + i, 1]) for i in range(2)]
         (node,) = tree.to_make(pair[0], 0)
@@ -147,16 +137,15 @@ def test_the_tree_forgets_prompts_that_are_gone_and_drops_the_beginning_used_lon
         assert tree.keep(node, slot)
         cache.close(slot)
         ends.append(pair)
-    assert _kept(tree, ends) == [0, 20, 20]
+    assert kept() == [0, 20, 20]
     used = tree.longest_kept(ends[1][0])
     assert used is not None
     tree.use(used)
     assert tree.drop()
-    assert _kept(tree, ends) == [0, 20, 0]
+    assert kept() == [0, 20, 0]
     assert not tree.drop(only_unused=True)
-    for pair in ends:
-        for end in pair:
-            tree.remove(end)
+    for end in itertools.chain(*ends):
+        tree.remove(end)
     assert tree.drop(only_unused=True)
     assert not tree.drop()
     assert tree.root.children == {}

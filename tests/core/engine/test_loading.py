@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,8 +17,12 @@ from safetensors.torch import save_file
 
 from nmoe_core.base import fingerprint as digests
 from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.config.run import Run
+from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.engine import checkpoint_digest, make_tiny_checkpoint
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
+from nmoe_core.tasks import curate
+from nmoe_core.tasks.backbone import load_backbone
 from tests.core.engine.builders import SMALL
 
 # Loads once so that every code path and library is warm, then again under the high-water mark.
@@ -40,10 +45,6 @@ model = load(path)
 resident = sum(p.nbytes for p in model.parameters())
 print(json.dumps({"peak": status("VmHWM") - before, "resident": resident}))
 """
-
-linux_only = pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="the high-water mark is Linux's"
-)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +71,15 @@ def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@linux_only
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the mark is Linux's")
 @pytest.mark.parametrize(
     ("dtype", "experts"),
     [
         ("bfloat16", "packed"),
-        pytest.param("bfloat16", "decoded", marks=pytest.mark.slow),
-        pytest.param("float32", "decoded", marks=pytest.mark.slow),
+        *(
+            pytest.param(dtype, "decoded", marks=pytest.mark.slow)
+            for dtype in ("bfloat16", "float32")
+        ),
     ],
 )
 def test_loading_peaks_below_a_fifth_above_the_model(
@@ -101,14 +104,11 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_checkpoint_is_hashed_once_for_any_number_of_shards(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmoe_core.config.run import Run
-    from nmoe_core.tasks.backbone import load_backbone
-
-    hashed: list[Path] = []
-    whole = digests.sha256_file
-    monkeypatch.setattr(digests, "sha256_file", lambda p: (hashed.append(p), whole(p))[1])
+    hash_file = Mock(wraps=digests.sha256_file)
+    monkeypatch.setattr(digests, "sha256_file", hash_file)
     run = Run(None, {"backbone.checkpoint": str(checkpoint)})
     models = [load_backbone(run) for _ in range(8)]
+    hashed = [call.args[0] for call in hash_file.call_args_list]
     files = [path for path in checkpoint.rglob("*") if path.suffix in (".json", ".safetensors")]
     assert set(hashed) <= set(files)
     assert len(hashed) == len(set(hashed)) >= 2, "config.json and the weights, once each"
@@ -123,25 +123,14 @@ def test_a_checkpoint_is_hashed_once_for_any_number_of_shards(
 def test_the_embedding_table_is_read_once_for_any_number_of_shards(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nmoe_core.curate.topics.embed import EmbeddingTable
-    from nmoe_core.tasks import curate
-
-    opened: list[Any] = []
-    table = EmbeddingTable.open
-
-    def counted(path: Path, **how: Any) -> EmbeddingTable:
-        opened.append(path)
-        return table(path, **how)
-
-    monkeypatch.setattr(EmbeddingTable, "open", counted)
+    opened = Mock(wraps=EmbeddingTable.open)
+    monkeypatch.setattr(EmbeddingTable, "open", opened)
     monkeypatch.setattr("nmoe_core.curate.topics.model.load_topic_model", lambda path: None)
     tree = SimpleNamespace(checkpoint=checkpoint, topic_model=checkpoint)
     run: Any = SimpleNamespace(tree=tree, paths=tree, tokenizer=TokenizerSettings())
     for _ in range(8):
         assert curate.assign_shard_topics(run, "web", []) == {}
-    assert len(opened) == 1
-    other = checkpoint.with_name("other")
-    shutil.copytree(checkpoint, other)
-    tree.checkpoint = other
+    assert opened.call_count == 1
+    tree.checkpoint = shutil.copytree(checkpoint, checkpoint.with_name("other"))
     curate.assign_shard_topics(run, "web", [])
-    assert len(opened) == 2
+    assert opened.call_count == 2
