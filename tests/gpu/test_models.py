@@ -1,5 +1,6 @@
 """Whole models on a GPU: goldens of transformers, generation with graphs, one pass sanitized."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -97,9 +98,8 @@ def test_generation_is_that_of_the_cpu(tiny, use_graphs):
     for device in ("cpu", DEVICE):
         model = Transformer.from_checkpoint(tiny, device=device)
         model.use_graphs = use_graphs and device == DEVICE
-        generator = BatchedGenerator(
-            model, 96, 6, options=GeneratorOptions(num_pages=16, max_step_tokens=40)
-        )
+        options = GeneratorOptions(num_pages=16, max_step_tokens=40)
+        generator = BatchedGenerator(model, 96, 6, options=options)
         assert generator.launches_ahead == (device == "cuda")
         done.append(sorted(generator.complete(requests), key=lambda completion: completion.index))
     assert done[0] == done[1]
@@ -118,16 +118,12 @@ print(generator.generate_batch([[1, 2, 3], [4] * 21], 4))
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_one_run_is_clean_under_compute_sanitizer(tiny, tool):
     """A prompt in pieces beside decoding, then recorded steps: every kernel is launched."""
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path="/usr/local/cuda/bin"
-    )
+    sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9"]
     command += [sys.executable, "-c", SANITIZED, str(tiny), DEVICE]
-    run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
-    )
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if "Device not supported" in run.stdout + run.stderr:
         pytest.skip("compute-sanitizer does not support this device")
     assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]

@@ -17,13 +17,8 @@ def test_every_kernel_compiles_for_hopper_without_spilling(tmp_path, what):
     """Quick: one variant of each kernel."""
     script = Path(__file__).with_name("compile_for_hopper.py")
     env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), what],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore", str(script), what]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     records = [json.loads(line) for line in done.stdout.splitlines()]
     names = "add_rms_norm choose combine count decode merge offsets place prefill product rotate"

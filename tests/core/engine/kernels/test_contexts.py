@@ -63,9 +63,8 @@ def inputs(num_rows: int, seed: int = 0):
 
 
 def assert_same_cache(found: PagedCache, expected: PagedCache) -> None:
-    pairs = zip((*found.keys, *found.values), (*expected.keys, *expected.values), strict=True)
-    for mine, theirs in pairs:
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    mine, theirs = ((*cache.keys, *cache.values) for cache in (found, expected))
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +94,7 @@ def test_static_buffers_hold_a_full_step_and_then_a_smaller_one(layer):
         chunks = SINGLES[:count]
         qkv, rotation, sinks = inputs(4, seed)
         static.fill(torch.arange(count), KernelStep(fused, chunks))
-        found = static.attend_rows(layer, qkv, rotation, sinks)
-        step = StepBatch(plain, chunks)
+        found, step = static.attend_rows(layer, qkv, rotation, sinks), StepBatch(plain, chunks)
         assert static.positions.tolist() == [*step.positions.tolist(), 0, 0][:4]
         assert static.ids.tolist() == [0, 1, 2, 3, 0, 0][:count] + [0] * (4 - count)
         expected = plain_rows(step, layer, qkv[:count], rotation[:count], sinks)

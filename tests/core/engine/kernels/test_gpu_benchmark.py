@@ -40,13 +40,9 @@ def test_every_figure_is_found_and_has_its_share_of_the_device_s_limits(tmp_path
             assert figure["share_of_roofline"] > 0
     if "transformers" in parts:
         for setting in ("grouped_mm", "eager"):
-            figures = found[f"transformers {setting}"]
-            assert [f["what"] for f in figures] == [
-                "scoring",
-                "decoding, batch 1",
-                "decoding, batch 2",
-            ]
-            assert all(figure["ours_over_it"] > 0 for figure in figures)
+            figures = {figure["what"]: figure for figure in found[f"transformers {setting}"]}
+            assert list(figures) == ["scoring", "decoding, batch 1", "decoding, batch 2"]
+            assert all(figure["ours_over_it"] > 0 for figure in figures.values())
         assert [f["what"] for f in found["plain path"]] == ["scoring", "scoring, compiled"]
     assert not [path for path in tmp_path.iterdir() if path != out]
     assert set(PARTS) == {*OURS, *PEERS}
