@@ -28,7 +28,7 @@ _CHOICES = {
 
 
 class MemoryOptions(TypedDict, total=False):
-    """What a batch's arrays are, and how far ahead they are read.
+    """Form of a batch's arrays, and the number of batches to read ahead.
 
     dtype: type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets hold -100, so
     they cannot be `uint32`. prefetch: batches that a thread reads ahead; 0 reads in `next`.
@@ -45,7 +45,7 @@ class MemoryOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a loader takes beside its plan. Refuses what no plan could serve, before one is made.
+    """Arguments of a loader beside its plan. Refuses values that no plan could serve.
     Raises ConfigError where a value is not known or out of range, or memory cannot be pinned."""
 
     rank: int = 0
@@ -227,7 +227,7 @@ def _rows(memory: Any, first: int, sources: np.ndarray, windows: np.ndarray) -> 
 
 
 def _wrapper(backend: str) -> Callable[[np.ndarray], Any]:
-    """What turns an array into the caller's kind, without a copy. Raises ConfigError."""
+    """A function that wraps an array as the backend's type, without a copy. Raises ConfigError."""
     if backend == "numpy":
         return np.asarray
     try:

@@ -43,7 +43,7 @@ _SLIP = 0.85
 
 
 class LoaderOptions(MemoryOptions, total=False):
-    """Those of a batch's memory, and cache_dir: where files of a URL are kept."""
+    """Settings of a batch's memory, and cache_dir: the directory for files of a URL."""
 
     cache_dir: str | Path | None
 

@@ -12,7 +12,7 @@
 
 
 class NmoeError(Exception):
-    """What went wrong, where, what was found and expected, and what to do about it.
+    """An error of this package: what failed, where, found and expected values, and the remedy.
 
     Args:
         what: One clause that names the failure.

@@ -80,7 +80,7 @@ class TokenDataset(IterableDataset[Any]):
         return len(self._opened())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process gets: the plan and the position, no open file."""
+        """State for another process: the plan and the position, without open files."""
         return self.__dict__ | {"_loader": None}
 
     def __iter__(self) -> Iterator[Any]:

@@ -21,7 +21,7 @@ _PAUSES_S = (1, 5)
 
 
 class Notifier(dg.ConfigurableResource):
-    """Where notices go besides the log.
+    """Receiver of notices besides the log.
 
     Attributes:
         webhook_url: Gets `{"text": ...}` by POST, as chat services take it; empty sends nothing.

@@ -43,7 +43,7 @@ _INPUTS = {"kind", "paths", "hf_dataset", "hf_subset", "hf_split", "hf_data_file
 
 
 def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
-    """All that the tasks know of a document, named by its id or by an ingest id that only it has.
+    """Trace of a document, which is named by its id or by an ingest id that only it has.
 
     At most `max_readings` sequences of the plan are listed.
 
@@ -200,7 +200,7 @@ def _shards_with(run: Run, ingest_id: str) -> Iterator[_Shard]:
 
 
 def _provenance(run: Run, shard: _Shard) -> Facts:
-    """What the mixture says is read, and the revision that was."""
+    """Location of the shard's source in the mixture, and the revision that was read."""
     (spec,) = (source.spec for source in run_sources(run) if source.name == shard.paths.source)
     table = spec.model_dump(include=_INPUTS, exclude_defaults=True)
     info, made_from = (shard.manifest.extra.get(k, {}) for k in ("source_info", "fingerprints"))
@@ -209,7 +209,7 @@ def _provenance(run: Run, shard: _Shard) -> Facts:
 
 
 def _readings(run: Run, doc_id: DocId, place: _Place | None, most: int) -> list[Facts] | None:
-    """Where the plan reads the document, from its first step on."""
+    """Reads of the document by the plan, in the order of steps."""
     if not run.tree.plan.is_file():
         return None
     plan = load_plan(run.tree.plan)
@@ -233,7 +233,7 @@ def _reading(plan: LoaderPlan, stream: Stream, n: int, path: Path, doc_id: DocId
 
 
 def _curated_place(shard: _Shard, doc_id: DocId) -> _Place | None:
-    """Where a document of a data shard went; None where curation left it out."""
+    """Curated position of a document of a data shard; None if curation left it out."""
     curated = _Shard(shard.paths, is_curated=True)
     with closing(read_lineage(curated.manifest)) as lineage:
         for number, row in enumerate(lineage):
@@ -281,7 +281,7 @@ class _Shard:
 
 
 class _Place(NamedTuple):
-    """Where a document of the data tree lies in the curated tree, and its topic."""
+    """Position of a document of the data tree in the curated tree, and its topic."""
 
     doc_id: DocId
     number: int

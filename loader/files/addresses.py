@@ -152,5 +152,5 @@ def _asking(url: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of another package says, cut to one line."""
+    """The message of another package's error, cut to one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

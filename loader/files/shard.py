@@ -31,11 +31,11 @@ class IndexHeader(NamedTuple):
 
 
 class NpyHeader(NamedTuple):
-    """What the header of a `.npy` file says."""
+    """Contents of the header of a `.npy` file."""
 
     num_tokens: int
     offset_bytes: int
-    """Where the tokens start."""
+    """Byte offset of the first token."""
     integers: np.dtype
     """`<u4` or `<u2`."""
 

@@ -97,7 +97,7 @@ class TokenFiles:
 
 
 def max_mapped() -> int:
-    """How many files may be mapped: a quarter of the process's limit on open files, 16 to 4,096."""
+    """Maximum number of mapped files: a quarter of the limit on open files, 16 to 4,096."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 4096 if soft == resource.RLIM_INFINITY else min(4096, max(16, soft // 4))
 

@@ -201,7 +201,7 @@ def _left_counts(counts: list[int], size: int, left_size: int, key: int) -> list
 
 
 def _hypergeometric(count: int, size: int, draws: int, normal: float, key: int) -> int:
-    """How many of `count` marked elements are among `draws` of `size`."""
+    """Number of marked elements (`count` of `size`) among `draws` drawn ones."""
     if count > size - count:
         return draws - _hypergeometric(size - count, size, draws, -normal, key)
     if draws > size - draws:

@@ -43,7 +43,7 @@ class Permutation:
         self._keys = [np.uint64(key_of(key, i)) for i in range(_ROUNDS)]
 
     def __call__(self, elements: np.ndarray) -> np.ndarray:
-        """Where each element goes: int64, shaped as `elements` (int64 in `range(size)`)."""
+        """New position of each element: int64, shaped as `elements` (int64 in `range(size)`)."""
         out = self._network(elements.astype(np.uint64))
         outside = np.flatnonzero(out >= self._size)
         while len(outside):

@@ -135,7 +135,7 @@ def without_consumed(
 
 
 def _of_plan(plan: LoaderPlan, consumed: Sequence[Consumed]) -> dict[str, Consumed]:
-    """What was read of the plan's own sources, by name."""
+    """Consumption of the plan's own sources, by name."""
     found: dict[str, Consumed] = {}
     for read in consumed:
         name = _source_of(plan.sources, read.source)

@@ -204,7 +204,7 @@ def split_dirs(directory: Path) -> tuple[Path, Path | None]:
 
 
 def valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
-    """Those sources that have a valid split; validation is optional."""
+    """The sources that have a valid split; validation is optional."""
     manifests = {name: directory / MANIFEST_NAME for name, directory in directories.items()}
     return {name: path for name, path in manifests.items() if path.exists()}
 

@@ -256,6 +256,6 @@ def _read_flow(table: dict[str, Any], where: str) -> _Flow:
 
 
 def _numbers(table: Mapping[str, Any], keys: Iterable[str], where: str) -> dict[str, float]:
-    """Those of `keys` that are set, each a number above 0."""
+    """The keys among `keys` that are set; each must be a number above 0."""
     given = (key for key in keys if key in table)
     return {key: tables.number(table[key], f"{where}.{key}", positive=True) for key in given}

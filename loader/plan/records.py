@@ -61,7 +61,7 @@ class PlanSource(SourceData):
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What was read of a source before the plan began, as another run's state says.
+    """Part of a source that another run had read before this plan began, from that run's state.
 
     source: Its name, or its spec where the plan has no such source. sequences: windows to pass
     over. rows, tokens: what the state counted. content_hash, order: the data and the reading order
@@ -120,7 +120,7 @@ class LoaderPlan(StreamSettings):
 
     @property
     def epoch_limit(self) -> int:
-        """How often a source may be read; 0 is without end."""
+        """Maximum number of passes over a source; 0 for no limit."""
         endless = self.on_exhaust == "wrap" or self.policy == "epoch_weighted"
         return self.max_epochs or (0 if endless else 1)
 

@@ -131,7 +131,7 @@ def _has_manifest(url: str, mirror: Path) -> bool:
 
 
 def _last(copy_of_last: Path, error: PlanError) -> bytes:
-    """What was read the last time, where the store does not answer now; else raises `error`."""
+    """The copy of the last time if the store does not answer; raises `error` if there is none."""
     if error.code != STORE_CODE or not copy_of_last.exists():
         raise error
     warnings.warn(f"the copy in the cache is read: {error}", stacklevel=3)
@@ -139,7 +139,7 @@ def _last(copy_of_last: Path, error: PlanError) -> bytes:
 
 
 def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None = None) -> Manifest:
-    """A manifest of the store; the copy where that has the digest already."""
+    """A manifest from the store, or its local copy if that has the digest."""
     url, local = join(root, relative), resolve_inside(mirror, relative)
     if digest is not None and local.exists():
         try:

@@ -185,5 +185,5 @@ def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
 
 
 def _by_source(sources: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each source that is there, and the rows that are of it: int64, rising."""
+    """Each source that occurs, with its rows in ascending order (int64)."""
     return ((int(s), np.flatnonzero(sources == s)) for s in np.flatnonzero(np.bincount(sources)))

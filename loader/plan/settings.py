@@ -1,4 +1,4 @@
-"""What a run may set: each key once, with its type, its default and the values that are good.
+"""Settings of a run: each key once, with its type, its default and its valid values.
 
 A field's type says how its value is read: `Path` is a path on this machine, `str | Path` may be a
 URL as well, and relative ones of either start at the run's base. Values that only the parts of a
@@ -24,7 +24,7 @@ LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which values of a field are good.
+    """Valid values of a field.
 
     positive: above 0; numbers are at least 0 in any case. high: largest number of a plan. choices:
     all values there are. do: what to do instead where a path is a URL. if_chosen: not written to a
@@ -42,7 +42,7 @@ class Key:
 
 
 class Vocabulary(NamedTuple):
-    """What makes token ids of two sources mean the same; None where it is not known yet."""
+    """Tokenizer facts that all sources must share; None for facts that are not known yet."""
 
     tokenizer: str | None = None
     vocab_size: int | None = None
@@ -51,7 +51,7 @@ class Vocabulary(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What decides the order of a stream.
+    """Settings that decide the order of a stream.
 
     batch_size: sequences per step over all ranks. window_stride: tokens between the starts of
     consecutive windows of a source, `seq_len` (each token is predicted once) or `seq_len+1`.

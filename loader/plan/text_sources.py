@@ -15,7 +15,7 @@ GROUP = "nmoe_loader.text_sources"
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """Where text is. Either `repo`, a data set's name on the hub or its local directory, with
+    """Location of a text. Either `repo`, a data set's name on the hub or its local directory, with
     `config`, `split` and, on the hub, `revision`; or `urls` of files, with `*` and `{1..9}` or
     `{a,b}`."""
 

@@ -33,7 +33,7 @@ class Origin(NamedTuple):
 
 
 class RowOrigins(NamedTuple):
-    """What a sequence of the stream was made of."""
+    """The source, windows and documents of one sequence of the stream."""
 
     sequence: int
     source: str

@@ -37,7 +37,7 @@ class PackedReader(PackedRows):
         self._file_starts: list[int] = files.file_starts.tolist()
 
     def plan(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What `read` takes, of several batches: int64 `[num_batches, num_rows]` each."""
+        """Arguments of `read` for several batches: int64 `[num_batches, num_rows]` each."""
         return sources, windows
 
     def read(self, plan: tuple[np.ndarray, np.ndarray], batch: int, out: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""One asset: everything that its definition says, and the two ways its work becomes events."""
+"""One asset: its definition, and the two ways in which its work becomes events."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Deps = Sequence[Sequence[str] | dg.AssetDep]
 
 @dataclass(frozen=True, kw_only=True)
 class Asset:
-    """What the definition of an asset says.
+    """Definition of an asset.
 
     Attributes:
         run: The run it belongs to.

@@ -1,4 +1,4 @@
-"""What work cost: seconds of the clock and of the processors, and money where a price is set."""
+"""Cost of work: wall seconds, processor seconds, and money where a price is set."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from nmoe_assets.resources import Machine
 
 @dataclass(frozen=True)
 class Cost:
-    """What a piece of work cost.
+    """Cost of a piece of work.
 
     Attributes:
         seconds: Of the clock.

@@ -117,7 +117,7 @@ def materialize_partitions(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of the partitions of a run so far."""
+    """Outcomes of the partitions of a run so far."""
 
     machine: Machine
     finished: dict[str, tuple[Attempt, Result, Mapping[str, Any]]] = field(default_factory=dict)

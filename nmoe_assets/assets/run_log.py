@@ -1,4 +1,4 @@
-"""What nmoe_core logs, its worker processes included, shown in the run's log."""
+"""Forwards the log of nmoe_core and its worker processes to the run's log."""
 
 import logging
 from collections.abc import Iterator

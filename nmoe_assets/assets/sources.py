@@ -104,7 +104,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
 
 
 def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
-    """Which documents are for training heads, for calibrating them and for testing them."""
+    """Splits documents into those for training, calibrating and testing the heads."""
     name = source.name
     return Asset(
         run=run,

@@ -1,1 +1,1 @@
-"""What the daemon requests: conditions of assets, sensors and the nightly check."""
+"""Automation: conditions of assets, sensors and the nightly check."""

@@ -48,7 +48,7 @@ class Checks:
         return asset_key(self.run, self.asset)
 
     def specs(self) -> list[dg.AssetCheckSpec]:
-        """What the asset's definition declares."""
+        """Declaration of a check in the asset's definition."""
         return [
             dg.AssetCheckSpec(
                 name,

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, fingerprints, atomic writes, locks, strict tables."""
+"""Foundations: errors, fingerprints, atomic writes, locks, strict tables."""

@@ -80,7 +80,7 @@ class AppendLog:
             yield line
 
     def rest(self) -> bytes:
-        """What lies behind the first `size` bytes."""
+        """The bytes after the first `size`."""
         self._file.seek(self.size)
         return self._file.read()
 

@@ -114,7 +114,7 @@ def is_current(summary: Path, fingerprints: Fingerprints) -> bool:
 
 
 class Identity(NamedTuple):
-    """What changes whenever a file may have changed."""
+    """A value that changes whenever a file may have changed."""
 
     device: int
     inode: int
@@ -153,7 +153,7 @@ def recall_digests(path: Path) -> None:
 
 
 def file_identity(path: Path) -> Identity | None:
-    """What tells an untouched file; None while another change could leave the same."""
+    """A mark of an untouched file; None while a further change could leave the mark equal."""
     stat = path.stat()
     if time.time_ns() - stat.st_ctime_ns < _CLOCK_NS:
         return None

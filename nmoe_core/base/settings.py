@@ -15,7 +15,7 @@ Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
 
 
 class TokenizerSettings(NamedTuple):
-    """Which tokenizer, which of its tokens stand at the ends of a document, and how it is run."""
+    """The tokenizer, its tokens at the ends of a document, and the engine that runs it."""
 
     name: str = DEFAULT_TOKENIZER
     """An encoding of tiktoken; or a `tokenizer.json`, a SentencePiece `.model`, the directory of

@@ -42,7 +42,7 @@ class Calibration:
         return aggregate(scores, self.weights)
 
     def leaves_at_probe(self, probe_scores: np.ndarray) -> np.ndarray:
-        """Which documents leave after the probe: bool `[B]` from its scores `[B, 5]`."""
+        """Mask of the documents that leave after the probe: bool `[B]` from its scores `[B, 5]`."""
         return self.aggregate(probe_scores) < self.thresholds.tau_probe
 
     def require_heads(self, heads_digest: str, *, compat: bool = False) -> None:

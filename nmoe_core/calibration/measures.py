@@ -1,4 +1,4 @@
-"""What calibration measures of fitted thresholds and of the heads.
+"""Measurements of fitted thresholds and of the heads.
 
 Every function takes documents that no head was trained on, each content once; rates come with 95 %
 intervals or upper bounds.
@@ -47,7 +47,7 @@ class Aggregates(NamedTuple):
         return cls(probe, aggregate(rows.judge, weights), aggregate(rows.oracle, weights))
 
     def exits(self, taus: Thresholds) -> np.ndarray:
-        """Which documents leave at the probe."""
+        """Mask of the documents that leave at the probe."""
         if self.probe is None:
             return np.zeros(len(self.judge), np.bool_)
         return self.probe < taus.tau_probe
@@ -111,7 +111,7 @@ def decision_agreement(
 def score_reliability(
     fit: Aggregates, report: Aggregates, fit_keeps: np.ndarray, oracle_keeps: np.ndarray
 ) -> dict[str, Any]:
-    """How far the judge's score may be read as the oracle's, and as a chance to be kept."""
+    """Reliability of the judge's score: against the oracle's, and as a probability of keep."""
     points, chances = isotonic(fit.judge, fit_keeps.astype(float))
     chance = np.interp(report.judge, points, chances)
     line = regression_line(report.judge, report.oracle)

@@ -1,4 +1,4 @@
-"""What calibration fits on: val labels, and the deployed heads' scores of the same documents.
+"""Data of calibration: val labels, and the deployed heads' scores of the same documents.
 
 The scores come from the heads themselves or from a file of predictions as grading writes them.
 Documents without a prediction or without finite states are left out and counted. Those that the

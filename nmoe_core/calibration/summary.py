@@ -96,7 +96,7 @@ def summarise(
 def _certified(
     scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray, targets: Targets
 ) -> dict[str, Any]:
-    """What the fitted documents prove of the drops, for readers and for the check that blocks."""
+    """Evidence for the drops in the fitted documents, for readers and for the blocking check."""
     is_dropped = scores.decisions(taus) == 0
     found = Certificate.of(is_dropped, oracle_keeps)
     if found.num_below:

@@ -27,7 +27,7 @@ MAX_LOST_KEEP = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What thresholds are to achieve: shares of documents to keep and to drop.
+    """Targets of the thresholds: shares of documents to keep and to drop.
 
     With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in
     the oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
@@ -72,7 +72,7 @@ class Thresholds:
 
 
 class Certificate(NamedTuple):
-    """What the fitted documents prove of a threshold: `num_wrong` of `num_below` are wrong.
+    """Evidence for a threshold in the fitted documents: `num_wrong` of `num_below` are wrong.
 
     With a confidence of 95 % the share of wrong ones is at most `upper95`; 0 of no document.
     """

@@ -192,7 +192,7 @@ def _show_embedded(facts: dict[str, Any]) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> Any:
-    """How far two clusterings and two spaces agree."""
+    """Agreement of two clusterings and of two spaces."""
     from nmoe_core.curate.diversity.compare import compare_embeddings, open_array
 
     found = compare_embeddings(

@@ -93,7 +93,7 @@ def required(arguments: argparse.Namespace, name: str) -> Any:
 
 
 def model_defaults(arguments: argparse.Namespace, table: str) -> dict[str, str]:
-    """Where a model runs if neither a flag nor a file says it: on a GPU where there is one."""
+    """Default device of a model: a GPU if there is one."""
     import torch
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""`nmoe plan`, `report`, `explain`, `curate shards`: a run before its work, in it and after it."""
+"""`nmoe plan`, `report`, `explain`, `curate shards`: look at a run, or make one shard of it."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
 
 
 class _Start(NamedTuple):
-    """What a worker does before its first item of a pool."""
+    """Prepare a worker before its first item of a pool."""
 
     pool: str
     initializer: Initializer
@@ -72,7 +72,7 @@ class _Start(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What came of an item, with what was logged meanwhile."""
+    """Outcome of an item, with the log lines written meanwhile."""
 
     result: Any
     error: Exception | None
@@ -158,7 +158,7 @@ class _RayPool:
         return self._most
 
     def _room(self) -> int:
-        """How many items the cluster has room for."""
+        """Number of items that fit into the cluster at once."""
         asked = {"CPU": self._options.cpus_per_task, "GPU": self._options.gpus_per_task}
         asked = {name: amount for name, amount in asked.items() if amount}
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

@@ -20,20 +20,20 @@ class ModelTable(StrictModel):
     checkpoint: PathText | None = None
     """Directory of gpt-oss weights."""
     device: str = "cpu"
-    """Where the model runs: by default cpu; without a configuration on a GPU where there is one."""
+    """Device of the model: by default cpu; without a configuration a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of its numbers: by default float32; without a configuration bfloat16 on a GPU."""
     experts: ExpertChoice = "auto"
-    """How MXFP4 experts lie in memory; auto packs them on a GPU, which takes less memory."""
+    """Format of MXFP4 experts in memory; auto packs them on a GPU, which takes less memory."""
 
 
 class EngineOracleTable(ModelTable):
     """`[oracle.engine]`: a checkpoint that answers here."""
 
     max_ctx: int = Field(default=4096, ge=64)
-    """Most tokens of a prompt and its answer."""
+    """Maximum tokens of a prompt and its answer."""
     max_new: int = Field(default=2048, ge=1)
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     max_batch: int = Field(default=32, ge=1)
     """Answers at once."""
     reasoning: Literal["low", "none"] = "low"
@@ -78,11 +78,11 @@ class OracleTable(StrictModel):
     rubric: PathText = "quality_v1"
     """A TOML file, or the name of a rubric that comes with the package."""
     max_doc_tokens: int = Field(default=2048, ge=16)
-    """Most tokens of a document that the oracle reads."""
+    """Maximum tokens of a document that the oracle reads."""
     replace: bool = False
     """Start over where another scorer's labels lie."""
     retry_failed: int = Field(default=0, ge=0)
-    """How often to ask again for a refused answer."""
+    """Number of retries after a refused answer."""
     relabel: int = Field(default=0, ge=0)
     """Documents of each val slice to label twice."""
     salvage: bool = False
@@ -144,7 +144,7 @@ class HeadsTable(StrictModel):
     """`[heads]`: probe and judge over the backbone."""
 
     max_ctx: int = Field(default=4096, ge=8)
-    """Most tokens of a document that the heads read."""
+    """Maximum tokens of a document that the heads read."""
     seed: int = 0
     """Seed of the first weights and of the order."""
     use_salvaged: bool = False

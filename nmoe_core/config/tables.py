@@ -51,7 +51,7 @@ class PrepTable(StrictModel):
     """Shards of the training split."""
     num_valid_shards: int = Field(default=1, ge=1, le=9999)
     tokens_per_shard: int = Field(default=DEFAULT_TOKENS_PER_SHARD, ge=2)
-    """Most tokens in one shard file."""
+    """Maximum tokens in one shard file."""
     min_doc_tokens: int = Field(default=10, ge=1)
     """Shorter documents are left out."""
     max_doc_tokens: int = Field(default=1_000_000, ge=1)
@@ -89,7 +89,7 @@ class RayTable(StrictModel):
     gpus_per_task: float = Field(default=0.0, ge=0)
     """GPUs that one item holds; Ray makes only those visible to it."""
     max_retries: int = Field(default=3, ge=0)
-    """How often an item is run again after its worker or its node was lost."""
+    """Number of retries of an item after its worker or its node was lost."""
 
 
 class PodTable(StrictModel):
@@ -208,7 +208,7 @@ class AutomationTable(StrictModel):
     prefix: str = Field(default="", pattern=r"^([A-Za-z0-9]+(_[A-Za-z0-9]+)*)?$")
     owners: tuple[str, ...] = ("team:data",)
     max_partitions_per_run: int | None = Field(default=None, ge=1)
-    """Most partitions of an asset that one run of a backfill makes; all where it is not set."""
+    """Maximum partitions per run of a backfill; no limit if not set."""
     plan_max_age_days: int | None = Field(default=None, ge=1)
     """Days after which the loader plan is shown as overdue; never where it is not set."""
     follow_every_s: int = Field(default=30, ge=5)

@@ -1,4 +1,4 @@
-"""Where every file of a run lies: each path comes from one `Tree`, none is joined by hand.
+"""Paths of all files of a run: each comes from one `Tree`, none is joined by hand.
 
 A task takes the run's tree, and compute takes the tree or one of its shards:
 

@@ -1,4 +1,4 @@
-"""What pictures and films of an order show, computed from topics, lengths and embeddings."""
+"""Data of the pictures and films of an order, computed from topics, lengths and embeddings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ _NARROWEST_MASK = 1024
 
 
 class Context(Protocol):
-    """What a call's rows are: whose keys each query sees, and where they are kept."""
+    """Rows of a call: the keys that each query sees, and their place in the cache."""
 
     @property
     def positions(self) -> Tensor:

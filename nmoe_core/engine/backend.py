@@ -1,4 +1,4 @@
-"""What a model runs on: the devices that are here, whether they have kernels, and their memory.
+"""Devices of this machine, their memory, and whether they run kernels.
 
 The one place that decides. A CPU runs plain torch, also where Triton's interpreter could run the
 kernels. A GPU of the compute capability that they are verified on runs kernels if Triton is
@@ -35,7 +35,7 @@ def known_device(name: str | torch.device) -> torch.device:
 
 
 def num_devices(device: torch.device) -> int:
-    """How many devices of its kind torch can use here."""
+    """Number of devices of its kind that torch can use here."""
     try:
         return torch.get_device_module(device).device_count()
     except RuntimeError:

@@ -59,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What a process needs to load the model: arguments of `Transformer.from_checkpoint`.
+    """Arguments of `Transformer.from_checkpoint` for a process that loads the model.
 
     `device` is "cpu" or a kind of accelerator such as "cuda", of which each shard takes its own.
     """

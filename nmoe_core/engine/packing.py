@@ -29,7 +29,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the real tokens of a batch [B, T] lie.
+    """Positions of the real tokens of a batch [B, T].
 
     `rows` holds their indices in the flattened batch, or None when every position is real;
     `positions` their places within their documents. Both int64 [N].

@@ -132,7 +132,7 @@ def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) ->
 
 
 def _refuse_other(output: Path, made_from: Fingerprints) -> None:
-    """Nothing but an earlier export of the same form is written over."""
+    """Only an earlier export of the same form may be overwritten."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     found = recorded(output / SUMMARY_NAME) or {}

@@ -96,7 +96,7 @@ class Grader:
 def grade_fingerprints(
     documents: Fingerprints, digests: Mapping[str, str], max_ctx: int, early_exit: bool
 ) -> Fingerprints:
-    """What grades are made from, told without loading a model.
+    """Fingerprints of grades, computed without loading a model.
 
     `documents` are the input's own; `digests` those of the `backbone`, of the files of `probe` and
     `judge`, and of the `calibration`.
@@ -193,7 +193,7 @@ def grade_documents(
 
 
 def _scored_by(scorer: HeadScorer) -> Fingerprints:
-    """What decides a score, beside the texts that run together."""
+    """Fingerprints of a score beside the texts of its batch."""
     model, heads = scorer.model, scorer.heads
     return {"backbone": model.digest, "heads": heads.digest, "arithmetic": arithmetic(model)}
 

@@ -65,11 +65,11 @@ class Corpus:
     eos_token_id: int
     max_ctx: int
     model: ModelIds | None = None
-    """How the backbone reads documents whose ids are not its own."""
+    """Reader of documents whose ids are not the backbone's own."""
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """What the ids are made with, beside the shards."""
+        """Fingerprints of the ids beside those of the shards."""
         return {} if self.model is None else self.model.fingerprints
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
@@ -143,12 +143,12 @@ def one_thread() -> Iterator[None]:
 
 
 def device_of(model: Transformer) -> torch.device:
-    """Where the backbone's weights are."""
+    """Device of the backbone's weights."""
     return next(model.parameters()).device
 
 
 def arithmetic(model: Transformer) -> str:
-    """What the backbone computes with: the type of its weights, and the kind of device."""
+    """Weight type and kind of device that the backbone computes with."""
     weights = next(model.parameters())
     return f"{weights.dtype} {weights.device.type}"
 

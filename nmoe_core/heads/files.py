@@ -87,7 +87,7 @@ def save_head(
 def header_of(
     model: Transformer, tap: int, max_ctx: int, labels_digest: str, scorer: Scorer
 ) -> Header:
-    """What a head's header says of its inputs."""
+    """Inputs of a head, as its header states them."""
     config = model.config
     return {
         "tap": tap,

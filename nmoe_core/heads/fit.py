@@ -38,7 +38,7 @@ _OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How long and how fast: documents per step, passes over the documents, peak learning rate."""
+    """Training schedule: documents per step, passes over the documents, peak learning rate."""
 
     batch_size: int
     epochs: int

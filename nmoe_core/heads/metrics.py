@@ -1,4 +1,4 @@
-"""How well a trained head agrees with the oracle on documents that it was not fitted on; its card.
+"""Agreement of a trained head with the oracle on documents it was not fitted on; its card.
 
 Documents are compared by what the heads see of them (`DocumentTokens.digests`), not by their ids: a
 corpus holds the same text under several ids, in train and in val.

@@ -1,4 +1,4 @@
-"""How well predictions agree with the oracle, the oracle with itself, and how sure that is.
+"""Agreement of predictions with the oracle and of the oracle with itself, with intervals.
 
 A predictor that knows only a document's source, or only its length, is shown beside every head: a
 head that agrees no better has learned nothing about the text. Ranks, Spearman and AUC are written
@@ -231,7 +231,7 @@ def baselines(
     val: tuple[np.ndarray, Sequence[str], np.ndarray],
     weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What predictors that do not read the text reach on val, after the same training labels.
+    """Val metrics of predictors that do not read the text, fitted on the same training labels.
 
     `train` and `val` are the oracle's scores `[N, 5]`, sources, and lengths `[N]` in tokens or 0.
     """
@@ -291,5 +291,5 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
 
 
 def read_noise(path: Path) -> dict[str, Any] | None:
-    """What `merge_noise` wrote; None where no document was labelled twice."""
+    """Result of `merge_noise`; None if no document was labelled twice."""
     return read_summary(path) if path.is_file() else None

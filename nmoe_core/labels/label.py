@@ -49,7 +49,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class _Mark(NamedTuple):
-    """Where the record of a document lies in the file, and what came of it."""
+    """Position of one document's record in the label file, and its outcome."""
 
     offset: int
     size: int
@@ -176,7 +176,7 @@ class _Labelling:
         )
 
     def _attempts(self, doc_id: str) -> int:
-        """How often a document was asked about."""
+        """Number of requests about a document."""
         return self.marks[doc_id].attempts if doc_id in self.marks else 0
 
     def pending(self, retry_failed: int) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What an oracle is, and the records of its answers: the lines of a label file.
+"""The oracle protocol, and the records of its answers: the lines of a label file.
 
 An oracle reads texts and gives each five scores, or says why it could not. A scorer is a model, a
 version and a rubric; all three go into every record, and labels of two scorers are never mixed in

@@ -40,7 +40,7 @@ Draw = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class OrderFilm:
-    """What the films show of N records in W windows."""
+    """Arrays that the films show, for N records in W windows."""
 
     labels: np.ndarray  # cluster of each record: int [N]
     points: np.ndarray  # their places in the plane: float [N, 2]

@@ -1,4 +1,4 @@
-"""What an order does: clusters along it, and distinct clusters in each window."""
+"""Pictures of an order: clusters along it, and distinct clusters in each window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every picture looks: one size, one style, one colour and name for a cluster.
+"""Shared look of all pictures: one size, one style, one colour and name per cluster.
 
 The same numbers give the same PNG bytes. Nothing here touches pyplot, a display or the user's
 matplotlib settings. Pictures are 800 pixels wide and small enough (`MAX_PNG_BYTES`) to be written

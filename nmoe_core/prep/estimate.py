@@ -1,4 +1,4 @@
-"""What preparing a mixture will take, before anything is written: `nmoe prep-mixture --dry-run`.
+"""Estimate tokens, time and disk of a mixture before writing: `nmoe prep-mixture --dry-run`.
 
 Files are found and the first block of each source is tokenised here, which gives tokens per byte
 and this machine's rate; a hub dataset is not asked, so a plan needs no network. Every figure is an
@@ -36,7 +36,7 @@ _MIN_SECONDS = 1e-3
 
 
 class _Sample(NamedTuple):
-    """What the first block of a source shows."""
+    """Statistics of the first block of a source."""
 
     tokens_per_record: float
     tokens_per_byte: float

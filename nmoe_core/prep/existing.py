@@ -1,4 +1,4 @@
-"""What is there already: refused where it was made from other inputs, or replaced in one step.
+"""Existing output: refused if it was made from other inputs, or replaced in one step.
 
 `--force` makes the new version in a hidden directory beside the old one, manifest included. Then
 the two directories change places, so that a kill at any moment leaves either the whole old version
@@ -77,7 +77,7 @@ def _by_name(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def directory_beside(split_dir: Path) -> Path:
-    """Where the new version of a split is made; no reader looks at hidden directories."""
+    """Hidden directory for the new version of a split; no reader looks into it."""
     return split_dir.with_name(f".{split_dir.name}.prep-new")
 
 

@@ -1,4 +1,4 @@
-"""How far a pass has come, so that the next run goes on there.
+"""The position of a pass, so that the next run resumes there.
 
 `.prep/journal.json` beside the shards names what the pass is made from, the position up to which
 everything is written, the length of every file at that position, and the counts. It is replaced
@@ -44,7 +44,7 @@ class Journal:
         self.is_written = False
 
     def read(self) -> dict[str, Any] | None:
-        """What the last commit wrote; None if there is none, or it is not as it was written.
+        """The last commit; None if there is none or if it is damaged.
 
         Without a journal the pass starts again: that costs work, and the bytes are the same.
         """

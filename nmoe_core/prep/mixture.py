@@ -1,4 +1,4 @@
-"""Which sources a run prepares, from the mixture TOML and the flow profile.
+"""The sources that a run prepares, from the mixture TOML and the flow profile.
 
 A source that several stages use is prepared once, for the sum of their quotas: stages and flows
 are views on `{data_root}/{source}/{split}`, never copies.

@@ -35,7 +35,7 @@ _MIN_JUDGED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What a pass reads and makes; `known_stop` is the row at which an earlier budget ended."""
+    """Inputs and outputs of a pass; `known_stop` is the row at which an earlier budget ended."""
 
     split: Split
     settings: PrepSettings
@@ -62,7 +62,7 @@ class PassPlan:
         return self.settings.max_tokens if self.known_stop is None else None
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for one pass to go on where another ended."""
+        """Values that must be equal for a pass to resume another one."""
         return {
             "fingerprints": self.fingerprints,
             "settings": self.settings.identity(),
@@ -79,7 +79,7 @@ class PassPlan:
 
 @dataclass
 class Counts:
-    """What the journal says of a pass besides the shards."""
+    """Journal entries of a pass besides its shards."""
 
     is_complete: bool = False
     position: Position = START
@@ -166,7 +166,7 @@ class Pass:
             writer.suspend()
 
     def report(self) -> PrepReport:
-        """What was done."""
+        """Summary of the pass."""
         states = [state for writer in self.writers.values() for state in writer.state]
         return PrepReport(
             num_documents=sum(num_documents for _, num_documents, _ in states),

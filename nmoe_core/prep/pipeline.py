@@ -45,7 +45,7 @@ class HuggingFaceSource:
     """Commit, branch or tag; it is resolved to a commit once and that is read."""
     text_field: str = "text"
     id_field: str | None = None
-    """None numbers the rows."""
+    """If None, rows are numbered."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
@@ -98,7 +98,7 @@ class ArrowSource(_FileSource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepConfig(PrepSettings):
-    """What decides the shards (see `PrepSettings`), where they lie, and who makes them. Raises
+    """Settings of the shards (see `PrepSettings`), their directory, and the workers. Raises
     ConfigError: a value is out of range."""
 
     output_dir: str | PathLike[str]

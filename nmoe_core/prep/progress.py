@@ -1,4 +1,4 @@
-"""What a pass has done so far: numbers, and one line of them; a bar where there is a terminal."""
+"""Progress of a pass: its numbers, one line of them, and a bar on a terminal."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ class PrepProgress:
     size_bytes: int
     """Of the source as it is stored."""
     total_bytes: int | None
-    """None where it is not known beforehand."""
+    """None if it is not known beforehand."""
     seconds: float
     resumed_bytes: int = 0
     """Of `size_bytes`, what an earlier run did."""

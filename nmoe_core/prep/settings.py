@@ -1,4 +1,4 @@
-"""What decides the bytes of a split's shards, and what a pass reports about them."""
+"""Settings that decide the bytes of a split's shards, and the summary of a pass."""
 
 import unicodedata
 from collections import Counter
@@ -44,7 +44,7 @@ class PrepSettings:
     num_shards: int = 64
     """Buckets that documents are hashed into."""
     tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
-    """Most tokens in one file."""
+    """Maximum tokens in one shard file."""
     min_doc_tokens: int = 10
     """Shorter documents are left out."""
     max_doc_tokens: int = 1_000_000
@@ -55,7 +55,7 @@ class PrepSettings:
     max_bad_share: float = 0.001
     """Part of the records that `fail` leaves out and counts before it fails."""
     reading_digest: str = ""
-    """What the source's table says about reading."""
+    """Reading settings of the source's table."""
     vocab_size: int | None = None
     """Refused unless it is the tokenizer's; so is `eos_token_id`."""
     eos_token_id: int | None = None
@@ -68,9 +68,9 @@ class PrepSettings:
     dtype: Dtype = "uint32"
     """Integers of shard files; `auto`: uint16 where every id fits."""
     vocabulary: Vocabulary = _OWN
-    """What manifests say in place of the tokenizer's own name, size and EOS."""
+    """Name, size and EOS for manifests, if they differ from the tokenizer's own."""
     compute: ComputeTable = HERE
-    """Where blocks are tokenised; the bytes do not depend on it."""
+    """The pool that tokenises blocks; the bytes do not depend on it."""
 
     def __post_init__(self) -> None:
         for key in _COUNTS:
@@ -78,7 +78,7 @@ class PrepSettings:
                 raise ConfigError(f"{key} is out of range", found=value, expected="1 or more")
 
     def identity(self) -> dict[str, Any]:
-        """What reaches the bytes: settings, normaliser, Unicode tables."""
+        """Values that the bytes depend on: settings, normaliser, Unicode tables."""
         versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
         values = {key: getattr(self, key) for key in _IN_THE_BYTES}
         return values | versions | {"tokenizer": self.chosen.encoding}
@@ -91,7 +91,7 @@ class PrepSettings:
 
 @dataclass(slots=True)
 class PrepReport:
-    """What one pass did. Counts include those of an interrupted run that this one continued."""
+    """Summary of one pass. Counts include those of an interrupted run that this one continued."""
 
     num_documents: int = 0
     num_tokens: int = 0
@@ -152,7 +152,7 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
 
 
 def format_fingerprints(settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    """What decides the ids of a text; only the tokenizer for those of an encoding."""
+    """Fingerprints of a text's ids; for an encoding of tiktoken that of the tokenizer alone."""
     found = {"tokenizer": fmt.tokenizer_fingerprint}
     if settings.chosen.is_file or settings.eos_token != "auto":
         found["eos_token_id"] = str(fmt.eos_token_id)

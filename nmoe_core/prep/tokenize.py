@@ -72,7 +72,7 @@ class _Stored(NamedTuple):
 
 
 class BlockTokenizer(NamedTuple):
-    """What a worker opens once."""
+    """State that a worker opens once."""
 
     tokenizer: Tokenizer
     settings: PrepSettings

@@ -26,11 +26,11 @@ _MAX_POSITIONS = 3
 
 @dataclass(slots=True)
 class ShardInspection:
-    """What was seen in one `.npy` file; of positions, the first three."""
+    """Findings in one `.npy` file; of positions, the first three."""
 
     path: Path
     num_documents: int | None
-    """None where neither manifest nor index gives it."""
+    """None if neither manifest nor index gives it."""
     num_tokens: int = 0
     num_eos: int = 0
     num_double_eos: int = 0
@@ -115,7 +115,7 @@ def inspect_file(
 
 
 def token_statistics(counts: np.ndarray) -> dict[str, Any]:
-    """How much of a vocabulary is used, and its most frequent tokens."""
+    """Used share of a vocabulary, and its most frequent tokens."""
     used = int((counts > 0).sum())
     top = np.argsort(-counts, kind="stable")[:10]
     return {

@@ -27,7 +27,7 @@ _FILE_KEYS = ("path", "index_path", "ids_path")
 
 @dataclass(frozen=True, slots=True)
 class ShardFormat:
-    """What every manifest of a source says about its tokens."""
+    """Token facts that every manifest of a source states."""
 
     dataset: str
     version: str
@@ -36,7 +36,7 @@ class ShardFormat:
     eos_token_id: int
     tokenizer_fingerprint: str
     bos_token_id: int | None = None
-    """What starts each document; None where its text does."""
+    """Token that starts each document; None if documents start with their text."""
     dtype: str = "uint32"
     """Integers of the shard files: `uint32` or `uint16`."""
 

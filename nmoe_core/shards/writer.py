@@ -27,7 +27,7 @@ class ShardWriter:
     Args:
         directory: Final directory, `.../shard_NNNN`.
         fmt: Source name, version and tokenizer facts.
-        tokens_per_shard: Most tokens in one file.
+        tokens_per_shard: Maximum tokens in one file.
         staged: Where the shard is made; a hidden directory beside the final one when None.
         state: The `state` of an earlier writer, whose files are in `staged`.
 

@@ -18,7 +18,7 @@ MAX_BLOCK_ROWS = 8192
 
 
 class Place(NamedTuple):
-    """Where rows come from: how errors name the file, and what ids start with."""
+    """Origin of rows: the file's name in errors, and the prefix of ids."""
 
     where: str
     id_prefix: str

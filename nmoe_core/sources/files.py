@@ -28,7 +28,7 @@ class FileSource(Source, Generic[FileBlock]):
         return sha256_json([[file.name, file.revision()] for file in self.files])
 
     def local_files(self) -> list[Path]:
-        """Those of the files that lie on this machine."""
+        """The files that are on this machine."""
         return [file.path for file in self.files if isinstance(file.path, Path)]
 
     def size_bytes(self) -> int:

@@ -74,7 +74,7 @@ class DatasetsSource(Source):
         return super().num_rows()
 
     def provenance(self) -> dict[str, str]:
-        """What was read, for the manifest: the repository and the commit it resolved to."""
+        """Provenance for the manifest: the repository and the commit it resolved to."""
         facts = {"hf_dataset": self.dataset}
         return facts if self.directory is not None else {**facts, "hf_revision": self._commit}
 
@@ -187,7 +187,7 @@ def _network_errors() -> tuple[type[Exception], ...]:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What opening and reading raise; CastError and ArrowInvalid among others are ValueErrors."""
+    """Errors of opening and reading; CastError and ArrowInvalid among others are ValueErrors."""
     from datasets.exceptions import DatasetsError
     from pyarrow.lib import ArrowException
 

@@ -151,7 +151,7 @@ def _local_files(expanded: Sequence[tuple[str, str]], base: Path) -> Iterator[So
 
 
 def _num_fixed(parts: Sequence[str]) -> int:
-    """How many directories a pattern starts with that are no patterns."""
+    """Number of leading directories of a pattern that hold no wildcard."""
     return next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
 
 

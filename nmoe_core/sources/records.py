@@ -1,4 +1,4 @@
-"""What every source gives: numbered records, in an order that never changes, in blocks.
+"""Records of a source: numbered, in an order that never changes, in blocks.
 
 A block is small, pickles, and is read and turned into records in a worker process. Row numbers
 count the raw records of the source from 0, read or not, so ids do not depend on what was skipped.
@@ -18,7 +18,7 @@ DEFAULT_MAX_RECORD_MB = 256
 
 
 class Reading(NamedTuple):
-    """How the records of a source are read."""
+    """Reading settings of a source's records."""
 
     source: str
     """Name of the source, first part of ids that the records do not give."""
@@ -97,7 +97,7 @@ class Block(ABC):
     reading: Reading
     start: Position
     end: Position
-    """Where the next block starts."""
+    """Position of the next block."""
     size_bytes: int
     """Its share of the source's `size_bytes()`."""
 
@@ -158,7 +158,7 @@ class Rows:
         return first < self.excluded[0] or last > self.excluded[1]
 
     def count(self, num_rows: int) -> int:
-        """How many of them a source of `num_rows` rows has."""
+        """Number of selected rows in a source of `num_rows` rows."""
         start, stop = self.start, num_rows if self.stop is None else min(self.stop, num_rows)
         first, last = self.excluded or (0, 0)
         return max(0, stop - start) - max(0, min(last, stop) - max(first, start))

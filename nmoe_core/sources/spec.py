@@ -1,4 +1,4 @@
-"""What a mixture TOML says about reading a source.
+"""Settings in a mixture TOML for reading a source.
 
 A split is one range of rows of one split: `train`, `train[100:200]`, `train[-1000:]`, `train[:1%]`.
 Bounds mean what they mean to the `datasets` library: percentages round to the closest row, and a
@@ -137,7 +137,7 @@ class SourceSpec(StrictModel):
 
     @property
     def reading(self) -> Reading:
-        """How its records are read."""
+        """Reading settings of its records."""
         limit = self.max_record_mb * 2**20
         return Reading(self.id, self.text_field, self.id_field, self.on_error, limit)
 

@@ -38,7 +38,7 @@ def make_backbone(run: Run) -> Result:
 
 
 def ids_for_model(run: Run) -> ModelIds | None:
-    """How the backbone reads the run's shards; None where it reads their ids as they are.
+    """Reader of the run's shards for the backbone; None if it reads their ids directly.
 
     Raises:
         CheckpointError: There is no checkpoint, or it has no table.

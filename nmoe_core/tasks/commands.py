@@ -1,4 +1,4 @@
-"""What only commands ask for: whole splits, files that a user names, all sources in one go."""
+"""Work that only commands request: whole splits, files that a user names, all sources at once."""
 
 import time
 from collections.abc import Callable, Sequence

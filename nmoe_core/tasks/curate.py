@@ -123,7 +123,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
 
 
 def curate_settings(run: Run, source: str) -> CurateSettings:
-    """What the run's `[curation]` asks for; windows are those its loader reads by default."""
+    """Settings of the run's `[curation]`; windows are those that its loader reads by default."""
     from nmoe_core.curate.shards.planning import CurateSettings
 
     table = run.config.curation

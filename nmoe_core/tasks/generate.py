@@ -37,7 +37,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How completions are made; prompt i of the file is sampled with seed `seed + i`."""
+    """Settings of completions; prompt i of the file is sampled with seed `seed + i`."""
 
     max_tokens: int
     temperature: float

@@ -1,4 +1,4 @@
-"""What a run would still do, before it is paid for: shards to prepare, to grade and to curate.
+"""Preview of the work that is left: shards to prepare, to grade and to curate.
 
 Writes nothing. A shard is stale by the very fingerprints that its task compares. Where only the
 calibration changed, recorded scores are decided again and flips are counted. Where heads, backbone
@@ -92,7 +92,7 @@ class SplitState:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """All that a run would do. `curated` has, of each source, the shards to curate and why."""
+    """The whole preview. `curated` has, per source, the shards to curate and the reason."""
 
     splits: list[SplitState]
     regrade: RegradePlan

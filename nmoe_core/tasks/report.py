@@ -1,4 +1,4 @@
-"""What people look at: the table of a run, and a few rows of the result of a task."""
+"""The table of a run, and a few rows of the result of each task."""
 
 from collections.abc import Sequence
 from itertools import islice

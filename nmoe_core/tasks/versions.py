@@ -1,4 +1,4 @@
-"""What of a run's settings reaches the output of each task, as the version of its code.
+"""Code version of each task: a digest of its code's version and the settings that it reads.
 
 A version is the code's own and a digest of exactly the settings that the task reads. What only says
 how work is done (workers, batches, retries, checks, automation) changes no version; content of

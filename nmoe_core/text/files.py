@@ -141,7 +141,7 @@ class PieceReference(Reference):
         return map(self.library.id_to_piece, range(self.vocab_size))
 
     def _is_unigram(self) -> bool:
-        """Whether it weighs whole texts: only such a model has a second best."""
+        """Only a Unigram model has a second-best encoding."""
         try:
             self.library.nbest_encode("a", nbest_size=2)
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""Where a long text may be cut so that the ids of its pieces are those of the whole.
+"""Cuts a long text so that the ids of its pieces are those of the whole.
 
 Each rule is a pattern of the place and what the next piece leaves out. Encodings of tiktoken take
 the first, which rests on their split patterns. For other tokenizers the rules are tried on the
@@ -19,7 +19,7 @@ _BLANK = re.compile("[\u2581\u0120]")  # as vocabularies write it
 
 
 class CutRule(NamedTuple):
-    """Where a text may be cut, and how many characters there are in neither piece."""
+    """Positions where a text may be cut, and the number of characters dropped there."""
 
     place: re.Pattern[str]
     num_dropped: int = 0

@@ -42,7 +42,7 @@ class ModelIds:
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """What the ids are made with, beside the shards."""
+        """Fingerprints of the ids beside those of the shards."""
         return {"model_tokenizer": self.model.fingerprint}
 
     def __call__(self, tokens: np.ndarray, max_tokens: int) -> np.ndarray:
@@ -51,8 +51,10 @@ class ModelIds:
 
 
 def model_ids(shards: TokenizerSettings, directory: Path, num_rows: int) -> ModelIds | None:
-    """How a model reads shards of another tokenizer; None if it reads their ids as they are. Raises
-    TokenizerError: as `load_tokenizer`."""
+    """Reader of shards of another tokenizer for a model; None if it reads their ids directly.
+
+    Raises TokenizerError as `load_tokenizer`.
+    """
     found = model_tokenizer(directory, num_rows)
     if found is None or found.name == shards.name:
         return None

@@ -68,7 +68,7 @@ def _suspects(texts: list[str], encoded: list[bytes]) -> list[int]:
 def _holders(
     indices: Sequence[int], encoded: list[bytes], find: Callable[[bytes], np.ndarray]
 ) -> set[int]:
-    """Which of the texts hold something that `find` finds; it looks at all of them at once."""
+    """Indices of the texts in which `find` matches; it searches all texts at once."""
     payloads = [encoded[i] for i in indices]
     found = find(b"".join(payloads))
     if not len(found):

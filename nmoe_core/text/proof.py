@@ -65,7 +65,7 @@ class Suspects:
         self._exact = re.compile(f"[{ranges}]") if points else None
 
     def among(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[int]:
-        """Which of the texts hold one."""
+        """Indices of the texts that the engine may encode differently."""
         found = set()
         if self._exact is not None:
             other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]

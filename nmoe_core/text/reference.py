@@ -1,4 +1,4 @@
-"""What a tokenizer's own library says of it; and the encodings of tiktoken.
+"""Reference tokenizers: each by the library that defines it; and the encodings of tiktoken.
 
 A reference knows its ids, its special tokens and its fingerprint without loading the library where
 that can be; the library is loaded when text is encoded or decoded.

@@ -61,7 +61,7 @@ def keep(name: str, value: dict[str, Any]) -> None:
 
 
 def kept(name: str) -> dict[str, Any] | None:
-    """What was kept under this name."""
+    """The value that is cached under this name."""
     return read_sealed(cache_dir() / "tokenizers" / name)
 
 

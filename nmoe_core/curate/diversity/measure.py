@@ -28,7 +28,7 @@ _PARTS = 20  # of the epoch, for the drift of length
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What the windows of an order are composed of: "topics" counts distinct topics of a window."""
+    """Composition of the windows of an order: "topics" counts distinct topics of a window."""
 
     num_windows: int  # the last and perhaps partial one included
     mean: float  # topics, over all windows
@@ -170,7 +170,7 @@ def _divergence(windows: Windows) -> np.ndarray:
 
 
 def _discrepancy(clusters: np.ndarray, tokens: np.ndarray) -> float:
-    """Most tokens by which a prefix is off in a topic.
+    """The largest error of any prefix in any topic, in tokens.
 
     It is greatest right after a document of the topic, or right before one.
     """

@@ -1,4 +1,4 @@
-"""How a training stream is cut into windows, and what each window holds.
+"""Cuts a training stream into windows and counts the contents of each.
 
 `concat` concatenates documents and cuts every `seq_len` tokens, as the loader does. `flush` starts
 a new window when a document does not fit, as the published metric of diversity ordering does; a

@@ -38,7 +38,7 @@ from nmoe_core.curate.topics.embed import DEFAULT_WIDTH, EmbeddingTable, table_s
 
 @dataclass(frozen=True, slots=True)
 class JsonlSettings:
-    """What decides the order; the names are those of the command's flags."""
+    """Settings of the order, named as the command's flags."""
 
     n_clusters: int = 30
     seq_len: int = 131_072

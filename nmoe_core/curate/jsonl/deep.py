@@ -50,7 +50,7 @@ SHRINK, GROW = 0.6, 1.1
 
 @dataclass(frozen=True, slots=True)
 class DeepSettings:
-    """What decides the rows, and how they are made; the names are those of the command's flags."""
+    """Settings of the rows and of their computation, named as the command's flags."""
 
     text_field: str = "text"
     batch_size: int = 32

@@ -99,7 +99,7 @@ class EmbeddingCache:
 
     @staticmethod
     def width_of(directory: Path) -> int | None:
-        """Columns of the store that is there; None where there is none."""
+        """Columns of the store in this directory, or None if it has no store."""
         path = directory / HEADER_NAME
         return read_json_object(path)["width"] if path.exists() else None
 

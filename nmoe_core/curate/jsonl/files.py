@@ -36,7 +36,7 @@ PICTURES = {
 
 @dataclass(frozen=True, slots=True)
 class JsonlPaths:
-    """Where everything lies that a curation of a file reads and writes."""
+    """Paths that a curation of a file reads and writes."""
 
     input: Path
     output: Path  # the reordered file; the names of most others begin with its own
@@ -49,7 +49,7 @@ class JsonlPaths:
         return self.output.with_name(self.output.name.removesuffix(".jsonl") + ending)
 
     def picture(self, what: str) -> Path:
-        """Where a picture of `PICTURES` lies."""
+        """Path of a picture of `PICTURES`."""
         return self.output.with_name(PICTURES[what])
 
     @property

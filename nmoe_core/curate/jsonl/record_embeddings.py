@@ -34,7 +34,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class TextTokenizer(Protocol):
-    """What embedding needs of a tokenizer; `fingerprint` is a digest of vocabulary and rules."""
+    """What embedding needs of a tokenizer; `fingerprint` digests vocabulary and rules."""
 
     fingerprint: str
 
@@ -62,7 +62,7 @@ def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> T
 
 @dataclass(frozen=True, slots=True)
 class RecordEmbeddings:
-    """What was found or made for the records of an input."""
+    """Embeddings that were found or made for the records of an input."""
 
     tokens: np.ndarray  # length of each text in tokens, without EOS: int64 [N]
     rows: np.ndarray  # float32 [N, width]; width 0 where only tokens were asked for

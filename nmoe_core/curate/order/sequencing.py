@@ -12,7 +12,7 @@ _LOOKAHEAD = 32  # windows among which the next one is chosen
 
 
 class FilledWindows:
-    """Which window each document is in, and how many tokens each window holds.
+    """Window of each document, and number of tokens in each window.
 
     A document of at least a window (a giant) fills windows alone; the rest of it counts as load.
     """

@@ -124,7 +124,7 @@ def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray
 
 
 def turn_of(seed: int = 0, epoch: int = 0) -> float:
-    """What seed and epoch add to all phases, in two independent directions: 0 to 1."""
+    """Offset of all phases by seed and epoch, in two independent directions: 0 to 1."""
     return (seed * PLASTIC + epoch * PLASTIC**2) % 1.0
 
 

@@ -1,4 +1,4 @@
-"""Where a curated shard begins in its source's stream, and which of its documents are consumed.
+"""Start of a curated shard in its source's stream, and its documents that are consumed.
 
 The loader reads the curated shards of a source one after another, so a shard begins where those
 before it end. Before anything is curated that is known from decisions and lengths alone; once
@@ -61,7 +61,7 @@ class ConsumedPrefix:
 def consumed_prefix(
     shard: ShardPaths, from_token: int, planned: Mapping[int, int]
 ) -> ConsumedPrefix:
-    """What training has consumed of a curated shard, after `from_token` tokens of its source.
+    """Part of a curated shard that training has consumed, after `from_token` tokens of its source.
 
     `planned` has the tokens of earlier shards that are to be curated again before this one. Raises
     CurationError: a curated shard that was consumed is not there (E-CURATION-RESUME).

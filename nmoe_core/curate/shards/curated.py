@@ -65,7 +65,7 @@ class CurrentInputs:
 def current_inputs(
     shard: ShardPaths, settings: CurateSettings, planned: Mapping[int, int] | None = None
 ) -> CurrentInputs:
-    """What a shard would be curated from now.
+    """Inputs from which a shard would be curated now.
 
     `planned` has the tokens of shards before this one that will be curated again first.
 
@@ -184,7 +184,7 @@ class _ShardCuration:
         self.order = np.concatenate([np.arange(count), count + self.new_order])
 
     def _not_consumed(self) -> np.ndarray:
-        """Which of the chosen documents training has not consumed, by ingest id and text hash."""
+        """The chosen documents that training has not consumed, by ingest id and text hash."""
         held = Counter(ids for _, ids in self.prefix.documents())
         fresh: list[int] = []
         for k, number in enumerate(self.chosen.indices.tolist()):

@@ -1,4 +1,4 @@
-"""What curation reads about a shard besides its tokens: topics and quality decisions.
+"""Inputs of curation besides a shard's tokens: topics and quality decisions.
 
 Both are in document order and both must describe exactly the shard's documents: topics are bound to
 the shard's content hash, quality rows to each document id. A difference is refused by name.
@@ -34,7 +34,7 @@ class ShardTopics:
 
 @dataclass(frozen=True, slots=True)
 class ShardQuality:
-    """Where the committed scores of a shard lie."""
+    """Path of the committed scores of a shard."""
 
     path: Path  # quality_scores.jsonl
     checksum: str  # SHA-256 of that file
@@ -134,7 +134,7 @@ def _bad_row(path: Path, number: int, found: str) -> CurationError:
 
 
 def _summary_beside(path: Path, do: str) -> Path:
-    """Where the summary of an input lies; both must be there."""
+    """Path of the summary of an input; both files must exist."""
     summary = path.with_name(SUMMARY_NAME)
     for required in (summary, path):
         if not required.is_file():

@@ -1,4 +1,4 @@
-"""Which documents a curated shard holds, and which order they get.
+"""Selects the documents of a curated shard and plans their order.
 
 `auto` is for a known training length: of `window_fill` and `golden` it takes the one whose windows
 hold more topics. With many documents per window that is `window_fill`; with few, `golden`.
@@ -29,7 +29,7 @@ _OF_ONE_LENGTH = (AUTO, "window_fill", "bin_packing")
 
 @dataclass(frozen=True, slots=True)
 class CurateSettings:
-    """What decides the documents and their order. Raises CurationError: an unknown decision or
+    """Settings of the documents and their order. Raises CurationError: an unknown decision or
     order, no decision, or a number out of range (E-CURATION-SETTINGS)."""
 
     include: tuple[str, ...] = ("keep",)  # decisions whose documents are kept
@@ -65,7 +65,7 @@ class CurateSettings:
         return self.order in (AUTO, "window_fill")
 
     def fingerprints(self) -> Fingerprints:
-        """What all shards of a curated source have in common."""
+        """Fingerprints that all shards of a curated source share."""
         shared = {
             "code": CURATE_CODE,
             "include": ",".join(self.decisions()),

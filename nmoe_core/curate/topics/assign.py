@@ -36,7 +36,7 @@ ASSIGN_CODE = "topics/1"
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What decides the topics: their number, the seed of sample and k-means, the sample's size.
+    """Settings of the topics: their number, the seed of sample and k-means, the sample's size.
     Raises CurationError: a number is out of range (E-CURATION-TOPICS)."""
 
     num_topics: int = 30

@@ -1,4 +1,4 @@
-"""How many clusters: silhouette and reachable diversity for each k, under two rules.
+"""Choose the number of clusters: silhouette and reachable diversity for each k, by two rules.
 
 `within_5pct` is the published rule: the largest k whose silhouette is within 5 % of the peak.
 `reachable` takes the largest k of which windows can hold 95 % (a small cluster cannot be in every

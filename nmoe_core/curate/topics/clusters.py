@@ -79,7 +79,7 @@ class Clusters:
         return labels, total / max(len(rows), 1)
 
     def drift(self, labels: np.ndarray, distance: float) -> Drift:
-        """How far these labels are from those of the fit."""
+        """Drift of these labels from those of the fit."""
         then = np.asarray(self.header["shares"])
         now = np.bincount(labels, minlength=len(then)) / max(len(labels), 1)
         return Drift(

@@ -23,7 +23,7 @@ from nmoe_core.engine.weights.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the first `length` tokens of a sequence left behind.
+    """Cached keys and values of the first `length` tokens of a sequence.
 
     `pages` are those of the blocks that see everything, the last one a copy unless it is full;
     `rings` holds, for each windowed block, copies of a slot's rows of keys and values.

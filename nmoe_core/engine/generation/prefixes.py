@@ -1,4 +1,4 @@
-"""Which beginnings the prompts at hand share, and what the cache keeps of them.
+"""Prefixes that waiting prompts share, and their entries in the cache.
 
 A radix tree over the prompts of waiting, running and just finished requests. A beginning is worth
 keeping where two prompts part, at least 16 tokens after the last such place. The first sequence
@@ -67,7 +67,7 @@ class PrefixTree:
         return next((node for node in _upwards(end) if node in self.kept), None)
 
     def use(self, node: Node) -> Prefix:
-        """What is kept of a beginning, which is now the one used last."""
+        """The cache entry of a prefix, which becomes the most recently used."""
         self.kept[node] = self.kept.pop(node)
         return self.kept[node]
 

@@ -1,4 +1,4 @@
-"""What a generator is asked for, and what it gives back."""
+"""Requests to a generator, and its results."""
 
 import operator
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorOptions:
-    """How a generator divides memory and work.
+    """Limits of a generator's memory and work.
 
     Attributes:
         page_size: Positions of a page of the cache.

@@ -22,7 +22,7 @@ _FIRST_LOOK = 256
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn: temperature 0 takes the most likely; top_k 0 and top_p 1 keep all."""
+    """Sampling: temperature 0 takes the most likely token; top_k 0 and top_p 1 keep all."""
 
     temperature: float = 0.0
     top_p: float = 1.0

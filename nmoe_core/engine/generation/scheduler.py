@@ -1,4 +1,4 @@
-"""Which sequences run in a pass, and with how many tokens.
+"""Selects the sequences of a pass, and the number of tokens of each.
 
 Sequences are admitted in order of arrival, each when there is a slot and pages for what it must
 prefill; one that waits for a shared beginning lets later ones start. Every running sequence that
@@ -173,7 +173,7 @@ class Scheduler:
         return self.prefixes.to_make(sequence.end, sequence.num_cached)
 
     def _part(self, sequence: Sequence, budget: int) -> Planned | None:
-        """What a running sequence does next; None when it must wait."""
+        """Next work of a running sequence; None when it must wait."""
         count, makes = sequence.num_missing, None
         if count > 1:
             count = min(count, budget)

@@ -37,7 +37,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Places:
-    """Where a pass reads and writes in all blocks of one kind: full pages, or rings of a window.
+    """Cache positions of a pass in all blocks of one kind: full pages, or rings of a window.
 
     written: int64, cached row of each new token that is kept. kept: int64, rows of the pass that
     are kept, None for all. history: cached rows that each longer chunk sees.

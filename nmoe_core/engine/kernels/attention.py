@@ -132,7 +132,7 @@ def _prefill_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """Which pages hold the positions of a batch of sequences.
+    """Pages that hold the positions of a batch of sequences.
 
     tables: int32 [B, width]. lengths: int32 [B], the query's own position included; 0 for an empty
     place of the batch, whose result is zero. max_length: an upper bound, which decides how many

@@ -1,4 +1,4 @@
-"""What a pass's rows are, for kernels: whole documents, or new tokens over a paged cache.
+"""Rows of a pass, for kernels: whole documents, or new tokens over a paged cache.
 
 The plain contexts work out positions, pages and rings; these hand them to the kernels. A pass of
 single tokens, which decoding makes, writes keys and values straight into their pages; longer

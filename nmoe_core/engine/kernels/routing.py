@@ -1,4 +1,4 @@
-"""Which rows go to which expert: top-k with softmax, and a stable counting sort without atomics.
+"""Routes rows to experts: top-k with softmax, and a stable counting sort without atomics.
 
 The sort works on the flattened choices [T * k]: programs count the experts of one block each, one
 program turns the counts into offsets and the list of row tiles, and programs place the rows of

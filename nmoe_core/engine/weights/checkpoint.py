@@ -153,7 +153,7 @@ class Checkpoint:
         }
 
     def expert_form(self, choice: ExpertChoice) -> ExpertForm:
-        """What "auto" means here: packed on a GPU where all experts are MXFP4, else decoded."""
+        """Meaning of "auto": packed on a GPU where all experts are MXFP4, else decoded."""
         if choice not in get_args(ExpertChoice):
             raise ConfigError(
                 "unknown form of experts",

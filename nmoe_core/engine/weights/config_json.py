@@ -70,7 +70,7 @@ def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What the Hugging Face form has alone, of any transformers version."""
+    """Fields that only the Hugging Face form has, of any transformers version."""
     fields: dict[str, Any] = {
         "max_position_embeddings": _take(raw, int, "max_position_embeddings"),
         "rms_norm_eps": _take(raw, float, "rms_norm_eps"),
@@ -90,7 +90,7 @@ def _hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What `original/` has alone, and the facts that its file leaves out."""
+    """Fields that only `original/` has, and the facts that its file leaves out."""
     scaling = YarnScaling(
         factor=_take(raw, float, "rope_scaling_factor"),
         original_max_position=_take(raw, int, "initial_context_length"),

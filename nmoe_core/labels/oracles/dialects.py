@@ -50,7 +50,7 @@ _RESPONSE_FORMAT = orjson.Fragment(
 
 
 class Dialect:
-    """How to ask a server at `path` of its base URL, and how to read what it says.
+    """Requests to a server at `path` of its base URL, and the reading of its replies.
 
     `facts` are what answers depend on beside the table.
     """

@@ -1,4 +1,4 @@
-"""What a server's reply means, and how many requests may be under way at the server.
+"""Meaning of a server's reply, and the number of requests that may be under way.
 
 | reply | kind |
 |---|---|
@@ -45,7 +45,7 @@ _KINDS: dict[int, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back: its kind, a status (0 where there is none), and the body as text.
+    """A reply: its kind, a status (0 if there is none), and the body as text.
 
     `reason` becomes the finish reason of a failed label; `value` is the object of an answer.
     """

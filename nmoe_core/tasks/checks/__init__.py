@@ -1,4 +1,4 @@
-"""What each output of a run is held to: functions that read committed files and give verdicts.
+"""Checks of each output of a run: functions that read committed files and return verdicts.
 
 A verdict says whether the files are what they claim and what was found, in one sentence. Nothing is
 repaired or written. `LEVELS` says how much a failed check matters unless the run's `[checks]`

@@ -1,4 +1,4 @@
-"""What label slices, labels, heads, calibration and grades are held to."""
+"""Checks of label slices, labels, heads, calibration and grades."""
 
 from __future__ import annotations
 

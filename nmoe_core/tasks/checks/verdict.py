@@ -1,4 +1,4 @@
-"""What a check says, and how much it matters when it fails."""
+"""Verdict of a check, and its severity."""
 
 import functools
 import math
@@ -57,7 +57,7 @@ P = ParamSpec("P")
 
 
 def level_of(run: Run, name: str) -> Level:
-    """How much a failed check of this name matters in this run. Raises ConfigError where `[checks]
+    """Severity of a failed check of this name in this run. Raises ConfigError where `[checks]
     levels` names an unknown check."""
     levels = run.config.checks.levels
     if unknown := ", ".join(sorted(levels.keys() - LEVELS.keys())):
