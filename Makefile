@@ -9,7 +9,7 @@ export DAGSTER_HOME := $(CURDIR)/.dagster
 export DAGSTER_EVENT_BATCH_SIZE := 1000
 export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
-export NMOE_CONFIG ?= $(CURDIR)/configs/demo.toml
+export NMOE_CONFIG ?= demo
 
 .PHONY: setup demo test test-all ui lint bench crash clean
 
@@ -24,12 +24,12 @@ $(STAMP)-all: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[test-all]'
 	touch $@
 
-$(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
+$(DAGSTER_HOME)/dagster.yaml: nmoe_core/configs/dagster/dagster.yaml
 	mkdir -p $(DAGSTER_HOME)
 	cp $< $@
 
 demo: setup  ## the main job on real text found on this machine
-	$(BIN)/python examples/write_docstrings.py build/demo/input/docstrings.jsonl
+	$(BIN)/python -m nmoe_core.sources.write_docstrings build/demo/input/docstrings.jsonl
 	$(BIN)/dagster job execute -m nmoe_assets.definitions -j pipeline
 	$(BIN)/nmoe report --config $(NMOE_CONFIG)
 

@@ -29,6 +29,7 @@ from loader.plan.datasets import (
 )
 from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
+from loader.plan.packaged import find_config
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_plan, local_data
 from loader.plan.settings import KEYS, LOCAL_CACHE, RunSettings, checked
@@ -134,9 +135,13 @@ def is_trainers(key: object) -> bool:
 def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, Any]:
     """The loader's keys of a file that lies in a project: relative paths start at `base`."""
     given = _of_mapping(table, where) | {"base": base}
-    for key in [key for key, rules in KEYS.items() if key in given and Path in rules.types]:
-        path = tables.text(given[key], f"{where}: {key}")
-        given[key] = path if is_url(path) else base / path
+    for key, rules in KEYS.items():
+        if key in given and Path in rules.types:
+            path = tables.text(given[key], f"{where}: {key}")
+            if not is_url(path):
+                given[key] = base / path
+                if rules.folder:
+                    given[key] = find_config(path, rules.folder, base, "loader", f"{where}: {key}")
     if "tokenizer_path" in given:
         path = base / tables.text(given["tokenizer_path"], f"{where}: tokenizer_path")
         if path.exists():  # else the name of one

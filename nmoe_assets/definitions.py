@@ -2,15 +2,12 @@
 
 import functools
 import os
-from pathlib import Path
 
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 
 CONFIG_VARIABLE = "NMOE_CONFIG"
-_CHECKOUT = Path(__file__).resolve().parent.parent / "configs" / "demo.toml"
-# Of the checkout where this is one, else of the project in the working directory (`nmoe init`).
-DEFAULT_CONFIG = _CHECKOUT if _CHECKOUT.is_file() else Path("configs", "demo.toml")
+DEFAULT_CONFIG = "configs/demo.toml"  # of the working directory, else of the package
 
 
 @functools.cache

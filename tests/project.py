@@ -13,6 +13,7 @@ from typing import Any
 from nmoe_core.config.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+CONFIGS = REPOSITORY / "nmoe_core" / "configs"
 TOKENS_B = 0.00001  # of a mixture: ten thousand tokens
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loader.plan.packaged import packaged
 from nmoe_core.cli import build_parser
 from tests.project import REPOSITORY
 
@@ -34,11 +35,10 @@ def test_the_index_names_every_page() -> None:
     assert {page for page in pages if f"({page})" not in index} == set()
 
 
-def test_the_readme_is_short_and_its_configurations_exist() -> None:
+def test_the_readme_is_short_and_the_runs_that_it_names_come_with_the_package() -> None:
     assert len(README.splitlines()) <= 200
-    configs = re.findall(r"\b(configs/[\w/.-]+\.toml)\b", README)
-    assert configs
-    assert [path for path in configs if not (REPOSITORY / path).exists()] == []
+    runs = set(re.findall(r"(?:--config |NMOE_CONFIG=)([a-z]\w+)", README))
+    assert runs == set(packaged("nmoe_core", "configs"))
 
 
 def test_every_make_target_the_readme_names_exists_and_ci_runs_its_tests() -> None:

@@ -13,9 +13,17 @@ import pytest
 
 from tests.project import REPOSITORY, jsonl_source, write_project
 
-PACKAGES = ("loader", "nmoe_core", "nmoe_assets", "configs")
+PACKAGES = ("loader", "nmoe_core", "nmoe_assets", "scripts")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-SETTINGS = {"seq_len": 64, "batch_size": 2, "backbone": {"kind": "tiny"}}
+SETTINGS = {
+    "seq_len": 64,
+    "batch_size": 2,
+    "backbone": {"kind": "tiny"},
+    "oracle": {"rubric": "quality_v1"},
+    "heads": {"max_ctx": 32, "judge": {"mid_dim": 16, "num_heads": 2, "ffn_dim": 16}},
+    "curation": {"num_topics": 4},
+    "checks": {"min_spearman": -1.0, "min_val_documents": 3},
+}
 LOAD = """
 import nmoe_assets.definitions as location, nmoe_core, loader, sys
 from dagster import DagsterInstance
@@ -57,7 +65,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project elsewhere, of a user's own files alone."""
-    rows = [{"id": str(i), "text": f"Note {i}: " + f"word{i} and more. " * 9} for i in range(200)]
+    rows = [{"id": str(i), "text": f"Note {i}: " + f"word{i} and more. " * 9} for i in range(600)]
     return write_project(tmp_path, [jsonl_source("notes", rows)], SETTINGS).directory
 
 
@@ -88,6 +96,52 @@ def test_an_installed_run_prepares_and_labels_in_any_directory(run: Command, pro
     assert len(labels) == 24
     assert records
     assert all(record["rubric_hash"] for record in records)
+
+
+DATA, CONFIG = "out/data/notes/train", ("--config", "run.toml")
+PREP = ("prep", "--source", "jsonl", "--paths", "in/*.jsonl", "--num-shards", "1")
+USES = (
+    (
+        "python",
+        "-m",
+        "dagster",
+        "job",
+        "execute",
+        "-m",
+        "nmoe_assets.definitions",
+        "-j",
+        "pipeline",
+    ),
+    ("nmoe", "plan", *CONFIG),
+    ("nmoe", "report", *CONFIG),
+    ("nmoe", "verify", DATA, "--checksums", "--deep"),
+    ("nmoe", "verify", "out/curated/notes/train", "--deep"),
+    ("nmoe", "info", f"{DATA}/manifest.json"),
+    ("nmoe", "inspect", "--manifest", f"{DATA}/manifest.json", "--sample", "5"),
+    ("nmoe", "explain", "--step", "0", *CONFIG),
+    ("nmoe", "export", "mds", f"{DATA}/manifest.json", "--output", "mds"),
+    ("nmoe", "hydra", "grade", *CONFIG, "--input-jsonl", "in/notes.jsonl", "--out", "graded"),
+    ("nmoe", "curate", "shards", *CONFIG),
+    ("nmoe", *PREP, "--name", "one", "--output", "one"),
+    ("python", "-m", "loader", "peek", "out/mixture/loader_plan.json"),
+    ("hydra_slices.sh", "--help"),
+)
+
+
+@pytest.mark.slow
+def test_an_installed_platform_makes_a_run_and_works_on_it_in_any_directory(
+    run: Command, project: Path, environment: Path
+) -> None:
+    (project / "home").mkdir()
+    places = {"NMOE_CONFIG": "run.toml", "DAGSTER_HOME": str(project / "home")}
+    path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    for name, *arguments in USES:
+        done = run(name, *arguments, PATH=path, **places)
+        assert done.returncode == 0, (
+            arguments,
+            [line for line in done.stderr.splitlines() if "rror" in line][:9],
+        )
+    assert "grades: all 2 shards are current" in run("nmoe", "plan", *CONFIG).stdout
 
 
 def test_a_new_project_loads_with_the_storage_it_ships_and_plans_its_run(

@@ -59,7 +59,7 @@ def write_large(
 def environment(home: Path, config: Path) -> dict[str, str]:
     """Environment of a Dagster process, as the make targets set it."""
     home.mkdir(parents=True, exist_ok=True)
-    shutil.copy(REPOSITORY / "configs" / "dagster" / "dagster.yaml", home)
+    shutil.copy(REPOSITORY / "nmoe_core" / "configs" / "dagster" / "dagster.yaml", home)
     return {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -145,11 +145,11 @@ def demo_seconds(directory: Path) -> dict[str, list[tuple[DemoSeconds, DemoSecon
 
 def _demo(root: Path, command: list[str]) -> Callable[[], DemoSeconds]:
     """A demo in a directory of its own, with its input there: a call runs it."""
-    shutil.copytree(REPOSITORY / "configs", root / "configs")
+    shutil.copytree(REPOSITORY / "nmoe_core" / "configs", root / "configs")
     (root / "workspace.yaml").touch()
     config = root / "configs" / "demo.toml"
     settings = environment(root / "home", config)
-    _call([str(REPOSITORY / "examples" / "write_docstrings.py"), _DOCSTRINGS], root, settings)
+    _call(["-m", "nmoe_core.sources.write_docstrings", _DOCSTRINGS], root, settings)
     extra = [] if "-j" in command else [str(config)]
     watched = ["-m", "benchmarks.platform.outside", "outside.txt", *command, *extra]
 

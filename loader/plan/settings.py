@@ -15,6 +15,7 @@ from loader.errors import ConfigError
 from loader.files.addresses import local_path
 from loader.order.policies import POLICIES
 from loader.plan import tables
+from loader.plan.packaged import FLOWS, MIXTURES, find_config
 from loader.plan.phases import Phase, read_phases
 
 _BUILD_THERE = "build the plan where the files are, and give the plan's URL"
@@ -28,7 +29,8 @@ class Key:
 
     positive: above 0; numbers are at least 0 in any case. high: largest number of a plan. choices:
     all values there are. do: what to do instead where a path is a URL. if_chosen: not written to a
-    plan's file where it has its default, so that plans made before the key keep their hash. types,
+    plan's file where it has its default, so that plans made before the key keep their hash.
+    folder: of the project and of the package, where a name stands for a file in it. types,
     is_required: those of the field.
     """
 
@@ -37,6 +39,7 @@ class Key:
     choices: tuple[str, ...] = ()
     do: str = ""
     if_chosen: bool = False
+    folder: str = ""
     types: tuple[Any, ...] = ()
     is_required: bool = False
 
@@ -109,8 +112,8 @@ class RunSettings(PlanSettings):
     data_root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
     data_path: str | Path | None = None
     dataset_path: str | Path | None = None
-    mixture_toml: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
-    flow_profiles_toml: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
+    mixture_toml: Annotated[Path | None, Key(do=_BUILD_THERE, folder=MIXTURES)] = None
+    flow_profiles_toml: Annotated[Path | None, Key(do=_BUILD_THERE, folder=FLOWS)] = None
     cache_dir: Annotated[Path | None, Key(do=LOCAL_CACHE)] = None
     flow_mode: str | None = None
     active_params_b: Annotated[float | None, Key(positive=True)] = None
@@ -152,12 +155,13 @@ def checked(given: Mapping[str, Any], where: str) -> RunSettings:
     for name, key in KEYS.items():
         if key.is_required and name not in given:
             raise _missing(name, where)
-    values = {name: _read(name, value, where) for name, value in given.items() if name in KEYS}
+    base = given.get("base", Path())
+    values = {k: _read(k, value, where, base) for k, value in given.items() if k in KEYS}
     phases = read_phases(given, where)
-    return RunSettings(**values | {"phases": phases, "base": given.get("base", Path())})
+    return RunSettings(**values | {"phases": phases, "base": base})
 
 
-def _read(name: str, value: Any, where: str) -> Any:
+def _read(name: str, value: Any, where: str, base: Path) -> Any:
     key, place = KEYS[name], f"{where}: {name}"
     if key.choices:
         if value not in key.choices:
@@ -170,7 +174,11 @@ def _read(name: str, value: Any, where: str) -> Any:
         return tables.number(value, place, positive=key.positive, whole=whole)
     elif Path in key.types:
         value = value if isinstance(value, os.PathLike) else tables.text(value, place)
-        return value if str in key.types else local_path(value, place, key.do)
+        if str in key.types:
+            return value
+        path = local_path(value, place, key.do)
+        is_named = key.folder and isinstance(value, str)
+        return find_config(value, key.folder, base, "loader", place) if is_named else path
     elif str in key.types:
         return tables.text(value, place)
     return value

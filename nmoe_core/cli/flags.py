@@ -13,6 +13,8 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
 
+# A name may stand for the file: that of the package.
+_NAMED = ("mixture_toml", "flow_profiles_toml", "oracle.rubric")
 MODEL_KEYS = ("checkpoint", "device", "dtype", "experts")
 _ROOTS = {
     "data": "directory of token shards",
@@ -38,7 +40,12 @@ def add_run_flags(
     named = {key.rpartition(".")[2]: key for key in keys} | renamed
     roots = dict(roots or {})
     group = parser.add_argument_group("the run", "flags override what --config says")
-    group.add_argument("--config", required=is_required, metavar="TOML", help="its configuration")
+    group.add_argument(
+        "--config",
+        required=is_required,
+        metavar="TOML",
+        help="its configuration; also a name: demo, moonlet",
+    )
     add_keys(group, {name: run_keys()[key] for name, key in named.items()})
     for name, root in roots.items():
         group.add_argument(flag_of(name), type=Path, metavar="DIR", help=_ROOTS[root])
@@ -74,12 +81,19 @@ def run_of(
         settings |= defaults or {}
     for name, key in arguments.keys.items():
         if (value := getattr(arguments, name)) is not None:
-            settings[key] = str(Path.cwd() / value) if isinstance(value, Path) else value
+            settings[key] = _from_here(key, value) if isinstance(value, Path) else value
     settings |= more or {}
     settings |= dict(map(setting, arguments.settings))
     given = {root: getattr(arguments, name) for name, root in arguments.roots.items()}
     roots = {root: path for root, path in given.items() if path is not None}
     return Run(arguments.config, settings, roots)
+
+
+def _from_here(key: str, value: Path) -> str:
+    """A path on the command line, absolute; or a name, which the run looks up."""
+    here = Path.cwd() / value
+    is_name = key in _NAMED and not value.suffix and not here.exists()
+    return str(value) if is_name else str(here)
 
 
 def required(arguments: argparse.Namespace, name: str) -> Any:

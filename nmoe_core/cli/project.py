@@ -1,13 +1,13 @@
 """`nmoe init DIR`, `nmoe make-tiny-checkpoint DIR`: what a new project starts with."""
 
 import argparse
+import importlib.resources
 import shutil
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.output import add_verb
-from nmoe_core.config.rubric import CONFIGS
 
 WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
 
@@ -30,7 +30,9 @@ def make_project(arguments: argparse.Namespace) -> int:
     for path in (configs, workspace):
         if path.exists():
             raise ConfigError("this is there already", where=path, do="name another directory")
-    shutil.copytree(CONFIGS, configs)
+    for package in ("loader", "nmoe_core"):
+        with importlib.resources.as_file(importlib.resources.files(package) / "configs") as shipped:
+            shutil.copytree(shipped, configs, dirs_exist_ok=True)
     workspace.write_text(WORKSPACE)
     print(f"{configs}: runs (*.toml), mixtures, flow profiles, rubrics, dagster/dagster.yaml")
     return 0

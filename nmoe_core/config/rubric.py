@@ -6,14 +6,15 @@ from pathlib import Path
 
 from pydantic import Field
 
+from loader.plan.packaged import find_config
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel, validate
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 DIMENSIONS = ("helpfulness", "correctness", "coherence", "complexity", "density")
 MAX_GRADE = 4
+_FOLDER = "configs/rubrics"
 
 
 class Dimension(StrictModel):
@@ -68,22 +69,7 @@ class Rubric(StrictModel):
         return "\n\n".join([*parts, self.answer.strip()])
 
 
-def find_rubric(named: str, base: Path) -> Path:
-    """The file of a rubric: `named` is a path from `base` on, or a rubric that comes with the
-    package (`quality_v1`), also spelled as its path in the checkout
-    (`configs/rubrics/quality_v1.toml`). A file of the project comes first. Raises ConfigError where
-    there is none (E-CONFIG-MISSING)."""
-    known = {path.stem: path for path in sorted(CONFIGS.glob("rubrics/*.toml"))}
-    spelled = {f"configs/rubrics/{path.name}": path for path in known.values()}
-    path = base / named
-    if path.is_file():
-        return path
-    if named in known | spelled:
-        return (known | spelled)[named]
-    raise ConfigError(
-        "no such rubric",
-        where="[oracle] rubric",
-        found=path,
-        expected=f"a TOML file, or one of {', '.join(known)}",
-        code="E-CONFIG-MISSING",
-    )
+def find_rubric(named: str, base: Path, where: Path) -> Path:
+    """The file of the rubric that the configuration `where` names, by its path from `base` on or by
+    name (`quality_v1`). Raises ConfigError where there is no such name (E-CONFIG-MISSING)."""
+    return find_config(named, _FOLDER, base, "nmoe_core", f"{where}: [oracle] rubric")

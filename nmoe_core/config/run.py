@@ -3,16 +3,19 @@
 The flat keys at the top and `[data]` are the loader's: a trainer's `build_loader` reads them from
 the same file, by the same rules. The other tables belong to the platform's tasks. Relative paths
 start at the project directory: the nearest ancestor of the file that holds workspace.yaml,
-pyproject.toml or .git, else the file's own.
+pyproject.toml or .git, else the file's own; of a configuration that comes with the package, at the
+working directory.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from loader.config import is_trainers, settings_of_table
+from loader.plan.packaged import find_config, packaged
 from loader.plan.settings import KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError
@@ -62,8 +65,8 @@ class Run:
     """A checked configuration with its paths resolved.
 
     Args:
-        path: The TOML file. Without one, `settings` are all of the configuration, and paths start
-            at the working directory.
+        path: The TOML file, or the name of one that comes with the package (`demo`). Without one,
+            `settings` are all of the configuration, and paths start at the working directory.
         settings: Values over those of the file, by their dotted keys: `{"prep.workers": 4}`.
         roots: Directories and files of the tree that lie elsewhere, by their names in `Tree`.
 
@@ -83,8 +86,12 @@ class Run:
         roots: Mapping[str, Path] | None = None,
     ) -> None:
         self.has_file = path is not None
-        self.path = Path("nmoe") if path is None else Path(path).resolve()
-        self.base = Path.cwd() if path is None else project_dir(self.path)
+        self.path, self.base = Path("nmoe"), Path.cwd()
+        if path is not None:
+            found = find_config(os.fspath(path), "configs", self.base, "nmoe_core", "configuration")
+            self.path = found.resolve()
+            is_packaged = found in packaged("nmoe_core", "configs").values()
+            self.base = self.base if is_packaged else project_dir(self.path)
         table = {} if path is None else read_toml(self.path)
         self.config, self.loader = self._checked(table, self.path)
         if settings:
@@ -94,7 +101,7 @@ class Run:
             table = with_settings(table, settings)
             self.config, self.loader = self._checked(table, Path("command line"))
         self._built_with = path, dict(settings or {}), dict(roots or {})
-        self.rubric = Rubric.load(find_rubric(self.config.oracle.rubric, self.base))
+        self.rubric = Rubric.load(find_rubric(self.config.oracle.rubric, self.base, self.path))
         for key in ("mixture_toml", "flow_profiles_toml"):
             named = getattr(self.loader, key)
             if named is not None and not named.is_file():

@@ -18,8 +18,8 @@ from nmoe_core.config.tables import IS_LOCAL
 
 _LOADER_HELP = {
     "data_root": "Directory of token shards.",
-    "mixture_toml": "Mixture of sources.",
-    "flow_profiles_toml": "Profiles of the flows.",
+    "mixture_toml": "Mixture of sources, or its name: demo, olmo3_1025.",
+    "flow_profiles_toml": "Profiles of the flows, or their name: flow_profiles.",
     "flow_mode": "Flow: which mixtures are trained on, and on how many tokens.",
     "tokenizer": "A tiktoken encoding, a tokenizer.json or .model, its directory, or a hub id.",
     "vocab_size": "Refused unless it is the tokenizer's.",

@@ -15,7 +15,7 @@ import dagster as dg
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
-from tests.project import REPOSITORY, Project, Source, jsonl_source, write_project
+from tests.project import CONFIGS, Project, Source, jsonl_source, write_project
 
 SOURCES = ("code", "docs", "notes")
 KEYS = ("0000", "0001")
@@ -25,10 +25,7 @@ _STDLIB = sysconfig.get_path("stdlib")
 _SETTINGS: dict[str, Any] = {
     "seq_len": 256,
     "batch_size": 4,
-    "oracle": {
-        "rubric": str(REPOSITORY / "configs" / "rubrics" / "quality_v1.toml"),
-        "max_doc_tokens": 512,
-    },
+    "oracle": {"rubric": str(CONFIGS / "rubrics" / "quality_v1.toml"), "max_doc_tokens": 512},
     "backbone": {"kind": "tiny"},
     "heads": {
         "max_ctx": 64,
@@ -92,7 +89,7 @@ def environment(directory: Path, **extra: str) -> dict[str, str]:
     """Environment of a Dagster process for the project in `directory`, and its Dagster home."""
     home = directory / "dagster"
     home.mkdir(exist_ok=True)
-    shutil.copy(REPOSITORY / "configs" / "dagster" / "dagster.yaml", home)
+    shutil.copy(CONFIGS / "dagster" / "dagster.yaml", home)
     return {
         **os.environ,
         "DAGSTER_HOME": str(home),

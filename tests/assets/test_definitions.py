@@ -40,7 +40,7 @@ def test_one_file_uses_private_names_of_dagster() -> None:
 
 def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NMOE_CONFIG", raising=False)
-    defs = build_definitions(Run(REPOSITORY / "configs" / "demo.toml"))
+    defs = build_definitions(Run("demo"))
     graph = defs.resolve_asset_graph()
     keys = {tuple(key.path) for key in graph.get_all_asset_keys()}
     names = ("documents", "shards", "manifest", "docid_slices", "quality_scores")
@@ -68,7 +68,7 @@ def test_the_documentation_gives_every_check_its_level() -> None:
 
 
 def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
-    graph = build_definitions(Run(REPOSITORY / "configs" / "demo.toml")).resolve_asset_graph()
+    graph = build_definitions(Run("demo")).resolve_asset_graph()
     keys = graph.get_all_asset_keys()
     for key in keys:
         node = graph.get(key)
@@ -86,7 +86,7 @@ def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
 
 
 def test_every_column_leads_to_columns_of_assets_down_to_the_documents() -> None:
-    graph = build_definitions(Run(REPOSITORY / "configs" / "demo.toml")).resolve_asset_graph()
+    graph = build_definitions(Run("demo")).resolve_asset_graph()
 
     def columns(key: dg.AssetKey) -> set[str]:
         return {c.name for c in graph.get(key).metadata["dagster/column_schema"].columns}
@@ -109,7 +109,7 @@ def test_every_column_leads_to_columns_of_assets_down_to_the_documents() -> None
 def test_the_loader_plan_is_overdue_after_the_days_that_the_run_says() -> None:
     for days, policy in ((None, None), (7, dg.FreshnessPolicy.time_window(timedelta(days=7)))):
         settings = {"automation.plan_max_age_days": days} if days else None
-        run = Run(REPOSITORY / "configs" / "demo.toml", settings)
+        run = Run("demo", settings)
         graph = build_definitions(run).resolve_asset_graph()
         policies = {key: graph.get(key).freshness_policy for key in graph.get_all_asset_keys()}
         assert {key: found for key, found in policies.items() if found} == (
@@ -122,7 +122,7 @@ def test_a_run_of_a_backfill_makes_at_most_the_partitions_that_the_run_says(
     most: int | None,
 ) -> None:
     settings = {"automation.max_partitions_per_run": most} if most else None
-    run = Run(REPOSITORY / "configs" / "demo.toml", settings)
+    run = Run("demo", settings)
     graph = build_definitions(run).resolve_asset_graph()
     partitioned = [key for key in graph.materializable_asset_keys if graph.get(key).partitions_def]
     policies = [graph.get(key).backfill_policy for key in partitioned]

@@ -18,7 +18,6 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import Verdict, Verdicts
 from nmoe_core.tasks.shards import Attempt
-from tests.project import REPOSITORY
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
 KEY = dg.AssetKey("scores")
@@ -57,7 +56,7 @@ class _Shards:
     ) -> dg.ExecuteInProcessResult:
         """Make the partitions from the first to the last."""
         self.checked = []
-        run = Run(REPOSITORY / "configs" / "demo.toml")
+        run = Run("demo")
         checks = Checks(run, KEY.path, (self.check_name,), self._check)
 
         @dg.asset(

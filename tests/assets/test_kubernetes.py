@@ -12,7 +12,7 @@ from dagster_k8s.job import get_user_defined_k8s_config
 
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
-from tests.project import REPOSITORY
+from tests.project import CONFIGS, REPOSITORY
 from tests.refusals import refused
 
 # What this project sets, each key as the values schema of the chart of Dagster 1.13 has it.
@@ -49,7 +49,7 @@ CHECKED = ("", "runLauncher.config", "dagsterDaemon", "concurrency", "retention"
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    return yaml.safe_load((REPOSITORY / "configs" / "kubernetes" / "values.yaml").read_text())
+    return yaml.safe_load((CONFIGS / "kubernetes" / "values.yaml").read_text())
 
 
 def _at(values: dict[str, Any], path: str) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def test_the_code_location_is_this_project_and_runs_see_its_data(values: dict[st
 
 
 def test_limits_and_retention_are_those_of_the_other_configuration(values: dict[str, Any]) -> None:
-    path = REPOSITORY / "configs" / "dagster" / "dagster.postgres.yaml"
+    path = CONFIGS / "dagster" / "dagster.postgres.yaml"
     plain = yaml.safe_load(path.read_text())
     pools, runs = values["concurrency"]["pools"], values["concurrency"]["runs"]
     assert pools["granularity"] == plain["concurrency"]["pools"]["granularity"]
@@ -124,7 +124,7 @@ def test_pods_of_assets_get_what_the_run_asks_for_their_stage(
 ) -> None:
     asked = {"cpu": "8", "memory": "64Gi", "gpus": 2}
     settings = {"compute.pods.grade": asked, "compute.pods.prep": {"cpu": "500m"}}
-    run = Run(REPOSITORY / "configs" / "demo.toml", settings)
+    run = Run("demo", settings)
     made = build_definitions(run)
     jobs = {name: made.resolve_job_def(name) for name in ("prep", "grade", "curate")}
     grade = _resources(jobs["grade"], "stdlib__quality_scores")

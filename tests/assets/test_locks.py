@@ -17,7 +17,6 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.shards import attempt
-from tests.project import REPOSITORY
 
 # As the definitions of the project do it.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -72,7 +71,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 
 
 def _materialize(writer: Writer, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    run = Run(REPOSITORY / "configs" / "demo.toml")
+    run = Run("demo")
     checks = Checks(run, ["shards"], (), lambda made: {})
 
     @dg.asset(partitions_def=KEYS, backfill_policy=dg.BackfillPolicy.single_run())

@@ -14,7 +14,6 @@ from nmoe_assets.ops.pipeline import PART_OF, innermost_error, pipeline_job
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from tests.assets.small_project import small_project
-from tests.project import REPOSITORY
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
@@ -84,7 +83,7 @@ def run_two_parts(instance: dg.DagsterInstance, fails: str = "") -> dg.ExecuteIn
 
         return job
 
-    run = Run(REPOSITORY / "configs" / "demo.toml")
+    run = Run("demo")
     tasks = [TaskJob("first", ()), TaskJob("second", ())]
     defined = dg.Definitions(
         jobs=[pipeline_job(run, tasks, lambda: defined), part("first"), part("second")],

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.assets.small_project import program_of, small_project
-from tests.project import REPOSITORY
+from tests.project import CONFIGS
 
 pytestmark = [
     pytest.mark.slow,
@@ -115,7 +115,7 @@ def home(tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) ->
     """A DAGSTER_HOME with the configuration for PostgreSQL; what it needs is in the environment."""
     directory = tmp_path / "dagster"
     directory.mkdir()
-    config = REPOSITORY / "configs" / "dagster" / "dagster.postgres.yaml"
+    config = CONFIGS / "dagster" / "dagster.postgres.yaml"
     shutil.copy(config, directory / "dagster.yaml")
     for name, value in {
         "DAGSTER_HOME": str(directory),

@@ -10,7 +10,6 @@ import pytest
 from nmoe_assets.ops.retention import retention_job, retention_schedules
 from nmoe_core.config.run import Run
 from tests.assets.dagster_internals import stale_causes
-from tests.project import REPOSITORY
 
 KEYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
 _version: dict[str, str] = {}
@@ -57,7 +56,7 @@ class Platform:
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
-        run = Run(REPOSITORY / "configs" / "demo.toml")
+        run = Run("demo")
         retention = retention_job(run, lambda: self.defs.resolve_asset_graph().asset_check_keys)
         assets = [shards, scores, plan]
         jobs = [dg.define_asset_job(asset.key.path[0], [asset]) for asset in assets]
@@ -145,7 +144,7 @@ def test_young_runs_and_the_last_of_each_job_stay(platform: Platform) -> None:
 
 
 def test_retention_runs_by_itself_only_where_a_time_is_named() -> None:
-    run = Run(REPOSITORY / "configs" / "demo.toml")
+    run = Run("demo")
     job = retention_job(run, list)
     assert retention_schedules(run, job) == []
     named = run.with_settings({"retention.cron": "0 4 * * *", "retention.keep_days": 7})

@@ -32,12 +32,13 @@ from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
+from tests.project import CONFIGS
 
 Results = Iterable[tuple[int, OracleResult]]
 VOCAB = 512
 EOS = 511
 MAX_CTX = 24
-RUBRIC = Path(__file__).parents[2] / "configs" / "rubrics" / "quality_v1.toml"
+RUBRIC = CONFIGS / "rubrics" / "quality_v1.toml"
 
 
 def shard_format(source: str) -> ShardFormat:

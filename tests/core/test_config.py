@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader import build_loader
+from loader import build_loader, read_config
 from loader.__main__ import main as loader_main
 from loader.plan.records import PLAN_FORMAT
 from loader.plan.tables import read_toml
@@ -22,11 +22,10 @@ from nmoe_core.config.tree import Tree
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.open import open_source
 from nmoe_core.text.vocabulary import cache_dir
-from tests.project import REPOSITORY
+from tests.project import CONFIGS, REPOSITORY
 from tests.refusals import refused
 
-MOONLET = REPOSITORY / "configs" / "moonlet.toml"
-RUBRIC = REPOSITORY / "configs" / "rubrics" / "quality_v1.toml"
+RUBRIC = CONFIGS / "rubrics" / "quality_v1.toml"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -77,7 +76,7 @@ def test_any_text_is_a_number_of_tokens_or_one_clear_error(text: str) -> None:
     ],
 )
 def test_each_flow_has_the_documented_number_of_tokens(flow: str, tokens_b: list[float]) -> None:
-    run = Run(MOONLET)
+    run = Run("moonlet")
     assert run.loader.active_params_b == 2.0
     stages = run_stages(run, flow)
     assert [stage.num_tokens / 1e9 for stage in stages] == pytest.approx(tokens_b, rel=1e-9)
@@ -85,7 +84,7 @@ def test_each_flow_has_the_documented_number_of_tokens(flow: str, tokens_b: list
 
 
 def test_the_shipped_mixture_has_the_published_sources_and_sizes() -> None:
-    run = Run(MOONLET)
+    run = Run("moonlet")
     mixtures = read_toml(run.required("mixture_toml"))["mixtures"]
     sizes = {
         name: (len(table["sources"]), round(sum(s["tokens_b"] for s in table["sources"]), 3))
@@ -102,7 +101,7 @@ def test_the_shipped_mixture_has_the_published_sources_and_sizes() -> None:
 
 
 def test_quotas_of_the_sources_add_up_to_the_budget_exactly() -> None:
-    run = Run(MOONLET)
+    run = Run("moonlet")
     for flow, stage, asked, budget in (
         ("dev", None, None, 10**8),
         ("full_train", "mid", None, 100 * 10**9),
@@ -121,10 +120,10 @@ def test_quotas_of_the_sources_add_up_to_the_budget_exactly() -> None:
 def test_temperature_makes_quotas_the_weight_to_the_power_of_its_inverse(
     tmp_path: Path, temperature: float
 ) -> None:
-    shipped = (REPOSITORY / "configs" / "flow_profiles.toml").read_text()
+    shipped = (REPOSITORY / "loader" / "configs" / "flow_profiles.toml").read_text()
     warm = shipped.replace("sample_temperature = 1.0", f"sample_temperature = {temperature}")
     (tmp_path / "flows.toml").write_text(warm)
-    run = Run(MOONLET)
+    run = Run("moonlet")
     warmer = run.with_settings({"flow_profiles_toml": str(tmp_path / "flows.toml")})
     sources = run_sources(warmer, flow="dev", max_tokens="1B")
     weights = [source.spec.tokens_b ** (1 / temperature) for source in sources]
@@ -150,7 +149,7 @@ def test_a_run_and_a_trainer_read_one_file_with_the_same_rules(tmp_path: Path) -
 
 
 def test_a_source_that_names_no_dataset_is_refused_when_it_is_opened() -> None:
-    run = Run(MOONLET)
+    run = Run("moonlet")
     for source in run_sources(run, flow="full_train", stage="long"):
         assert prep_settings(run, source, "train").num_shards == 64
         with refused("E-SOURCE-NONE"):
@@ -190,6 +189,47 @@ def test_a_rubric_goes_by_its_name_or_old_path_and_a_file_of_the_project_comes_f
     own.write_text("name = 5")
     with pytest.raises(ConfigError):
         rubric("configs/rubrics/quality_v1.toml")
+
+
+@pytest.mark.parametrize(
+    ("key", "folder", "name"),
+    [
+        ("mixture_toml", "configs/mixtures", "olmo3_1025"),
+        ("flow_profiles_toml", "configs", "flow_profiles"),
+    ],
+)
+def test_a_mixture_and_flows_go_by_name_or_path_and_a_copy_in_the_project_goes_by_its_path(
+    tmp_path: Path, key: str, folder: str, name: str
+) -> None:
+    def path(named: str) -> Path:
+        config = tmp_path / "run.toml"
+        config.write_text(f'root = "out"\nseq_len = 8\nbatch_size = 1\n{key} = "{named}"\n')
+        found = getattr(Run(config).loader, key)
+        assert read_config(config)[key] == found
+        return found
+
+    copy = f"{folder}/{name}.toml"
+    shipped = REPOSITORY / "loader" / copy
+    assert path(name) == path(copy) == shipped
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / copy).write_bytes(shipped.read_bytes())
+    assert (path(name), path(copy)) == (shipped, tmp_path / copy)
+    with refused("E-CONFIG-MISSING", rf"{key}.*'olmo4'.*{name}"):
+        path("olmo4")
+
+
+def test_a_packaged_run_goes_by_name_and_its_files_lie_below_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for named in ("demo", "configs/demo.toml"):
+        run = Run(named)
+        assert (run.path, run.tree.root) == (CONFIGS / "demo.toml", tmp_path / "build" / "demo")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "demo.toml").write_text('root = "mine"\n')
+    assert Run("configs/demo.toml").tree.root == tmp_path / "configs" / "mine"
+    with refused("E-CONFIG-MISSING", r"'dmo'.*demo, moonlet"):
+        Run("dmo")
 
 
 def test_a_run_knows_where_each_of_its_files_lies(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from nmoe_core.cli import build_parser, main
 from nmoe_core.cli.flags import run_of
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
+from tests.project import CONFIGS
 from tests.refusals import refused_line
 
-RUBRIC = Path(__file__).parents[3] / "configs" / "rubrics" / "quality_v1.toml"
+RUBRIC = CONFIGS / "rubrics" / "quality_v1.toml"
 # A run in which each key can change alone.
 WHOLE = {
     "oracle.engine.checkpoint": "model",
@@ -145,6 +146,7 @@ def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
         ("hydra grade --input-docids s --source web", "--source is not used with"),
         ("hydra oracle-label --out L", "--out is not used with the run's own documents"),
         ("explain some-id --row 1", "--row without --step"),
+        ("hydra oracle-label --rubric quality_v2", "[E-CONFIG-MISSING].*one of quality_v1"),
         # Tasks whose inputs are not there yet.
         ("hydra slices", "mixture_toml"),
         ("hydra merge-labels", "[E-LABEL"),

@@ -1,0 +1,36 @@
+"""Configurations that come with a package, by name."""
+
+import importlib.resources
+from pathlib import Path
+
+from loader.errors import ConfigError
+
+MIXTURES, FLOWS = "configs/mixtures", "configs"
+
+
+def packaged(package: str, folder: str) -> dict[str, Path]:
+    """The configurations in a folder of an installed package, by name."""
+    directory = Path(str(importlib.resources.files(package))) / folder
+    return {path.stem: path for path in sorted(directory.glob("*.toml"))}
+
+
+def find_config(named: str, folder: str, base: Path, package: str, where: object) -> Path:
+    """The file of a configuration that `where` names: a path from `base` on, which need not be
+    there; or the name of one in a folder of the package. `{folder}/{name}.toml`, where a project
+    keeps a copy, is the package's as long as there is none. Raises ConfigError: there is no such
+    name (E-CONFIG-MISSING)."""
+    path, known = base / named, packaged(package, folder)
+    spelled = {f"{folder}/{name}.toml": own for name, own in known.items()}
+    if path.is_file():
+        return path
+    if named in known | spelled:
+        return (known | spelled)[named]
+    if "/" in named or "." in named:
+        return path
+    raise ConfigError(
+        "no such file, and no configuration of this name",
+        where=where,
+        found=repr(named),
+        expected=f"a path, or one of {', '.join(known)}",
+        code="E-CONFIG-MISSING",
+    )
