@@ -34,6 +34,7 @@ from nmoe_core.labels.files import checked_digest
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.prep.mixture import SPLITS, run_sources
 from nmoe_core.shards.documents import ShardFile, beginning, shard_files
+from nmoe_core.shards.manifest import column_files
 from nmoe_core.text.tokenizer import load_tokenizer
 
 Facts = dict[str, Any]
@@ -69,6 +70,10 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
         "text": beginning(file.tokens[start : end - 1], tokenizer, TEXT_TOKENS).text,
         "provenance": _provenance(run, shard),
     }
+    for path in column_files(shard.manifest):
+        from nmoe_core.attributes.columns import values_of
+
+        facts["columns"] = values_of(path, shard.number(file.rel, document))
     if paths.split != "train":
         return facts
     place = grade = thresholds = curated = None

@@ -16,6 +16,7 @@ import orjson
 from nmoe_core.base.append_log import Line
 
 MAX_LINE_BYTES = 256 * 2**20
+_MISSING = object()
 Refuse = Callable[[int, str], Exception]
 """Makes the error for a line: its number from 1, and what is wrong with it."""
 
@@ -94,12 +95,24 @@ def as_object(value: Any) -> dict[str, Any]:
     return value
 
 
+def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
+    """The value of a field: of the key of that name, else of the path that its dots spell."""
+    if field in row:
+        return row[field]
+    value: Any = row
+    for key in field.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return default
+        value = value[key]
+    return value
+
+
 def text_of(row: Mapping[str, Any], field: str) -> str:
     """The text of a record; null is an empty one. A ValueError says what is wrong with it."""
-    value = row.get(field)
+    value = value_of(row, field, _MISSING)
     if isinstance(value, str):
         return value
-    if field not in row:
+    if value is _MISSING:
         raise ValueError(f"field {field!r} is missing")
     if value is not None:
         raise ValueError(f"field {field!r} is {type(value).__name__}, not text")
@@ -115,9 +128,9 @@ def id_of(
     `default`, the record's place in the source, stands for an id that none of them gives.
     """
     if field is not None:
-        if row.get(field) is None:
+        if (value := value_of(row, field)) is None:
             raise ValueError(f"field {field!r} is missing")
-        return checked_id(row[field], field, default)
+        return checked_id(value, field, default)
     for key in unnamed:
         if row.get(key) not in (None, ""):
             return checked_id(row[key], key, default)

@@ -23,7 +23,7 @@ from nmoe_core.tasks.commands import Job, make_split, splits_of
 _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
 _TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine", "prep.eos_token")
 _TOKENIZER += ("prep.bos_token", "prep.dtype")
-_SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens")
+_SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens", "attributes.columns")
 _SIZES = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens")
 _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "paths", "split")
 _SOURCE += ("text_field", "id_field", "on_error", "max_bad_share", "max_record_mb")
@@ -63,7 +63,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def prep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    run, spec = _run(arguments), _spec(arguments)
+    run = _run(arguments)
+    spec = _spec(arguments).with_columns(run.config.attributes.columns)
     asked = run.config.prep.max_tokens
     most = None if asked in ("flow", "all") else parse_count(asked)
     job = SourcePlan(spec, most), "train"

@@ -19,6 +19,7 @@ from nmoe_core.shards.inspect import (
     sample_tokens,
     token_statistics,
 )
+from nmoe_core.shards.manifest import COLUMNS_NAME
 from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import verify_manifest
 
@@ -168,19 +169,34 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         issues["vocabulary"] = [
             f"coverage {stats['vocab_coverage']:.4f} is below {arguments.min_coverage}"
         ]
+    columns = _columns([one.path for one in seen])
     readable = [one for one in seen if one.unreadable is None]
     samples = sample_tokens(readable, tokenizer, vocab_size, arguments.sample, arguments.seed)
     if arguments.json:
         rows = [one.row() for one in seen]
-        print_json({"files": rows, "issues": issues, "stats": stats, "samples": samples})
+        facts = {"files": rows, "issues": issues, "stats": stats, "samples": samples}
+        print_json(facts | ({"columns": columns} if columns else {}))
     else:
         _print_inspection(seen, stats, samples, arguments.verbose)
+        if columns:
+            print("\nkept columns, of the shards above")
+            print_table(list(columns[0]), [list(row.values()) for row in columns])
         for where, found in issues.items():
             for issue in found:
                 print(f"ERROR [E-INSPECT]: {where}: {issue}", file=sys.stderr)
         if not issues:
             print(f"OK {len(seen)} files: no issues")
     return 1 if issues else 0
+
+
+def _columns(files: list[Path]) -> list[dict[str, Any]]:
+    """Facts of the columns that were kept beside these files."""
+    paths = dict.fromkeys(file.with_name(COLUMNS_NAME) for file in files)
+    if not any(path.is_file() for path in paths):
+        return []
+    from nmoe_core.attributes.columns import column_facts
+
+    return column_facts([path for path in paths if path.is_file()])
 
 
 def _print_inspection(

@@ -21,6 +21,7 @@ from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES, TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
+from nmoe_core.config.attributes import AttributesTable
 from nmoe_core.config.quality import (
     BackboneTable,
     CalibrationTable,
@@ -49,6 +50,7 @@ class RunConfig(StrictModel):
     also_known: ClassVar = frozenset((*KEYS, "data"))  # the loader's keys, for a hint
 
     prep: PrepTable = PrepTable()
+    attributes: AttributesTable = AttributesTable()
     compute: ComputeTable = ComputeTable()
     oracle: OracleTable = OracleTable()
     backbone: BackboneTable = BackboneTable()

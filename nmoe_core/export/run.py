@@ -20,7 +20,7 @@ from nmoe_core.base.fingerprint import (
 from nmoe_core.base.result import Result
 from nmoe_core.export import mds, raw
 from nmoe_core.shards.documents import open_entry
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.manifest import COLUMNS_NAME, column_files, documents_digest
 
 EXPORT_CODE = "export/1"
 SUMMARY_NAME = "export.json"
@@ -29,7 +29,8 @@ _MAX_INT32 = 2**31 - 1
 
 
 def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = None) -> Result:
-    """Write all documents of a manifest to a directory.
+    """Write all documents of a manifest to a directory; kept columns go beside them, in one file
+    `columns.parquet` with a row per document, in the same order.
 
     Args:
         manifest_path: `manifest.json` of a split or a shard, of the data or the curated tree.
@@ -69,6 +70,9 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
         "data": documents_digest(manifest),
         "settings": sha256_json([form, seq_len]),
     }
+    columns = column_files(manifest)
+    if columns:
+        made_from["columns"] = sha256_json(list(columns.values()))
     with replacing(output):
         _refuse_other(output, made_from)
         summary = output / SUMMARY_NAME
@@ -81,6 +85,11 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
             files = {
                 path.name: sha256_file(path) for path in _write(form, staged, manifest, seq_len)
             }
+            if columns:
+                from nmoe_core.attributes.columns import copy_columns
+
+                copy_columns(list(columns), staged / COLUMNS_NAME)
+                files[COLUMNS_NAME] = sha256_file(staged / COLUMNS_NAME)
             value = {
                 "format": form,
                 "manifest": str(manifest.path),

@@ -69,8 +69,9 @@ def run_sources(
         total_weight = sum(source.weight for source in part.sources)
         for i, table in enumerate(tables[part.mixture]["sources"]):
             where = f"{mixture_toml} [mixtures.{part.mixture}] source {i}"
-            spec = validate(SourceSpec, table, where)
-            if specs.setdefault(spec.id, spec).reading_digest("") != spec.reading_digest(""):
+            spec = validate(SourceSpec, table, where).with_columns(run.config.attributes.columns)
+            other = specs.setdefault(spec.id, spec)
+            if [other.columns, other.reading_digest("")] != [spec.columns, spec.reading_digest("")]:
                 raise ConfigError(
                     "two mixtures read one source differently", where=mixture_toml, found=spec.id
                 )
@@ -106,6 +107,8 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         on_error=source.spec.on_error,
         max_bad_share=source.spec.max_bad_share,
         reading_digest=source.spec.reading_digest(split),
+        columns=source.spec.columns or (),
+        needs_columns=is_train,
         vocab_size=run.loader.vocab_size,
         eos_token_id=run.loader.eos_token_id,
         compute=config.compute.for_work(workers=prep.workers),

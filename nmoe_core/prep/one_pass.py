@@ -19,6 +19,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.compute.api import Map
 from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.kept_columns import KeptColumns, seal_columns
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport, PrepSettings
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
@@ -44,6 +45,8 @@ class PassPlan:
     wanted: tuple[int, ...]
     fingerprints: Fingerprints
     known_stop: int | None = None
+    rel: str = ""
+    """Path of the split below the data root, which ids of documents begin with."""
 
     @property
     def rows(self) -> Rows:
@@ -108,7 +111,10 @@ class Pass:
                 self.outcomes[int(bucket)] = counts
         self.resumed_bytes = self.counts.size_bytes
         self.writers: dict[int, ShardWriter] = {}
+        state = None if entry is None else entry.get("columns")
+        self.columns = KeptColumns(plan.split.source, journal.directory, plan.wanted, state)
         self._checksums: dict[int, list[str]] = {}
+        self._columns_info: dict[int, dict[str, str]] = {}
         try:
             for bucket in plan.wanted:
                 name, size = shard_dir_name(bucket), plan.settings.tokens_per_shard
@@ -136,11 +142,15 @@ class Pass:
             self.journal.commit_if_due(self.entry, self.flush)
         self.counts.is_complete = True
         self._judge_bad(at_end=True)
+        if self.plan.settings.needs_columns:
+            self.columns.require_all()
 
     def seal(self, pool: Map) -> None:
         """Finish the files and make them durable, in the pool."""
-        paths = [writer.close() for writer in self.writers.values()]
-        self._checksums = dict(zip(self.writers, pool(_seal, paths)))
+        paths = {bucket: writer.close() for bucket, writer in self.writers.items()}
+        self._checksums = dict(zip(paths, pool(_seal, paths.values())))
+        jobs = self.columns.jobs(self.plan.rel, paths)
+        self._columns_info = dict(zip(paths, pool(seal_columns, jobs)))
 
     def commit(self) -> None:
         """Swap in the sealed shards, one after the other."""
@@ -158,12 +168,14 @@ class Pass:
             "totals": self.totals.tolist(),
             "outcomes": {str(b): self.outcomes[b].tolist() for b in self.plan.wanted},
             "shards": {str(bucket): writer.state for bucket, writer in self.writers.items()},
+            **({"columns": self.columns.state} if self.plan.settings.columns else {}),
         }
 
     def suspend(self) -> None:
         """Close all files and keep them for the next run."""
         for writer in self.writers.values():
             writer.suspend()
+        self.columns.suspend()
 
     def report(self) -> PrepReport:
         """Summary of the pass."""
@@ -194,6 +206,8 @@ class Pass:
             ends = counts.total_tokens + np.cumsum(columns.num_tokens)
             stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)
             counts.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
+        if stop:
+            self.columns.see(block.kept, block.end.row)
         self._write(block, stop)
         outcomes = columns.outcomes[:stop]
         np.add.at(self.outcomes, (columns.buckets[:stop], outcomes), 1)
@@ -230,6 +244,7 @@ class Pass:
                     ids[id_ends[first] : id_ends[last]],
                     id_bytes[first:last],
                 )
+                self.columns.add(bucket, block.kept, first, last)
 
     def _judge_bad(self, at_end: bool) -> None:
         settings = self.plan.settings
@@ -247,7 +262,8 @@ class Pass:
 
     def flush(self) -> list[int]:
         """Hand all files to the system; return duplicate descriptors of them."""
-        return [file for writer in self.writers.values() for file in writer.flush()]
+        files = [file for writer in self.writers.values() for file in writer.flush()]
+        return files + self.columns.flush()
 
     def _progress(self, total_bytes: int | None, seconds: float) -> PrepProgress:
         states = [state for writer in self.writers.values() for state in writer.state]
@@ -274,6 +290,7 @@ class Pass:
             "empty_documents": counts["empty"],
             "filtered_documents": counts["filtered"],
             "truncated_documents": counts["truncated"],
+            **self._columns_info.get(bucket, {}),
         }
 
 

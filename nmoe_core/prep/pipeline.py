@@ -133,6 +133,7 @@ class ParallelPrepPipeline:
     ) -> None:
         table = {
             "id": config.dataset_name,
+            "columns": tuple(config.columns),
             "on_error": config.on_error,
             "max_bad_share": config.max_bad_share,
             **{key: value for key, value in source.table().items() if value is not None},
@@ -149,6 +150,7 @@ class ParallelPrepPipeline:
             self.config,
             name=self.spec.id,
             reading_digest=self.spec.reading_digest("train"),
+            columns=self.spec.columns or (),
             compute=ComputeTable(workers=self.config.num_workers),
         )
         output = local_path(self.config.output_dir, "output_dir").resolve()

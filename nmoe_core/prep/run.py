@@ -118,8 +118,9 @@ def prep_shards(
                 staging.remove()
         return PrepReport(skipped=current)
     created_at()  # refuses a bad SOURCE_DATE_EPOCH before the pass, not after it
-    _allow_open_files(6 * len(wanted))
-    plan = PassPlan(split, settings, fmt, split_dir, wanted, fingerprints)
+    _allow_open_files(8 * len(wanted))
+    rel = f"{split_dir.parent.name}/{split_dir.name}"
+    plan = PassPlan(split, settings, fmt, split_dir, wanted, fingerprints, rel=rel)
     if settings.max_tokens is not None and not plan.is_of_all_shards:
         plan = replace(plan, known_stop=_recorded_stop(plan))
     if existing == "remake" and plan.is_of_all_shards and (split_dir / MANIFEST_NAME).exists():

@@ -67,6 +67,10 @@ class PrepSettings:
     """Token that starts each document; `auto`: the tokenizer's own; `none`: there is none."""
     dtype: Dtype = "uint32"
     """Integers of shard files; `auto`: uint16 where every id fits."""
+    columns: tuple[str, ...] = ()
+    """Fields of the source that are kept beside the documents."""
+    needs_columns: bool = True
+    """Whether a column that no record has is refused; else it is null."""
     vocabulary: Vocabulary = _OWN
     """Name, size and EOS for manifests, if they differ from the tokenizer's own."""
     compute: ComputeTable = HERE
@@ -81,7 +85,8 @@ class PrepSettings:
         """Values that the bytes depend on: settings, normaliser, Unicode tables."""
         versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
         values = {key: getattr(self, key) for key in _IN_THE_BYTES}
-        return values | versions | {"tokenizer": self.chosen.encoding}
+        kept = {"columns": list(self.columns)} if self.columns else {}
+        return values | versions | kept | {"tokenizer": self.chosen.encoding}
 
     @property
     def chosen(self) -> TokenizerSettings:

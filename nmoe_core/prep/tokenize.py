@@ -18,6 +18,7 @@ from nmoe_core.base.docid import bucket_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.shard_file import id_line
+from nmoe_core.sources.kept import Kept
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
 from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.normalise import normalize_batch
@@ -61,6 +62,8 @@ class TokenizedBlock:
     num_tokenized: int
     num_text_bytes: int
     bad: list[str]
+    kept: Kept | None = None
+    """Kept columns of the stored documents, in the same order."""
 
 
 class _Stored(NamedTuple):
@@ -69,6 +72,8 @@ class _Stored(NamedTuple):
     bucket: int
     tokens: np.ndarray
     line: bytes
+    record: int
+    """Its number among the records."""
 
 
 class BlockTokenizer(NamedTuple):
@@ -104,11 +109,15 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         SourceError: The block cannot be read.
     """
     start, end = block.start, block.end
-    rows, records = worker.rows, []
-    if rows == Rows():
+    rows, records, kept = worker.rows, [], None
+    if rows.overlaps(start.row, end.row):
         records = list(block.records())
-    elif rows.overlaps(start.row, end.row):
-        records = [record for record in block.records() if record.row in rows]
+        if worker.settings.columns:
+            kept = block.kept(records)
+    if rows != Rows():
+        wanted = [i for i, record in enumerate(records) if record.row in rows]
+        records = [records[i] for i in wanted]
+        kept = kept and kept.take(wanted)
     columns = _columns(worker, records)
     bad = [str(record) for record in records if isinstance(record, BadRecord)]
     wanted = np.flatnonzero(columns.outcomes == KEPT).tolist()
@@ -120,6 +129,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         batch = _take_batch(chosen)
         num_text_bytes += _tokenize(worker, batch, columns, stored)
     tokens, ids = _by_shard(worker, stored)
+    kept = kept and kept.take([document.record for document in stored])
     return TokenizedBlock(
         start=start,
         end=end,
@@ -130,6 +140,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()),
         num_text_bytes=num_text_bytes,
         bad=bad,
+        kept=kept,
     )
 
 
@@ -210,5 +221,5 @@ def _tokenize(
         if bucket in worker.buckets:
             line = id_line(ingest_id, digest)
             columns.id_bytes[i] = len(line)
-            stored.append(_Stored(bucket, ids[start:stop], line))
+            stored.append(_Stored(bucket, ids[start:stop], line, i))
     return num_bytes

@@ -48,7 +48,7 @@ class ShardFile:
         """
         if self.ids_path is None:
             return [(doc_id, "") for doc_id in self.doc_ids()]
-        ids = list(_read_ids(self.ids_path))
+        ids = list(read_ids(self.ids_path))
         if len(ids) != len(self.spans):
             raise _bad_ids(self.ids_path, f"{len(ids)} rows", f"{len(self.spans)} documents")
         return ids
@@ -124,7 +124,7 @@ def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for entry in manifest.shards:
         name = entry.extra.get("ids_path")
         if isinstance(name, str):
-            yield from _read_ids(resolve_inside(manifest.path.parent, name))
+            yield from read_ids(resolve_inside(manifest.path.parent, name))
 
 
 class DocumentReader:
@@ -188,7 +188,9 @@ def _in_order(manifest: Manifest) -> list[ShardEntry]:
     return sorted(manifest.shards, key=lambda entry: PurePosixPath(entry.path).parts)
 
 
-def _read_ids(path: Path) -> Iterator[tuple[str, str]]:
+def read_ids(path: Path) -> Iterator[tuple[str, str]]:
+    """Ingest id and text hash of each line of an ids file. Raises FormatError: it is missing or
+    malformed (E-SHARD-IDS)."""
     try:
         with open(path, "rb") as file:
             for line in file:

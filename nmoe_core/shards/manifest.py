@@ -8,12 +8,19 @@ The published fields come first; ours are additions. `content_hash` covers every
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from loader.files.format import MANIFEST_NAME, SCHEMA_VERSION, Manifest, ShardEntry, load_manifest
+from loader.files.format import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    Manifest,
+    ShardEntry,
+    load_manifest,
+    resolve_inside,
+)
 from loader.files.sealed import sealed
 from loader.files.shard import INDEX_HEADER, read_npy_header
 from nmoe_core.base.atomic import write_json
@@ -22,6 +29,7 @@ from nmoe_core.base.fingerprint import Fingerprints, first_difference, recorded,
 from nmoe_core.config.tree import shard_dir_name
 
 PIPELINE_VERSION = "nmoe-data/1"
+COLUMNS_NAME = "columns.parquet"
 _FILE_KEYS = ("path", "index_path", "ids_path")
 
 
@@ -126,6 +134,22 @@ def documents_digest(manifest: Manifest) -> str:
     )
 
 
+def column_files(manifest: Manifest) -> dict[Path, str]:
+    """The kept columns of a shard's manifest, or of all shards of a split's, in the manifest's
+    order, each with the digest of its rows; empty where none were kept."""
+    root = manifest.path.parent
+    below = dict.fromkeys(PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards)
+    found = {}
+    for path in (root / name / MANIFEST_NAME for name in below):
+        part = (
+            manifest if path == manifest.path else load_manifest(path) if path.is_file() else None
+        )
+        info = None if part is None else part.extra.get("source_info")
+        if isinstance(info, dict) and isinstance(name := info.get("columns_path"), str):
+            found[resolve_inside(path.parent, name)] = str(info.get("columns_digest"))
+    return found
+
+
 def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
     """Whether a shard was made from these inputs and its files are there in full length.
 
@@ -136,6 +160,9 @@ def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
         return False
     try:
         manifest = load_manifest(path)
+        columns = manifest.extra.get("source_info", {}).get("columns_path")
+        if columns is not None and not (shard_dir / columns).is_file():
+            return False
         return all(_is_whole(manifest, entry) for entry in manifest.shards)
     except FormatError:
         return False

@@ -74,7 +74,7 @@ class OpenShardFile:
                     do="start over",
                     code="E-PREP-JOURNAL",
                 )
-        self._files = [_open_at(path, size) for path, size in zip(self.paths(), sizes)]
+        self._files = [open_at(path, size) for path, size in zip(self.paths(), sizes)]
         self._tokens, self._index, self._ids = self._files
 
     @property
@@ -136,7 +136,7 @@ class OpenShardFile:
             file.close()
 
 
-def _open_at(path: Path, size_bytes: int) -> IO[bytes]:
+def open_at(path: Path, size_bytes: int) -> IO[bytes]:
     """The file, cut to a size or made, and ready to be appended to."""
     file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115  (closed by close)
     file.truncate(size_bytes)

@@ -21,6 +21,7 @@ from nmoe_core.shards.manifest import entry_row, shard_dir_name
 
 CHUNK_TOKENS = 2**24
 _DIGESTED = (("path", "checksum"), ("index_path", "index_checksum"), ("ids_path", "ids_checksum"))
+_DIGESTED_BESIDE = ("lineage_path", "lineage_checksum"), ("columns_path", "columns_checksum")
 # What all shards of a split have in common.
 _SHARED = ("dataset", "version", "tokenizer", "vocab_size", "eos_token_id", "dtype")
 _SHARED += ("tokenizer_fingerprint", "fingerprints", "schema_version", "pipeline_version")
@@ -57,8 +58,8 @@ def verify_manifest(
             problems += _tokens(manifest, entry)
     for part in (manifest, *parts):
         info = part.extra.get("source_info")
-        if isinstance(info, dict) and "lineage_path" in info:
-            problems += _digests(part, info, (("lineage_path", "lineage_checksum"),))
+        if isinstance(info, dict) and (checksums or deep or "lineage_path" in info):
+            problems += _digests(part, info, _DIGESTED_BESIDE)
     return problems
 
 

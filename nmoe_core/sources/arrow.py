@@ -1,6 +1,6 @@
 """Source kinds `parquet` and `arrow`: rows of files, on this machine or in a store.
 
-Only the text and id columns are decoded, a row group or a record batch at a time, so memory does
+Only text, id and kept columns are decoded, a row group or a record batch at a time, so memory does
 not follow the size of a file. Arrow files are IPC files and streams (what `datasets` caches are
 made of); a local one is memory-mapped. A run goes on at a row group or batch, without reading what
 is before it. A file that cannot be read to its end is an error that names it.
@@ -20,6 +20,8 @@ from nmoe_core.sources.columns import (
     check_fields,
     column_blocks,
     cut_batch,
+    field_names,
+    find_field,
 )
 from nmoe_core.sources.files import FileSource
 from nmoe_core.sources.records import Position, Reading
@@ -37,6 +39,7 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
 
     def __init__(self, reading: Reading, files: Sequence[SourceFile]) -> None:
         super().__init__(reading, files)
+        self._names: list[str] = []
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
@@ -52,6 +55,11 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         for file in self.files[:1]:
             next(self._groups(file, 0), None)
 
+    def field_names(self) -> list[str]:
+        """Names of the first file's columns."""
+        self.check()
+        return self._names
+
     def num_rows(self) -> int:
         """Number of rows; decodes none of them."""
         return sum(group.num_rows for file in self.files for group in self._groups(file, 0))
@@ -60,6 +68,10 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         """`Position.offset` counts row groups or record batches, `line` the rows of the file."""
         place = Place(file.where, f"{self.reading.source}/{file.name}")
         return column_blocks(self.reading, place, self._groups(file, start.offset), start)
+
+    def _check(self, schema: Any, file: SourceFile) -> None:
+        check_fields(schema, self.reading, file.where)
+        self._names = self._names or field_names(schema)
 
     def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
         """The groups of a file from number `first` on."""
@@ -110,7 +122,7 @@ class ParquetSource(_ColumnsSource):
             counts, total = [group.num_rows for group in groups], parquet.metadata.num_rows
             if any(count < 0 for count in counts) or sum(counts) != total:
                 raise self._torn(file, "the row groups do not add up to the file's rows")
-            check_fields(parquet.schema_arrow, self.reading, file.where)
+            self._check(parquet.schema_arrow, file)
             line, file_bytes = sum(counts[:first]), file.size_bytes()
             for number, group in enumerate(groups[first:], first):
                 batches = parquet.iter_batches(
@@ -158,9 +170,10 @@ class ArrowSource(_ColumnsSource):
                 _require_end(stream, file)
             stream.seek(0)
             schema = (pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)).schema
-            check_fields(schema, self.reading, file.where)
-            fields = [schema.get_field_index(name) for name in self.reading.columns]
-            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+            self._check(schema, file)
+            fields = [find_field(schema, name) for name in self.reading.columns]
+            included = sorted({field.column for field in fields if field is not None})
+            options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
             stream.seek(0)
             if is_file:
                 reader = pa.ipc.open_file(stream, options=options)

@@ -1,16 +1,17 @@
 """Arrow columns as records: what the parquet, arrow and huggingface kinds have in common.
 
-A block holds the text and id columns of consecutive rows, about 2 MiB of them, still as Arrow
+A block holds the text, id and kept columns of consecutive rows, about 2 MiB of them, as Arrow
 buffers, which pickle without being copied row by row; a worker decodes them. Texts are carried as
 bytes, so that bad UTF-8 is the record's fault and not the file's.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import checked_id
+from nmoe_core.sources.kept import Kept, arrow_columns
 from nmoe_core.sources.records import BadRecord, Block, Position, Reading, Record
 
 BLOCK_BYTES = 2 * 2**20
@@ -35,12 +36,12 @@ class Group(NamedTuple):
     num_rows: int
     size_bytes: int
     pieces: Iterable[Any]
-    """Its text and id columns as `cut_batch` gives them."""
+    """Its columns as `cut_batch` gives them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsBlock(Block):
-    """Consecutive rows as a record batch of a text and perhaps an id column."""
+    """Consecutive rows as a record batch: text, perhaps id, and those kept columns that it has."""
 
     place: Place
     columns: Any
@@ -51,6 +52,12 @@ class ColumnsBlock(Block):
         ids = self.columns.column(1).to_pylist() if self.reading.id_field else [None] * len(texts)
         for i, (text, id_) in enumerate(zip(texts, ids)):
             yield self._record(i, text, id_)
+
+    def kept(self, records: Sequence[Record | BadRecord]) -> Kept:
+        """Rows of the kept columns."""
+        places = range(1 + (self.reading.id_field is not None), self.columns.num_columns)
+        kept = arrow_columns(self.reading.kept, self.columns.select(list(places)))
+        return kept.take([record.row - self.start.row for record in records])
 
     def _record(self, i: int, text: bytes | None, id_: Any) -> Record | BadRecord:
         row, line = self.start.row + i, self.start.line + i
@@ -92,11 +99,11 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
     for name, is_text in ((reading.text_field, True), (reading.id_field, False)):
         if name is None:
             continue
-        what = None
-        if schema.names.count(name) != 1:
+        what, found = None, find_field(schema, name)
+        if found is None:
             what = "field is missing"
         else:
-            kind = schema.field(name).type
+            kind = found.kind
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             if not _holds_text(pa, kind) and (is_text or not pa.types.is_integer(kind)):
                 what = f"field is {kind}, not {'text' if is_text else 'text or whole numbers'}"
@@ -104,23 +111,66 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
             raise SourceError(
                 what,
                 where=where,
-                found=", ".join(schema.names),
+                found=", ".join(field_names(schema)),
                 expected=name,
                 do="set text_field or id_field of this source",
                 code="E-SOURCE-FIELD",
             )
 
 
-def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
-    """The batch's text and id columns, in pieces of about 2 MiB; texts as bytes, offsets checked.
-    Raises pyarrow.ArrowInvalid: buffers and offsets do not fit each other."""
+class Field(NamedTuple):
+    """Where a schema has a field: a column, and the path into it where that is a struct."""
+
+    column: int
+    path: list[str]
+    kind: Any
+
+
+def find_field(schema: Any, name: str) -> Field | None:
+    """The column of that name, else the field that the dots of the name lead to; None if there is
+    none, or more than one."""
     import pyarrow as pa
 
-    places = map(batch.schema.get_field_index, reading.columns)
-    arrays = [_as_bytes(pa, batch.column(place)) for place in places]
-    for array in arrays:
-        array.validate(full=True)
-    columns = pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(arrays))])
+    if schema.names.count(name) == 1:
+        return Field(schema.get_field_index(name), [], schema.field(name).type)
+    first, *path = name.split(".")
+    if not path or schema.names.count(first) != 1:
+        return None
+    kind = schema.field(first).type
+    for key in path:
+        if not pa.types.is_struct(kind) or kind.get_field_index(key) < 0:
+            return None
+        kind = kind.field(key).type
+    return Field(schema.get_field_index(first), path, kind)
+
+
+def field_names(schema: Any) -> list[str]:
+    """The columns of a schema, with the paths into its structs."""
+    import pyarrow as pa
+
+    names = []
+    for field in schema:
+        names.append(field.name)
+        if pa.types.is_struct(field.type):
+            names += [f"{field.name}.{path}" for path in field_names(pa.schema(list(field.type)))]
+    return names
+
+
+def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
+    """The batch's columns in pieces of about 2 MiB: text and id as bytes, and the kept ones that it
+    has; offsets checked. Raises pyarrow.ArrowInvalid: buffers and offsets do not fit each other."""
+    import pyarrow as pa
+
+    arrays, names = [], []
+    num_first = 1 + (reading.id_field is not None)
+    for i, name in enumerate(reading.columns):
+        if (field := find_field(batch.schema, name)) is None:
+            continue
+        array = _values(pa, batch.column(field.column), field.path)
+        arrays.append(_as_bytes(pa, array) if i < num_first else array)
+        names.append(str(i) if i < num_first else name)
+        arrays[-1].validate(full=True)
+    columns = pa.RecordBatch.from_arrays(arrays, names)
     first = 0
     while first < len(columns):
         num_rows = min(len(columns) - first, MAX_BLOCK_ROWS)
@@ -130,10 +180,21 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
         first += num_rows
 
 
-def _as_bytes(pa: Any, array: Any) -> Any:
+def _values(pa: Any, array: Any, path: list[str]) -> Any:
+    """The values of a column, or of a field of the structs in it, without a dictionary."""
+    if path:
+        array.validate(full=True)
+    for key in path:
+        array = array.flatten()[array.type.get_field_index(key)]
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)
         array = array.dictionary_decode()
+    return array
+
+
+def _as_bytes(pa: Any, array: Any) -> Any:
     kind = array.type
     if pa.types.is_integer(kind):
         return array

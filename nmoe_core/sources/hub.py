@@ -20,6 +20,8 @@ from nmoe_core.sources.columns import (
     check_fields,
     column_blocks,
     cut_batch,
+    field_names,
+    find_field,
 )
 from nmoe_core.sources.records import START, Position, Source
 from nmoe_core.sources.spec import SourceSpec
@@ -64,6 +66,11 @@ class DatasetsSource(Source):
         """Open the split and check the fields on its first rows."""
         next(self.blocks(), None)
 
+    def field_names(self) -> list[str]:
+        """Names of the columns of the first rows."""
+        table = self._next(self._rows.with_format("arrow").iter(batch_size=1), 0)
+        return [] if table is None else field_names(table.schema)
+
     def num_rows(self) -> int:
         """Number of rows: from the dataset's information where it has it, else by one pass."""
         if hasattr(self._rows, "__len__"):
@@ -86,7 +93,7 @@ class DatasetsSource(Source):
         yield from column_blocks(self.reading, place, self._groups(start.offset), start)
 
     def _groups(self, row: int) -> Iterator[Group]:
-        """Record batches of the two columns from a row on, 512 rows each but the last."""
+        """Record batches of the columns from a row on, 512 rows each but the last."""
         rows = self._rows
         if row:
             saved = hasattr(rows, "__len__")
@@ -96,7 +103,9 @@ class DatasetsSource(Source):
         tables = rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
         while (table := self._next(tables, row)) is not None:
             check_fields(table.schema, self.reading, f"{self.dataset} ({self.reading.source})")
-            for batch in table.select(self.reading.columns).combine_chunks().to_batches():
+            fields = [find_field(table.schema, name) for name in self.reading.columns]
+            chosen = sorted({field.column for field in fields if field is not None})
+            for batch in table.select(chosen).combine_chunks().to_batches():
                 end, pieces = row + len(batch), cut_batch(batch, self.reading)
                 yield Group(row, end, row, len(batch), batch.nbytes, pieces)
                 row = end

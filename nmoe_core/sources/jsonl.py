@@ -11,17 +11,21 @@ import codecs
 import io
 import mmap
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.base.jsonl import as_object, id_of, parse_json, text_of
+from nmoe_core.base.jsonl import as_object, id_of, parse_json, parse_object, text_of, value_of
 from nmoe_core.sources.files import BLOCK_BYTES, FileSource
+from nmoe_core.sources.kept import MISSING
 from nmoe_core.sources.records import BadRecord, Block, Position, Record
 from nmoe_core.sources.storage import COMPRESSED, TORN, Read, SourceFile, decompressed
 
 _NEWLINE = 10
+_MAX_DEPTH = 3  # of the objects whose fields an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,21 @@ class LinesBlock(Block):
             if type(id_) is not str or not id_ or not id_.isascii():
                 default_id = f"{reading.source}/{self.file.name}:{line}"
                 id_ = id_of(fields, reading.id_field, default_id)
-            return Record(row, id_, text, is_replaced)
+            if not reading.kept:
+                return Record(row, id_, text, is_replaced)
+            kept = tuple(value_of(fields, name, MISSING) for name in reading.kept)
+            return Record(row, id_, text, is_replaced, kept)
         except ValueError as error:
             if not bytes(raw).strip():
                 return None
             return BadRecord(row, f"{self.file.where}:{line + 1}", str(error))
+
+
+def _paths(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, inner in value.items():
+        yield prefix + key
+        if isinstance(inner, dict) and prefix.count(".") < _MAX_DEPTH:
+            yield from _paths(inner, f"{prefix}{key}.")
 
 
 def _split(payload: bytes | memoryview) -> Iterator[bytes | memoryview]:
@@ -100,6 +114,17 @@ def _find_newline(view: memoryview, start: int) -> int:
 
 class JsonlSource(FileSource[LinesBlock]):
     """JSON lines as documents; without an id field, a field `id` is taken where it is there."""
+
+    def field_names(self) -> list[str]:
+        """Names of the fields of the first 2 MiB of records, with paths into objects."""
+        found: dict[str, None] = {}
+        for file in self.files[:1]:
+            with file.open() as stored:
+                payload = decompressed(stored, file.suffix)(BLOCK_BYTES)
+            for line in payload.removeprefix(codecs.BOM_UTF8).split(b"\n"):
+                with suppress(ValueError):  # the last line is cut; a bad record has no fields
+                    found |= dict.fromkeys(_paths(parse_object(line)))
+        return list(found)
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[LinesBlock]:
         at, limit = start, self.reading.max_record_bytes

@@ -6,12 +6,13 @@ Blocks are the same whatever position the reading starts at, so a journalled pos
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nmoe_core.base.errors import SourceError
+from nmoe_core.sources.kept import MISSING, Kept, json_columns
 
 OnError = Literal["fail", "skip", "replace"]
 DEFAULT_MAX_RECORD_MB = 256
@@ -28,11 +29,14 @@ class Reading(NamedTuple):
     on_error: OnError = "fail"
     max_record_bytes: int = DEFAULT_MAX_RECORD_MB * 2**20
     """A longer line, cell or text file is refused; one may never be held whole."""
+    kept: tuple[str, ...] = ()
+    """Other fields that are kept, as columns; dots lead into objects."""
 
     @property
     def columns(self) -> list[str]:
-        """The fields that are read."""
-        return [self.text_field] if self.id_field is None else [self.text_field, self.id_field]
+        """The fields that are read: of the text, perhaps of the id, and those that are kept."""
+        ids = () if self.id_field is None else (self.id_field,)
+        return [self.text_field, *ids, *self.kept]
 
     def decode(self, payload: bytes) -> tuple[str, bool]:
         """The text, and whether bytes of it were replaced; a UnicodeDecodeError if none may be."""
@@ -77,6 +81,8 @@ class Record(NamedTuple):
     id: str
     text: str
     is_replaced: bool = False
+    kept: tuple[Any, ...] = ()
+    """Values of the kept fields where the block does not hold them as columns."""
 
 
 class BadRecord(NamedTuple):
@@ -105,6 +111,13 @@ class Block(ABC):
     def records(self) -> Iterator[Record | BadRecord]:
         """Read and parse the block; a record that cannot be read is a `BadRecord`."""
 
+    def kept(self, records: Sequence[Record | BadRecord]) -> Kept:
+        """The kept columns of its records, one row per record."""
+        names = self.reading.kept
+        none = (MISSING,) * len(names)
+        rows = [record.kept if isinstance(record, Record) else none for record in records]
+        return json_columns(names, rows)
+
 
 class Source(ABC):
     """A readable source of documents."""
@@ -125,6 +138,10 @@ class Source(ABC):
 
     def check(self) -> None:  # noqa: B027  (text and JSON lines have no shape to check)
         """Open the source and read its first records' shape; raises as `blocks()` would."""
+
+    def field_names(self) -> list[str]:
+        """Names of the fields that its first records have."""
+        return []
 
     def num_rows(self) -> int:
         """Number of raw records; may cost one pass over the source."""

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel
+from nmoe_core.config.attributes import ColumnNames
 from nmoe_core.sources.records import DEFAULT_MAX_RECORD_MB, OnError, Reading
 
 _BOUND = r"-?[0-9](?:_?[0-9]){0,17}%?"
@@ -106,6 +107,8 @@ class SourceSpec(StrictModel):
     text_field: str = Field(default="text", min_length=1)
     id_field: str | None = Field(default=None, min_length=1)
     """Field of the ids; without it, rows are numbered."""
+    columns: ColumnNames | None = None
+    """Other fields to keep beside the documents; those of [attributes] where they are not set."""
     on_error: OnError = "fail"
     """A record that cannot be read: leave out, and fail past max_bad_share (fail); leave out and
     count (skip); replace bytes that are not UTF-8 (replace)."""
@@ -131,6 +134,8 @@ class SourceSpec(StrictModel):
             if key in self.model_fields_set:
                 takes = f"takes {instead}, not {key}" if instead else f"does not take {key}"
                 raise ValueError(f"source {self.id!r} of kind {self.kind} {takes}")
+        if self.kind == "files" and self.columns:
+            raise ValueError(f"source {self.id!r} of kind files does not take columns")
         if self.kind != "huggingface" and not self.paths:
             raise ValueError(f"source {self.id!r} of kind {self.kind} needs paths")
         return self
@@ -139,7 +144,14 @@ class SourceSpec(StrictModel):
     def reading(self) -> Reading:
         """Reading settings of its records."""
         limit = self.max_record_mb * 2**20
-        return Reading(self.id, self.text_field, self.id_field, self.on_error, limit)
+        kept = self.columns or ()
+        return Reading(self.id, self.text_field, self.id_field, self.on_error, limit, kept)
+
+    def with_columns(self, columns: tuple[str, ...]) -> "SourceSpec":
+        """The same source, which keeps these columns unless it says which it keeps; text files have
+        none."""
+        kept = columns if self.columns is None and self.kind != "files" else self.columns or ()
+        return self.model_copy(update={"columns": kept})
 
     def split_expression(self, split: str) -> SplitExpression | None:
         """What the `train` or `valid` split is; None if the source has no such split."""
@@ -149,5 +161,5 @@ class SourceSpec(StrictModel):
 
     def reading_digest(self, split: str) -> str:
         """Digest of the settings that decide which documents a split holds."""
-        others = {"tokens_b", "percent", "max_bad_share", "max_record_mb"}
+        others = {"tokens_b", "percent", "max_bad_share", "max_record_mb", "columns"}
         return sha256_json([split, self.model_dump(exclude=others)])

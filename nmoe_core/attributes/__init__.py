@@ -1,0 +1,1 @@
+"""What is recorded of each document besides its tokens: one Parquet file per shard."""

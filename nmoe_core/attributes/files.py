@@ -1,0 +1,222 @@
+"""The file of an attribute: Parquet, one row per document of a shard, in the order of the shard.
+
+The first columns are `doc_id` and `text_sha256`; then come the attribute's own. The footer holds,
+as JSON under `nmoe`, its name, the fingerprints of what it was made from, and the digest of its
+rows. The digest is of values and types, so it does not depend on the version of pyarrow, which
+stands in every Parquet file. Memory: one row group of 65,536 rows.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nmoe_core.base.atomic import atomic_file
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import Fingerprints
+
+ROWS = 2**16
+_FOOTER = b"nmoe"
+_KEY_FIELDS = (pa.field("doc_id", pa.string()), pa.field("text_sha256", pa.binary(32)))
+
+
+class Documents(NamedTuple):
+    """The documents of a shard, in its order."""
+
+    doc_ids: Sequence[str]
+    text_sha256: Sequence[str]
+    """Hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What the file says of itself."""
+
+    name: str
+    fingerprints: Fingerprints
+    digest: str
+    """SHA-256 of types and values."""
+    schema: pa.Schema
+    num_rows: int
+
+
+def write_attribute(
+    path: Path,
+    name: str,
+    fingerprints: Fingerprints,
+    documents: Documents,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> str:
+    """Write the file in one step; return the digest of its rows.
+
+    Args:
+        path: The file.
+        name: Of the attribute.
+        fingerprints: Of what it is made from.
+        documents: Of the shard.
+        schema: Of the attribute's own columns.
+        batches: Their rows, in the order of the documents, in pieces of any size.
+
+    Raises:
+        FormatError: There are more or fewer rows than documents (E-ATTRIBUTE-ROWS).
+    """
+    whole = pa.schema([*_KEY_FIELDS, *schema])
+    digest, first, last = _started(whole), 0, 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        atomic_file(path) as file,
+        pq.ParquetWriter(file, whole, compression="zstd", store_schema=True) as writer,
+    ):
+        for rows in _row_groups(schema, batches):
+            last = first + rows.num_rows
+            keys = [
+                pa.array(documents.doc_ids[first:last], pa.string()),
+                pa.array(map(bytes.fromhex, documents.text_sha256[first:last]), pa.binary(32)),
+            ]
+            if len(keys[0]) != rows.num_rows:
+                break  # more rows than documents
+            columns = [*keys, *(column.combine_chunks() for column in rows.columns)]
+            table = pa.Table.from_arrays(columns, schema=whole)
+            for column in table.columns:
+                _update(digest, column.combine_chunks())
+            writer.write_table(table, row_group_size=ROWS)
+            first = last
+        if first != last or last != len(documents.doc_ids):
+            raise FormatError(
+                f"attribute {name} does not have one row per document",
+                where=path,
+                found=f"{last} rows",
+                expected=f"{len(documents.doc_ids)} documents",
+                code="E-ATTRIBUTE-ROWS",
+            )
+        found = digest.hexdigest()
+        footer = {"name": name, "fingerprints": fingerprints, "digest": found}
+        writer.add_key_value_metadata({_FOOTER.decode(): json.dumps(footer, sort_keys=True)})
+    return found
+
+
+def read_footer(path: Path) -> Footer:
+    """What a file says of itself. Raises FormatError: it is missing (E-ATTRIBUTE-MISSING), or no
+    attribute file (E-ATTRIBUTE-FORMAT)."""
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata, schema = file.metadata, file.schema_arrow.remove_metadata()
+    except FileNotFoundError:
+        raise FormatError(
+            "no attribute here", where=path, do="run `nmoe attributes`", code="E-ATTRIBUTE-MISSING"
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        raise _not_ours(path, " ".join(str(error).split())[:200]) from None
+    try:
+        footer = json.loads((metadata.metadata or {})[_FOOTER])
+        found = footer["name"], footer["fingerprints"], footer["digest"]
+    except (KeyError, ValueError, TypeError):
+        raise _not_ours(path, "a Parquet file without the footer of an attribute") from None
+    return Footer(*found, schema, metadata.num_rows)
+
+
+def read_attribute(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a file, all columns or the named ones. Raises as `read_footer`."""
+    footer = read_footer(path)
+    names = footer.schema.names if columns is None else list(columns)
+    try:
+        return pq.ParquetFile(path).read(names, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _not_ours(path, " ".join(str(error).split())[:200]) from None
+
+
+def rows_digest(table: pa.Table) -> str:
+    """The digest that `write_attribute` gives the same rows."""
+    digest = _started(table.schema)
+    for first in range(0, table.num_rows, ROWS):
+        for column in table.slice(first, ROWS).columns:
+            _update(digest, column.combine_chunks())
+    return digest.hexdigest()
+
+
+def is_attribute_current(path: Path, fingerprints: Fingerprints) -> bool:
+    """Whether the file was made from exactly these fingerprints."""
+    try:
+        return read_footer(path).fingerprints == fingerprints
+    except FormatError:
+        return False
+
+
+def _started(schema: pa.Schema) -> Any:
+    return hashlib.sha256(repr([(field.name, _spelled(field.type)) for field in schema]).encode())
+
+
+def _spelled(kind: pa.DataType) -> Any:
+    """A type without the names of a list's items, which Parquet changes."""
+    if pa.types.is_struct(kind):
+        return [(field.name, _spelled(field.type)) for field in kind]
+    if pa.types.is_map(kind):
+        return "map", _spelled(kind.key_type), _spelled(kind.item_type)
+    return ("list", _spelled(kind.value_type)) if pa.types.is_nested(kind) else str(kind)
+
+
+def _not_ours(path: Path, found: str) -> FormatError:
+    return FormatError(
+        "not the file of an attribute",
+        where=path,
+        found=found,
+        do="remove it, and make the attribute again",
+        code="E-ATTRIBUTE-FORMAT",
+    )
+
+
+def _row_groups(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows in pieces of `ROWS`, the last one smaller; one piece where there are none."""
+    held = schema.empty_table()
+    for batch in batches:
+        held = pa.concat_tables([held, pa.Table.from_batches([batch], schema)])
+        while held.num_rows >= ROWS:
+            yield held.slice(0, ROWS)
+            held = held.slice(ROWS)
+    if held.num_rows:
+        yield held
+
+
+def _update(digest: Any, array: pa.Array) -> None:
+    """Add an array's validity, and its values that are not null as bytes, level by level."""
+    kind = array.type
+    digest.update(_bits(array.is_valid()))
+    array = array.drop_null()
+    if pa.types.is_struct(kind):
+        for inner in array.flatten():
+            _update(digest, inner)
+    elif pa.types.is_map(kind):
+        _update(digest, array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
+    elif pa.types.is_nested(kind):  # a list
+        _update(digest, pa.array(array.value_lengths(), pa.int64()))
+        _update(digest, array.flatten())
+    elif pa.types.is_boolean(kind):
+        digest.update(_bits(array))
+    elif len(array):
+        digest.update(_bytes(array))
+
+
+def _bits(array: pa.Array) -> bytes:
+    return np.packbits(array.to_numpy(zero_copy_only=False)).tobytes()
+
+
+def _bytes(array: pa.Array) -> bytes:
+    """The values of numbers, times, texts and bytes, none of them null; of texts their lengths
+    too."""
+    if pa.types.is_null(array.type):
+        return b""
+    try:
+        width, data = array.type.bit_width // 8, array.buffers()[1]
+    except ValueError:  # of any length
+        array = array.cast(pa.large_binary())
+        _, places, data = array.buffers()
+        ends = np.frombuffer(places, np.int64)[array.offset :][: len(array) + 1]
+        return np.diff(ends).tobytes() + data.to_pybytes()[int(ends[0]) : int(ends[-1])]
+    return data.to_pybytes()[width * array.offset :][: width * len(array)]

@@ -1,0 +1,199 @@
+"""The kept columns of a pass: appended beside the shards, made a Parquet file of each at its end.
+
+A column's type is known when the source is read to its end, so until then the rows of a shard lie
+as Arrow streams in `.prep/columns/shard_NNNN.arrows`, one after the other. The journal keeps the
+length of each file, the types so far, and the columns that no record has had yet.
+"""
+
+import base64
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from loader.files.shard import IndexReader
+from nmoe_core.base.atomic import failpoint
+from nmoe_core.base.docid import DocId
+from nmoe_core.base.errors import FormatError, SourceError
+from nmoe_core.shards.documents import read_ids
+from nmoe_core.shards.manifest import COLUMNS_NAME, shard_dir_name
+from nmoe_core.shards.shard_file import open_at, seal_file
+from nmoe_core.sources.kept import Kept, as_types, common_types
+from nmoe_core.sources.records import Source
+
+_LOG = logging.getLogger(__name__)
+_WARN_ROWS = 10_000
+
+
+class ShardColumns(NamedTuple):
+    """What a worker needs to make the file of a shard."""
+
+    staged: Path
+    """Arrow streams of its rows."""
+    directory: Path
+    """Of the shard's files, where the new one goes."""
+    rel: str
+    """Of the shard, below the data root."""
+    stems: tuple[str, ...]
+    types: bytes
+
+
+class KeptColumns:
+    """The kept columns of a pass over `buckets`, perhaps none; files lie below `directory`, and
+    `state` is that of an earlier pass to go on from.
+
+    Raises:
+        FormatError: A file is shorter than its state says (E-PREP-JOURNAL).
+    """
+
+    def __init__(
+        self, source: Source, directory: Path, buckets: tuple[int, ...], state: Any = None
+    ) -> None:
+        self.source, self.directory = source, directory / "columns"
+        sizes = dict.fromkeys(buckets if source.reading.kept else (), 0)
+        self.types, self.absent, self._is_warned = None, set(source.reading.kept), False
+        if state is not None:
+            sizes = {bucket: state["sizes"][str(bucket)] for bucket in sizes}
+            self.absent, self.types = set(state["absent"]), _read_types(state["types"])
+        if sizes:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        self.sizes, self._files = sizes, {b: _open(self._path(b), sizes[b]) for b in sizes}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the journal keeps."""
+        types = None if self.types is None else self.types.serialize().to_pybytes()
+        return {
+            "sizes": {str(bucket): size for bucket, size in self.sizes.items()},
+            "absent": sorted(self.absent),
+            "types": None if types is None else base64.b64encode(types).decode(),
+        }
+
+    def see(self, kept: Kept | None, num_rows: int) -> None:
+        """Take up the types of a block; `num_rows` are those read so far."""
+        if kept is None:
+            return
+        self.types = common_types(self.types, kept.types, self.source.reading.source)
+        self.absent &= kept.absent
+        if self.absent and num_rows >= _WARN_ROWS and not self._is_warned:
+            self._is_warned = True
+            _LOG.warning("%s; the pass will be refused if no later record has it", self._absence())
+
+    def add(self, bucket: int, kept: Kept | None, first: int, last: int) -> None:
+        """Append rows `first` to `last` of a block to a shard."""
+        if kept is None:
+            return
+        import pyarrow as pa
+
+        failpoint("write")
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, kept.rows.schema) as stream:
+            stream.write_batch(kept.rows.slice(first, last - first))
+        payload = sink.getvalue()
+        self._files[bucket].write(payload)
+        self.sizes[bucket] += payload.size
+
+    def require_all(self) -> None:
+        """Refuse columns that no record has had (E-SOURCE-FIELD)."""
+        if self.absent:
+            raise SourceError(
+                "no record has a column that is to be kept",
+                where=self.source.reading.source,
+                found=", ".join(self.source.field_names()),
+                expected=", ".join(sorted(self.absent)),
+                do="correct columns of [attributes], or give this source its own",
+                code="E-SOURCE-FIELD",
+            )
+
+    def jobs(self, rel: str, shards: Mapping[int, list[Path]]) -> Iterator[ShardColumns]:
+        """The work of sealing: `rel` is the split below the data root, `shards` the paths of the
+        files of each shard."""
+        self.suspend()
+        if not self.sizes:
+            return
+        types = _final(self.source.reading.kept, self.types).serialize().to_pybytes()
+        for bucket, paths in shards.items():
+            name = shard_dir_name(bucket)
+            stems = tuple(path.stem for path in paths if path.suffix == ".idx")
+            directory = self.directory.parent / name
+            yield ShardColumns(self._path(bucket), directory, f"{rel}/{name}", stems, types)
+
+    def flush(self) -> list[int]:
+        """Hand all files to the system; return duplicate descriptors of them."""
+        files = [file for file in self._files.values() if not file.closed]
+        for file in files:
+            file.flush()
+        return [os.dup(file.fileno()) for file in files]
+
+    def suspend(self) -> None:
+        """Close the files and keep them."""
+        for file in self._files.values():
+            file.close()
+
+    def _path(self, bucket: int) -> Path:
+        return self.directory / f"{shard_dir_name(bucket)}.arrows"
+
+    def _absence(self) -> str:
+        names = ", ".join(sorted(self.absent))
+        return f"{self.source.reading.source}: no record so far has column {names}"
+
+
+def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
+    """Make the Parquet file of a shard; return what its manifest says of it."""
+    import pyarrow as pa
+
+    from nmoe_core.attributes.files import Documents, write_attribute
+
+    doc_ids, digests = [], []
+    for stem in job.stems:
+        rel = f"{job.rel}/{stem}.npy"
+        spans = IndexReader(job.directory / f"{stem}.idx").to_array().tolist()
+        doc_ids += [str(DocId(rel.split("/")[0], rel, *span)) for span in spans]
+        digests += [digest for _, digest in read_ids(job.directory / f"{stem}.ids.jsonl")]
+    types = pa.ipc.read_schema(pa.py_buffer(job.types))
+    batches = (as_types(rows, types) for rows in _rows(job.staged))
+    path, documents = job.directory / COLUMNS_NAME, Documents(doc_ids, digests)
+    digest = write_attribute(path, "columns", {}, documents, types, batches)
+    return {
+        "columns_path": COLUMNS_NAME,
+        "columns_checksum": seal_file(path),
+        "columns_digest": digest,
+    }
+
+
+def _final(names: tuple[str, ...], types: Any) -> Any:
+    """The types of all columns in their order; null for one without a value."""
+    import pyarrow as pa
+
+    known = {} if types is None else {field.name: field.type for field in types}
+    return pa.schema([(name, known.get(name, pa.null())) for name in names])
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    """The rows of streams that follow each other in a file."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) if path.stat().st_size else pa.BufferReader(b"") as file:
+        while file.tell() < file.size():
+            yield from pa.ipc.open_stream(file)
+
+
+def _open(path: Path, size_bytes: int) -> IO[bytes]:
+    found = path.stat().st_size if path.exists() else 0
+    if found < size_bytes:
+        raise FormatError(
+            "a half-written file is shorter than its journal says",
+            where=path,
+            found=f"{found} bytes",
+            expected=f"{size_bytes} bytes",
+            do="start over",
+            code="E-PREP-JOURNAL",
+        )
+    return open_at(path, size_bytes)
+
+
+def _read_types(text: str | None) -> Any:
+    import pyarrow as pa
+
+    return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
