@@ -45,7 +45,7 @@ def register(verbs: Any) -> None:
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits in any batch; slower"
     )
-    parser.add_argument("--tokenizer", default="o200k_harmony", help="for prompts that are text")
+    parser.add_argument("--tokenizer", help="for prompts that are text; default: the checkpoint's")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from nmoe_core.engine.devices import Shard
 
     shard = Shard.parse(arguments.shard)
-    prompts = Prompts(arguments.prompts, shard, arguments.tokenizer)
+    prompts = Prompts(arguments.prompts, shard, arguments.checkpoint, arguments.tokenizer)
     prompts.require_file()
     generator, settings = _generator(arguments, shard)
     started = time.perf_counter()

@@ -24,7 +24,8 @@ from nmoe_core.base.errors import ConfigError, FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
 from nmoe_core.base.jsonl import parse_object, read_lines
 from nmoe_core.base.result import Result
-from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.base.settings import TOKENIZER_FILES, TokenizerSettings
+from nmoe_core.text.models import model_tokenizer
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -72,12 +73,27 @@ class Prompts:
 
     path: Path
     shard: Shard
-    tokenizer_name: str
+    checkpoint: Path
+    tokenizer_name: str | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Loaded with the first use."""
-        return load_tokenizer(TokenizerSettings(self.tokenizer_name, needs_eos=False))
+        """The named one, else the checkpoint's own, loaded with the first use. Raises ConfigError
+        where the checkpoint has none."""
+        if self.tokenizer_name is not None:
+            return load_tokenizer(TokenizerSettings(self.tokenizer_name, needs_eos=False))
+        from nmoe_core.engine.weights.checkpoint import open_checkpoint
+
+        with open_checkpoint(self.checkpoint) as opened:
+            found = model_tokenizer(self.checkpoint, opened.config.vocab_size)
+        if found is None:
+            raise ConfigError(
+                "prompts are text, and the checkpoint has no tokenizer",
+                where=self.checkpoint,
+                expected=" or ".join(TOKENIZER_FILES),
+                do="add --tokenizer",
+            )
+        return load_tokenizer(found)
 
     def __iter__(self) -> Iterator[Prompt]:
         for line in read_lines(self.path, lambda number, why: self._bad(number - 1, why)):

@@ -13,10 +13,9 @@ import numpy as np
 
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import TOKENIZER_FILES, TokenizerSettings
+from nmoe_core.text.harmony import HARMONY, VOCAB_SIZE
 from nmoe_core.text.proof import probe_texts
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
-
-_HARMONY_ROWS = 201_088
 
 
 def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
@@ -25,7 +24,7 @@ def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
         for name in TOKENIZER_FILES:
             if (place / name).is_file():
                 return TokenizerSettings(str(place / name), needs_eos=False)
-    return TokenizerSettings() if num_rows == _HARMONY_ROWS else None
+    return HARMONY if num_rows == VOCAB_SIZE else None
 
 
 @dataclass(frozen=True, slots=True)

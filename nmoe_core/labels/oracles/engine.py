@@ -23,10 +23,10 @@ from nmoe_core.labels.oracles.harmony import (
     PROMPT_VERSION,
     STOP_IDS,
     TO_FINAL,
-    VOCAB_SIZE,
     JudgePrompt,
     read_answer,
 )
+from nmoe_core.text.harmony import VOCAB_SIZE
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import EngineOracleTable

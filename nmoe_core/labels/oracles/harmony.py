@@ -3,37 +3,38 @@
 The fixed part is rendered once by openai-harmony with a fixed date, so equal settings give equal
 prompts on any day. A document's own tokens are spliced in as plain text: it cannot spell a control
 token. Where a prompt is too long the document loses its end; the rubric and the opening of the
-answer stay whole. No network is needed: the vocabulary is the project's own (`ensure_vocabulary`).
+answer stay whole.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from nmoe_core.base.atomic import write_bytes
-from nmoe_core.base.errors import ConfigError, TokenizerError
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult
 from nmoe_core.labels.scores import read_scores
+from nmoe_core.text.harmony import (
+    ASSISTANT,
+    CALL,
+    CHANNEL,
+    END,
+    FINAL,
+    FIRST_SPECIAL,
+    HARMONY,
+    MESSAGE,
+    RETURN,
+    START,
+    encoding,
+)
 from nmoe_core.text.tokenizer import load_tokenizer
-from nmoe_core.text.vocabulary import CARRIED, cache_dir, ensure_vocabulary
-
-if TYPE_CHECKING:
-    from openai_harmony import HarmonyEncoding
 
 Reasoning = Literal["low", "none"]
-START, END, MESSAGE, CHANNEL = 200006, 200007, 200008, 200005
-RETURN, CALL = 200002, 200012
-FIRST_SPECIAL = 199998
-VOCAB_SIZE = 201088
 # Not `<|end|>`: it also ends the reasoning.
 STOP_IDS = frozenset({RETURN, CALL})
-_ASSISTANT, _FINAL = 173781, 17196
-OPEN_FINAL = (CHANNEL, _FINAL, MESSAGE)
-TO_FINAL = (END, START, _ASSISTANT, *OPEN_FINAL)
+OPEN_FINAL = (CHANNEL, FINAL, MESSAGE)
+TO_FINAL = (END, START, ASSISTANT, *OPEN_FINAL)
 # Prompt length for servers, which have a limit of their own.
 NO_LIMIT = 1 << 30
 CONVERSATION_DATE = "2025-06-01"
@@ -42,38 +43,6 @@ CONVERSATION_DATE = "2025-06-01"
 PROMPT_VERSION = "document-between-lines/1"
 DOCUMENT_HEAD = "Text:\n\n"
 DOCUMENT_TAIL = "\n\nEnd of the text. Output the JSON object only."
-_RANKS_NAME = "o200k_base.tiktoken"
-
-
-@functools.lru_cache(maxsize=1)
-def encoding() -> HarmonyEncoding:
-    """The Harmony encoding of gpt-oss, loaded offline, once in a process."""
-    try:
-        import openai_harmony
-    except ImportError as error:
-        raise TokenizerError(
-            "openai-harmony is not installed",
-            do="pip install 'nmoe-data[oracle]'",
-            code="E-TOKENIZER-ENGINE",
-        ) from error
-    # The library reads the directory of its vocabulary from the environment only.
-    if "TIKTOKEN_ENCODINGS_BASE" not in os.environ:
-        directory = cache_dir() / "harmony"
-        if not (directory / _RANKS_NAME).is_file():
-            ranks = ensure_vocabulary() / CARRIED["o200k_base"].file
-            write_bytes(directory / _RANKS_NAME, ranks.read_bytes())
-        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(directory)
-    name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
-    try:
-        return openai_harmony.load_harmony_encoding(name)
-    except openai_harmony.HarmonyError as error:
-        raise TokenizerError(
-            "openai-harmony cannot load its vocabulary",
-            where=os.environ["TIKTOKEN_ENCODINGS_BASE"],
-            found=str(error),
-            do=f"delete {_RANKS_NAME} there; it is made again",
-            code="E-TOKENIZER-VOCABULARY",
-        ) from error
 
 
 class JudgePrompt:
@@ -106,7 +75,7 @@ class JudgePrompt:
         """Tokens of the prompt about a document, and whether the document lost its end."""
         room = self.max_document_tokens
         # Not by the library's own encoder: a long run of one character takes it minutes.
-        ids = load_tokenizer().encode_long(text, room + 1).tolist()
+        ids = load_tokenizer(HARMONY).encode_long(text, room + 1).tolist()
         return [*self.prefix, *ids[:room], *self.suffix], len(ids) > room
 
 
@@ -170,7 +139,7 @@ def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, b
 def _after_final_marker(tokens: Sequence[int]) -> list[int]:
     """Tokens after the last header of a final channel; all of them where there is none."""
     for i in range(len(tokens) - 2, -1, -1):
-        if tokens[i] == CHANNEL and tokens[i + 1] == _FINAL:
+        if tokens[i] == CHANNEL and tokens[i + 1] == FINAL:
             return list(tokens[i + 2 :])
     return list(tokens)
 

@@ -200,6 +200,7 @@ X = {"id": "x"}
         ({"id": 3, "tokens": [1]}, "E-SOURCE-RECORD", "no id"),
         ({"id": "\ud800", "tokens": [1]}, "E-SOURCE-RECORD", "surrogate"),
         (X | {"text": "a\udc00"}, "E-SOURCE-RECORD", "surrogate"),
+        (X | {"text": "a"}, "E-CONFIG", "add --tokenizer"),
         (["--shard", "3/3"], "E-CONFIG-SHARD", ""),
         (["--shard", "1"], "E-CONFIG-SHARD", ""),
         (["--temperature", "-1"], "E-CONFIG-SAMPLING", ""),
@@ -275,3 +276,18 @@ def test_text_prompts_come_back_as_text(work: Work) -> None:
     for record, text in zip(_records(work.output), texts, strict=True):
         assert record["num_prompt_tokens"] == len(tokenizer.encode_batch([text]).ids)
         assert record["text"] == tokenizer.decode(record["tokens"])
+
+
+def test_text_prompts_are_read_by_the_tokenizer_beside_the_weights(work: Work) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    work.checkpoint = make_tiny_checkpoint(work.directory / "checkpoint", vocab_size=300, **SIZES)
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 3, "cat": 5, "?": 0}, "?"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    own.save(str(work.checkpoint / "tokenizer.json"))
+    work.write([{"id": "text", "text": "the cat cat"}])
+    work.complete()
+    tokens = _records(work.output)[0]["tokens"]
+    work.forget()
+    work.write([{"id": "ids", "tokens": [3, 5, 5]}])
+    work.complete()
+    assert _records(work.output)[0]["tokens"] == tokens

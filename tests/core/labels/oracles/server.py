@@ -13,9 +13,10 @@ from typing import Any
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult, Question
-from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL, encoding
+from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.text.harmony import encoding
 from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.quality import RUBRIC
 

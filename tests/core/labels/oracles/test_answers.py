@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from nmoe_core.labels.oracles import harmony
 from nmoe_core.labels.oracles.dialects import final_text
-from nmoe_core.labels.oracles.harmony import CALL, END, RETURN, encoding, read_answer
+from nmoe_core.labels.oracles.harmony import read_answer
 from nmoe_core.labels.scores import DIMENSIONS, read_scores
+from nmoe_core.text.harmony import CALL, END, RETURN, encoding
 from tests.core.labels.oracles.server import (
     ANALYSIS,
     FINAL,

@@ -13,7 +13,8 @@ from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles import engine, make_oracle
 from nmoe_core.labels.oracles.engine import EngineOracle, model_name
-from nmoe_core.labels.oracles.harmony import RETURN, STOP_IDS
+from nmoe_core.labels.oracles.harmony import STOP_IDS
+from nmoe_core.text.harmony import RETURN
 from tests.core.labels.oracles.server import ANALYSIS, FINAL, GOOD, NEXT, SCORES, tokens_of
 from tests.refusals import refused
 

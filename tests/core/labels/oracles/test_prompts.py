@@ -14,15 +14,10 @@ from pydantic import ValidationError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import Question
 from nmoe_core.labels.oracles import harmony
-from nmoe_core.labels.oracles.harmony import (
-    DOCUMENT_HEAD,
-    DOCUMENT_TAIL,
-    STOP_IDS,
-    JudgePrompt,
-    encoding,
-)
+from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL, STOP_IDS, JudgePrompt
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.text.harmony import FIRST_SPECIAL, encoding
 from tests.core.labels.oracles.server import (
     FINAL,
     GOOD,
@@ -101,7 +96,7 @@ def test_no_document_puts_a_control_token_into_a_prompt(text: str) -> None:
     made = JudgePrompt(Rubric.load(RUBRIC), 1024)
     tokens, _ = made.prompt(text)
     document = tokens[len(made.prefix) : len(tokens) - len(made.suffix)]
-    assert all(token < harmony.FIRST_SPECIAL for token in document)
+    assert all(token < FIRST_SPECIAL for token in document)
     assert len(tokens) <= 1024
 
 
@@ -132,7 +127,7 @@ def test_the_version_is_of_prompt_and_decoding(server: JudgeServer, rubric: Rubr
 
 def test_the_vocabulary_needs_no_network(tmp_path: Path) -> None:
     code = (
-        "from nmoe_core.labels.oracles.harmony import encoding; "
+        "from nmoe_core.text.harmony import encoding; "
         "print(encoding().encode('hello world', disallowed_special=()))"
     )
     keys = ("TIKTOKEN_CACHE_DIR", "TIKTOKEN_ENCODINGS_BASE")
