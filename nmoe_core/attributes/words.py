@@ -1,0 +1,112 @@
+"""Words of texts as 64-bit hashes: what near duplicates and contamination compare.
+
+A word is a run of letters, marks, digits and `_`; every CJK, kana, Hangul and Thai character is a
+word of its own. Case counts as little as punctuation and spacing. Lower case and classes of code
+points are a table in this package (Unicode 15.1), so that a hash never depends on Python's version.
+About 150 MB/s on one core.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+WORD, ALONE, UNSPACED, SPACE, ALPHA, UPPER, DIGIT = (1 << bit for bit in range(7))
+_CODE_BITS = 21
+_CODE_MASK = (1 << _CODE_BITS) - 1
+_WORD, _ALONE = WORD << _CODE_BITS, ALONE << _CODE_BITS
+_SEED, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+_MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_HALF = np.uint64(33)
+
+
+class Words(NamedTuple):
+    """Hashes of all words of some texts."""
+
+    hashes: np.ndarray
+    """uint64 `[num_words]`."""
+    bounds: np.ndarray
+    """int64 `[num_texts + 1]`: words of text `i` are `bounds[i]` to `bounds[i + 1]`."""
+
+
+def words(texts: pa.Array) -> Words:
+    """Hash the words of each text."""
+    payload, offsets = utf8(texts)
+    hashes = np.empty(len(payload), np.uint64)  # as many as words at most; untouched pages are free
+    bounds = np.zeros(len(offsets), np.int64)
+    _hash_words(payload, offsets, code_points(), hashes, bounds)
+    return Words(hashes[: bounds[-1]], bounds)
+
+
+def utf8(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of all texts, uint8, and where each begins and ends, int64 `[num_texts + 1]`."""
+    texts = texts.cast(pa.large_string())
+    _, offsets, payload = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(payload, np.uint8) if payload and payload.size else np.empty(0, np.uint8)
+    return data[bounds[0] : bounds[-1]], bounds - bounds[0]
+
+
+@cache
+def code_points() -> np.ndarray:
+    """Lower case of each code point in the low 21 bits, its class above them: uint32."""
+    with np.load(Path(__file__).with_name("unicode.npz")) as table:
+        lower = np.arange(len(table["shift"])) + table["shift"]
+        bits = table["bits"].astype(np.uint32)
+    return (bits << _CODE_BITS | lower.astype(np.uint32)).astype(np.uint32)
+
+
+@njit(cache=True, inline="always")
+def decode(payload, i):
+    """The code point at a byte, and the byte after it; the bytes are valid UTF-8."""
+    first = np.uint32(payload[i])
+    if first < 0x80:
+        return first, i + 1
+    second = np.uint32(payload[i + 1] & 0x3F)
+    if first < 0xE0:
+        return (first & 0x1F) << 6 | second, i + 2
+    third = np.uint32(payload[i + 2] & 0x3F)
+    if first < 0xF0:
+        return (first & 0x0F) << 12 | second << 6 | third, i + 3
+    fourth = np.uint32(payload[i + 3] & 0x3F)
+    return (first & 0x07) << 18 | second << 12 | third << 6 | fourth, i + 4
+
+
+@njit(cache=True, inline="always")
+def mix(h):
+    """All bits of a uint64 depend on all (MurmurHash3's last step)."""
+    h = (h ^ (h >> _HALF)) * _MIX_1
+    h = (h ^ (h >> _HALF)) * _MIX_2
+    return h ^ (h >> _HALF)
+
+
+@njit(cache=True)
+def _hash_words(payload, offsets, table, hashes, bounds):
+    """FNV-1a over lower-case code points, mixed at the end of each word."""
+    count = 0
+    for text in range(len(offsets) - 1):
+        i, end = offsets[text], offsets[text + 1]
+        h, is_open = _SEED, False
+        while i < end:
+            code, i = decode(payload, i)
+            entry = table[code]
+            if entry & _WORD:
+                if entry & _ALONE and is_open:
+                    hashes[count] = mix(h)
+                    count += 1
+                    h = _SEED
+                h = (h ^ np.uint64(entry & _CODE_MASK)) * _PRIME
+                is_open = True
+                if not entry & _ALONE:
+                    continue
+            if is_open:
+                hashes[count] = mix(h)
+                count += 1
+                h, is_open = _SEED, False
+        if is_open:
+            hashes[count] = mix(h)
+            count += 1
+        bounds[text + 1] = count

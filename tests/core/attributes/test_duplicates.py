@@ -1,0 +1,151 @@
+"""Exact and near duplicates: against plain definitions, and over additions and deletions."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Mapping
+from unicodedata import ucd_3_2_0
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from nmoe_core.attributes.duplicates import Shard, resolve
+from nmoe_core.attributes.minhash import jaccard, signatures, unpack
+from nmoe_core.attributes.words import words
+from tests.core.attributes import naive
+
+SOURCES = ("books", "law", "web")
+SENTENCES = (
+    "the quick brown fox jumps over the lazy dog near the river bank while it rains",
+    "Das Gesetz tritt am Tage nach der Verkündung in Kraft, soweit nichts anderes gilt.",
+    "床前明月光，疑是地上霜。举头望明月，低头思故乡。",
+    "def main() -> None: print('hello world', file=sys.stderr); return None  # done",
+)
+
+
+def shard(source: str, documents: Iterable[tuple[str, str]]) -> Shard:
+    """A shard of (ingest id, text)."""
+    ids, texts = zip(*documents) if documents else ((), ())
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    return Shard(
+        source,
+        pa.array(ids, pa.string()),
+        pa.array(digests, pa.binary(32)),
+        signatures(pa.array(texts, pa.large_string())),
+    )
+
+
+def similarity(first: str, second: str) -> tuple[bool, float]:
+    """Whether two texts are compared, and their estimated similarity."""
+    found = unpack(signatures(pa.array([first, second], pa.large_string())))
+    is_shared = (found.keys[0] == found.keys[1]).any() and found.keys[0].any()
+    return bool(is_shared), float(jaccard((found.sketch[0] == found.sketch[1]).sum()))
+
+
+def edited(text: str, share: float, rng: random.Random, unit: str = " ") -> str:
+    """A text with this share of its words, or of its characters, replaced."""
+    parts = text.split(" ") if unit else list(text)
+    for i in rng.sample(range(len(parts)), round(share * len(parts))):
+        parts[i] = "changed" if unit else chr(rng.randrange(0x4E00, 0x9FFF))
+    return unit.join(parts)
+
+
+def some_text(rng: random.Random) -> str:
+    """30 words with some of both ends replaced: pairs have similarities of all sizes."""
+    parts = [f"w{i}" for i in range(30)]
+    head, tail = rng.randrange(8), rng.randrange(8)
+    text = " ".join(["head"] * head + parts[head : len(parts) - tail] + ["tail"] * tail)
+    return rng.choice([text] * 20 + [text + "!", "", "...", "two words", "Two words."])
+
+
+# The table is of one version of Unicode, this Python of another: they agree on old characters.
+_OLD = st.characters(exclude_categories=["Cs"]).filter(
+    lambda char: ucd_3_2_0.category(char) != "Cn"
+)
+
+
+@given(st.text(_OLD), st.sampled_from(SENTENCES))
+def test_words_are_those_of_the_plain_definition(text: str, sentence: str) -> None:
+    texts = [text, "", sentence + text]
+    found = words(pa.array(texts, pa.large_string()))
+    expected = [[naive.word_hash(word) for word in naive.words(text)] for text in texts]
+    assert found.hashes.tolist() == [h for hashes in expected for h in hashes]
+    assert np.diff(found.bounds).tolist() == [len(hashes) for hashes in expected]
+
+
+@pytest.mark.parametrize("text", [*SENTENCES, "one", "", "?"])
+def test_a_signature_holds_the_least_hashes_of_shingles(text: str) -> None:
+    sketch = unpack(signatures(pa.array([text], pa.large_string()))).sketch[0]
+    least = naive.least_hashes(text) or [0] * 112
+    assert sketch.tolist() == naive.sketch(least)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_kept_follows_from_the_set_after_any_additions_and_deletions(seed: int) -> None:
+    rng = random.Random(seed)
+    priority = rng.sample(SOURCES, len(SOURCES))
+    documents: dict[tuple[str, str], str] = {}
+    for _ in range(200):
+        if rng.random() < 0.2 and documents:
+            del documents[rng.choice(sorted(documents))]
+        else:
+            documents[rng.choice(SOURCES), str(rng.randrange(100))] = some_text(rng)
+    shards = _shards(documents, rng.randrange(1, 4))
+    found = {}
+    for part, table in zip(shards, resolve(shards, priority)):
+        for name, row in zip(part.ingest_ids.to_pylist(), table.to_pylist()):
+            found[f"{part.source}//{name}"] = tuple(row.values())
+    ranked = [(priority.index(source), name, text) for (source, name), text in documents.items()]
+    expected = dict.fromkeys(found, (True, None, None, None))
+    for (rank, name), ((of_rank, of_name), near) in naive.survivors(ranked).items():
+        of = f"{priority[of_rank]}//{of_name}"
+        expected[f"{priority[rank]}//{name}"] = (
+            (False, of, None, None) if near is None else (False, None, of, np.float32(near))
+        )
+    assert found == expected
+
+
+def _shards(documents: Mapping[tuple[str, str], str], num_shards: int) -> list[Shard]:
+    rows: dict[tuple[str, int], list] = {
+        (name, i): [] for name in SOURCES for i in range(num_shards)
+    }
+    for (source, name), text in documents.items():
+        rows[source, int(name) % num_shards].append((name, text))
+    return [shard(source, found) for (source, _), found in rows.items()]
+
+
+def test_copies_of_a_deleted_survivor_come_back() -> None:
+    copies = [("a", SENTENCES[0]), ("b", SENTENCES[0] + "!")]
+    assert resolve([shard("web", copies)])[0]["near_of"].to_pylist() == [None, "web//a"]
+    assert resolve([shard("web", copies[1:])])[0]["is_survivor"].to_pylist() == [True]
+
+
+def test_a_document_is_dropped_only_for_a_kept_one_that_is_near() -> None:
+    rng = random.Random(0)
+    chain = [" ".join(str(rng.random()) for _ in range(300))]
+    while similarity(chain[0], chain[-1])[1] > 0.3:
+        chain.append(edited(chain[-1], 0.01, rng))
+    [table] = resolve([shard("web", [(f"{i:03}", text) for i, text in enumerate(chain)])])
+    assert 2 < sum(table["is_survivor"].to_pylist()) < len(chain)
+    for i, name in enumerate(table["near_of"].to_pylist()):
+        if name:
+            assert similarity(chain[i], chain[int(name.removeprefix("web//"))])[1] >= 0.7
+
+
+@pytest.mark.parametrize(("share", "recall"), [(0.005, 0.98), (0.015, 0.9)])
+def test_chinese_with_edited_characters_is_found(share: float, recall: float) -> None:
+    rng = random.Random(1)
+    texts = ["".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(400)) for _ in range(100)]
+    pairs = [similarity(text, edited(text, share, rng, unit="")) for text in texts]
+    assert sum(is_shared and near >= 0.7 for is_shared, near in pairs) >= 100 * recall
+
+
+def test_slices_and_batches_give_the_signatures_of_the_whole() -> None:
+    texts = pa.array(SENTENCES * 50_000, pa.large_string())
+    whole = signatures(texts)
+    assert whole.slice(100_001, 20).equals(signatures(texts.slice(100_001, 20)))
+    assert whole.slice(199_996).equals(signatures(pa.array(SENTENCES, pa.large_string())))
