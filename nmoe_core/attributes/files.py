@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nmoe_core.base.atomic import atomic_file
@@ -76,14 +77,10 @@ def write_attribute(
     ):
         for rows in _row_groups(schema, batches):
             last = first + rows.num_rows
-            keys = [
-                pa.array(documents.doc_ids[first:last], pa.string()),
-                pa.array(map(bytes.fromhex, documents.text_sha256[first:last]), pa.binary(32)),
-            ]
-            if len(keys[0]) != rows.num_rows:
+            part = Documents(*(ids[first:last] for ids in documents))
+            if len(part.doc_ids) != rows.num_rows:
                 break  # more rows than documents
-            columns = [*keys, *(column.combine_chunks() for column in rows.columns)]
-            table = pa.Table.from_arrays(columns, schema=whole)
+            table = with_keys(part, rows.cast(schema))
             for column in table.columns:
                 _update(digest, column.combine_chunks())
             writer.write_table(table, row_group_size=ROWS)
@@ -130,6 +127,23 @@ def read_attribute(path: Path, columns: Sequence[str] | None = None) -> pa.Table
         return pq.ParquetFile(path).read(names, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise _not_ours(path, " ".join(str(error).split())[:200]) from None
+
+
+def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:
+    """Rows with the columns that every attribute file has."""
+    keys = [
+        pa.array(documents.doc_ids, pa.string()),
+        pa.array(map(bytes.fromhex, documents.text_sha256), pa.binary(32)),
+    ]
+    return pa.Table.from_arrays(
+        [*keys, *rows.columns], schema=pa.schema([*_KEY_FIELDS, *rows.schema])
+    )
+
+
+def positions(values: pa.Array, among: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Where each value first stands among others; null where it does not."""
+    options = pc.SetLookupOptions(value_set=among)
+    return pc.call_function("index_in", [values], options)
 
 
 def rows_digest(table: pa.Table) -> str:

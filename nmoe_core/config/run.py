@@ -21,7 +21,7 @@ from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES, TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
-from nmoe_core.config.attributes import AttributesTable
+from nmoe_core.config.attributes import AttributesTable, ContaminationTable, DuplicatesTable
 from nmoe_core.config.quality import (
     BackboneTable,
     CalibrationTable,
@@ -51,6 +51,8 @@ class RunConfig(StrictModel):
 
     prep: PrepTable = PrepTable()
     attributes: AttributesTable = AttributesTable()
+    contamination: ContaminationTable = ContaminationTable()
+    duplicates: DuplicatesTable = DuplicatesTable()
     compute: ComputeTable = ComputeTable()
     oracle: OracleTable = OracleTable()
     backbone: BackboneTable = BackboneTable()

@@ -52,6 +52,7 @@ class Tree:
     calibration: Path
     quality: Path
     topics: Path
+    attributes: Path
     curated: Path
     plan: Path
     checkpoint: Path
@@ -65,7 +66,8 @@ class Tree:
     @classmethod
     def below(cls, root: Path, **moved: Path) -> Tree:
         """The tree of a run whose files all lie below `root`, but for those that are `moved`."""
-        names = ["data", "slices", "labels", "heads", "calibration", "quality", "topics", "curated"]
+        names = ["data", "slices", "labels", "heads", "calibration", "quality", "topics"]
+        names += ["attributes", "curated"]
         places = {name: root / name for name in names}
         places |= {"plan": root / "mixture" / "loader_plan.json", "checkpoint": root / "backbone"}
         return cls(root=root, **places | moved)
@@ -147,6 +149,10 @@ class ShardPaths:
     def graded(self) -> Path:
         """Directory of its scores and their summary."""
         return self.tree.quality / self.source / self.name
+
+    def attribute(self, name: str) -> Path:
+        """Its rows of an attribute: `attributes/{source}/shard_NNNN/{name}.parquet`."""
+        return self.tree.attributes / self.source / self.name / f"{name}.parquet"
 
     @property
     def with_topics(self) -> Path:

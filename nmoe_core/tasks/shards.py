@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any
 
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks import curate, hydra
+from nmoe_core.tasks import attributes, curate, hydra
 
-ShardTask = Literal["grade", "topics", "curate"]
-_TASKS: dict[ShardTask, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
+ShardTask = str
+"""`grade`, `topics`, `curate`, or `attributes/` and the name of an attribute."""
+_TASKS: dict[str, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
     "grade": hydra.grade_shards,
     "topics": curate.assign_shard_topics,
     "curate": curate.curate_shards,
@@ -65,6 +66,38 @@ def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Res
     }
 
 
+def attribute_sources(
+    run: Run, only: Sequence[str] | None = None, sources: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Make the files of attributes, by default of all, for sources, by default all: facts of each
+    attribute and source. Raises as the first shard that fails, after all others are made."""
+    rows = []
+    for name in attributes.chosen_attributes(run, only):
+        for source in ["all"] if name == "duplicates" else chosen_sources(run, sources):
+            started = time.perf_counter()
+            if name == "duplicates":
+                facts = dict(attributes.make_duplicates(run).facts)
+            else:
+                done = outputs_of(run, f"attributes/{name}", source)
+                every = [result.facts for result in done.values()]
+                keys = ("documents", "computed", "changed", "bytes")
+                facts = {key: sum(one.get(key, 0) for one in every) for key in keys}
+                facts |= {"shards": len(done), "shards_written": facts["changed"]}
+            rows.append(
+                {
+                    "attribute": name,
+                    "source": source,
+                    "documents": facts["documents"],
+                    "computed": facts.get("computed", facts["documents"]),
+                    "shards": facts["shards"],
+                    "written": facts["shards_written"],
+                    "MB": round(facts.get("bytes", 0) / 1e6, 1),
+                    "seconds": round(time.perf_counter() - started, 1),
+                }
+            )
+    return rows
+
+
 def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
     """The named sources of a run in its order, by default all; ConfigError where it has none
     such."""
@@ -91,7 +124,9 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
 
 def _shard(run: Run, task: ShardTask, source: str, key: str) -> Attempt:
     bucket = int(key)
-    done = attempt(key, lambda key: _TASKS[task](run, source, [bucket])[bucket])
+    room, _, name = task.partition("/")
+    work = partial(attributes.make_attributes, name) if room == "attributes" else _TASKS[task]
+    done = attempt(key, lambda key: work(run, source, [bucket])[bucket])
     if done.result is not None:
         documents = done.result.facts.get("documents", 0)
         _log.info("%s %s/%s: %d documents in %.1f s", task, source, key, documents, done.seconds)

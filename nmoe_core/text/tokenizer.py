@@ -64,6 +64,11 @@ class Tokenizer:
         self.engine = "reference" if self._fast is None else self._fast.name
         self._since, self._spent, self._batches = time.process_time(), _LOAD_S, 0
 
+    @property
+    def reference(self) -> Reference:
+        """The library's own form of it."""
+        return self._reference
+
     def encode_batch(
         self, texts: Sequence[str], payloads: Sequence[bytes] | None = None
     ) -> Encoded:

@@ -1,0 +1,176 @@
+"""One attribute of documents, and its file for one shard.
+
+The rows of a document depend on its text alone. So a file that was made with the same code and
+settings gives the rows of the texts that it has, and only new and changed texts are looked at.
+Memory: a batch of 4 M tokens, and the rows of one shard.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from loader.files.format import Manifest, load_manifest
+from nmoe_core.attributes.files import (
+    Documents,
+    Footer,
+    positions,
+    read_attribute,
+    read_footer,
+    write_attribute,
+)
+from nmoe_core.base.atomic import replacing
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.base.result import Result
+from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.shards.documents import ShardFile, shard_files
+from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.text.documents import decode_documents
+from nmoe_core.text.tokenizer import load_tokenizer
+
+_BATCH_TOKENS = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """What is recorded of a document's text; pickles.
+
+    Attributes:
+        name: Of the attribute and its files.
+        schema: Of its columns.
+        made_with: Fingerprints of code and settings.
+        compute: Takes the texts of documents, gives their rows.
+    """
+
+    name: str
+    schema: pa.Schema
+    made_with: Fingerprints
+    compute: Callable[[pa.LargeStringArray], pa.Table]
+
+
+class ShardDocuments(NamedTuple):
+    """The documents of a committed shard."""
+
+    manifest: Manifest
+    files: list[ShardFile]
+    documents: Documents
+    ingest_ids: list[str]
+
+
+def open_shard_documents(shard: ShardPaths) -> ShardDocuments:
+    """Ids and files of a shard. Raises FormatError: it is missing or broken; or it has no hashes of
+    texts, as trees of other tools (E-SHARD-IDS)."""
+    manifest = load_manifest(shard.manifest)
+    files = shard_files(shard.tree.data, manifest)
+    ids = [pair for file in files for pair in file.ids()]
+    if ids and not ids[0][1]:
+        raise FormatError(
+            "the shard has no hashes of texts, which attributes go by",
+            where=shard.manifest,
+            do="prepare the source with `nmoe prep`",
+            code="E-SHARD-IDS",
+        )
+    doc_ids = [doc_id for file in files for doc_id in file.doc_ids()]
+    documents = Documents(doc_ids, [digest for _, digest in ids])
+    return ShardDocuments(manifest, files, documents, [ingest_id for ingest_id, _ in ids])
+
+
+def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSettings) -> Result:
+    """Make the file of a shard; a current one is left alone.
+
+    Raises:
+        FormatError: The shard is missing or broken, or has no hashes of texts.
+        LockedError: Another process is making this file.
+    """
+    path, manifest = shard.attribute(attribute.name), load_manifest(shard.manifest)
+    made_from = {"documents": documents_digest(manifest), **attribute.made_with}
+    with replacing(path):
+        old, computed = _footer(path), 0
+        if old is None or old.fingerprints != made_from:
+            opened = open_shard_documents(shard)
+            known = _known(path, old, attribute)
+            rows = _Rows(attribute, chosen, known)
+            write_attribute(
+                path,
+                attribute.name,
+                made_from,
+                opened.documents,
+                attribute.schema,
+                rows.batches(opened),
+            )
+            computed = rows.num_computed
+    return made(path, changed=old is None or old.fingerprints != made_from, computed=computed)
+
+
+def made(path: Path, **facts: int) -> Result:
+    """The result of a file that is there; what changed is told by its rows, not by what it was made
+    from."""
+    footer = read_footer(path)
+    found = {"documents": footer.num_rows, "bytes": path.stat().st_size, **facts}
+    return Result(footer.digest, {**found, "path": str(path)})
+
+
+class _Rows:
+    """Rows of documents: those of texts that are known, and new ones, which it counts."""
+
+    def __init__(
+        self, attribute: Attribute, chosen: TokenizerSettings, known: pa.Table | None
+    ) -> None:
+        self.attribute, self.known, self.num_computed = attribute, known, 0
+        self.tokenizer = load_tokenizer(chosen)
+
+    def batches(self, opened: ShardDocuments) -> Iterator[pa.RecordBatch]:
+        first = 0
+        for file in opened.files:
+            for spans in _cut(file.spans):
+                digests = opened.documents.text_sha256[first : first + len(spans)]
+                first += len(spans)
+                yield from self._rows(file, spans, digests).to_batches()
+
+    def _rows(self, file: ShardFile, spans: np.ndarray, digests: Sequence[str]) -> pa.Table:
+        names = self.attribute.schema.names
+        places = pa.nulls(len(spans), pa.int32())
+        if self.known is not None:
+            hashes = pa.array(map(bytes.fromhex, digests), pa.binary(32))
+            places = positions(hashes, self.known.column("text_sha256"))
+        is_new = places.is_null().to_numpy(zero_copy_only=False)
+        self.num_computed += int(is_new.sum())
+        parts, order = [], np.empty(len(spans), np.int64)
+        if is_new.any():
+            texts = decode_documents(self.tokenizer, file.tokens, spans[is_new])
+            parts.append(self.attribute.compute(texts).select(names).cast(self.attribute.schema))
+            order[is_new] = np.arange(len(texts))
+        if self.known is not None and not is_new.all():
+            parts.append(self.known.select(names).take(places.drop_null()))
+            order[~is_new] = int(is_new.sum()) + np.arange(len(parts[-1]))
+        return pa.concat_tables(parts).take(order) if len(parts) > 1 else parts[0]
+
+
+def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | None:
+    """The rows of an earlier file that the same code and settings made."""
+    if old is None:
+        return None
+    made_with = {k: v for k, v in old.fingerprints.items() if k != "documents"}
+    return read_attribute(path) if made_with == attribute.made_with else None
+
+
+def _footer(path: Path) -> Footer | None:
+    try:
+        return read_footer(path)
+    except FormatError:  # none, or one that is damaged, which is made again
+        return None
+
+
+def _cut(spans: np.ndarray) -> Iterator[np.ndarray]:
+    """Spans in runs of about as many tokens as a batch has; a longer document goes alone."""
+    first = 0
+    while first < len(spans):
+        end = int(spans[first, 0]) + _BATCH_TOKENS
+        last = max(first + 1, int(np.searchsorted(spans[:, 1], end, side="right")))
+        yield spans[first:last]
+        first = last

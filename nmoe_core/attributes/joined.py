@@ -1,0 +1,108 @@
+"""A user's own attribute: Parquet files with `doc_id` or `text_sha256`, joined to the shards.
+
+Hashes are 32 bytes, or 64 hexadecimal digits. A document without a row has nulls; a key with two
+rows that differ is refused. Memory: the files.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loader.files.format import load_manifest
+from nmoe_core.attributes.attribute import made, open_shard_documents
+from nmoe_core.attributes.files import is_attribute_current, positions, write_attribute
+from nmoe_core.base.atomic import replacing
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import local_digest, sha256_json
+from nmoe_core.base.result import Result
+from nmoe_core.config.attributes import KEYS
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.shards.manifest import documents_digest
+
+JOIN_CODE = "join/1"
+
+
+def join_attribute(shard: ShardPaths, name: str, paths: Sequence[Path]) -> Result:
+    """Make the file of a shard from the rows of these files; a current one is left alone.
+
+    Raises:
+        FormatError: A file cannot be read, has neither key, or two rows of one key
+            (E-ATTRIBUTE-JOIN).
+        LockedError: Another process is making this file.
+    """
+    path, manifest = shard.attribute(name), load_manifest(shard.manifest)
+    made_from = {
+        "documents": documents_digest(manifest),
+        "code": JOIN_CODE,
+        "files": sha256_json([local_digest(file) for file in paths]),
+    }
+    with replacing(path):
+        changed = not is_attribute_current(path, made_from)
+        if changed:
+            key, rows = _read(name, paths)
+            documents = open_shard_documents(shard).documents
+            wanted = pa.array(documents.doc_ids, pa.string())
+            if key == "text_sha256":
+                wanted = pa.array(map(bytes.fromhex, documents.text_sha256), pa.binary(32))
+            places = positions(wanted, rows.column(key))
+            own = rows.drop_columns([n for n in KEYS if n in rows.column_names]).take(places)
+            batches = own.combine_chunks().to_batches()
+            write_attribute(path, name, made_from, documents, own.schema, batches)
+    return made(path, changed=changed)
+
+
+def _read(name: str, paths: Sequence[Path]) -> tuple[str, pa.Table]:
+    try:
+        tables = [pq.ParquetFile(path).read(use_threads=False) for path in paths]
+        table = pa.concat_tables(tables, promote_options="default").replace_schema_metadata()
+    except (pa.ArrowException, OSError) as error:
+        raise _refuse(name, paths, " ".join(str(error).split())[:200], "Parquet") from None
+    key = next((key for key in KEYS if key in table.column_names), None)
+    if key is None or table.num_columns < 2 or len(set(table.column_names)) < table.num_columns:
+        expected = f"{' or '.join(KEYS)}, and columns with names of their own"
+        raise _refuse(name, paths, ", ".join(table.column_names), expected)
+    keys = table.column(key).combine_chunks()
+    if key == "text_sha256" and not pa.types.is_fixed_size_binary(keys.type):
+        keys = _from_hex(name, paths, keys)
+    try:
+        keys = keys.cast(pa.string() if key == "doc_id" else pa.binary(32))
+    except pa.ArrowException:
+        raise _refuse(name, paths, f"{key} of type {keys.type}", "text, or 32 bytes") from None
+    table = _without_repeats(table.set_column(table.column_names.index(key), key, keys))
+    keys = table.column(key).combine_chunks()
+    values, counts = keys.value_counts().flatten()
+    twice = values.filter(pa.array(counts.to_numpy() > 1))
+    if len(twice) or keys.null_count:
+        value = twice[0].as_py() if len(twice) else None
+        found = f"{value.hex() if isinstance(value, bytes) else value} {'twice' if value else ''}"
+        raise _refuse(name, paths, found.strip(), f"each {key} once")
+    return key, table
+
+
+def _without_repeats(table: pa.Table) -> pa.Table:
+    """The table with one of equal rows, where its types can be compared."""
+    try:
+        return pa.TableGroupBy(table, table.column_names, use_threads=False).aggregate([])
+    except pa.ArrowNotImplementedError:  # lists
+        return table
+
+
+def _from_hex(name: str, paths: Sequence[Path], keys: pa.Array) -> pa.Array:
+    try:
+        return pa.array([bytes.fromhex(text) for text in keys.to_pylist()], pa.binary(32))
+    except (ValueError, TypeError, pa.ArrowException):
+        found = f"text_sha256 of type {keys.type}"
+        raise _refuse(name, paths, found, "32 bytes, or 64 hexadecimal digits") from None
+
+
+def _refuse(name: str, paths: Sequence[Path], found: str, expected: str) -> FormatError:
+    return FormatError(
+        f"the files of attribute {name} cannot be joined",
+        where=", ".join(map(str, paths[:3])),
+        found=found,
+        expected=expected,
+        do="correct the files, or attributes.files",
+        code="E-ATTRIBUTE-JOIN",
+    )

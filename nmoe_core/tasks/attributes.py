@@ -1,0 +1,112 @@
+"""Tasks of attributes: which a run records, and the file of each for each shard."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import Fingerprints, sha256_json
+from nmoe_core.base.result import Result
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.sources.paths import find_files
+
+if TYPE_CHECKING:
+    from nmoe_core.attributes.attribute import Attribute
+
+# Module and function of each attribute of a text.
+_OF_TEXTS = {
+    "signals": ("signals", "signals"),
+    "language": ("language", "language"),
+    "pii": ("pii", "pii"),
+    "contamination": ("contamination", "contamination"),
+    "signatures": ("minhash", "signatures"),
+}
+
+
+def attribute_names(run: Run) -> list[str]:
+    """The attributes that the run records, in the order in which they are made."""
+    table = run.config.attributes
+    used = [name for name in table.use if name != "duplicates"]
+    both = ["signatures", "duplicates"] if "duplicates" in table.use else []
+    return [*dict.fromkeys(used), *both, *table.files]
+
+
+def shard_attribute_names(run: Run) -> list[str]:
+    """Those of them that are made shard by shard."""
+    return [name for name in attribute_names(run) if name != "duplicates"]
+
+
+def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
+    """The named attributes of a run in its order, by default all. Raises ConfigError: it records
+    none, or none of that name."""
+    known = attribute_names(run)
+    unknown = sorted(set(only or ()) - set(known))
+    if unknown or not known:
+        raise ConfigError(
+            "no such attribute" if unknown else "the run records no attribute",
+            where=run.path,
+            found=", ".join(unknown) or None,
+            expected=f"of {', '.join(known)}" if known else None,
+            do="name it in [attributes] use, or give its files in attributes.files",
+        )
+    return [name for name in known if only is None or name in only]
+
+
+def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
+    """Make the files of an attribute for shards of a source; current ones are left alone. Raises as
+    `make_attribute` and `join_attribute`, and as `open_attribute`."""
+    from nmoe_core.attributes.attribute import make_attribute
+    from nmoe_core.attributes.joined import join_attribute
+
+    shards = {bucket: run.tree.shard(source, bucket) for bucket in sorted(buckets)}
+    if (pattern := run.config.attributes.files.get(name)) is not None:
+        paths = [Path(file.path) for file in find_files([pattern], run.base)]
+        return {bucket: join_attribute(shard, name, paths) for bucket, shard in shards.items()}
+    attribute = open_attribute(run, name)
+    return {b: make_attribute(shard, attribute, run.tokenizer) for b, shard in shards.items()}
+
+
+def open_attribute(run: Run, name: str) -> Attribute:
+    """An attribute of texts. Raises ConfigError: a package that it needs is not installed."""
+    from nmoe_core.attributes.attribute import Attribute
+
+    module_name, function = _OF_TEXTS[name]
+    module = _import(module_name)
+    made_with: Fingerprints = {"code": f"{name}/{module.VERSION}"}
+    compute: Any = getattr(module, function)
+    return Attribute(name, module.SCHEMA, made_with, compute)
+
+
+def make_duplicates(run: Run, sources: Sequence[str] | None = None) -> Result:
+    """Find the copies among all documents of the run by their signatures; only the files of shards
+    whose rows changed are written. Raises FormatError: a shard has no current signatures."""
+    from nmoe_core.attributes.shared import Corpus, write_changed
+
+    module, table = _import("duplicates"), run.config.duplicates
+    names = [source.name for source in run_sources(run)] if sources is None else list(sources)
+    shards = [s for name in names for s in run.tree.shards(name, run.config.prep.num_shards)]
+    corpus = Corpus.open(shards, "signatures")
+    settings = [list(table.priority), table.jaccard]
+    made_with = {"code": f"duplicates/{module.VERSION}", "settings": sha256_json(settings)}
+
+    def resolve() -> list[Any]:
+        found = [module.Shard(*shard) for shard in corpus.read()]
+        return module.resolve(found, table.priority, table.jaccard)
+
+    return write_changed(run.tree, "duplicates", corpus, made_with, resolve)
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(f"nmoe_core.attributes.{name}")
+    except ImportError as error:
+        raise ConfigError(
+            f"attributes need the package `{error.name}`",
+            where=f"attribute {name}",
+            do="pip install 'nmoe-data[attributes]'",
+            code="E-CONFIG-EXTRA",
+        ) from error

@@ -1,0 +1,49 @@
+"""The texts of many documents at once, as an Arrow array.
+
+Of an encoding, the bytes of all tokens of a batch are taken out of one table in a single call, many
+times as fast as decoding document by document, as other tokenizers do here.
+"""
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nmoe_core.text.reference import TiktokenReference
+from nmoe_core.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def decode_documents(
+    tokenizer: Tokenizer, tokens: np.ndarray, spans: np.ndarray
+) -> "pa.LargeStringArray":
+    """The texts of documents: `tokens` of a shard file, `spans` int64 `[documents, 2]`, each with
+    its EOS, perhaps with its BOS. A document that was cut inside a character ends with U+FFFD."""
+    import pyarrow as pa
+
+    inner = [tokens[start : end - 1] for start, end in spans.tolist()]
+    if not isinstance(tokenizer.reference, TiktokenReference) or tokenizer.bos_token_id is not None:
+        return pa.array(map(tokenizer.decode, inner), pa.large_string())
+    ids = np.concatenate([np.empty(0, tokens.dtype), *inner])
+    _, places, payload = _table(tokenizer.reference).take(pa.array(ids)).buffers()
+    lasts = np.cumsum([0, *map(len, inner)], dtype=np.int64)
+    offsets = pa.py_buffer(np.frombuffer(places, np.int64)[lasts])
+    texts = pa.Array.from_buffers(pa.large_binary(), len(inner), [None, offsets, payload])
+    try:
+        return texts.cast(pa.large_string())  # which reads every byte for it
+    except pa.ArrowInvalid:
+        decoded = [text.decode("utf-8", "replace") for text in texts.to_pylist()]
+        return pa.array(decoded, pa.large_string())
+
+
+@functools.lru_cache(maxsize=2)
+def _table(reference: TiktokenReference) -> "pa.LargeBinaryArray":
+    """The bytes of each token, none for an id that has no token."""
+    import pyarrow as pa
+
+    library = reference.library
+    known = {library.encode_single_token(token): token for token in library.token_byte_values()}
+    known |= {library.encode_single_token(s): s.encode() for s in library.special_tokens_set}
+    return pa.array([known.get(id_, b"") for id_ in range(reference.vocab_size)], pa.large_binary())
