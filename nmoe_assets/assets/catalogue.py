@@ -51,6 +51,7 @@ LINEAGE_ROWS = (
 
 # What facts mean that their names do not say; an asset's description ends with those it shows.
 _MEANINGS = {
+    "documents_reused": "documents whose tokens were taken over from the shards that were there",
     "documents_tokenized": "tokenized in this run; 0 where all asked-for shards were current",
     "shards_made": "shards that this run wrote, of those it was asked for",
     "shards_current": "shards that were there already, of those it was asked for",

@@ -47,7 +47,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         kind="numpy",
         text=f"Token shards of the {split} split: one pass fills all asked-for shards. "
         "`nmoe explain` takes the ids in the sample.",
-        facts=("documents_tokenized", "shards_made", "shards_current"),
+        facts=("documents_tokenized", "documents_reused", "shards_made", "shards_current"),
         version=versions.prep(run, source, split),
         deps=[[name, "documents"]],
         leads_to=[[name, f"{_prefix(split)}manifest"]],

@@ -23,7 +23,8 @@ from nmoe_core.tasks.commands import Job, make_split, splits_of
 _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
 _TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine", "prep.eos_token")
 _TOKENIZER += ("prep.bos_token", "prep.dtype")
-_SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens", "attributes.columns")
+_SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens", "prep.reuse")
+_SHARDS += ("attributes.columns",)
 _SIZES = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens")
 _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "paths", "split")
 _SOURCE += ("text_field", "id_field", "on_error", "max_bad_share", "max_record_mb")
@@ -59,7 +60,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel", action="store_true", help="one worker per core, where --workers is not given"
     )
-    parser.add_argument("--force", action="store_true", help="make current shards again too")
+    parser.add_argument(
+        "--force", action="store_true", help="make all shards again, whatever is there"
+    )
 
 
 def prep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -169,7 +172,7 @@ def _print_totals(run: Run, planned: Iterable[Any]) -> None:
         print("time of Hugging Face datasets is that of tokenising, without the network")
     for part in planned:
         if part.exists:
-            print(f"{part.source}/{part.split}: there already; made again only with --force")
+            print(f"{part.source}/{part.split}: there already; it grows with its source and budget")
     print(f"files go below {run.tree.data.absolute()}; nothing was written")
 
 

@@ -70,6 +70,8 @@ class PrepTable(StrictModel):
     """Integers of shard files; `auto`: uint16 where every id fits."""
     version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_.]+$")
     """Version that manifests and shard files are named by."""
+    reuse: bool = True
+    """Take over the tokens of texts that the split holds already."""
 
     @field_validator("max_tokens")
     @classmethod

@@ -1,6 +1,6 @@
-"""Existing output: refused if it was made from other inputs, or replaced in one step.
+"""Existing output: refused if it was made by other settings, or replaced in one step.
 
-`--force` makes the new version in a hidden directory beside the old one, manifest included. Then
+The new version of a split is made in a hidden directory beside the old one, manifest included. Then
 the two directories change places, so that a kill at any moment leaves either the whole old version
 or the whole new one under the split's name. What is left beside it is cleared by the next run.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from loader.files.format import MANIFEST_NAME
+from loader.files.format import MANIFEST_NAME, read_json_object
 from nmoe_core.base.atomic import (
     LOCK_NAME,
     TMP_MARK,
@@ -28,21 +28,31 @@ from nmoe_core.base.atomic import (
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, first_difference, recorded
 from nmoe_core.prep.journal import STAGING_NAME, Journal
+from nmoe_core.prep.settings import is_larger_budget
 
 _OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME}
 _SHARD_DIR = re.compile(r"shard_\d{4,}")
 
 
-def refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> None:
-    """Refuse shards of other inputs, and directories that prep did not fill (E-PREP-CHANGED)."""
+def refuse_changed(
+    shard_dirs: Iterable[Path], fingerprints: Fingerprints, settings: dict[str, Any]
+) -> None:
+    """Refuse shards of other settings, and directories that prep did not fill (E-PREP-CHANGED). A
+    source that changed and a larger budget are no other settings: the shards grow."""
+    wanted = _by_name({"fingerprints": fingerprints, "settings": settings})
     for shard_dir in shard_dirs:
         there = recorded(shard_dir / MANIFEST_NAME)
         if there == fingerprints or not shard_dir.is_dir() or not any(shard_dir.iterdir()):
             continue
         what, found, expected = "shard was not made by prep", None, None
-        if there is not None and (key := first_difference(there, fingerprints)):
+        if there is not None:
+            then, now = _made_from(shard_dir, there), wanted
+            if "settings" in then:  # older manifests have only their digest
+                then, now = there, fingerprints
+            if (key := _other_setting(then, now, "source", "reading_digest")) is None:
+                continue
             what = f"shard was made from another {key}"
-            found, expected = there.get(key), fingerprints.get(key)
+            found, expected = _said(key, then.get(key)), _said(key, now.get(key))
         raise FormatError(
             what,
             where=shard_dir,
@@ -53,17 +63,39 @@ def refuse_changed(shard_dirs: Iterable[Path], fingerprints: Fingerprints) -> No
         )
 
 
+def _made_from(shard_dir: Path, fingerprints: Fingerprints) -> dict[str, Any]:
+    info = read_json_object(shard_dir / MANIFEST_NAME).get("source_info")
+    settings = info.get("settings") if isinstance(info, dict) else None
+    if not isinstance(settings, dict):
+        return fingerprints
+    return _by_name({"fingerprints": fingerprints, "settings": settings})
+
+
+def _other_setting(then: dict[str, Any], now: dict[str, Any], *may_differ: str) -> str | None:
+    """The first key that differs, beside those that may, and a budget that grew."""
+    then = {key: value for key, value in then.items() if key not in may_differ}
+    now = {key: value for key, value in now.items() if key not in may_differ}
+    key = "max_tokens"
+    if key in then and key in now and is_larger_budget(then[key], now[key]):
+        now = now | {key: then[key]}
+    return first_difference(then, now)
+
+
+def _said(key: str, value: Any) -> Any:
+    return "all" if key == "max_tokens" and value is None else value
+
+
 def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
-    """Refuse a pass that was begun with other inputs (E-PREP-CHANGED)."""
+    """Refuse a pass that was begun with other inputs, but for a smaller budget (E-PREP-CHANGED)."""
     if (entry := journal.read()) is None:
         return
     there, wanted = _by_name(entry), _by_name(identity)
-    if key := first_difference(there, wanted):
+    if key := _other_setting(there, wanted):
         raise FormatError(
             f"a half-done output was made from another {key}",
             where=journal.directory,
-            found=there.get(key),
-            expected=wanted.get(key),
+            found=_said(key, there.get(key)),
+            expected=_said(key, wanted.get(key)),
             do="go on with the inputs it was begun with, or use --force to start over",
             code="E-PREP-CHANGED",
         )
@@ -82,9 +114,10 @@ def directory_beside(split_dir: Path) -> Path:
 
 
 def clear_beside(split_dir: Path) -> None:
-    """Remove what a killed swap left, whichever version it is; end a replacement half done. Raises
-    LockedError: another process is making the new version."""
-    if directory_beside(split_dir).exists():
+    """Remove what a killed swap left, whichever version it is; end a replacement half done; leave
+    a pass that can go on. Raises LockedError: another process is making the new version."""
+    beside = directory_beside(split_dir)
+    if beside.exists() and not (beside / STAGING_NAME).is_dir():
         with output_lock(split_dir):
             retire_beside(split_dir)
 

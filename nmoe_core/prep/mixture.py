@@ -93,7 +93,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     """Settings of prep for one split of a source; the token budget is for training only."""
     prep, config = run.config.prep, run.config
     is_train = split == "train"
-    shared = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "dtype")
+    shared = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "dtype", "reuse")
     tokenizer = run.tokenizer
     return PrepSettings(
         **{key: getattr(prep, key) for key in shared},

@@ -16,68 +16,23 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.compute.api import Map
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.kept_columns import KeptColumns, seal_columns
+from nmoe_core.prep.known import KNOWN_NAME, old_shards, write_table
+from nmoe_core.prep.pass_plan import PassPlan
 from nmoe_core.prep.progress import PrepProgress, Progress
-from nmoe_core.prep.settings import PrepReport, PrepSettings
+from nmoe_core.prep.settings import PrepReport
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
-from nmoe_core.shards.manifest import ShardFormat, shard_dir_name
+from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.shard_file import seal_file
 from nmoe_core.shards.writer import ShardWriter
-from nmoe_core.sources.records import START, Block, Position, Rows, Split
+from nmoe_core.sources.records import START, Block, Position
 from nmoe_core.text.normalise import NORMALIZER
 
 _NUM_EXAMPLES = 3
 # A share of bad records says little before so many; until then only the end of a pass judges it.
 _MIN_JUDGED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class PassPlan:
-    """Inputs and outputs of a pass; `known_stop` is the row at which an earlier budget ended."""
-
-    split: Split
-    settings: PrepSettings
-    fmt: ShardFormat
-    split_dir: Path
-    wanted: tuple[int, ...]
-    fingerprints: Fingerprints
-    known_stop: int | None = None
-    rel: str = ""
-    """Path of the split below the data root, which ids of documents begin with."""
-
-    @property
-    def rows(self) -> Rows:
-        """The rows to read."""
-        rows = self.split.rows
-        return rows if self.known_stop is None else Rows(rows.start, self.known_stop, rows.excluded)
-
-    @property
-    def is_of_all_shards(self) -> bool:
-        """Whether every shard of the split is made."""
-        return len(self.wanted) == self.settings.num_shards
-
-    @property
-    def budget(self) -> int | None:
-        """Tokens that end the pass."""
-        return self.settings.max_tokens if self.known_stop is None else None
-
-    def identity(self) -> dict[str, Any]:
-        """Values that must be equal for a pass to resume another one."""
-        return {
-            "fingerprints": self.fingerprints,
-            "settings": self.settings.identity(),
-            "rows": repr(self.split.rows),
-        }
-
-    def can_go_on_from(self, entry: dict[str, Any]) -> bool:
-        """Whether a pass of this plan can take up the state of a journal."""
-        is_same = all(entry.get(key) == value for key, value in self.identity().items())
-        if not is_same or {str(bucket) for bucket in self.wanted} - entry["shards"].keys():
-            return False
-        return self.budget is None or entry["counts_all"] or entry["is_complete"]
 
 
 @dataclass
@@ -99,7 +54,7 @@ class Pass:
 
     def __init__(self, plan: PassPlan, journal: Journal, entry: dict[str, Any] | None) -> None:
         self.plan, self.journal = plan, journal
-        self.counts, self.documents_tokenized = Counts(), 0
+        self.counts, self.documents_tokenized, self.documents_reused = Counts(), 0, 0
         self.totals = np.zeros(len(OUTCOMES), np.int64)
         # The last row takes the records that could not be read: they have bucket -1.
         self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
@@ -130,6 +85,8 @@ class Pass:
         """Read the source to its end, or to the budget's."""
         started = time.monotonic()
         total_bytes = self.plan.split.source.size_bytes() if progress is not None else None
+        if not self.counts.is_complete:
+            self._find_known(pool)
         blocks = pool(tokenize_block, self._blocks())
         for block in blocks:
             self._append(block)
@@ -145,6 +102,19 @@ class Pass:
         if self.plan.settings.needs_columns:
             self.columns.require_all()
 
+    def _find_known(self, pool: Map) -> None:
+        """Write the tables of the documents that are in the split already."""
+        plan, tables = self.plan, self.journal.directory / KNOWN_NAME
+        tables.mkdir(parents=True, exist_ok=True)
+        for path in tables.iterdir():  # of an interrupted run
+            path.unlink()
+        shards = old_shards(plan.old_dir, tables, plan.fmt) if plan.settings.reuse else []
+        if not plan.is_of_all_shards and plan.budget is None:
+            made = {shard_dir_name(bucket) for bucket in plan.wanted}
+            shards = [shard for shard in shards if shard.directory.name in made]
+        for _ in pool(write_table, shards):
+            pass
+
     def seal(self, pool: Map) -> None:
         """Finish the files and make them durable, in the pool."""
         paths = {bucket: writer.close() for bucket, writer in self.writers.items()}
@@ -155,8 +125,9 @@ class Pass:
     def commit(self) -> None:
         """Swap in the sealed shards, one after the other."""
         for bucket, checksums in self._checksums.items():
+            old_dir = self.plan.old_dir / shard_dir_name(bucket)
             self.writers[bucket].commit(
-                checksums, self.plan.fingerprints, self._source_info(bucket)
+                checksums, self.plan.fingerprints, self._source_info(bucket), old_dir
             )
 
     def entry(self) -> dict[str, Any]:
@@ -185,6 +156,7 @@ class Pass:
             num_tokens=sum(num_tokens for num_tokens, _, _ in states),
             num_text_bytes=self.counts.num_text_bytes,
             documents_tokenized=self.documents_tokenized,
+            documents_reused=self.documents_reused,
             num_replaced=self.counts.num_replaced,
             outcomes=Counter({name: n for name, n in zip(OUTCOMES, self.totals.tolist()) if n}),
             bad_examples=self.counts.bad_examples,
@@ -218,6 +190,7 @@ class Pass:
         counts.num_text_bytes += block.num_text_bytes
         counts.num_replaced += int(np.count_nonzero(columns.are_replaced[:stop]))
         self.documents_tokenized += block.num_tokenized
+        self.documents_reused += block.num_known
         num_bad = int(np.count_nonzero(outcomes == BAD))
         counts.bad_examples += block.bad[: min(num_bad, _NUM_EXAMPLES - len(counts.bad_examples))]
         counts.size_bytes += block.size_bytes
@@ -291,6 +264,7 @@ class Pass:
             "filtered_documents": counts["filtered"],
             "truncated_documents": counts["truncated"],
             **self._columns_info.get(bucket, {}),
+            "settings": self.plan.settings.identity(),
         }
 
 

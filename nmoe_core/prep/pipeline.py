@@ -155,7 +155,7 @@ class ParallelPrepPipeline:
         )
         output = local_path(self.config.output_dir, "output_dir").resolve()
         split = open_source(self.spec, Path.cwd(), "train")
-        existing: Existing = "remake" if self.config.force else "refuse"
+        existing: Existing = "remake" if self.config.force else "grow"
         prep_shards(split, settings, output, existing=existing, progress=self.progress)
         write_manifest(settings, output)
         return load_manifest(output / MANIFEST_NAME)

@@ -31,7 +31,9 @@ from nmoe_core.prep.existing import (
     swap_in,
 )
 from nmoe_core.prep.journal import STAGING_NAME, Journal
-from nmoe_core.prep.one_pass import Pass, PassPlan
+from nmoe_core.prep.known import KNOWN_NAME, KnownTokens
+from nmoe_core.prep.one_pass import Pass
+from nmoe_core.prep.pass_plan import PassPlan
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.settings import (
     PREP_CODE,
@@ -53,7 +55,7 @@ from nmoe_core.sources.records import Split
 
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
-Existing = Literal["refuse", "update", "remake"]
+Existing = Literal["grow", "update", "remake"]
 # Errors that the next run may well not meet: what was done so far is kept for it.
 _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
 _LOG = logging.getLogger(__name__)
@@ -76,20 +78,22 @@ def prep_shards(
         settings: What decides the bytes.
         split_dir: `{data_root}/{source}/{split}`.
         buckets: Shards to make; all when None.
-        existing: What to do with shards, whole or half done, made from other inputs: refuse to
-            touch them, or update them; `remake` starts over and makes current ones again too,
-            and a split that has a manifest is then replaced whole, in one step.
+        existing: What to do with shards, whole or half done, made from other inputs: `grow` takes
+            a source that changed and a larger budget and refuses other settings, `update` takes
+            any; `remake` starts over and makes current ones again too. A split that has a manifest
+            is replaced whole, in one step, where all its shards are made.
         progress: Called after every block.
 
     Raises:
         SourceError: Too many records cannot be read (E-SOURCE-RECORD), or the split has no
             document (E-SOURCE-EMPTY). It changed while it was read (E-SOURCE-CHANGED).
-        FormatError: Shards of other inputs are there and `existing` is `refuse` (E-PREP-CHANGED).
+        FormatError: Shards of other settings are there and `existing` is `grow` (E-PREP-CHANGED).
         ConfigError: More shards than this machine may have open files.
         LockedError: Another process is writing this split.
     """
     split_dir = split_dir.resolve()  # a link stays: what it leads to is replaced
-    recall_digests(split_dir / STAGING_NAME / _DIGESTS_NAME)
+    for directory in (split_dir, directory_beside(split_dir)):
+        recall_digests(directory / STAGING_NAME / _DIGESTS_NAME)
     with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
         revision = beside.submit(split.source.revision)
         fmt = shard_format(settings)
@@ -105,53 +109,57 @@ def prep_shards(
         raise ConfigError("no such shard", found=min(strange), expected=expected)
     dirs = {bucket: split_dir / shard_dir_name(bucket) for bucket in asked}
     clear_beside(split_dir)
-    if existing == "refuse":
-        refuse_changed(dirs.values(), fingerprints)
+    if existing == "grow":
+        refuse_changed(dirs.values(), fingerprints, settings.identity())
     current: list[int] = []
     if existing != "remake":
         current = [b for b, path in dirs.items() if is_shard_current(path, fingerprints)]
     wanted = tuple(b for b in asked if b not in current)
     if not wanted:
         staging = Journal(split_dir)
-        if len(asked) == settings.num_shards and staging.directory.exists():
+        left = staging.directory, directory_beside(split_dir)
+        if len(asked) == settings.num_shards and any(path.exists() for path in left):
             with output_lock(split_dir):  # its writer was ended after the last shard
                 staging.remove()
+                retire_beside(split_dir)
         return PrepReport(skipped=current)
     created_at()  # refuses a bad SOURCE_DATE_EPOCH before the pass, not after it
     _allow_open_files(8 * len(wanted))
-    rel = f"{split_dir.parent.name}/{split_dir.name}"
-    plan = PassPlan(split, settings, fmt, split_dir, wanted, fingerprints, rel=rel)
+    plan = PassPlan(split, settings, fmt, split_dir, split_dir, wanted, fingerprints)
     if settings.max_tokens is not None and not plan.is_of_all_shards:
         plan = replace(plan, known_stop=_recorded_stop(plan))
-    if existing == "remake" and plan.is_of_all_shards and (split_dir / MANIFEST_NAME).exists():
+    if plan.is_of_all_shards and (split_dir / MANIFEST_NAME).exists():
         plan = replace(plan, split_dir=directory_beside(split_dir))
     try:
-        report = _make(plan, split_dir, existing, progress)
+        report = _make(plan, existing, progress)
     except TokenizerError as error:
         if error.code not in _INEXACT or settings.engine == "reference":
             raise
         # The engine may have differed on texts before the one that a sample found.
         _LOG.warning("[%s] %s; this pass starts again with the reference", error.code, error)
-        exact = replace(settings, engine="reference")
+        exact = replace(settings, engine="reference", reuse=False)
         return prep_shards(split, exact, split_dir, buckets, existing, progress)
     report.skipped = current
     return report
 
 
-def _make(
-    plan: PassPlan, split_dir: Path, existing: Existing, progress: Progress | None
-) -> PrepReport:
+def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> PrepReport:
     """Run a pass, in the split's own directory or beside it, and put its shards in place."""
-    journal = Journal(plan.split_dir)
-    if existing == "refuse":
-        refuse_other_journal(journal, plan.identity())
+    journal, split_dir = Journal(plan.split_dir), plan.old_dir
     is_swapped = plan.split_dir != split_dir
+    if existing == "grow" and not is_swapped:
+        refuse_other_journal(journal, plan.identity())
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
     buckets, count_all = frozenset(plan.wanted), plan.budget is not None
-    open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all)
+    known = KnownTokens(split_dir, journal.directory / KNOWN_NAME)
+    open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:
+            if is_swapped:
+                Journal(split_dir).remove()
+            else:
+                retire_beside(split_dir)
             if existing == "remake":
                 journal.remove()
             report = _run(plan, journal, pool, progress)
@@ -160,7 +168,7 @@ def _make(
                 swap_in(split_dir)
             return report
         except BaseException:
-            if is_swapped:  # the next run with --force would start over anyway
+            if is_swapped and (existing == "remake" or not journal.directory.exists()):
                 retire_beside(split_dir)
             _remove_empty(new_dirs)
             raise

@@ -73,6 +73,8 @@ class PrepSettings:
     """Whether a column that no record has is refused; else it is null."""
     vocabulary: Vocabulary = _OWN
     """Name, size and EOS for manifests, if they differ from the tokenizer's own."""
+    reuse: bool = True
+    """Take over the tokens of texts that the split holds already."""
     compute: ComputeTable = HERE
     """The pool that tokenises blocks; the bytes do not depend on it."""
 
@@ -103,6 +105,8 @@ class PrepReport:
     num_text_bytes: int = 0
     documents_tokenized: int = 0
     """By this run."""
+    documents_reused: int = 0
+    """Documents whose tokens this run took over."""
     num_replaced: int = 0
     """Records with bytes that were replaced."""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -110,6 +114,11 @@ class PrepReport:
     """`file:line: reason` of the first records that could not be read."""
     made: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
+
+
+def is_larger_budget(then: int | None, now: int | None) -> bool:
+    """Whether a budget of tokens, None for all, holds more than another."""
+    return then is not None and (now is None or now > then)
 
 
 def shard_format(settings: PrepSettings) -> ShardFormat:

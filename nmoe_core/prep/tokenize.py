@@ -6,7 +6,7 @@ pieces, as far as `max_doc_tokens`.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
 from operator import attrgetter
@@ -16,7 +16,9 @@ import numpy as np
 
 from nmoe_core.base.docid import bucket_of
 from nmoe_core.base.errors import FormatError
+from nmoe_core.prep.known import KnownTokens
 from nmoe_core.prep.settings import PrepSettings, shard_format
+from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.shard_file import id_line
 from nmoe_core.sources.kept import Kept
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
@@ -60,6 +62,8 @@ class TokenizedBlock:
     ids: bytes
     """Their lines of ids in the same order."""
     num_tokenized: int
+    num_known: int
+    """Documents whose tokens were taken over."""
     num_text_bytes: int
     bad: list[str]
     kept: Kept | None = None
@@ -88,14 +92,20 @@ class BlockTokenizer(NamedTuple):
     """Whether a token budget needs the lengths of documents of other shards."""
     integers: np.dtype
     """Of the tokens in shard files."""
+    known: KnownTokens | None
+    """Tokens that the split holds already."""
 
 
 def open_tokenizer(
-    settings: PrepSettings, rows: Rows, buckets: frozenset[int], count_all: bool
+    settings: PrepSettings,
+    rows: Rows,
+    buckets: frozenset[int],
+    count_all: bool,
+    known: KnownTokens | None,
 ) -> BlockTokenizer:
     """Load the tokenizer of a worker."""
     tokenizer, integers = load_tokenizer(settings.chosen), shard_format(settings).integers
-    return BlockTokenizer(tokenizer, settings, rows, buckets, count_all, integers)
+    return BlockTokenizer(tokenizer, settings, rows, buckets, count_all, integers, known)
 
 
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
@@ -124,10 +134,11 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     chosen = [(i, record) for i in wanted if isinstance(record := records[i], Record)]
     del records
     stored: list[_Stored] = []
-    num_text_bytes = 0
+    num_text_bytes = num_known = 0
     while chosen:
         batch = _take_batch(chosen)
-        num_text_bytes += _tokenize(worker, batch, columns, stored)
+        counts = _tokenize(worker, batch, columns, stored)
+        num_text_bytes, num_known = num_text_bytes + counts[0], num_known + counts[1]
     tokens, ids = _by_shard(worker, stored)
     kept = kept and kept.take([document.record for document in stored])
     return TokenizedBlock(
@@ -137,7 +148,8 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         columns=columns,
         tokens=tokens,
         ids=ids,
-        num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()),
+        num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()) - num_known,
+        num_known=num_known,
         num_text_bytes=num_text_bytes,
         bad=bad,
         kept=kept,
@@ -191,8 +203,9 @@ def _take_batch(chosen: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
 
 def _tokenize(
     worker: BlockTokenizer, batch: list[tuple[int, Record]], columns: Columns, stored: list[_Stored]
-) -> int:
-    """Tokenise one batch into columns and documents; return the bytes of its texts."""
+) -> tuple[int, int]:
+    """Tokenise one batch into columns and documents; return the bytes of its texts, and how many
+    were known."""
     texts, encoded = normalize_batch([record.text for _, record in batch])
     documents = [
         (i, record.id, hashlib.sha256(payload).hexdigest(), len(payload) > 0)
@@ -200,26 +213,50 @@ def _tokenize(
     ]
     batch.clear()
     num_bytes = sum(map(len, encoded))
-    tokenizer = worker.tokenizer
+    known = _known(worker, documents, columns)
+    if known:
+        new = [place for place in range(len(texts)) if place not in known]
+        texts, encoded = [texts[place] for place in new], [encoded[place] for place in new]
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
+    encoded_ids = iter(_encode(worker, texts, encoded))
+    num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
+    for place, (i, ingest_id, digest, has_text) in enumerate(documents):
+        ids = known[place] if place in known else next(encoded_ids)
+        if not has_text or len(ids) < least:
+            columns.outcomes[i] = FILTERED if has_text else EMPTY
+            continue
+        if len(ids) > most:
+            columns.outcomes[i], ids = TRUNCATED, ids[:most]
+        columns.num_tokens[i] = len(ids) + num_ends
+        bucket = int(columns.buckets[i])
+        if bucket in worker.buckets:
+            line = id_line(ingest_id, digest)
+            columns.id_bytes[i] = len(line)
+            stored.append(_Stored(bucket, ids, line, i))
+    return num_bytes, len(known)
+
+
+def _known(
+    worker: BlockTokenizer, documents: Sequence[tuple[int, str, str, bool]], columns: Columns
+) -> dict[int, np.ndarray]:
+    """Tokens of the documents that the split holds already, by their place in the batch."""
+    if worker.known is None:
+        return {}
+    shards = [shard_dir_name(columns.buckets[i]) for i, *_ in documents]
+    found = worker.known.find([sha256 for _, _, sha256, _ in documents], shards)
+    return {place: ids.astype(worker.integers, copy=False) for place, ids in found.items()}
+
+
+def _encode(worker: BlockTokenizer, texts: list[str], encoded: list[bytes]) -> Iterator[np.ndarray]:
+    """The ids of each text; of a long one as many as decide what is stored of it."""
+    tokenizer = worker.tokenizer
+    if not texts:
+        return iter(())
     if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
-        ids = tokenizer.encode_long(texts[0], most + 1)
+        ids = tokenizer.encode_long(texts[0], worker.settings.max_doc_tokens + 1)
         bounds = [0, len(ids)]
     else:
         ids, offsets = tokenizer.encode_batch(texts, encoded)
         bounds = offsets.tolist()
     ids = ids.astype(worker.integers, copy=False)
-    num_ends = 1 if tokenizer.bos_token_id is None else 2
-    for (i, ingest_id, digest, has_text), (start, stop) in zip(documents, pairwise(bounds)):
-        if not has_text or stop - start < least:
-            columns.outcomes[i] = FILTERED if has_text else EMPTY
-            continue
-        if stop - start > most:
-            columns.outcomes[i], stop = TRUNCATED, start + most
-        columns.num_tokens[i] = stop - start + num_ends
-        bucket = int(columns.buckets[i])
-        if bucket in worker.buckets:
-            line = id_line(ingest_id, digest)
-            columns.id_bytes[i] = len(line)
-            stored.append(_Stored(bucket, ids[start:stop], line, i))
-    return num_bytes
+    return (ids[start:stop] for start, stop in pairwise(bounds))

@@ -59,8 +59,9 @@ def build_manifest(
     entries: list[dict[str, Any]],
     fingerprints: dict[str, str],
     source_info: dict[str, Any],
+    made_at: str | None = None,
 ) -> dict[str, Any]:
-    """The manifest of `entries`, ready to be written as JSON."""
+    """The manifest of `entries`, made now or at a time, ready to be written as JSON."""
     manifest: dict[str, Any] = {
         "dataset": fmt.dataset,
         "version": fmt.version,
@@ -68,7 +69,7 @@ def build_manifest(
         "vocab_size": fmt.vocab_size,
         "eos_token_id": fmt.eos_token_id,
         "dtype": fmt.dtype,
-        "created_at": created_at(),
+        "created_at": created_at(made_at),
         "total_tokens": sum(entry["num_tokens"] for entry in entries),
         "total_documents": sum(entry["num_documents"] for entry in entries),
         "num_shards": len(entries),
@@ -193,9 +194,13 @@ def entry_row(entry: ShardEntry, directory: str = "") -> dict[str, Any]:
     return row | {key: f"{directory}/{row[key]}" for key in _FILE_KEYS if key in row}
 
 
-def created_at() -> str:
-    """Time of making, ISO 8601 UTC; `SOURCE_DATE_EPOCH` fixes it for reproducible trees."""
-    epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(int(time.time()))
+def created_at(made_at: str | None = None) -> str:
+    """Time of making, by default now, ISO 8601 UTC; `SOURCE_DATE_EPOCH` fixes it for reproducible
+    trees."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if not epoch and made_at is not None:
+        return made_at
+    epoch = epoch or str(int(time.time()))
     if not epoch.isdecimal() or len(epoch) > 11:
         raise ConfigError("SOURCE_DATE_EPOCH is not a time", found=epoch, expected="seconds")
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(epoch)))

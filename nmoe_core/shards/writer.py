@@ -17,6 +17,7 @@ from loader.files.format import MANIFEST_NAME
 from nmoe_core.base.atomic import TMP_MARK, failpoint, replace_dir, write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
+from nmoe_core.shards.links import keep_equal_files
 from nmoe_core.shards.manifest import ShardFormat, build_manifest
 from nmoe_core.shards.shard_file import FileState, OpenShardFile, id_line, seal_file
 
@@ -139,15 +140,21 @@ class ShardWriter:
         return [path for file in self._full for path in file.paths()]
 
     def commit(
-        self, checksums: Sequence[str], fingerprints: dict[str, str], source_info: dict[str, Any]
+        self,
+        checksums: Sequence[str],
+        fingerprints: dict[str, str],
+        source_info: dict[str, Any],
+        old_dir: Path | None = None,
     ) -> dict[str, Any]:
         """Write the manifest and swap the directory in; return the manifest.
 
-        `checksums` are the SHA-256 of the paths that `close` returned.
+        `checksums` are the SHA-256 of the paths that `close` returned. Files that are equal in
+        `old_dir`, an earlier version of the shard, stay the same files.
         """
         digests = iter(checksums)
         entries = [file.publish(*(next(digests) for _ in file.paths())) for file in self._full]
-        manifest = build_manifest(self.fmt, entries, fingerprints, source_info)
+        made_at = keep_equal_files(self._staged, old_dir, [*entries, source_info])
+        manifest = build_manifest(self.fmt, entries, fingerprints, source_info, made_at)
         write_json(self._staged / MANIFEST_NAME, manifest)  # syncs the directory, renames included
         replace_dir(self._staged, self.directory)
         return manifest

@@ -37,12 +37,12 @@ def make_split(
     run: Run, job: Job, output: Path | None = None, *, is_forced: bool = False
 ) -> Result:
     """Prepare one split, by default in the run's tree, and commit its manifest; raises as
-    `prep_shards`. `is_forced`: shards made from other inputs, and current ones, are made again."""
+    `prep_shards`. `is_forced`: shards of other settings, and current ones, are made again."""
     (plan, split), started = job, time.monotonic()
     output = (output or run.tree.split(plan.name, split)).absolute()
     opened = open_source(plan.spec, run.base, split)
     settings = prep_settings(run, plan, split)
-    existing: Existing = "remake" if is_forced else "refuse"
+    existing: Existing = "remake" if is_forced else "grow"
     with progress_printer(f"{settings.name}/{split}") as progress:
         report = prep_shards(opened, settings, output, existing=existing, progress=progress)
     manifest, _ = write_manifest(settings, output)
@@ -57,6 +57,7 @@ def make_split(
         "shards_made": len(report.made),
         "shards_kept": len(report.skipped),
         "documents_tokenized": report.documents_tokenized,
+        "documents_reused": report.documents_reused,
         "seconds": round(time.monotonic() - started, 1),
         "manifest": str(output / "manifest.json"),
     }

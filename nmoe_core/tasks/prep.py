@@ -56,6 +56,7 @@ def make_shards(
         shards[bucket] = Result(documents_digest(manifest), facts)
     facts = {
         "documents_tokenized": report.documents_tokenized,
+        "documents_reused": report.documents_reused,
         "shards_made": len(report.made),
         "shards_current": len(report.skipped),
     }

@@ -47,8 +47,8 @@ def content(out):
     assert not verify_manifest(manifest, checksums=True, deep=True)
     return manifest.extra["content_hash"]
 
-prep("old.jsonl", root / "old", "refuse", 3)
-prep("new.jsonl", root / "new", "refuse")
+prep("old.jsonl", root / "old", "grow", 3)
+prep("new.jsonl", root / "new", "grow")
 named = {content(root / "old"): "old", content(root / "new"): "new", None: "none"}
 assert len(named) == 3
 found, k, status = [], 0, 9

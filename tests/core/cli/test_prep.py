@@ -148,9 +148,10 @@ def test_force_makes_it_again_and_an_unhappy_one_leaves_the_old_output_readable(
     assert _prep() == 0
     before = _bytes("out/w")
     Path("in/notes.jsonl").write_bytes(b"not JSON\n" * 50)
-    flags = ("--output", "out/w", "--num-shards", "2")
-    refused_line(capsys, *PREP, *flags, code="E-PREP-CHANGED]")
-    refused_line(capsys, *PREP, *flags, "--force", code="E-SOURCE-RECORD]")
+    flags = ("--output", "out/w", "--num-shards")
+    refused_line(capsys, *PREP, *flags, "3", code="E-PREP-CHANGED]")
+    refused_line(capsys, *PREP, *flags, "2", code="E-SOURCE-RECORD]")
+    refused_line(capsys, *PREP, *flags, "2", "--force", code="E-SOURCE-RECORD]")
     assert _bytes("out/w") == before
     assert main(["verify", "out/w", "--checksums", "--deep"]) == 0
     Path("in/notes.jsonl").write_text(json_lines(ROWS[:100]))

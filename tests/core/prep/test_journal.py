@@ -119,7 +119,7 @@ def test_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
         before = path.read_bytes()
         path.write_bytes(mutations.any_value(before) if i % 2 else mutations.any_bytes(before))
         note = f"mutation {i}: {path.name} {path.read_bytes()!r}"
-        copy.prep(existing="refuse")
+        copy.prep(existing="grow")
         assert copy.digest() == whole, note
         shutil.rmtree(copy.out)
 
@@ -127,7 +127,7 @@ def test_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
 def test_other_inputs_are_refused_by_name_or_start_over(web: Web, whole: dict[str, str]) -> None:
     _interrupt(web.with_(max_doc_tokens=50))
     with refused("E-PREP-CHANGED", "another max_doc_tokens.*found 50, expected 1000000"):
-        web.shards(existing="refuse")
+        web.shards(existing="grow")
     assert web.prep().documents_tokenized == 300
     assert web.digest() == whole
 
@@ -154,7 +154,7 @@ def test_source_rewritten_with_its_old_times_is_seen(
     web.edit(b"shard", b"chard")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     with refused("E-PREP-CHANGED", "half-done output was made from another source"):
-        web.shards(existing="refuse")
+        web.shards(existing="grow")
 
 
 def test_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(

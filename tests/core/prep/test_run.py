@@ -128,17 +128,22 @@ def test_files_rotate_at_their_size_and_fewer_shards_leave_none_of_them_behind(w
     assert verify_manifest(fewer, checksums=True, deep=True) == []
 
 
-def test_changed_source_and_shards_of_another_tool_are_refused_on_request(web: Web) -> None:
+def test_other_settings_and_shards_of_another_tool_are_refused_on_request(web: Web) -> None:
     foreign = web.out / "shard_0002"
     foreign.mkdir(parents=True)
     np.save(foreign / "x.npy", np.arange(5, dtype=np.uint32))
     with refused("E-PREP-CHANGED"):
-        web.shards(existing="refuse")
+        web.shards(existing="grow")
     assert [p.name for p in foreign.iterdir()] == ["x.npy"]
     web.prep()
+    for changes, says in (
+        ({"min_doc_tokens": 20}, "another min_doc_tokens.*found 10, expected 20"),
+        ({"max_tokens": 100}, "another max_tokens.*found all, expected 100"),
+        ({"eos_token": "<|endofprompt|>"}, "another eos_token_id"),
+    ):
+        with refused("E-PREP-CHANGED", says):
+            web.with_(**changes).shards(existing="grow")
     web.edit(b"token", b"tokens")
-    with refused("E-PREP-CHANGED"):
-        web.shards(existing="refuse")
     web.shards([0])
     with refused("E-MANIFEST-MIXED"):
         write_manifest(web.settings, web.out)

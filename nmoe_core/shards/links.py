@@ -1,0 +1,74 @@
+"""Hard links: equal files of two versions of a shard are one file, with its time, on the disk once.
+
+Committed files are never written again, so a link is as good as a copy. Where a file system has no
+links, files are copied.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loader.files.format import MANIFEST_NAME, load_manifest
+from nmoe_core.base.atomic import TMP_MARK, fsync_dir
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.shards.manifest import entry_row
+
+_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+Row = dict[str, Any]
+
+
+def keep_equal_files(staged: Path, old_dir: Path | None, rows: Sequence[Row]) -> str | None:
+    """Put the files of an earlier version of a shard in the place of equal ones, which are made
+    already; return its time of making if all of its files are equal.
+
+    `rows` are those objects of the new manifest that name files.
+    """
+    try:
+        old = load_manifest(old_dir / MANIFEST_NAME) if old_dir else None
+    except FormatError:
+        old = None
+    if old is None or old_dir is None:
+        return None
+    there = _files([*map(entry_row, old.shards), old.extra.get("source_info", {})])
+    files = _files(rows)
+    for name, checksum in files.items():
+        if there.get(name) == checksum and _has_digest(old_dir / name, checksum):
+            tmp = staged / f"{name}{TMP_MARK}{os.getpid()}"
+            link_or_copy(old_dir / name, tmp)
+            os.replace(tmp, staged / name)
+    return old.extra.get("created_at") if files == there else None
+
+
+def link_or_copy(path: Path, to: Path) -> None:
+    """A link to a committed file, or a durable copy with its times."""
+    try:
+        os.link(path, to)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.copy2(path, to)
+        with open(to, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def link_tree(directory: Path, to: Path) -> None:
+    """The files of a directory and of those in it, as links in another one that is not there."""
+    to.mkdir(parents=True)
+    for path in sorted(directory.iterdir()):
+        (link_tree if path.is_dir() else link_or_copy)(path, to / path.name)
+    fsync_dir(to)
+
+
+def _files(rows: Sequence[Row]) -> dict[str, str]:
+    """The SHA-256 of each file that rows name, by its name."""
+    keys = {(key, f"{key.removesuffix('path')}checksum") for row in rows for key in row}
+    pairs = [(path, digest) for path, digest in keys if path == "path" or path.endswith("_path")]
+    return {row[path]: row[digest] for row in rows for path, digest in pairs if path in row}
+
+
+def _has_digest(path: Path, checksum: str) -> bool:
+    return path.is_file() and sha256_file(path) == checksum

@@ -1,0 +1,214 @@
+"""A split grows: equal texts are taken over, and the bytes are those of a fresh run."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loader.files.format import load_manifest
+from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.progress import PrepProgress
+from tests.core.prep.conftest import WORDS, Web
+from tests.project import json_lines
+from tests.refusals import refused
+
+Rows = list[dict[str, str]]
+
+
+def _write(web: Web, rows: Rows) -> None:
+    Path(web.source.files[0].path).write_text(json_lines(rows), encoding="utf-8")
+
+
+def _fresh(web: Web, place: Path) -> dict[str, str]:
+    """The digest of the same, made where nothing was."""
+    web = web.at(place)
+    web.prep()
+    return web.digest()
+
+
+def _changed(rows: Rows, rng: random.Random) -> Rows:
+    """Some rows less, some with another text or id, some more, some in another place."""
+    changed = [dict(row) for row in rows if rng.random() > 0.03]
+    for row in changed:
+        if rng.random() < 0.05:
+            row[rng.choice(["id", "text"])] += f" {rng.choice(WORDS)} {rng.randrange(1000)}"
+    for _ in range(rng.randrange(8)):
+        text = " ".join(rng.choices(WORDS, k=rng.randrange(1, 300)))
+        changed.insert(rng.randrange(len(changed)), {"id": f"n{rng.random()}", "text": text})
+    a, b = sorted(rng.randrange(len(changed)) for _ in range(2))
+    return changed[b:] + changed[a:b] + changed[:a] if rng.random() < 0.3 else changed
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"max_doc_tokens": 60},
+    {"max_doc_tokens": 90, "num_shards": 3},
+    {"tokens_per_shard": 700, "max_doc_tokens": 400},
+    {"min_doc_tokens": 40, "max_tokens": 9000},
+    {"eos_token": "<|endofprompt|>", "bos_token": "<|endoftext|>"},
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bytes_after_random_changes_are_those_of_a_fresh_run(
+    web: Web, tmp_path: Path, documents: Rows, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 8192)
+    rng, rows = random.Random(seed), documents
+    for step in range(4):
+        now = web.with_(**rng.choice(SETTINGS))
+        now.prep()
+        assert now.digest() == _fresh(now, tmp_path / f"fresh{step}")
+        rows = _changed(rows, rng)
+        _write(web, rows)
+
+
+def test_only_new_and_changed_text_is_tokenised(web: Web, tmp_path: Path, documents: Rows) -> None:
+    assert web.prep().documents_tokenized == 300
+    for row in documents[:3]:
+        row["text"] += " changed"
+    moved = [row | {"id": f"moved-{row['id']}"} for row in documents[10:20]]
+    new = [{"id": "new", "text": "a new document of more than ten tokens, at the end of all"}]
+    _write(web, [*documents[:10], *moved, *documents[25:], *new])
+    report = web.prep(existing="grow")
+    assert (report.documents_tokenized, report.documents_reused) == (4, 292)
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+def test_a_larger_budget_takes_over_all_that_fitted_the_smaller_one(
+    web: Web, tmp_path: Path
+) -> None:
+    small, large = web.with_(max_tokens=3000), web.with_(max_tokens=9000)
+    there = small.prep().num_documents
+    report = large.prep(existing="grow")
+    assert report.documents_reused == there
+    assert report.documents_tokenized <= report.num_documents - there + 300
+    assert large.digest() == _fresh(large, tmp_path / "large")
+    with refused("E-PREP-CHANGED", "another max_tokens.*found 9000, expected 3000"):
+        small.shards(existing="grow")
+    assert web.prep(existing="grow").documents_reused == report.num_documents
+    assert web.digest() == _fresh(web, tmp_path / "all")
+
+
+def _damage(name: str) -> Any:
+    def damage(web: Web) -> Web:
+        for path in web.out.glob(f"shard_*/{name}"):
+            payload = bytearray(path.read_bytes())
+            payload[len(payload) // 2] ^= 1
+            path.write_bytes(payload)
+        return web
+
+    return damage
+
+
+def _other_code(web: Web) -> Web:
+    for path in web.out.glob("shard_*/manifest.json"):
+        path.write_text(path.read_text().replace('"prep/1"', '"prep/0"'))
+    return web
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda web: web.with_(tokenizer="cl100k_base"),
+        lambda web: web.with_(reuse=False),
+        _other_code,
+        _damage("*.npy"),
+        _damage("*.idx"),
+        _damage("*.ids.jsonl"),
+    ],
+)
+def test_tokens_of_another_tokenizer_or_code_or_of_damaged_files_are_not_taken_over(
+    web: Web, tmp_path: Path, change: Any
+) -> None:
+    web.prep()
+    changed = change(web)
+    changed.edit(b"token", b"tokens")
+    report = changed.prep()
+    assert (report.documents_tokenized, report.documents_reused) == (300, 0)
+    assert changed.digest() == _fresh(changed, tmp_path / "fresh")
+
+
+def test_documents_that_were_cut_are_tokenised_again_and_those_below_are_not(
+    web: Web, tmp_path: Path
+) -> None:
+    num_cut = web.with_(max_doc_tokens=100).prep().outcomes["truncated"]
+    report = web.prep()
+    assert 0 < num_cut <= report.documents_tokenized < num_cut + 10
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+def test_growth_that_is_ended_goes_on_and_leaves_the_old_version_readable(
+    web: Web, tmp_path: Path, documents: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
+    small = web.with_(max_tokens=9000)
+    small.prep()
+    before = small.digest()
+
+    def stop(state: PrepProgress) -> None:
+        if state.documents >= 250:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        web.prep(existing="grow", progress=stop)
+    assert small.digest() == before
+    report = web.prep(existing="grow")
+    assert report.documents_tokenized + report.documents_reused < 100
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+    with pytest.raises(KeyboardInterrupt):
+        web.prep(existing="remake", progress=stop)
+    _write(web, documents[:280])
+    assert web.prep(existing="grow").documents_reused == 280
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".train.p")] == []
+
+
+def test_a_first_pass_that_was_ended_goes_on_under_a_larger_budget(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
+
+    def stop(state: PrepProgress) -> None:
+        if state.documents >= 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        web.with_(max_tokens=20_000).prep(progress=stop)
+    with refused("E-PREP-CHANGED", "half-done output was made from another max_tokens"):
+        web.with_(max_tokens=19_999).prep(existing="grow")
+    assert web.prep(existing="grow").documents_tokenized < 220
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+def test_shards_and_files_whose_bytes_did_not_change_stay_the_same_with_their_times(
+    web: Web, documents: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = web.with_(tokens_per_shard=2500)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    web.prep()
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    inodes = {path: _identity(path) for path in web.out.glob("shard_*/web*")}
+    last = documents[-1]
+    _write(web, [*documents, last | {"text": last["text"] + " more"}])
+    web.prep(existing="grow")
+    changed = {path for path, was in inodes.items() if _identity(path) != was}
+    assert len({path.parent for path in changed}) == 1
+    assert 0 < len(changed) <= 3  # the last file of its shard, index and ids
+    times = [load_manifest(path).extra["created_at"] for path in web.out.glob("*/manifest.json")]
+    assert sorted(time[:2] for time in times) == ["19", "19", "19", "20"]
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def test_an_equal_file_that_was_damaged_is_made_again(web: Web) -> None:
+    web.prep()
+    before = web.digest()
+    _damage("*.npy")(web)
+    web.prep(existing="remake")
+    assert web.digest() == before
