@@ -1,11 +1,12 @@
-"""The engine on a CPU against transformers, over one 87-million-parameter MXFP4 checkpoint.
+"""The engine on a CPU against transformers, over one checkpoint of 24 blocks.
 
-`python -m benchmarks.engine` writes a random gpt-oss checkpoint of 24 blocks, loads it on both
-sides and prints, case by case, the rates of five rounds in which the sides take turns. Of the
-settings transformers has (its expert implementations), the ratio is taken against the best. A
-round's order rotates; with one thread rates are per second of processor time, so that a busy
-machine disturbs them less. The process starts anew with an allocator that keeps freed memory: with
-the default one transformers spends half its time on page faults. Needs transformers; no network.
+`python -m benchmarks.engine` writes a random checkpoint (gpt-oss in MXFP4, 87 million parameters;
+`--family` chooses another kind), loads it on both sides and prints, case by case, the rates of
+five rounds in which the sides take turns. Of the settings transformers has (of experts, or of
+attention), the ratio is taken against the best. A round's order rotates; with one thread rates are
+per second of processor time, so that a busy machine disturbs them less. The process starts anew
+with an allocator that keeps freed memory: with the default one transformers spends half its time on
+page faults. Needs transformers; no network.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.rounds import alternate, cpu_seconds, ratios, seconds
 from nmoe_core.engine import BatchedGenerator, Transformer, make_tiny_checkpoint
+from nmoe_core.engine.weights.families import FAMILIES
 
 VOCAB_SIZE = 8192
 PROBE_TAP, DEPTH = 18, 24
@@ -37,6 +39,7 @@ NUM_REQUESTS, REQUESTS_COMPARED = 48, 16
 # The other choices of transformers: `batched_mm` copies the weights of every token's experts and
 # gives no result in minutes; the rest need a GPU.
 EXPERT_SETTINGS = ("eager", "grouped_mm")
+ATTENTION, ATTENTION_SETTINGS = "attn_implementation", ("eager", "sdpa")
 GROUPS = ("prefill", "features", "decode", "serve")
 # A setting slower than the best by this factor in the unseen round is not measured further.
 HOPELESS = 1.5
@@ -56,10 +59,11 @@ class Case:
     goal: float
 
 
-def make_checkpoint(directory: Path) -> Path:
-    """87 million parameters: 24 blocks of 16 experts (4 run), hidden size 256, window 128."""
+def make_checkpoint(directory: Path, family: str = "gpt_oss") -> Path:
+    """24 blocks of hidden size 256; a mixture has 16 experts (4 run), gpt-oss windows of 128."""
     return make_tiny_checkpoint(
         directory,
+        family=family,
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
         intermediate_size=256,
@@ -74,19 +78,20 @@ def make_checkpoint(directory: Path) -> Path:
 def load_peers(
     path: Path, dtype: torch.dtype, settings: Sequence[str] = EXPERT_SETTINGS
 ) -> dict[str, Any]:
-    """The model of transformers under each setting, its MXFP4 experts decoded."""
+    """The model of transformers under each setting, MXFP4 experts decoded."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    config, options = transformers.AutoConfig.from_pretrained(path), {}
+    name = "experts_implementation" if hasattr(config, "num_experts_per_tok") else ATTENTION
+    if config.model_type == "gpt_oss":
+        options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+    settings = ATTENTION_SETTINGS if name == ATTENTION else settings
+    load = transformers.AutoModelForCausalLM.from_pretrained
     return {
-        f"transformers {experts}": transformers.GptOssForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            experts_implementation=experts,
-            quantization_config=transformers.Mxfp4Config(dequantize=True),
-        ).eval()
-        for experts in settings
+        f"transformers {setting}": load(path, dtype=dtype, **options, **{name: setting}).eval()
+        for setting in settings
     }
 
 
@@ -245,6 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure the groups asked for and print a line for each case."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
+    parser.add_argument("--family", choices=[f.model_type for f in FAMILIES], default="gpt_oss")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
@@ -264,7 +270,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{options.dtype}, {options.threads} thread(s), medians of {options.rounds} rounds")
     print(LINE.format("figure", "against", "nmoe", "other", "ratio", "spread", "goal"))
     with tempfile.TemporaryDirectory() as directory:
-        path = make_checkpoint(Path(directory) / "checkpoint")
+        path = make_checkpoint(Path(directory) / "checkpoint", options.family)
         model = Transformer.from_checkpoint(path, dtype=dtype)
         peers = load_peers(path, dtype, options.settings)
         for group in options.only:

@@ -10,10 +10,10 @@ import torch
 from benchmarks.gpu import machine
 from benchmarks.gpu.machine import Limits
 from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Request
-from nmoe_core.engine.attention import rotation_table
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk
 from nmoe_core.engine.model import Transformer
+from nmoe_core.engine.rotation import rotation_table
 from nmoe_core.engine.weights.config import ModelConfig
 
 PAGE_SIZE = 64

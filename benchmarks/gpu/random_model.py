@@ -101,7 +101,7 @@ def _stored(name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
 def random_model(config: ModelConfig, device: torch.device) -> Transformer:
     """A bfloat16 model with packed experts, in memory alone; on kernels where there are any."""
     torch.manual_seed(0)
-    runtime = choose_runtime(device)
+    runtime = choose_runtime(config, device)
     blocks = [
         runtime.block(config, Block(config, i, _layer(config, device)))
         for i in range(config.num_hidden_layers)

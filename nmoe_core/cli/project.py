@@ -17,9 +17,11 @@ def register(verbs: Any) -> None:
         verbs, "init", make_project, "a new project with the configurations shipped here"
     )
     init.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
-    text = "write a tiny gpt-oss-shaped checkpoint of random weights"
+    text = "write a tiny checkpoint of random weights"
     tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text)
     tiny.add_argument("directory", type=Path)
+    text = "kind of decoder: gpt_oss (default), llama, qwen3 or qwen3_moe"
+    tiny.add_argument("--family", default="gpt_oss", metavar="NAME", help=text)
     tiny.add_argument("--seed", type=int, default=0)
 
 
@@ -42,6 +44,7 @@ def make_tiny(arguments: argparse.Namespace) -> int:
     """Write the checkpoint unless it is there already."""
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
-    path = make_tiny_checkpoint(arguments.directory, seed=arguments.seed)
-    print(f"{path}: 8-layer gpt-oss-shaped checkpoint of seeded random weights")
+    family = arguments.family
+    path = make_tiny_checkpoint(arguments.directory, family=family, seed=arguments.seed)
+    print(f"{path}: 8-layer {family} checkpoint of seeded random weights")
     return 0

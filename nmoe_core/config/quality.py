@@ -15,10 +15,10 @@ from nmoe_core.config.tables import PathText
 
 
 class ModelTable(StrictModel):
-    """A gpt-oss checkpoint, and how it is run here."""
+    """A checkpoint, and how it is run here."""
 
     checkpoint: PathText | None = None
-    """Directory of gpt-oss weights."""
+    """Directory of the weights."""
     device: str = "cpu"
     """Device of the model: by default cpu; without a configuration a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -103,6 +103,8 @@ class BackboneTable(ModelTable):
     """`[backbone]`: the frozen model; `kind = "tiny"` makes a seeded stand-in of the same form."""
 
     kind: Literal["checkpoint", "tiny"] = "checkpoint"
+    family: Literal["gpt_oss", "llama", "qwen3", "qwen3_moe"] = "gpt_oss"
+    """Kind of decoder that `kind = "tiny"` makes; a checkpoint names its own."""
     seed: int = 0
 
 

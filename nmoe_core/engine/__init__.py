@@ -1,4 +1,4 @@
-"""gpt-oss models in plain torch or on kernels, the checkpoints they read, and generation with them.
+"""Decoders in plain torch or on kernels, the checkpoints they read, and generation with them.
 
 Importing this package costs nothing: torch is loaded with the first name that needs it.
 """

@@ -5,23 +5,20 @@ that a head need not attend to any key. A window of w lets position i see i - w 
 takes queries one block at a time; blocks lie at multiples of 64 of the position, so that a row's
 result does not depend on where a call begins. `attend_cached` takes one query per sequence.
 
-Rotary embedding with YaRN scaling is in the half-split form: dimension i of a head's first half
-rotates with dimension i of its second half. Frequencies above the blending range keep their value,
-those below are divided by the factor, and the rotation is scaled by 0.1 ln(factor) + 1 (YaRN, arXiv
-2309.00071). Angles are float32, in the order of operations of the published implementations.
+A model without sinks has sinks of minus infinity, which take no share of any softmax.
 """
 
 import functools
-import math
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
+from nmoe_core.engine.packing import MIN_ROWS, Packing, frozen, linear
+from nmoe_core.engine.rotation import pair_halves, rotate
 from nmoe_core.engine.weights.checkpoint import LayerTensors
-from nmoe_core.engine.weights.config import ModelConfig, YarnScaling
+from nmoe_core.engine.weights.config import ModelConfig
 
 # Measured on one core at T = 512 and 2048: 64 is fastest or within 6 % of it, windowed or not.
 QUERY_BLOCK_SIZE = 64
@@ -57,15 +54,22 @@ class Attention(nn.Module):
         self.layer = layer
         self.head_dim = config.head_dim
         self.qkv_sizes = config.qkv_sizes
-        weight, bias = tensors.qkv_weight.clone(), tensors.qkv_bias.clone()
+        num_q, num_k = (size // self.head_dim for size in self.qkv_sizes[:2])
+        weight = tensors.qkv_weight.clone()
+        bias = None if tensors.qkv_bias is None else tensors.qkv_bias.clone()
         for rows in (weight, bias):
-            turned = rows[: sum(self.qkv_sizes[:2])].unflatten(0, (-1, self.head_dim))
-            turned.copy_(pair_halves(turned))
-        self.qkv_weight = nn.Parameter(weight, requires_grad=False)
-        self.qkv_bias = nn.Parameter(bias, requires_grad=False)
-        self.sinks = nn.Parameter(tensors.sinks, requires_grad=False)
-        self.out_weight = nn.Parameter(tensors.out_weight, requires_grad=False)
-        self.out_bias = nn.Parameter(tensors.out_bias, requires_grad=False)
+            if rows is not None:
+                turned = rows[: sum(self.qkv_sizes[:2])].unflatten(0, (-1, self.head_dim))
+                turned.copy_(pair_halves(turned))
+        self.qkv_weight, self.qkv_bias = frozen(weight), frozen(bias)
+        norms, self.norm_eps = None, config.rms_norm_eps
+        if tensors.q_norm is not None and tensors.k_norm is not None:
+            norms = torch.cat([tensors.q_norm.expand(num_q, -1), tensors.k_norm.expand(num_k, -1)])
+            norms = pair_halves(norms)
+        self.head_norms = frozen(norms)  # [heads + kv_heads, head_dim], of queries and keys
+        no_sinks = weight.new_full((num_q,), -torch.inf, dtype=torch.float32)
+        self.sinks = frozen(no_sinks if tensors.sinks is None else tensors.sinks)
+        self.out_weight, self.out_bias = frozen(tensors.out_weight), frozen(tensors.out_bias)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
         """Mix rows x [N, hidden], normalised, with those of their sequences."""
@@ -73,7 +77,11 @@ class Attention(nn.Module):
         q_size, _, v_size = self.qkv_sizes
         num_q, num_kv = q_size // self.head_dim, v_size // self.head_dim
         heads = fused.view(len(x), num_q + 2 * num_kv, self.head_dim)
-        turned = rotate(heads[:, : num_q + num_kv], rotation)
+        turned = heads[:, : num_q + num_kv]
+        if self.head_norms is not None:
+            normal = F.rms_norm(turned.float(), (self.head_dim,), None, self.norm_eps)
+            turned = (normal * self.head_norms).to(x.dtype)
+        turned = rotate(turned, rotation)
         q, k = turned[:, :num_q], turned[:, num_q:]
         mixed = context.attend(self.layer, q, k, heads[:, num_q + num_kv :], self.sinks)
         mixed = mixed.reshape(len(x), q_size)
@@ -183,51 +191,3 @@ def _wide_mask(num_keys: int, window: int | None, device: torch.device) -> Tenso
     distance = queries[:, None] - torch.arange(num_keys, device=device)
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
-
-
-def rotation_table(config: ModelConfig, length: int, device: torch.device | str = "cpu") -> Tensor:
-    """complex64 [length, head_dim / 2]: the rotation of each pair at positions 0 .. length - 1."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-    wavelengths = config.rope_theta ** (exponents / config.head_dim)
-    frequencies, concentration, scaling = 1.0 / wavelengths, 1.0, config.rope_scaling
-    if scaling is not None:
-        keep = 1 - _ramp(config, scaling, device)
-        frequencies = 1.0 / (scaling.factor * wavelengths) * (1 - keep) + frequencies * keep
-        concentration = 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
-    positions = torch.arange(length, dtype=torch.float32, device=device)
-    angles = positions[:, None] * frequencies
-    return torch.complex(angles.cos() * concentration, angles.sin() * concentration)
-
-
-def pair_halves(heads: Tensor) -> Tensor:
-    """Reorder dimension 1, head_dim: each first-half entry followed by its second-half partner.
-
-    Applied once to the rows of the query and key projections, [heads, head_dim, ...]: scores do not
-    change, as both are reordered alike.
-    """
-    return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-
-
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn adjacent pairs of x [rows, heads, head_dim] by complex64 [rows, head_dim / 2].
-
-    One complex product: on one core nine times as fast as cosines and sines over strided halves.
-    """
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
-
-
-def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str) -> Tensor:
-    """float32 [head_dim / 2]: 0 where a frequency is kept, 1 where it is divided by the factor."""
-
-    def turning(turns: float) -> float:
-        """The (fractional) dimension pair that turns so often over the original context."""
-        wavelength = scaling.original_max_position / (turns * 2 * math.pi)
-        return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
-
-    low, high = turning(scaling.beta_fast), turning(scaling.beta_slow)
-    if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
-    dimensions = torch.arange(config.head_dim // 2, dtype=torch.float32, device=device)
-    return ((dimensions - low) / max(high - low, 1e-3)).clamp(0, 1)

@@ -70,7 +70,8 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> i
     shapes = part_shapes(config)
     experts = sum(math.prod(shapes[part]) for part in EXPERT_PARTS)
     others = sum(math.prod(shape) for shape in shapes.values()) - experts
-    tables = 2 * config.vocab_size * config.hidden_size
+    num_tables = 1 if config.tie_word_embeddings else 2
+    tables = num_tables * config.vocab_size * config.hidden_size
     size = dtype.itemsize
     expert_bytes = experts * size if form == "decoded" else experts // GROUP_SIZE * 17
     return config.num_hidden_layers * (others * size + expert_bytes) + tables * size

@@ -1,11 +1,12 @@
 """One block of the model in plain torch, and what a way of running blocks consists of.
 
-The mixture of experts has top-k routing and clamped SwiGLU experts (gpt-oss model card, section 2).
-Rows are sorted by expert and each expert present runs once over its own; a token's k results are
-added in the order of its logits, so the sum does not depend on the batch. Costs k rows of hidden
-size per token.
+The feed-forward is SwiGLU (clamped in gpt-oss: model card, section 2), of one expert or of the top
+k of a mixture. There, rows are sorted by expert and each expert present runs once over its own; a
+token's k results are added in the order of its logits, so the sum does not depend on the batch.
+Costs k rows of hidden size per token.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from nmoe_core.engine.attention import Attention, Context, PackedDocuments
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
-from nmoe_core.engine.packing import MIN_ROWS, Packing, linear
+from nmoe_core.engine.packing import MIN_ROWS, Packing, frozen, linear
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
 
@@ -41,64 +42,92 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
 
 
+class FeedForward(nn.Module):
+    """The feed-forward of a dense block, on packed rows."""
+
+    def __init__(self, config: ModelConfig, tensors: LayerTensors) -> None:
+        super().__init__()
+        self.swiglu = swiglu_of(config)
+        self.gate_up, self.down = tensors.gate_up, tensors.down
+
+    def forward(self, x: Tensor, min_rows: int = MIN_ROWS) -> Tensor:
+        """Rows x [N, hidden], normalised, through both products."""
+        gate, up = linear(x, self.gate_up.matrix(0), None, min_rows).chunk(2, dim=-1)
+        return linear(self.swiglu(gate, up), self.down.matrix(0), None, min_rows)
+
+
 class MixtureOfExperts(nn.Module):
     """Router and experts of one block, on packed rows."""
 
     def __init__(self, config: ModelConfig, tensors: LayerTensors) -> None:
         super().__init__()
-        self.experts_per_token = config.experts_per_token
-        self.swiglu_limit = config.swiglu_limit
-        self.swiglu_alpha = config.swiglu_alpha
-        self.router_weight = nn.Parameter(tensors.router_weight, requires_grad=False)
-        self.router_bias = nn.Parameter(tensors.router_bias, requires_grad=False)
-        self.gate_up = tensors.gate_up
-        self.gate_up_bias = nn.Parameter(tensors.gate_up_bias, requires_grad=False)
-        self.down = tensors.down
-        self.down_bias = nn.Parameter(tensors.down_bias, requires_grad=False)
+        self.num_experts, self.experts_per_token = config.num_experts, config.experts_per_token
+        self.norm_topk_prob = config.norm_topk_prob
+        self.gate_up_size = 2 * config.intermediate_size
+        self.swiglu = swiglu_of(config)
+        self.router_weight = frozen(tensors.router_weight)
+        self.router_bias = frozen(tensors.router_bias)
+        self.gate_up, self.gate_up_bias = tensors.gate_up, frozen(tensors.gate_up_bias)
+        self.down, self.down_bias = tensors.down, frozen(tensors.down_bias)
 
     def forward(self, x: Tensor, min_rows: int = MIN_ROWS) -> Tensor:
         """Weighted sum of the experts of each row of x [N, hidden], normalised."""
-        logits, experts = self._route(x, min_rows)
+        weights, experts = self._route(x, min_rows)
         if len(x) == min_rows == 1:
-            return self._one_row(x, logits, experts[0].tolist())
+            return self._one_row(x, weights, experts[0].tolist())
         order = experts.flatten().argsort(stable=True)
         tokens = order // self.experts_per_token
-        counts = experts.flatten().bincount(minlength=len(self.router_bias)).tolist()
+        counts = experts.flatten().bincount(minlength=self.num_experts).tolist()
         results = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
         for run in _runs(counts):
             rows = slice(run[0][1], run[-1][2])
             self._run(run, x.index_select(0, tokens[rows]), results[rows], min_rows)
-        weights, places = torch.softmax(logits, dim=-1), order.argsort().view_as(experts)
+        places = order.argsort().view_as(experts)
         total = results.index_select(0, places[:, 0]) * weights[:, :1]
         for i in range(1, places.shape[1]):
             total.addcmul_(results.index_select(0, places[:, i]), weights[:, i : i + 1])
         return total.to(x.dtype)
 
     def _route(self, x: Tensor, min_rows: int) -> tuple[Tensor, Tensor]:
-        """float32 logits and int64 ids [N, k] of each row's experts, largest first."""
+        """float32 weights and int64 ids [N, k] of each row's experts, largest first."""
         logits = linear(x.float(), self.router_weight, self.router_bias, min_rows)
-        return logits.topk(self.experts_per_token, dim=-1)
+        top, experts = logits.topk(self.experts_per_token, dim=-1)
+        if self.norm_topk_prob:
+            return torch.softmax(top, dim=-1), experts
+        return (top - logits.logsumexp(-1, keepdim=True)).exp_(), experts
 
-    def _one_row(self, x: Tensor, logits: Tensor, experts: list[int]) -> Tensor:
+    def _one_row(self, x: Tensor, weights: Tensor, experts: list[int]) -> Tensor:
         """As `forward` of one row, as decoding one sequence has: nothing to sort."""
         run = [(expert, i, i + 1) for i, expert in enumerate(experts)]
         results = x.new_empty(len(experts), x.shape[1])
         self._run(run, x.expand(len(experts), -1), results, min_rows=1)
-        return torch.mm(torch.softmax(logits, dim=-1), results.float()).to(x.dtype)
+        return torch.mm(weights, results.float()).to(x.dtype)
 
     def _run(self, run: list[Piece], x: Tensor, results: Tensor, min_rows: int) -> None:
         """Rows [R, hidden] of some experts, each expert's together, into results [R, hidden]."""
         first = run[0][1]
         pieces = [(expert, slice(start - first, stop - first)) for expert, start, stop in run]
-        gate_up = x.new_empty(len(x), self.gate_up_bias.shape[1])
+        gate_up = x.new_empty(len(x), self.gate_up_size)
         for expert, rows in pieces:
-            matrix, bias = self.gate_up.matrix(expert), self.gate_up_bias[expert]
-            linear(x[rows], matrix, bias, min_rows, gate_up[rows])
+            bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+            linear(x[rows], self.gate_up.matrix(expert), bias, min_rows, gate_up[rows])
         gate, up = gate_up.chunk(2, dim=-1)
-        inner = swiglu(gate, up, self.swiglu_limit, self.swiglu_alpha)
+        inner = self.swiglu(gate, up)
         for expert, rows in pieces:
-            matrix, bias = self.down.matrix(expert), self.down_bias[expert]
-            linear(inner[rows], matrix, bias, min_rows, results[rows])
+            bias = None if self.down_bias is None else self.down_bias[expert]
+            linear(inner[rows], self.down.matrix(expert), bias, min_rows, results[rows])
+
+
+def swiglu_of(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """The activation of a model, of gate and up."""
+    if config.swiglu_limit is None:
+        return plain_swiglu
+    return functools.partial(swiglu, limit=config.swiglu_limit, alpha=config.swiglu_alpha)
+
+
+def plain_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """up * gate * sigmoid(gate)."""
+    return F.silu(gate).mul_(up)
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
@@ -123,14 +152,15 @@ def _runs(counts: list[int]) -> Iterator[list[Piece]]:
 
 
 class Block(nn.Module):
-    """One block: attention and experts, each on the normalised residual and added to it."""
+    """One block: attention and feed-forward, each on the normalised residual and added to it."""
 
     def __init__(self, config: ModelConfig, layer: int, tensors: LayerTensors) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(tensors.attn_norm, config.rms_norm_eps)
         self.attn = Attention(config, layer, tensors)
         self.mlp_norm = RMSNorm(tensors.mlp_norm, config.rms_norm_eps)
-        self.mlp = MixtureOfExperts(config, tensors)
+        kind = MixtureOfExperts if config.family.has_router else FeedForward
+        self.mlp = kind(config, tensors)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
         """Residual [N, hidden] before the block to the one after it.

@@ -1,4 +1,4 @@
-"""The gpt-oss transformer: embedding, blocks of attention and experts, logits.
+"""The transformer: embedding, blocks of attention and feed-forward, logits.
 
 Results are those of the published model in the dtype asked for; norms, softmaxes and the router
 are float32 always. With MKL on x86 a document has the same bits in any batch, elsewhere the same
@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend
-from nmoe_core.engine.attention import Context, rotation_table
+from nmoe_core.engine.attention import Context
 from nmoe_core.engine.block import PLAIN, Block, RMSNorm, Runtime
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import StepBatch
 from nmoe_core.engine.packing import MIN_ROWS, Packing, Residual, describe, is_integer, linear
+from nmoe_core.engine.rotation import rotation_table
 from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
 from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.families import GPT_OSS
 
 
 class Transformer(nn.Module):
@@ -80,7 +82,8 @@ class Transformer(nn.Module):
                 (E-CHECKPOINT-SCALE).
             ConfigError: Another dtype (E-CONFIG-DTYPE); a device that is not here
                 (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
-                not MXFP4 cannot stay packed (E-CONFIG-EXPERTS).
+                not MXFP4 cannot stay packed (E-CONFIG-EXPERTS); `use_kernels` for a family without
+                kernels (E-CONFIG-KERNELS).
         """
         if dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(
@@ -93,7 +96,7 @@ class Transformer(nn.Module):
         with open_checkpoint(path, config, device) as checkpoint:
             config, form = checkpoint.config, checkpoint.expert_form(experts)
             backend.check_fits(checkpoint, dtype, form)
-            runtime = choose_runtime(device, use_kernels)
+            runtime = choose_runtime(config, device, use_kernels)
             # The tables first: what is read of a mapping counts, and they are the largest tensors.
             tables = checkpoint.tables(dtype)
             # One by one, so that the plain form of two blocks is never in memory.
@@ -242,9 +245,25 @@ class Transformer(nn.Module):
         return hidden
 
 
-def choose_runtime(device: torch.device, use_kernels: bool | None = None) -> Runtime:
-    """Kernels where the device has them or where they are asked for, else plain torch."""
-    if not (backend.has_kernels(device) if use_kernels is None else use_kernels):
+def choose_runtime(
+    config: ModelConfig, device: torch.device, use_kernels: bool | None = None
+) -> Runtime:
+    """Kernels where the device has them or where they are asked for, else plain torch.
+
+    Kernels compute gpt-oss alone. Raises ConfigError if they are asked for another family
+    (E-CONFIG-KERNELS).
+    """
+    if use_kernels is None:
+        use_kernels = config.family is GPT_OSS and backend.has_kernels(device)
+    elif use_kernels and config.family is not GPT_OSS:
+        raise ConfigError(
+            "the kernels do not compute this family",
+            found=config.family.model_type,
+            expected=GPT_OSS.model_type,
+            do="load it with use_kernels=None or False",
+            code="E-CONFIG-KERNELS",
+        )
+    if not use_kernels:
         return PLAIN
     from nmoe_core.engine.kernels.block import KERNELS
 

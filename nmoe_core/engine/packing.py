@@ -7,11 +7,13 @@ result are zero.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmoe_core.base.errors import ConfigError
 
@@ -103,7 +105,7 @@ def linear(
         x = F.pad(x, (0, 0, 0, min_rows - num_rows))
         result = F.linear(x, weight, bias)[:num_rows]
         return result if out is None else out.copy_(result)
-    is_thin = 0 < num_rows <= 8 and x.numel() <= THIN_SIZE
+    is_thin = 0 < num_rows <= 8 and x.numel() <= THIN_SIZE and _is_amd()
     if is_thin and x.dtype == torch.float32 and x.device.type == "cpu":
         return _thin_product(x, weight, bias, out)
     if out is None:
@@ -112,11 +114,17 @@ def linear(
     return torch.mm(x, columns, out=out) if bias is None else torch.addmm(bias, x, columns, out=out)
 
 
-def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """As F.linear, the weight to the left: about twice as fast for one to eight short rows.
+@functools.cache
+def _is_amd() -> bool:
+    facts = Path("/proc/cpuinfo")
+    return facts.is_file() and "AuthenticAMD" in facts.read_text()
 
-    As measured with MKL on an AMD core, weights uncached. A single row is taken twice: a matrix and
-    a vector are slower than a matrix and two.
+
+def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """As F.linear, the weight to the left: with MKL on an AMD core about twice as fast for one to
+    eight short rows, weights uncached; on an Intel core half as fast.
+
+    A single row is taken twice: a matrix and a vector are slower than a matrix and two.
     """
     num_rows = x.shape[0]
     if num_rows == 1:
@@ -126,6 +134,11 @@ def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | 
     if out is None:
         out = x.new_empty(num_rows, weight.shape[0])
     return out.copy_(result) if bias is None else torch.add(result, bias, out=out)
+
+
+def frozen(tensor: Tensor | None) -> nn.Parameter | None:
+    """A parameter that is not trained, or None."""
+    return None if tensor is None else nn.Parameter(tensor, requires_grad=False)
 
 
 def is_integer(value: object) -> bool:

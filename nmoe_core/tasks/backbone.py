@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def make_backbone(run: Run) -> Result:
     """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way. Raises
-    CheckpointError where there is none, or it is not a gpt-oss one."""
+    CheckpointError where there is none, or it cannot be read."""
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
     table, path = run.config.backbone, run.tree.checkpoint
     if table.kind == "tiny":
-        make_tiny_checkpoint(path, seed=table.seed)
+        make_tiny_checkpoint(path, family=table.family, seed=table.seed)
     with open_checkpoint(path) as checkpoint:
         config = checkpoint.config
     facts = {
@@ -52,7 +52,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
 def load_backbone(run: Run) -> Transformer:
     """The run's backbone, loaded once in a process. Raises CheckpointError where there is none
-    (E-CHECKPOINT-MISSING), or it is not a gpt-oss one."""
+    (E-CHECKPOINT-MISSING), or it cannot be read."""
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
 
     table, path = run.config.backbone, run.tree.checkpoint

@@ -42,7 +42,7 @@ def prep(run: Run, source: SourcePlan, split: str) -> str:
 def backbone(run: Run) -> str:
     """Of the checkpoint: which one, or the seed of a stand-in."""
     table = run.config.backbone
-    return _version("backbone/1", [table.kind, table.checkpoint, table.seed])
+    return _version("backbone/1", [table.kind, table.family, table.checkpoint, table.seed])
 
 
 def labels(run: Run) -> str:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmoe_core.engine.attention import rotate
 from nmoe_core.engine.kernels.attention import (
     Cached,
     decode_attention,
@@ -27,6 +26,7 @@ from nmoe_core.engine.kernels.expert_product import (
 )
 from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
 from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
+from nmoe_core.engine.rotation import rotate
 from nmoe_core.engine.weights import mxfp4
 
 LIMIT, ALPHA = 7.0, 1.702

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import StateError
-from nmoe_core.engine.attention import rotation_table
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.prefixes import PrefixTree
 from nmoe_core.engine.generation.requests import (
@@ -34,6 +33,7 @@ from nmoe_core.engine.generation.sampling import Sampling, checked, choose
 from nmoe_core.engine.generation.scheduler import Planned, Scheduler, wanted_rows
 from nmoe_core.engine.generation.scheduler import Sequence as Running
 from nmoe_core.engine.model import Transformer, check_vocabulary
+from nmoe_core.engine.rotation import rotation_table
 from nmoe_core.engine.transfers import Arriving, on_device
 
 # Stands for a token that is known on the device alone.

@@ -1,4 +1,4 @@
-"""Opens a gpt-oss checkpoint on disk and reads it tensor by tensor, straight to its device.
+"""Opens a checkpoint on disk and reads it tensor by tensor, straight to its device.
 
 A checkpoint is a directory with `config.json` and safetensors files. Headers are compared with the
 config before any weight is read; weights are copied out of the mapped files, experts one by one, so
@@ -46,30 +46,34 @@ from nmoe_core.engine.weights.weight_files import (
 
 CONFIG_NAME = "config.json"
 # Small or sensitive parts are computed in float32 whatever the model's dtype.
-FLOAT32_PARTS = ("attn_norm", "sinks", "mlp_norm", "router_weight", "router_bias")
+FLOAT32_PARTS = (
+    *("attn_norm", "q_norm", "k_norm", "sinks", "mlp_norm", "router_weight", "router_bias"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
     """The weights of one block; matrices are [.., outputs, inputs].
 
-    E experts, H hidden, I intermediate, N query heads, Q + 2K the fused query, key, value width.
-    Rows of gate and up: the I gates first, then the I ups.
+    E experts, H hidden, I intermediate, D head, N query heads, Q + 2K the fused query, key, value
+    width. Rows of gate and up: the I gates first, then the I ups. None: there is no such part.
     """
 
     attn_norm: Tensor  # [H] float32
     qkv_weight: Tensor  # [Q + 2K, H]
-    qkv_bias: Tensor  # [Q + 2K]
-    sinks: Tensor  # [N] float32
     out_weight: Tensor  # [H, Q]
-    out_bias: Tensor  # [H]
     mlp_norm: Tensor  # [H] float32
-    router_weight: Tensor  # [E, H] float32
-    router_bias: Tensor  # [E] float32
     gate_up: Experts  # [E, 2I, H]
-    gate_up_bias: Tensor  # [E, 2I]
     down: Experts  # [E, H, I]
-    down_bias: Tensor  # [E, H]
+    qkv_bias: Tensor | None = None  # [Q + 2K]
+    q_norm: Tensor | None = None  # [D] float32
+    k_norm: Tensor | None = None  # [D] float32
+    sinks: Tensor | None = None  # [N] float32
+    out_bias: Tensor | None = None  # [H]
+    router_weight: Tensor | None = None  # [E, H] float32
+    router_bias: Tensor | None = None  # [E] float32
+    gate_up_bias: Tensor | None = None  # [E, 2I]
+    down_bias: Tensor | None = None  # [E, H]
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -126,7 +130,7 @@ def open_checkpoint(
     place = find_checkpoint(path)
     config = config or ModelConfig.from_dict(read_checkpoint_json(place / CONFIG_NAME))
     files = WeightFiles(weight_files(place))
-    layout = detect_layout(files.specs, place)
+    layout = detect_layout(config, files.specs, place)
     check_tensors(config, layout, files.specs, place)
     try:
         yield Checkpoint(place, config, layout, files, device)
@@ -145,10 +149,13 @@ class Checkpoint:
     device: torch.device | str
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """embedding and unembedding [vocab, hidden], final_norm float32 [hidden]."""
+        """embedding, unembedding [vocab, hidden] (one if tied); final_norm float32 [hidden]."""
+        embedding = unembedding = self._copy(self.layout.embedding, dtype)
+        if not self.config.tie_word_embeddings:
+            unembedding = self._copy(self.layout.unembedding, dtype)
         return {
-            "embedding": self._copy(self.layout.embedding, dtype),
-            "unembedding": self._copy(self.layout.unembedding, dtype),
+            "embedding": embedding,
+            "unembedding": unembedding,
             "final_norm": self._copy(self.layout.final_norm, torch.float32),
         }
 
@@ -184,10 +191,11 @@ class Checkpoint:
         others (E-CONFIG-EXPERTS).
         """
         parts = {part: self._part(layer, part, dtype) for part in self.layout.parts}
-        gate_up_bias = parts.pop("gate_up_bias")
+        if "gate_up_bias" in parts:
+            bias = parts["gate_up_bias"]
+            parts["gate_up_bias"] = torch.cat([bias[:, 0::2], bias[:, 1::2]], dim=1)
         return LayerTensors(
             **parts,
-            gate_up_bias=torch.cat([gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]], dim=1),
             gate_up=self._experts(layer, "gate_up_weight", dtype, experts),
             down=self._experts(layer, "down_weight", dtype, experts),
         )
@@ -203,7 +211,7 @@ class Checkpoint:
 
     def _experts(self, layer: int, part: str, dtype: torch.dtype, form: ExpertForm) -> Experts:
         shape = part_shapes(self.config)[part]
-        stem = self.layout.block_name(layer, self.layout.experts[part])
+        stem = self.layout.block_name(layer, self.layout.experts[part][0])
         is_stored_packed = self.layout.is_packed(layer, part, self.files.specs)
         if form == "packed" and not is_stored_packed:
             raise ConfigError(
@@ -224,6 +232,10 @@ class Checkpoint:
             if is_stored_packed:
                 packed = self._packed_rows(layer, part, expert)
                 decode_into(weight[expert], *(rows.to(self.device) for rows in packed))
+            elif not self.layout.is_stacked:
+                names = self.layout.expert_names(layer, part, [expert])
+                for name, rows in zip(names, weight[expert].chunk(len(names)), strict=True):
+                    rows.copy_(self.files.read(name))
             else:
                 rows = self.files.read(stem, expert)
                 rows = rows.mT if self.layout.is_input_major else rows

@@ -1,4 +1,4 @@
-"""The numbers that define a gpt-oss model, and what `config.json` may say.
+"""The numbers that define a model, and what `config.json` may say.
 
 No torch here: a command can read a backbone's shape without loading it.
 """
@@ -9,25 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nmoe_core.engine.weights.config_json import (
-    FULL,
-    MXFP4,
-    SAME_INTEGERS,
-    SLIDING,
-    YarnScaling,
-    bad_field,
-    config_fields,
-)
+from nmoe_core.engine.weights.config_json import FULL, MXFP4, SAME_INTEGERS, SLIDING, config_fields
+from nmoe_core.engine.weights.families import GPT_OSS, Family
+from nmoe_core.engine.weights.fields import bad_field
+from nmoe_core.engine.weights.rope import RopeScaling, YarnScaling, write_rope
 
 __all__ = ["FULL", "GROUP_SIZE", "MXFP4", "SLIDING", "ModelConfig", "YarnScaling", "tap_layers"]
 
 # Weights of an MXFP4 group, which share a scale.
 GROUP_SIZE = 32
 # Further fields that the Hugging Face form has under the names of `ModelConfig`.
-_SAME_IN_HF = (
-    *("experts_per_token", "max_position_embeddings", "rms_norm_eps", "swiglu_alpha"),
-    *("swiglu_limit", "eos_token_id", "pad_token_id"),
-)
+_SAME_IN_HF = ("max_position_embeddings", "rms_norm_eps", "eos_token_id", "pad_token_id")
+_GPT_OSS_ONLY = ("experts_per_token", "swiglu_alpha", "swiglu_limit")
 
 
 def tap_layers(num_hidden_layers: int) -> tuple[int, int]:
@@ -40,11 +33,13 @@ def tap_layers(num_hidden_layers: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape and constants of one gpt-oss model.
+    """Shape and constants of one model.
 
     `layer_types[i]` is `sliding_attention` or `full_attention`; `sliding_window` counts the query
     itself; `quant_method` is `mxfp4` when the config says the experts are stored so, else None
-    (what the files hold decides how they are read).
+    (what the files hold decides how they are read). A dense model has one expert and no router;
+    `swiglu_limit` None is SwiGLU without a clamp; `norm_topk_prob` takes the softmax over a
+    token's experts alone, else it is over all.
     """
 
     num_hidden_layers: int
@@ -59,18 +54,23 @@ class ModelConfig:
     sliding_window: int
     layer_types: tuple[str, ...]
     rope_theta: float
-    rope_scaling: YarnScaling | None
+    rope_scaling: RopeScaling | None
     max_position_embeddings: int
     rms_norm_eps: float = 1e-5
-    swiglu_limit: float = 7.0
+    swiglu_limit: float | None = 7.0
     swiglu_alpha: float = 1.702
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     quant_method: str | None = None
+    family: Family = GPT_OSS
+    attention_bias: bool = True
+    tie_word_embeddings: bool = False
+    norm_topk_prob: bool = True
 
     def __post_init__(self) -> None:
         names = (*SAME_INTEGERS, "num_experts", "experts_per_token", "max_position_embeddings")
-        names += ("rms_norm_eps", "swiglu_limit", "swiglu_alpha")
+        names += ("rms_norm_eps", "swiglu_alpha")
+        names += () if self.swiglu_limit is None else ("swiglu_limit",)
         grouped = ("hidden_size", "intermediate_size") if self.quant_method == MXFP4 else ()
         heads, divisor = self.num_attention_heads, max(1, self.num_key_value_heads)
         experts, layers = self.num_experts, self.num_hidden_layers
@@ -108,29 +108,37 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
-        """Read the Hugging Face form, which names its architecture, or that of `original/`.
+        """Read the Hugging Face form of any family, or gpt-oss in the form of `original/`.
 
         Fixed facts of `original/`, which its file does not have: alternating layers starting with a
         sliding one, epsilon 1e-5, MXFP4 experts, and the special ids of the published vocabulary.
-        Raises CheckpointError: another architecture or a variant of this one (E-CHECKPOINT-ARCH); a
+        Raises CheckpointError: another architecture or a variant of one (E-CHECKPOINT-ARCH); a
         field is missing or out of range (E-CHECKPOINT-CONFIG).
         """
         return cls(**config_fields(raw))
 
     def to_hf(self) -> dict[str, Any]:
-        """The published Hugging Face `config.json` of this model, keys in alphabetical order."""
+        """The Hugging Face `config.json` of this model, keys in alphabetical order."""
+        family, scaling = self.family, self.rope_scaling
         raw: dict[str, Any] = {
             **{name: getattr(self, name) for name in (*SAME_INTEGERS, *_SAME_IN_HF)},
-            "architectures": ["GptOssForCausalLM"],
-            "attention_bias": True,
+            "architectures": [family.architecture],
+            "attention_bias": self.attention_bias,
             "attention_dropout": 0.0,
             "hidden_act": "silu",
             "layer_types": list(self.layer_types),
-            "model_type": "gpt_oss",
-            "num_experts_per_tok": self.experts_per_token,
-            "num_local_experts": self.num_experts,
-            "tie_word_embeddings": False,
+            "model_type": family.model_type,
+            "tie_word_embeddings": self.tie_word_embeddings,
         }
+        if family.has_router:
+            raw["num_experts_per_tok"] = self.experts_per_token
+            raw["num_local_experts"] = self.num_experts
+        if family is GPT_OSS:
+            raw |= {name: getattr(self, name) for name in _GPT_OSS_ONLY}
+        else:
+            raw["use_sliding_window"] = SLIDING in self.layer_types
+            raw["norm_topk_prob"] = self.norm_topk_prob
+            raw["moe_intermediate_size"] = self.intermediate_size
         if self.quant_method is not None:
             raw["quantization_config"] = {
                 "modules_to_not_convert": [
@@ -139,16 +147,10 @@ class ModelConfig:
                 ],
                 "quant_method": self.quant_method,
             }
-        scaling = self.rope_scaling
         if scaling is None:
             raw["rope_parameters"] = {"rope_theta": self.rope_theta, "rope_type": "default"}
         else:
-            raw["initial_context_length"] = scaling.original_max_position
-            raw["rope_theta"] = self.rope_theta
-            raw["rope_scaling"] = {
-                **{name: getattr(scaling, name) for name in ("beta_fast", "beta_slow", "factor")},
-                "original_max_position_embeddings": scaling.original_max_position,
-                "rope_type": "yarn",
-                "truncate": scaling.truncate,
-            }
+            if isinstance(scaling, YarnScaling):
+                raw["initial_context_length"] = scaling.original_max_position
+            raw["rope_theta"], raw["rope_scaling"] = self.rope_theta, write_rope(scaling)
         return dict(sorted(raw.items()))

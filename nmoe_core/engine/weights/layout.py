@@ -1,17 +1,20 @@
-"""The names and shapes of a gpt-oss checkpoint's tensors, in both published layouts.
+"""The names and shapes of a checkpoint's tensors, in all published layouts.
 
-The Hugging Face layout keeps query, key and value apart and stores unquantised experts
-input-major; `original/` fuses the three and stores experts output-major. In both, the rows of
-gate and up interleave (gate even, up odd), and MXFP4 experts are a tensor of blocks and one of
-scales.
+The Hugging Face layout keeps query, key and value apart. gpt-oss has two layouts: that of Hugging
+Face stores unquantised experts input-major, `original/` fuses query, key and value and stores
+experts output-major. In both, experts are stacked, the rows of gate and up interleave (gate even,
+up odd), and MXFP4 experts are a tensor of blocks and one of scales. Other families store the
+matrices of each expert alone, gate and up apart.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.weights.config import GROUP_SIZE, MXFP4, ModelConfig
+from nmoe_core.engine.weights.families import GPT_OSS
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 PACKED_DTYPES = ("U8",)
@@ -34,8 +37,8 @@ class TensorSpec:
 class Layout:
     """One published naming of the tensors.
 
-    `parts` maps a part of a block to the stored tensors that make it up, joined by rows; `experts`
-    maps a stack of expert matrices to the stem of its name.
+    `parts` maps a part of a block to the stored tensors that make it up, joined by rows. `experts`
+    does so for expert matrices: one stem of a stack, or the matrices of expert `{}`.
     """
 
     embedding: str
@@ -43,9 +46,10 @@ class Layout:
     unembedding: str
     block_prefix: str
     parts: Mapping[str, tuple[str, ...]]
-    experts: Mapping[str, str]
-    packed_suffixes: tuple[str, str]
-    is_input_major: bool
+    experts: Mapping[str, tuple[str, ...]]
+    packed_suffixes: tuple[str, str] = ("_blocks", "_scales")
+    is_stacked: bool = True
+    is_input_major: bool = False
 
     def block_name(self, layer: int, name: str) -> str:
         """Full name of a block's tensor; `layer` counts from 0."""
@@ -53,13 +57,18 @@ class Layout:
 
     def packed_names(self, layer: int, part: str) -> tuple[str, str]:
         """Names of the blocks and the scales of an expert stack."""
-        stem = self.block_name(layer, self.experts[part])
+        stem = self.block_name(layer, self.experts[part][0])
         blocks, scales = self.packed_suffixes
         return stem + blocks, stem + scales
 
+    def expert_names(self, layer: int, part: str, experts: Iterable[int]) -> list[str]:
+        """Names of the matrices of experts that are stored alone."""
+        names = (self.block_name(layer, name) for name in self.experts[part])
+        return [name.format(expert) for name in names for expert in experts]
+
     def is_packed(self, layer: int, part: str, names: Collection[str]) -> bool:
         """Whether the files hold an expert stack as MXFP4."""
-        return any(name in names for name in self.packed_names(layer, part))
+        return self.is_stacked and any(name in names for name in self.packed_names(layer, part))
 
 
 # Part of a block, its tensors in the Hugging Face layout, its tensor in `original/`.
@@ -82,8 +91,10 @@ HUGGING_FACE = Layout(
     unembedding="lm_head.weight",
     block_prefix="model.layers.{}.",
     parts={part: names for part, names, _ in _PARTS},
-    experts={"gate_up_weight": "mlp.experts.gate_up_proj", "down_weight": "mlp.experts.down_proj"},
-    packed_suffixes=("_blocks", "_scales"),
+    experts={
+        "gate_up_weight": ("mlp.experts.gate_up_proj",),
+        "down_weight": ("mlp.experts.down_proj",),
+    },
     is_input_major=True,
 )
 ORIGINAL = Layout(
@@ -92,31 +103,66 @@ ORIGINAL = Layout(
     unembedding="unembedding.weight",
     block_prefix="block.{}.",
     parts={part: (name,) for part, _, name in _PARTS},
-    experts={"gate_up_weight": "mlp.mlp1_weight", "down_weight": "mlp.mlp2_weight"},
+    experts={"gate_up_weight": ("mlp.mlp1_weight",), "down_weight": ("mlp.mlp2_weight",)},
     packed_suffixes=(".blocks", ".scales"),
-    is_input_major=False,
 )
+# Buffers that old files of other families hold beside the weights; tied tables are stored once.
+_IGNORED_SUFFIX = "rotary_emb.inv_freq"
+
+
+def layouts(config: ModelConfig) -> tuple[Layout, ...]:
+    """The layouts that a checkpoint of this config may have."""
+    if config.family is GPT_OSS:
+        return HUGGING_FACE, ORIGINAL
+    shapes = part_shapes(config)
+    parts = {part: names for part, names in HUGGING_FACE.parts.items() if part in shapes}
+    if config.family.has_head_norms:
+        parts |= {f"{part}_norm": (f"self_attn.{part}_norm.weight",) for part in "qk"}
+    if config.family.has_router:
+        parts["router_weight"] = ("mlp.gate.weight",)
+    place = "mlp.experts.{}." if config.family.has_router else "mlp."
+    experts = {
+        "gate_up_weight": (f"{place}gate_proj.weight", f"{place}up_proj.weight"),
+        "down_weight": (f"{place}down_proj.weight",),
+    }
+    unembedding = HUGGING_FACE.unembedding
+    if config.tie_word_embeddings:
+        unembedding = HUGGING_FACE.embedding
+    return (
+        dataclasses.replace(
+            HUGGING_FACE,
+            unembedding=unembedding,
+            parts=parts,
+            experts=experts,
+            is_stacked=False,
+            is_input_major=False,
+        ),
+    )
 
 
 def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every part of a block as the engine uses it: matrices are [.., outputs, inputs]."""
     hidden, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
     query_size, qkv_size = config.qkv_sizes[0], sum(config.qkv_sizes)
-    return {
-        "attn_norm": (hidden,),
-        "qkv_weight": (qkv_size, hidden),
-        "qkv_bias": (qkv_size,),
-        "sinks": (config.num_attention_heads,),
-        "out_weight": (hidden, query_size),
-        "out_bias": (hidden,),
-        "mlp_norm": (hidden,),
-        "router_weight": (experts, hidden),
-        "router_bias": (experts,),
-        "gate_up_weight": (experts, 2 * inner, hidden),
-        "gate_up_bias": (experts, 2 * inner),
-        "down_weight": (experts, hidden, inner),
-        "down_bias": (experts, hidden),
+    family, has_biases = config.family, config.family.has_feed_forward_biases
+    shapes = {
+        "attn_norm": (True, (hidden,)),
+        "qkv_weight": (True, (qkv_size, hidden)),
+        "qkv_bias": (config.attention_bias, (qkv_size,)),
+        "q_norm": (family.has_head_norms, (config.head_dim,)),
+        "k_norm": (family.has_head_norms, (config.head_dim,)),
+        "sinks": (family.has_sinks, (config.num_attention_heads,)),
+        "out_weight": (True, (hidden, query_size)),
+        "out_bias": (config.attention_bias, (hidden,)),
+        "mlp_norm": (True, (hidden,)),
+        "router_weight": (family.has_router, (experts, hidden)),
+        "router_bias": (has_biases, (experts,)),
+        "gate_up_weight": (True, (experts, 2 * inner, hidden)),
+        "gate_up_bias": (has_biases, (experts, 2 * inner)),
+        "down_weight": (True, (experts, hidden, inner)),
+        "down_bias": (has_biases, (experts, hidden)),
     }
+    return {part: shape for part, (is_there, shape) in shapes.items() if is_there}
 
 
 def block_tensors(
@@ -141,13 +187,20 @@ def stored_tensors(
     shapes = part_shapes(config)
     table = TensorSpec((config.vocab_size, config.hidden_size))
     specs = {layout.embedding: table, layout.unembedding: table}
+    if config.tie_word_embeddings and HUGGING_FACE.unembedding in names:
+        specs[HUGGING_FACE.unembedding] = table
     specs[layout.final_norm] = TensorSpec((config.hidden_size,))
     for layer in range(config.num_hidden_layers):
         for name, _, shape in block_tensors(config, layout, layer):
             specs[name] = TensorSpec(shape)
         for part in EXPERT_PARTS:
             experts, outputs, inputs = shapes[part]
-            plain = layout.block_name(layer, layout.experts[part])
+            if not layout.is_stacked:
+                rows = outputs // len(layout.experts[part])
+                for name in layout.expert_names(layer, part, range(experts)):
+                    specs[name] = TensorSpec((rows, inputs))
+                continue
+            plain = layout.block_name(layer, layout.experts[part][0])
             says_packed = plain not in names and config.quant_method == MXFP4
             if layout.is_packed(layer, part, names) or says_packed:
                 blocks, scales = layout.packed_names(layer, part)
@@ -160,16 +213,17 @@ def stored_tensors(
     return specs
 
 
-def detect_layout(names: Collection[str], where: Path) -> Layout:
+def detect_layout(config: ModelConfig, names: Collection[str], where: Path) -> Layout:
     """The layout whose embedding table is among `names`; refuses others (E-CHECKPOINT-TENSOR)."""
-    for layout in (HUGGING_FACE, ORIGINAL):
+    known = layouts(config)
+    for layout in known:
         if layout.embedding in names:
             return layout
     raise CheckpointError(
         "no embedding table among the tensors",
         where=where,
         found=f"{len(names)} tensors",
-        expected=f"{HUGGING_FACE.embedding} or {ORIGINAL.embedding}",
+        expected=" or ".join(layout.embedding for layout in known),
         code="E-CHECKPOINT-TENSOR",
     )
 
@@ -189,6 +243,8 @@ def check_tensors(
         elif found[name].shape != spec.shape or found[name].dtypes[0] not in spec.dtypes:
             problems.append(f"{name} is {found[name]}, expected {spec}")
     extra = sorted(set(found) - set(expected))
+    if config.family is not GPT_OSS:
+        extra = [name for name in extra if not name.endswith(_IGNORED_SUFFIX)]
     problems += [f"{name} belongs to no part of this model" for name in extra]
     if not problems:
         return

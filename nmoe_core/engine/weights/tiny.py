@@ -1,4 +1,4 @@
-"""Writes a small gpt-oss checkpoint of seeded random weights, in the published layout.
+"""Writes a small checkpoint of seeded random weights, in the published layout of its family.
 
 A stand-in for trained weights, and it says so: `config.json` carries `nmoe_recipe`. The files are
 a function of the recipe alone, byte for byte, on any machine and at any thread count. Branches are
@@ -27,7 +27,14 @@ from nmoe_core.engine.weights.config_json import (
     PUBLISHED_PAD_TOKEN_ID,
     PUBLISHED_VOCAB_SIZE,
 )
-from nmoe_core.engine.weights.layout import EXPERT_PARTS, HUGGING_FACE, block_tensors, part_shapes
+from nmoe_core.engine.weights.families import GPT_OSS, Family, family_of
+from nmoe_core.engine.weights.layout import (
+    EXPERT_PARTS,
+    HUGGING_FACE,
+    block_tensors,
+    layouts,
+    part_shapes,
+)
 
 RECIPE_KEY = "nmoe_recipe"
 INDEX_NAME = "model.safetensors.index.json"
@@ -51,6 +58,8 @@ _STATISTICS = {
     "attn_norm": (1.0, 0.1),
     "qkv_weight": (0.0, 1.2),
     "qkv_bias": (0.0, 0.2),
+    "q_norm": (1.0, 0.1),
+    "k_norm": (1.0, 0.1),
     "sinks": (0.0, 1.0),
     "out_weight": (0.0, _DAMPING),
     "out_bias": (0.0, 0.02),
@@ -68,35 +77,51 @@ _STATISTICS = {
 
 
 def make_tiny_checkpoint(
-    directory: str | Path, *, seed: int = 0, num_layers: int = 8, **sizes: int
+    directory: str | Path,
+    *,
+    family: str = GPT_OSS.model_type,
+    seed: int = 0,
+    num_layers: int = 8,
+    **sizes: int,
 ) -> Path:
     """Write the checkpoint and return its directory; does nothing if it is there already.
 
-    Constants that the arguments do not name are those of gpt-oss-20b. Blocks have a window or none
-    in turn; `sizes` are fields of `ModelConfig` in place of those of `SIZES`.
+    Constants that the arguments do not name are those of gpt-oss-20b; in gpt-oss, blocks have a
+    window or none in turn. `sizes` are fields of `ModelConfig` in place of those of `SIZES`.
 
     Raises:
-        CheckpointError: A size does not fit (E-CHECKPOINT-CONFIG), or the directory holds a
-            checkpoint that was not made here (E-CHECKPOINT-FOREIGN).
+        CheckpointError: An unknown family (E-CHECKPOINT-ARCH), a size does not fit
+            (E-CHECKPOINT-CONFIG), or the directory holds a checkpoint that was not made here
+            (E-CHECKPOINT-FOREIGN).
         LockedError: Another process is writing there (E-LOCKED).
     """
-    chosen = SIZES | sizes
-    vocab_size = chosen["vocab_size"]
-    is_published = vocab_size == PUBLISHED_VOCAB_SIZE
-    config = ModelConfig(
-        **chosen,
-        num_hidden_layers=num_layers,
-        layer_types=tuple(FULL if i % 2 else SLIDING for i in range(num_layers)),
-        rope_theta=150_000.0,
-        rope_scaling=YarnScaling(factor=32.0, original_max_position=4096),
-        max_position_embeddings=131_072,
-        eos_token_id=PUBLISHED_EOS_TOKEN_ID if is_published else vocab_size - 1,
-        pad_token_id=PUBLISHED_PAD_TOKEN_ID if is_published else vocab_size - 2,
-        quant_method=MXFP4,
-    )
+    config = _config(family_of({"model_type": family}), num_layers, SIZES | sizes)
     recipe = {"weights": "seeded random numbers, not trained", "version": 1, "seed": seed}
     _write(Path(directory), config.to_hf() | {RECIPE_KEY: recipe}, _tensors(config, seed))
     return Path(directory)
+
+
+def _config(family: Family, num_layers: int, sizes: dict[str, int]) -> ModelConfig:
+    vocab_size, kinds = sizes["vocab_size"], (FULL,) * num_layers
+    is_published = vocab_size == PUBLISHED_VOCAB_SIZE
+    own: dict[str, Any] = {"attention_bias": False, "swiglu_limit": None}
+    if family is GPT_OSS:
+        own = {"rope_scaling": YarnScaling(factor=32.0, original_max_position=4096)}
+        own["quant_method"] = MXFP4
+        kinds = tuple(FULL if i % 2 else SLIDING for i in range(num_layers))
+    if not family.has_router:
+        sizes = sizes | {"num_experts": 1, "experts_per_token": 1}
+    return ModelConfig(
+        **sizes,
+        **({"rope_scaling": None} | own),
+        family=family,
+        num_hidden_layers=num_layers,
+        layer_types=kinds,
+        rope_theta=150_000.0,
+        max_position_embeddings=131_072,
+        eos_token_id=PUBLISHED_EOS_TOKEN_ID if is_published else vocab_size - 1,
+        pad_token_id=PUBLISHED_PAD_TOKEN_ID if is_published else vocab_size - 2,
+    )
 
 
 def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Tensor]]) -> None:
@@ -140,14 +165,20 @@ def _shards(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor
 
 def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Every stored tensor, by its Hugging Face name."""
-    layout, shapes = HUGGING_FACE, part_shapes(config)
+    layout, shapes = layouts(config)[0], part_shapes(config)
     table, hidden = (config.vocab_size, config.hidden_size), (config.hidden_size,)
     yield layout.embedding, _draw(seed, layout.embedding, table, "embedding").bfloat16()
     for layer in range(config.num_hidden_layers):
         for name, part, shape in block_tensors(config, layout, layer):
             yield name, _draw(seed, name, shape, part).bfloat16()
         for part in EXPERT_PARTS:
-            name = layout.block_name(layer, layout.experts[part])
+            if not layout.is_stacked:
+                experts, outputs, inputs = shapes[part]
+                size = outputs // len(layout.experts[part]), inputs
+                for name in layout.expert_names(layer, part, range(experts)):
+                    yield name, _draw(seed, name, size, part).bfloat16()
+                continue
+            name = layout.block_name(layer, layout.experts[part][0])
             packed = mxfp4.encode(_draw(seed, name, shapes[part], part))
             yield from zip(layout.packed_names(layer, part), packed, strict=True)
     yield layout.final_norm, _draw(seed, layout.final_norm, hidden, "final_norm").bfloat16()

@@ -121,5 +121,5 @@ def random_tensors(
         else:
             value = mxfp4.decode(*packed, torch.bfloat16)
             value = value.mT if layout.is_input_major else value
-            tensors[layout.block_name(layer, layout.experts[part])] = value.contiguous()
+            tensors[layout.block_name(layer, layout.experts[part][0])] = value.contiguous()
     return tensors

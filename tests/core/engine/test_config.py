@@ -71,7 +71,7 @@ def test_newer_names_of_fields_mean_the_same(published: ModelConfig):
         {"hidden_act": "gelu"},
         {"tie_word_embeddings": True},
         {"quantization_config": {"quant_method": "fp8"}},
-        {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         {"rope_scaling": {"mscale": 2.0, "rope_type": "yarn"}},
     ],
     ids=str,

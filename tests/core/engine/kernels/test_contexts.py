@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nmoe_core.engine.attention import rotate
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import Chunk, StepBatch
 from nmoe_core.engine.kernels import graphs
 from nmoe_core.engine.kernels.contexts import KernelStep
 from nmoe_core.engine.kernels.graphs import DecodeGraphs, StaticStep
+from nmoe_core.engine.rotation import rotate
 
 HEADS, KV_HEADS, DIM, PAGE, WINDOW, MAX_LENGTH = 2, 1, 16, 4, 6, 48
 CONFIG = SimpleNamespace(

@@ -1,0 +1,70 @@
+"""Rotary embedding, in the half-split form: dimension i of a head's first half rotates with
+dimension i of its second half.
+
+YaRN (arXiv 2309.00071): frequencies above the blending range keep their value, those below are
+divided by the factor, and the rotation is scaled. Llama 3: as YaRN with a range of its own and no
+scale. Angles are float32, in the order of operations of the published implementations.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.rope import LinearScaling, Llama3Scaling, YarnScaling
+
+
+def rotation_table(config: ModelConfig, length: int, device: torch.device | str = "cpu") -> Tensor:
+    """complex64 [length, head_dim / 2]: the rotation of each pair at positions 0 .. length - 1."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+    wavelengths = config.rope_theta ** (exponents / config.head_dim)
+    frequencies, concentration, scaling = 1.0 / wavelengths, 1.0, config.rope_scaling
+    if isinstance(scaling, YarnScaling):
+        keep = 1 - _ramp(config, scaling, device)
+        frequencies = 1.0 / (scaling.factor * wavelengths) * (1 - keep) + frequencies * keep
+        concentration = scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
+    elif isinstance(scaling, LinearScaling):
+        frequencies = frequencies / scaling.factor
+    elif isinstance(scaling, Llama3Scaling):
+        turns = scaling.original_max_position / (2 * math.pi / frequencies)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        keep = ((turns - low) / (high - low)).clamp(0, 1)
+        frequencies = (1 - keep) * frequencies / scaling.factor + keep * frequencies
+    positions = torch.arange(length, dtype=torch.float32, device=device)
+    angles = positions[:, None] * frequencies
+    return torch.complex(angles.cos() * concentration, angles.sin() * concentration)
+
+
+def pair_halves(heads: Tensor) -> Tensor:
+    """Reorder dimension 1, head_dim: each first-half entry followed by its second-half partner.
+
+    Applied once to the rows of the query and key projections, [heads, head_dim, ...]: scores do not
+    change, as both are reordered alike.
+    """
+    return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn adjacent pairs of x [rows, heads, head_dim] by complex64 [rows, head_dim / 2].
+
+    One complex product: on one core nine times as fast as cosines and sines over strided halves.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
+
+
+def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str) -> Tensor:
+    """float32 [head_dim / 2]: 0 where a frequency is kept, 1 where it is divided by the factor."""
+
+    def turning(turns: float) -> float:
+        """The (fractional) dimension pair that turns so often over the original context."""
+        wavelength = scaling.original_max_position / (turns * 2 * math.pi)
+        return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
+
+    low, high = turning(scaling.beta_fast), turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    dimensions = torch.arange(config.head_dim // 2, dtype=torch.float32, device=device)
+    return ((dimensions - low) / max(high - low, 1e-3)).clamp(0, 1)

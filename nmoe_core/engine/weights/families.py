@@ -1,0 +1,56 @@
+"""The kinds of decoders that the engine computes, each described by what it has of its own.
+
+All are pre-norm decoders with rotary grouped-query attention and a gated feed-forward: gpt-oss,
+Llama (arXiv 2407.21783) and Qwen3, dense and as a mixture of experts (arXiv 2505.09388).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nmoe_core.base.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of decoder, by its names in `config.json`.
+
+    has_sinks: Each head's softmax has a learned sink. has_head_norms: Queries and keys are
+    normalised by head before they are rotated. has_router: The feed-forward is a mixture of
+    experts. has_feed_forward_biases: Router and experts have biases.
+    """
+
+    model_type: str
+    architecture: str
+    has_sinks: bool = False
+    has_head_norms: bool = False
+    has_router: bool = False
+    has_feed_forward_biases: bool = False
+
+
+GPT_OSS = Family(
+    "gpt_oss", "GptOssForCausalLM", has_sinks=True, has_router=True, has_feed_forward_biases=True
+)
+LLAMA = Family("llama", "LlamaForCausalLM")
+QWEN3 = Family("qwen3", "Qwen3ForCausalLM", has_head_norms=True)
+QWEN3_MOE = Family("qwen3_moe", "Qwen3MoeForCausalLM", has_head_norms=True, has_router=True)
+FAMILIES = (GPT_OSS, LLAMA, QWEN3, QWEN3_MOE)
+
+
+def family_of(raw: Mapping[str, Any]) -> Family:
+    """The family that a `config.json` names. Raises CheckpointError for any other
+    (E-CHECKPOINT-ARCH); a file without a name is gpt-oss in the form of `original/`."""
+    listed = raw.get("architectures")
+    name = raw.get("model_type") or (listed[0] if isinstance(listed, list) and listed else listed)
+    if name is None and "model_type" not in raw and "architectures" not in raw:
+        return GPT_OSS
+    for family in FAMILIES:
+        if name in (family.model_type, family.architecture):
+            return family
+    raise CheckpointError(
+        "the engine does not compute this architecture",
+        where="config.json model_type",
+        found=repr(name),
+        expected=f"one of {', '.join(family.model_type for family in FAMILIES)}",
+        code="E-CHECKPOINT-ARCH",
+    )

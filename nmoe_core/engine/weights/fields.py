@@ -1,0 +1,63 @@
+"""Reads fields of a checkpoint's `config.json` and refuses what no model can have.
+
+A field that changes the mathematics and is missing, of the wrong type, or set to a variant that
+the engine does not compute is refused by name: a default that differs from what the weights were
+trained with would give plausible wrong numbers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nmoe_core.base.errors import CheckpointError
+
+LARGEST = 2**53
+
+
+def take(raw: Mapping[str, Any], kind: type, *names: str) -> Any:
+    """The field under the first of `names` that is there; an int serves as a float."""
+    name = next((name for name in names if raw.get(name) is not None), None)
+    if name is None:
+        raise CheckpointError(
+            f"the field {' or '.join(names)} is missing",
+            where="config.json",
+            code="E-CHECKPOINT-CONFIG",
+        )
+    value = raw[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not abs(value) <= LARGEST:
+        raise bad_field(name, value, f"a number of at most {LARGEST}")
+    if kind is float and is_number:
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise bad_field(name, value, f"a value of type {kind.__name__}")
+    return value
+
+
+def first_id(raw: Mapping[str, Any], name: str) -> int | None:
+    """A token id or None; of a list, the first (the others are a chat's own stop ids)."""
+    value = raw.get(name)
+    if isinstance(value, list) and value:
+        return take({name: value[0]}, int, name)
+    return None if value is None else take(raw, int, name)
+
+
+def bad_field(field: str, found: object, expected: str) -> CheckpointError:
+    """The error for a field whose value no model of this kind can have."""
+    return CheckpointError(
+        "the field does not fit",
+        where=f"config.json {field}",
+        found=repr(found)[:80],
+        expected=expected,
+        code="E-CHECKPOINT-CONFIG",
+    )
+
+
+def variant(field: str, found: object, expected: str) -> CheckpointError:
+    """The error for a setting that changes what is computed, and is not computed here."""
+    return CheckpointError(
+        "the engine does not compute this variant",
+        where=f"config.json {field}",
+        found=repr(found)[:80],
+        expected=expected,
+        code="E-CHECKPOINT-ARCH",
+    )

@@ -1,0 +1,204 @@
+"""Llama, Qwen3 and Qwen3-MoE against transformers, on seeded random shapes of each."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
+from nmoe_core.engine.weights.config import FULL, SLIDING
+from tests.core.engine.builders import greedy, make_generator
+from tests.refusals import refused
+
+transformers = pytest.importorskip("transformers")
+LOGITS_ATOL, HIDDEN_RTOL = 2e-4, 1e-5
+NUM_SHAPES = 20
+FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 4.0},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "attention_factor": 1.3,
+        "beta_fast": 8.0,
+        "original_max_position_embeddings": 32,
+    },
+]
+
+
+def _reference(family: str, rng: random.Random) -> Any:
+    """A float32 model of transformers of a random shape, with random weights."""
+    num_kv, num_experts = rng.choice([1, 2, 3]), rng.choice([3, 5, 8])
+    num_heads = num_kv * rng.choice([1, 2, 4])
+    own: dict[str, Any] = {}
+    if family == "qwen3" and rng.random() < 0.4:
+        own |= {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+    if family == "qwen3_moe":
+        own |= {"num_experts": num_experts, "num_experts_per_tok": rng.randint(1, num_experts)}
+        own |= {
+            "moe_intermediate_size": 8 * rng.randint(2, 9),
+            "norm_topk_prob": rng.random() < 0.5,
+        }
+    config = getattr(transformers, f"{FAMILIES[family]}Config")(
+        num_hidden_layers=rng.randint(1, 4),
+        vocab_size=rng.randint(50, 300),
+        hidden_size=num_heads * 8 * rng.randint(1, 3),
+        intermediate_size=8 * rng.randint(3, 12),
+        head_dim=rng.choice([8, 16, 32]),
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv,
+        attention_bias=rng.random() < 0.3,
+        tie_word_embeddings=rng.random() < 0.5,
+        rms_norm_eps=rng.choice([1e-5, 1e-6]),
+        max_position_embeddings=256,
+        rope_parameters={"rope_theta": rng.choice([1e4, 5e5]), **rng.choice(ROPES)},
+        **own,
+    )
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(rng.randint(0, 10**6))
+    for name, values in model.named_parameters():
+        noise = torch.randn(values.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            values.data = 1 + 0.1 * noise
+        else:
+            values.data = noise * (1.3 / values.shape[-1] ** 0.5 if values.ndim > 1 else 0.2)
+    return model
+
+
+def _ids(model: Transformer, *shape: int) -> torch.Tensor:
+    return torch.randint(0, model.config.vocab_size, shape, generator=torch.Generator())
+
+
+@pytest.mark.parametrize("seed", range(NUM_SHAPES))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_random_shape_of_a_family_equals_transformers(tmp_path: Path, family: str, seed: int):
+    theirs = _reference(family, random.Random(f"{family} {seed}"))
+    theirs.save_pretrained(tmp_path)
+    ours = Transformer.from_checkpoint(tmp_path)
+    depth, ids = ours.config.num_hidden_layers, _ids(ours, 2, 70)
+    logits, hidden = ours(ids, return_hidden_states=range(1, depth + 1))
+    with torch.no_grad():
+        expected = theirs(ids, output_hidden_states=True, use_cache=False)
+    assert (logits - expected.logits).abs().max() <= LOGITS_ATOL
+    # The last state of transformers is after the final norm.
+    for tap, state in enumerate(expected.hidden_states[1:depth], 1):
+        assert (hidden[tap] - state).norm() / state.norm() <= HIDDEN_RTOL
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_continues_as_the_forward_pass_in_any_batch(tmp_path: Path, family: str):
+    _reference(family, random.Random(7)).save_pretrained(tmp_path)
+    model = Transformer.from_checkpoint(tmp_path)
+    vocab_size = model.config.vocab_size
+    prompts = [[i * 7 % vocab_size for i in range(3, 3 + n)] for n in (1, 9, 40, 70)]
+    expected = [greedy(model, prompt, 6) for prompt in prompts]
+    for max_batch, sizes in ((4, {}), (1, {}), (3, {"max_step_tokens": 7, "page_size": 5})):
+        generator = make_generator(model, 100, max_batch, **sizes)
+        assert generator.generate_batch(prompts, max_tokens=6) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_document_of_a_ragged_batch_has_the_states_it_has_alone(tmp_path: Path, family: str):
+    _reference(family, random.Random(11)).save_pretrained(tmp_path)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
+        model = Transformer.from_checkpoint(tmp_path, dtype=dtype)
+        depth = model.config.num_hidden_layers
+        call: dict[str, Any] = {"return_hidden_states": (depth,), "no_logits": True}
+        ids = _ids(model, 3, 66)
+        _, together = model(ids, torch.tensor([66, 5, 31]), **call)
+        for row, length in enumerate((66, 5, 31)):
+            _, alone = model(ids[row : row + 1, :length], **call)
+            assert (together[depth][row, :length] - alone[depth][0]).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_near_float32_in_the_median(tmp_path: Path, family: str):
+    _reference(family, random.Random(13)).save_pretrained(tmp_path)
+    exact = Transformer.from_checkpoint(tmp_path)
+    ids = _ids(exact, 2, 60)
+    rounded = Transformer.from_checkpoint(tmp_path, dtype=torch.bfloat16)(ids)
+    expected = exact(ids)
+    errors = (rounded - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.median() < 0.05
+
+
+def _raw(family: str = "llama", **changes: Any) -> dict[str, Any]:
+    config = getattr(transformers, f"{FAMILIES[family]}Config")(num_hidden_layers=2, head_dim=64)
+    return config.to_dict() | {"architectures": [f"{FAMILIES[family]}ForCausalLM"]} | changes
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "field"),
+    [
+        ("llama", {"mlp_bias": True}, "mlp_bias"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "beta_fast": 2}}, "beta_fast"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window"),
+        ("llama", {"model_type": "mamba"}, "model_type"),
+    ],
+)
+def test_a_variant_that_is_not_computed_is_refused_by_name(family: str, changes, field: str):
+    with refused("E-CHECKPOINT-ARCH", field):
+        ModelConfig.from_dict(_raw(family, **changes))
+
+
+def test_what_a_file_may_leave_out_is_what_transformers_takes():
+    raw = {k: v for k, v in _raw().items() if k not in ("rope_parameters", "attention_bias")}
+    for name in ("num_key_value_heads", "head_dim", "tie_word_embeddings"):
+        raw.pop(name)
+    config = ModelConfig.from_dict(raw)
+    assert (config.rope_theta, config.num_key_value_heads, config.head_dim) == (10_000.0, 32, 128)
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    config = ModelConfig.from_dict(_raw("qwen3", layer_types=None, **windows))
+    assert config.layer_types == (FULL, SLIDING)
+    with refused("E-CHECKPOINT-CONFIG", "head_dim"):
+        ModelConfig.from_dict(_raw("qwen3", head_dim=None))
+
+
+def test_old_buffers_and_a_copy_of_a_tied_table_are_not_read(tmp_path: Path):
+    made = make_tiny_checkpoint(tmp_path, family="llama", vocab_size=64, num_layers=2)
+    raw = json.loads((made / "config.json").read_text())
+    expected = Transformer.from_checkpoint(made)(torch.arange(9)[None])
+    save_file(
+        {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, made / "extra.safetensors"
+    )
+    (made / "model.safetensors.index.json").unlink()
+    assert torch.equal(Transformer.from_checkpoint(made)(torch.arange(9)[None]), expected)
+    (made / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": True}))
+    tied = Transformer.from_checkpoint(made)
+    assert tied.unembedding is not None
+    assert torch.equal(tied.unembedding, tied.embedding)
+
+
+def test_kernels_are_refused_for_a_family_that_they_do_not_compute(tmp_path: Path):
+    made = make_tiny_checkpoint(tmp_path, family="qwen3", vocab_size=64, num_layers=1)
+    with refused("E-CONFIG-KERNELS", "qwen3"):
+        Transformer.from_checkpoint(made, use_kernels=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tiny_checkpoint_of_a_family_is_read_by_transformers(tmp_path: Path, family: str):
+    make_tiny_checkpoint(tmp_path, family=family, vocab_size=64, num_layers=2)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        error = theirs(ids).logits - Transformer.from_checkpoint(tmp_path)(ids)
+    assert error.abs().max() <= LOGITS_ATOL
