@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import os
 import statistics
@@ -79,7 +80,7 @@ def load_peers(
     path: Path, dtype: torch.dtype, settings: Sequence[str] = EXPERT_SETTINGS
 ) -> dict[str, Any]:
     """The model of transformers under each setting, MXFP4 experts decoded."""
-    import transformers
+    transformers: Any = importlib.import_module("transformers")
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

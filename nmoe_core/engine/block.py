@@ -65,6 +65,7 @@ class MixtureOfExperts(nn.Module):
         self.norm_topk_prob = config.norm_topk_prob
         self.gate_up_size = 2 * config.intermediate_size
         self.swiglu = swiglu_of(config)
+        assert tensors.router_weight is not None
         self.router_weight = frozen(tensors.router_weight)
         self.router_bias = frozen(tensors.router_bias)
         self.gate_up, self.gate_up_bias = tensors.gate_up, frozen(tensors.gate_up_bias)

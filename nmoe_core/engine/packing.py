@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -136,6 +137,10 @@ def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | 
     return out.copy_(result) if bias is None else torch.add(result, bias, out=out)
 
 
+@overload
+def frozen(tensor: Tensor) -> nn.Parameter: ...
+@overload
+def frozen(tensor: None) -> None: ...
 def frozen(tensor: Tensor | None) -> nn.Parameter | None:
     """A parameter that is not trained, or None."""
     return None if tensor is None else nn.Parameter(tensor, requires_grad=False)

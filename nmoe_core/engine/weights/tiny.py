@@ -104,7 +104,7 @@ def make_tiny_checkpoint(
 def _config(family: Family, num_layers: int, sizes: dict[str, int]) -> ModelConfig:
     vocab_size, kinds = sizes["vocab_size"], (FULL,) * num_layers
     is_published = vocab_size == PUBLISHED_VOCAB_SIZE
-    own: dict[str, Any] = {"attention_bias": False, "swiglu_limit": None}
+    own: dict[str, Any] = {"rope_scaling": None, "attention_bias": False, "swiglu_limit": None}
     if family is GPT_OSS:
         own = {"rope_scaling": YarnScaling(factor=32.0, original_max_position=4096)}
         own["quant_method"] = MXFP4
@@ -113,7 +113,7 @@ def _config(family: Family, num_layers: int, sizes: dict[str, int]) -> ModelConf
         sizes = sizes | {"num_experts": 1, "experts_per_token": 1}
     return ModelConfig(
         **sizes,
-        **({"rope_scaling": None} | own),
+        **own,
         family=family,
         num_hidden_layers=num_layers,
         layer_types=kinds,

@@ -106,8 +106,9 @@ def test_generation_continues_as_the_forward_pass_in_any_batch(tmp_path: Path, f
     vocab_size = model.config.vocab_size
     prompts = [[i * 7 % vocab_size for i in range(3, 3 + n)] for n in (1, 9, 40, 70)]
     expected = [greedy(model, prompt, 6) for prompt in prompts]
-    for max_batch, sizes in ((4, {}), (1, {}), (3, {"max_step_tokens": 7, "page_size": 5})):
-        generator = make_generator(model, 100, max_batch, **sizes)
+    cases: list[dict[str, Any]] = [{}, {"max_batch": 1}, {"max_step_tokens": 7, "page_size": 5}]
+    for sizes in cases:
+        generator = make_generator(model, 100, **sizes)
         assert generator.generate_batch(prompts, max_tokens=6) == expected
 
 
