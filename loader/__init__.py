@@ -1,6 +1,7 @@
 """Deterministic, elastic, exactly resumable loading of token shards. Needs numpy only."""
 
 from loader.batches import Batch
+from loader.certificate import Certificate, verify_certificate
 from loader.config import build_loader, read_config, resolve_plan
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
 from loader.files.format import Manifest, load_manifest
@@ -13,12 +14,14 @@ from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import PlanSettings
+from loader.remix import remix
 
 __version__ = "0.1.0"
 
 __all__ = [
     "IGNORE_INDEX",
     "Batch",
+    "Certificate",
     "ConfigError",
     "DeterministicLoader",
     "FormatError",
@@ -43,7 +46,9 @@ __all__ = [
     "open_shard",
     "position_ids",
     "read_config",
+    "remix",
     "resolve_plan",
     "resolve_stages",
     "source_losses",
+    "verify_certificate",
 ]

@@ -2,8 +2,9 @@
 
 `peek` prints what each stage takes of each source and rows of a batch with their sources, as text
 where a vocabulary file is named; `fingerprint` a digest of the first batches that is equal wherever
-the stream is; `verify` reads every file and compares checksums. PLAN is a plan's JSON file, its URL
-with --cache-dir, or a run's TOML file. Exit status: 0 done, 1 refused with one line, 2 usage.
+the stream is; `verify` reads every file and compares checksums; `verify-remix` makes a certificate
+again from its plans. PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file.
+Exit status: 0 done, 1 refused with one line, 2 usage.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from loader.certificate import Certificate, verify_certificate
 from loader.config import resolve_plan
 from loader.errors import ConfigError, NmoeError
 from loader.files.addresses import PathParser
@@ -30,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
-        plan = resolve_plan(arguments.plan, arguments.cache_dir)
-        for line in arguments.command(plan, arguments):
+        for line in arguments.command(arguments.open(arguments), arguments):
             print(line, flush=True)
     except NmoeError as error:
         print(error.line(), file=sys.stderr)
@@ -73,7 +74,7 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
     for stage in plan.stages:
         total = sum(source.weight for source in stage.sources)
         for source in stage.sources:
-            taken, read = source.quota_sequences, first[source.name]["sequences"]
+            taken, read = source.num_sequences, first[source.name]["sequences"]
             seen[source.name] += taken
             # Over all stages so far: the cursor of a source goes on from stage to stage.
             epochs = f"{seen[source.name] * plan.stride / source.num_tokens:.3f}"
@@ -132,6 +133,14 @@ def _verify(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:
     yield f"ok plan {plan.plan_hash}"
 
 
+def _verify_remix(certificate: Certificate, _: argparse.Namespace) -> Iterator[str]:
+    before, after = certificate.before, certificate.after
+    for row in certificate.windows:
+        read, to_read = row.edit - row.start, row.stop - row.edit
+        yield f"ok {row.source}: {read} windows before step {certificate.step}, {to_read} after"
+    yield f"ok plan {after.plan_hash} goes on from {before.plan_hash} at step {certificate.step}"
+
+
 def read_vocabulary(path: Path) -> dict[int, bytes]:
     """Bytes of each token id, from lines of a token in base64, a space and its id. Raises
     ConfigError."""
@@ -173,11 +182,15 @@ def _parser() -> argparse.ArgumentParser:
         if steps is not None:
             sub.add_argument("--steps", type=_count, default=steps, metavar="N")
         sub.add_argument("--cache-dir", metavar="DIR", help="copies of a URL's files")
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, open=lambda own: resolve_plan(own.plan, own.cache_dir))
         if name == "peek":
             sub.add_argument("--rows", type=_count, default=4, help="of the next batch")
             sub.add_argument("--tokens", type=_count, default=40, help="shown of each document")
             sub.add_argument("--vocab", type=Path, metavar="FILE", help="a .tiktoken file")
+    text = "make the certificate of a remix again"
+    sub = commands.add_parser("verify-remix", help=text, description=text)
+    sub.add_argument("certificate", type=Path, metavar="CERT", help="as `nmoe remix` writes it")
+    sub.set_defaults(command=_verify_remix, open=lambda own: verify_certificate(own.certificate))
     return parser
 
 

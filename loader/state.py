@@ -2,7 +2,8 @@
 
 The position is one number, the global sequence index. A state also holds the plan's identity, so
 that a refusal can name what differs, and counts per source. It loads at another batch size, whose
-sequences are the same. Counts per source alone are a state too (`loader.plan.continuation`).
+sequences are the same, and under a plan that is the same up to its position, such as a remix.
+Counts per source alone are a state too (`loader.plan.continuation`).
 States of versions 1 and 2 carry no seal: what they hold beside their index must agree with it.
 """
 
@@ -109,7 +110,7 @@ def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -
     difference = None
     if isinstance(state.get("plan"), Mapping):
         difference = _first_difference("plan", state["plan"], plan.identity())
-        if difference and _has_same_sequences(state, plan):
+        if difference and (_has_same_sequences(state, plan) or _has_same_past(state, plan, split)):
             return
     where, found, expected = difference or ("plan_hash", state.get("plan_hash"), plan.plan_hash)
     do = "resume with the plan that the state was saved under"
@@ -146,6 +147,35 @@ def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
         stages.append(replace(stage, name=name, start_step=step))
     other = replace(plan, batch_size=batch_size, stages=tuple(stages))
     return state.get("plan_hash") == other.plan_hash
+
+
+def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bool:
+    """Whether the state's plan is `plan` up to the state's position: of train, all but later stages
+    and how far the one that holds the position was read; of valid, all but stages."""
+    n, old, new = state["global_sequence_index"], dict(state["plan"]), plan.identity()
+    stages = [value.pop("stages", ()) for value in (old, new)]
+    if old != new or split == "valid":
+        return old == new
+    at = 0
+    try:
+        for pair in zip(*stages):
+            wholes, ends = zip(*((_as_planned(stage), at + _length(stage)) for stage in pair))
+            if at < n and (wholes[0] != wholes[1] or min(ends[0], n) != min(ends[1], n)):
+                return False
+            at = min(ends)
+    except (AttributeError, KeyError, TypeError):
+        raise malformed("plan.stages", "the stages of a plan") from None
+    return 0 < n <= at
+
+
+def _length(stage: Mapping[str, Any]) -> int:
+    return sum(s["quota_sequences"] - s.get("unread_sequences", 0) for s in stage["sources"])
+
+
+def _as_planned(stage: Mapping[str, Any]) -> list[Any]:
+    """A stage without how far it was read."""
+    rows = [{**source, "unread_sequences": 0} for source in stage["sources"]]
+    return [rows, {key: value for key, value in stage.items() if key != "sources"}]
 
 
 def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, Any] | None:

@@ -1,8 +1,9 @@
 """Exact shares at block ends in closed form, random order inside a block.
 
-After n sequences source i has had floor(n x share + phase), its phase a fraction drawn once, and
-the heaviest source has the rest. So a source is never more than one sequence from its share at a
-block's end, however small the share and long the run, and no position costs more than another.
+After n sequences source i has had floor(n x share + owed + phase), its phase a fraction drawn
+once, and the heaviest source has the rest. So a source is never more than one sequence from its
+share at a block's end, however small the share and long the run, and no position costs more than
+another.
 `block` has blocks of 2,048 sequences, `epoch_weighted` of one pass over the data, `weighted_random`
 a single one: drawing without replacement. Block-deterministic mixing as in levanter, without its
 rounding per block.
@@ -21,6 +22,7 @@ from math import floor, sqrt
 import numpy as np
 
 from loader.order.shuffle import hashes, key_of, mix64
+from loader.order.swrr import OWED_UNIT
 
 BLOCK_SIZE = 2048
 LEAF_SIZE = 16_384
@@ -34,22 +36,41 @@ _SUM_SD = sqrt(_FIELDS * (2**32 - 1) / 12)
 class Pace:
     """An endless stream with fixed shares: after `sum(shares)` sequences a source has had exactly
     its share. A block has more than `block_size` sequences where the heaviest source could not give
-    way to all others within one. `key` says which phases and orders."""
+    way to all others within one. `key` says which phases and orders. owed: in 1 / OWED_UNIT
+    sequences, what each source is to have beside its share; with `in_shares` it is a part of it.
+    """
 
-    def __init__(self, shares: Sequence[int], block_size: int, key: int) -> None:
-        self._shares, self._key = list(shares), key
-        self._total = sum(shares)
-        self._filler = max(range(len(self._shares)), key=self._shares.__getitem__)
-        least = -(-(len(self._shares) - 1) * self._total // self._shares[self._filler])
+    def __init__(
+        self,
+        shares: Sequence[int],
+        block_size: int,
+        key: int,
+        owed: Sequence[int] = (),
+        in_shares: bool = False,
+    ) -> None:
+        unit, count = (OWED_UNIT, len(shares)) if any(owed) else (1, len(shares))
+        given = owed if any(owed) else [0] * count
+        self._rates = [n * unit - own * in_shares for n, own in zip(shares, given)]
+        self._key, self._period, self._total = key, sum(shares), sum(shares) * unit
+        self._filler = max(range(count), key=self._rates.__getitem__)
+        left = self._total - sum(self._rates) + self._rates[self._filler]
+        # What each of the others can gain in a block over its rate.
+        most = (count - 1) * (2 if any(owed) else 1)
+        least = -(-most * self._total // left) if left > 0 else self._period
         self._size = max(1, block_size, least)
-        self._phases = [key_of(key, i) * self._total >> 64 for i in range(len(self._shares))]
-        self._number, self._block = -1, Arrangement([0] * len(self._shares), 0)
-        self._before = [0] * len(self._shares)
+        self._phases = [
+            (key_of(key, i) * self._total >> 64) + own * self._period for i, own in enumerate(given)
+        ]
+        self._number, self._block = -1, Arrangement([0] * count, 0)
+        self._before = [0] * count
 
     def counts_at(self, n: int) -> list[int]:
         """Sequences of each source among the first `n`, where `n` is a block's end."""
+        if n == 0:
+            return [0] * len(self._rates)
         counts = [
-            (n * share + phase) // self._total for share, phase in zip(self._shares, self._phases)
+            max(0, (n * rate + phase) // self._total)
+            for rate, phase in zip(self._rates, self._phases)
         ]
         counts[self._filler] += n - sum(counts)
         return counts
@@ -57,7 +78,7 @@ class Pace:
     def counts_before(self, n: int) -> np.ndarray:
         """Sequences of each source among the first `n`: int64 `[num_sources]`."""
         if n == 0:
-            return np.zeros(len(self._shares), np.int64)
+            return np.zeros(len(self._rates), np.int64)
         start, _ = self._open(n - 1)
         return np.array(self._before, np.int64) + self._block.counts_before(n - start)
 
@@ -73,11 +94,11 @@ class Pace:
     def first_met(self, quotas: Sequence[int]) -> int:
         """Number of sequences after which a source has first had its quota (each above 0)."""
         met = min(
-            -(-(quota * self._total - phase) // share)
-            for quota, share, phase in zip(quotas, self._shares, self._phases)
+            -(-(quota * self._total - phase) // rate)
+            for quota, rate, phase in zip(quotas, self._rates, self._phases)
         )
-        # The closed form of the filler is another, within the number of sources.
-        met += len(quotas)
+        # The closed form of the filler is another, within twice the number of sources.
+        met += 2 * len(quotas)
         blocks = range(self._number_of(max(met - 1, 0)) + 1)
 
         def is_met(counts: Iterable[int]) -> bool:
@@ -89,14 +110,14 @@ class Pace:
 
     def _number_of(self, n: int) -> int:
         # The rest of a period that is no whole block belongs to its last one.
-        per_period = max(1, self._total // self._size)
-        period, inside = divmod(n, self._total)
+        per_period = max(1, self._period // self._size)
+        period, inside = divmod(n, self._period)
         return period * per_period + min(inside // self._size, per_period - 1)
 
     def _end(self, number: int) -> int:
-        per_period = max(1, self._total // self._size)
+        per_period = max(1, self._period // self._size)
         period, inside = divmod(number + 1, per_period)
-        return period * self._total + inside * self._size
+        return period * self._period + inside * self._size
 
     def _open(self, n: int) -> tuple[int, int]:
         """Open the block that holds sequence `n`; its start and end."""
@@ -110,17 +131,21 @@ class Pace:
 
 
 def paced_until_met(
-    weights: Sequence[int], quotas: Sequence[int], block_size: int, key: int
+    weights: Sequence[int], quotas: Sequence[int], block_size: int, key: int, owed: Sequence[int]
 ) -> tuple[Pace, int]:
     """The stream of some sources, and for how many sequences it is good: until a source has first
-    had its quota. Quotas that are the weights' shares, rounded, are followed themselves; then all
-    are met together at the end.
+    had its quota. Quotas that are the weights' shares and what is owed, rounded, are followed
+    themselves; then all are met together at the end.
     """
     total, num_sequences = sum(weights), sum(quotas)
-    if all(abs(q * total - w * num_sequences) <= total for q, w in zip(quotas, weights)):
-        return Pace(quotas, block_size, key), num_sequences
+    off = (
+        abs((quota * OWED_UNIT - own) * total - weight * num_sequences * OWED_UNIT)
+        for quota, weight, own in zip(quotas, weights, owed)
+    )
+    if max(off) <= total * OWED_UNIT:
+        return Pace(quotas, block_size, key, owed, in_shares=True), num_sequences
     scale = max(1, -(-block_size // total))
-    pace = Pace([weight * scale for weight in weights], block_size, key)
+    pace = Pace([weight * scale for weight in weights], block_size, key, owed)
     return pace, pace.first_met(quotas)
 
 

@@ -9,6 +9,7 @@ after n sequences is the clock up to which n readings lie: a binary search, O(so
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -21,10 +22,10 @@ _MAX_UNIT = 2**48
 
 class LeastConsumed:
     """An endless stream of sequences of `seq_len` tokens that keeps tokens / weight equal. `tokens`
-    count as read of each source at the start; `key` breaks ties."""
+    count as read of each source at the start, below 0 where it is owed some; `key` breaks ties."""
 
     def __init__(
-        self, weights: Sequence[int], tokens: Sequence[int], seq_len: int, key: int
+        self, weights: Sequence[int], tokens: Sequence[int | Fraction], seq_len: int, key: int
     ) -> None:
         unit = _unit(weights, seq_len)
         self._prices = [_round_div(unit * seq_len, weight) for weight in weights]
@@ -100,8 +101,8 @@ class LeastConsumed:
         return np.array(active)[columns[order]]
 
 
-def _round_div(numerator: int, denominator: int) -> int:
-    """The nearest integer to a fraction of non-negative integers; halves go up."""
+def _round_div(numerator: int | Fraction, denominator: int) -> int:
+    """The integer nearest to a fraction; halves go up."""
     return (2 * numerator + denominator) // (2 * denominator)
 
 

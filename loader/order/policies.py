@@ -8,7 +8,8 @@ starves. Stretches before a position are opened once, at most one per source.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from fractions import Fraction
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from loader.errors import PlanError
 from loader.order.blocks import BLOCK_SIZE, paced_until_met
 from loader.order.least_consumed import LeastConsumed
 from loader.order.shuffle import key_of
-from loader.order.swrr import swrr_until_met
+from loader.order.swrr import OWED_UNIT, swrr_until_met
 
 POLICIES = ("swrr", "block", "least_consumed", "weighted_random", "epoch_weighted")
 
@@ -45,8 +46,17 @@ class Schedule(Picks, Protocol):
     num_sequences: int
 
 
-# Weights, quotas and sequences drawn before, of the sources that have not met their quota; seed.
-OpenStretch = Callable[[list[int], list[int], list[int], int], tuple[Picks, int]]
+class Shares(NamedTuple):
+    """Of each source of a stage: its integer weight, its number of sequences, and, where a run goes
+    on under other shares, what it is owed, in 1 / OWED_UNIT sequences."""
+
+    weights: Sequence[int]
+    quotas: Sequence[int]
+    owed: Sequence[int] = ()
+
+
+# Shares of the sources that have not met their quota, sequences drawn of them before; seed.
+OpenStretch = Callable[[Shares, list[int], int], tuple[Picks, int]]
 
 
 class Sequential:
@@ -95,15 +105,13 @@ class UntilMet:
     says for how many sequences it is good: until a source has had its quota, or longer where it
     exceeds none."""
 
-    def __init__(
-        self, open_stretch: OpenStretch, weights: Sequence[int], quotas: Sequence[int], key: int
-    ) -> None:
-        for i, (weight, quota) in enumerate(zip(weights, quotas, strict=True)):
+    def __init__(self, open_stretch: OpenStretch, shares: Shares, key: int) -> None:
+        for i, (weight, quota) in enumerate(zip(shares.weights, shares.quotas, strict=True)):
             if quota > 0 and weight <= 0:
                 raise PlanError("a quota without weight", where=f"source {i}", found=quota)
         self._open_stretch, self._key = open_stretch, key
-        self._weights = list(weights)
-        self._quotas = np.array(quotas, np.int64)
+        self._weights, self._owed = shares.weights, shares.owed or [0] * len(shares.quotas)
+        self._quotas = np.array(shares.quotas, np.int64)
         self._stretches: list[Stretch] = []
         self.num_sequences = int(self._quotas.sum())
 
@@ -131,40 +139,39 @@ class UntilMet:
             base = self.counts_before(start)
             left = self._quotas - base
             active = np.flatnonzero(left > 0)
-            weights = [self._weights[i] for i in active]
+            shares = Shares(
+                [self._weights[i] for i in active.tolist()],
+                left[active].tolist(),
+                [self._owed[i] for i in active.tolist()],
+            )
             key = key_of(self._key, len(found))
-            quotas, drawn = left[active].tolist(), base[active].tolist()
-            picks, length = self._open_stretch(weights, quotas, drawn, key)
+            picks, length = self._open_stretch(shares, base[active].tolist(), key)
             found.append(Stretch(start, start + length, base, active, picks))
         return found[bisect_right(found, n, key=lambda stretch: stretch.start) - 1]
 
 
 def make_schedule(
-    policy: str,
-    weights: Sequence[int],
-    quotas: Sequence[int],
-    *,
-    key: int = 0,
-    seq_len: int = 1,
-    pass_sequences: int = 1,
+    policy: str, shares: Shares, *, key: int = 0, seq_len: int = 1, pass_sequences: int = 1
 ) -> Schedule:
-    """The order of sources in a stage, by their integer weights and their numbers of sequences.
+    """The order of sources in a stage.
 
     key: seed of the stage. seq_len: tokens of a sequence, which `least_consumed` counts.
     pass_sequences: sequences in one pass over all data, an epoch of `epoch_weighted`. Raises
     PlanError where a source has a quota and no weight.
     """
     block_sizes = {"block": BLOCK_SIZE, "epoch_weighted": pass_sequences}
-    block_size = block_sizes.get(policy, sum(quotas))
+    block_size = block_sizes.get(policy, sum(shares.quotas))
 
-    def open_stretch(
-        weights: list[int], quotas: list[int], drawn: list[int], key: int
-    ) -> tuple[Picks, int]:
-        if policy == "swrr":
-            return swrr_until_met(weights, quotas)
+    def open_stretch(shares: Shares, drawn: list[int], key: int) -> tuple[Picks, int]:
+        weights, quotas, owed = shares
         if policy == "least_consumed":
-            stream = LeastConsumed(weights, [seq_len * n for n in drawn], seq_len, key)
+            behind = [n - Fraction(own, OWED_UNIT) if own else n for n, own in zip(drawn, owed)]
+            stream = LeastConsumed(weights, [seq_len * n for n in behind], seq_len, key)
             return stream, stream.first_met(quotas)
-        return paced_until_met(weights, quotas, block_size, key)
+        if any(drawn):
+            owed = [0] * len(quotas)  # the stretch before has made up for it
+        if policy == "swrr":
+            return swrr_until_met(weights, quotas, owed)
+        return paced_until_met(weights, quotas, block_size, key, owed)
 
-    return UntilMet(open_stretch, weights, quotas, key)
+    return UntilMet(open_stretch, shares, key)

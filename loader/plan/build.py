@@ -19,7 +19,7 @@ from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage
 from loader.plan.records import LoaderPlan, PlanSource, PlanStage, SourceData
-from loader.plan.settings import PlanSettings
+from loader.plan.settings import PlanSettings, StreamSettings
 from loader.plan.tables import nearest
 
 
@@ -68,13 +68,13 @@ def build_plan(
     train = {name: preflight.read_data(manifests[name], given) for name in names}
     held_out = {name: preflight.read_data(path, given) for name, path in valid.items()}
     vocabulary = preflight.agreed_vocabulary([*train.items(), *held_out.items()], given)
-    data = {name: _source_data(name, root, manifests[name], train[name]) for name in names}
+    data = {name: source_data(name, root, manifests[name], train[name]) for name in names}
     plan = LoaderPlan(
         plan_id=plan_id,
         **vocabulary._asdict(),
         **settings.of_stream(),
         stages=_plan_stages(stages, data, train, settings),
-        valid=tuple(_source_data(n, root, path, held_out[n]) for n, path in valid.items()),
+        valid=tuple(source_data(n, root, path, held_out[n]) for n, path in valid.items()),
         base=Path(os.path.abspath(root)),
     )
     preflight.check_plan(plan)
@@ -88,7 +88,9 @@ def sources_read(stages: Sequence[Stage], phases: Sequence[Phase]) -> list[str]:
     return list(dict.fromkeys(s.name for s in listed if s.weight or s.name in weighed))
 
 
-def _source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:
+def source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:
+    """A source of a plan, from its manifest. Raises PlanError where that lies outside `root`
+    (E-PATH-ESCAPE)."""
     relative = Path(os.path.relpath(path, root)).as_posix()
     if relative.startswith("../"):
         raise PlanError(
@@ -144,7 +146,7 @@ def _plan_stages(
     return tuple(planned)
 
 
-def num_windows(manifest: Manifest, settings: PlanSettings) -> int:
+def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
     """Sequences in one pass over a source. Raises PlanError where there is none (E-PLAN-SHORT)."""
     if settings.packing == "best_fit":
         index = DocumentIndex([manifest], TokenFiles([manifest], False))

@@ -15,6 +15,7 @@ from loader.errors import PlanError
 from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
 from loader.files.shard import read_npy_header
 from loader.order.policies import weight_unit
+from loader.order.swrr import OWED_UNIT
 from loader.plan.records import LoaderPlan, PlanStage, SourceData
 from loader.plan.settings import KEYS, PlanSettings, Vocabulary
 
@@ -166,6 +167,9 @@ def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
         weight, quota, found = source.weight, source.quota_sequences, f"source {source.name!r}"
         yield f"{found} with weight {weight}", "a weight of at least 1", weight >= 1
         yield f"{found} with quota {quota}", "a quota of at least 0", quota >= 0
+        unread, owed = source.unread_sequences, source.owed_millionths
+        yield f"{found} with {unread} sequences unread", f"0 to {quota}", 0 <= unread <= quota
+        yield f"{found} owed {owed} millionths", "at most one sequence", abs(owed) <= OWED_UNIT
     yield "no sequence", "at least one", stage.num_sequences > 0
 
 
@@ -184,7 +188,7 @@ def _check_need(plan: LoaderPlan) -> None:
     taken = Counter({c.source: c.sequences for c in plan.consumed})
     for stage in plan.stages:
         for source in stage.sources:
-            taken[source.name] += source.quota_sequences
+            taken[source.name] += source.num_sequences
             if plan.on_exhaust == "first_exhausted":
                 taken[source.name] = min(1, taken[source.name])  # the run ends with its data
             need = _need(plan, taken[source.name], source.num_tokens)

@@ -70,7 +70,7 @@ def resume_counts(
     own = _of_plan(plan, consumed)
     for source in plan.sources:
         if source.name in own:
-            _refuse_other_reading(source, own[source.name], order)
+            refuse_other_reading(source, own[source.name], order)
     counts = [own[s.name].sequences if s.name in own else 0 for s in plan.sources]
     n = sum(counts)
     is_place = (
@@ -114,14 +114,15 @@ def without_consumed(
         if to_end and stage is plan.stages[-1]:
             shares = [max(0, limits[s.name] - taken[s.name]) for s in stage.sources]
         elif stop - done >= stage.num_sequences:
-            shares = [source.quota_sequences for source in stage.sources]
+            shares = [source.num_sequences for source in stage.sources]
         else:
             shares = quotas(max(0, stop - done), [source.weight for source in stage.sources])
         for source, share in zip(stage.sources, shares):
             taken[source.name] += share
         if any(shares):
             pairs = zip(stage.sources, shares)
-            sources = tuple(replace(source, quota_sequences=n) for source, n in pairs)
+            new = {"unread_sequences": 0, "owed_millionths": 0}
+            sources = tuple(replace(source, quota_sequences=n, **new) for source, n in pairs)
             stages.append(replace(stage, sources=sources))
     if sum(stage.num_sequences for stage in stages) < plan.batch_size:
         raise StateError(
@@ -176,7 +177,7 @@ def _origin(spec: str) -> str:
     return rest.split(":")[0] if colon and kind in ("hf", "txt") else spec
 
 
-def _refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None:
+def refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None:
     """Refuse counts of a source whose data or reading order was another: the windows that they
     count would be read again, and others passed over. Counts that do not say are taken."""
     if not read.content_hash or not (read.rows or read.tokens):

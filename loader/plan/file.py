@@ -41,12 +41,17 @@ def load_plan(path: str | Path) -> LoaderPlan:
         value = read_json_object(path, _MAX_BYTES)
     except FormatError as error:
         raise PlanError("not a loader plan", found=str(error), code="E-PLAN-FORMAT") from None
-    plan = parse_plan(value, path, path.parent)
-    preflight.check_plan(plan, path)
+    return checked_plan(value, path, path.parent)
+
+
+def checked_plan(value: Any, where: object, directory: Path) -> LoaderPlan:
+    """The plan in the JSON value of a file in `directory`, checked as by `load_plan`."""
+    plan = parse_plan(value, where, directory)
+    preflight.check_plan(plan, where)
     if value.get("plan_hash") != plan.plan_hash:
         raise PlanError(
             "plan_hash does not match the plan",
-            where=path,
+            where=where,
             found=value.get("plan_hash"),
             expected=plan.plan_hash,
             do="build the plan again; it is not meant to be edited",

@@ -124,14 +124,24 @@ def weights_fixed_point(weights: Sequence[float], one: int = 1_000_000) -> list[
     return [max(1, round(w / total * one)) if w else 0 for w in exact]
 
 
-def quotas(num_sequences: int, weights: Sequence[float]) -> list[int]:
+def quotas(
+    num_sequences: int, weights: Sequence[float], owed: Sequence[Fraction] = ()
+) -> list[int]:
     """Share `num_sequences` among weights by largest remainder; ties go to the earlier source.
 
-    The result sums to `num_sequences` exactly; a source of weight zero gets none.
+    The result sums to `num_sequences` exactly; a source of weight zero gets none. owed: sequences
+    that a source gets beside its share, or fewer; one that was ahead by more than its share gets
+    none.
     """
-    exact = [_exact(w) for w in weights]
-    total = sum(exact)
-    ideal = [num_sequences * w / total for w in exact]
+    exact, beside = [_exact(w) for w in weights], [*owed] or [Fraction(0)] * len(weights)
+    while True:
+        total, rest = sum(exact), num_sequences - sum(beside)
+        ideal = [rest * w / total + own for w, own in zip(exact, beside)]
+        if min(ideal) >= 0:
+            break
+        ahead = [share < 0 for share in ideal]
+        exact = [Fraction(0) if out else w for w, out in zip(exact, ahead)]
+        beside = [Fraction(0) if out else own for own, out in zip(beside, ahead)]
     shares = [math.floor(share) for share in ideal]
     by_remainder = sorted(range(len(ideal)), key=lambda i: (shares[i] - ideal[i], i))
     for i in by_remainder[: num_sequences - sum(shares)]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from loader.plan.settings import KEYS, StreamSettings, Vocabulary
 
@@ -34,6 +34,8 @@ DEFAULTS: dict[str, Any] = {
     "spec": "",
     "lr_scale": 1.0,
     "start_step": 0,
+    "unread_sequences": 0,
+    "owed_millionths": 0,
 }
 
 
@@ -50,13 +52,25 @@ class SourceData:
     spec: str = field(default="", kw_only=True)
 
 
+T = TypeVar("T", bound=SourceData)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanSource(SourceData):
-    """A source in a stage: how many sequences the stage takes, and its weight as a part of
-    `loader.order.policies.weight_unit`."""
+    """A source in a stage: how many sequences the stage has of it, and its weight as a part of
+    `loader.order.policies.weight_unit`. Where the run went on under other shares
+    (`loader.remix`), `unread_sequences` of the quota were not read by then, and in the stage after
+    it the source is owed `owed_millionths` of a sequence."""
 
     weight: int
     quota_sequences: int
+    unread_sequences: int = 0
+    owed_millionths: int = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """What the stage takes of the source."""
+        return self.quota_sequences - self.unread_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +92,8 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class PlanStage:
-    """A stretch of the stream with one set of weights. `start_step` is set where a phase begins,
-    `lr_scale` is the phase's factor on the learning rate."""
+    """A stretch of the stream with one set of weights. `start_step` is set where a phase or a remix
+    begins, `lr_scale` is its factor on the learning rate."""
 
     name: str
     mixture: str
@@ -89,8 +103,13 @@ class PlanStage:
 
     @property
     def num_sequences(self) -> int:
-        """Sum of quotas; `first_exhausted` may end the run sooner."""
-        return sum(source.quota_sequences for source in self.sources)
+        """What is taken of all sources; `first_exhausted` may end the run sooner."""
+        return sum(source.num_sequences for source in self.sources)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the run went on under other shares before the stage's end."""
+        return any(source.unread_sequences for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +163,7 @@ class LoaderPlan(StreamSettings):
         """Sequences of each source in all stages together."""
         taken: Counter[str] = Counter()
         for stage in self.stages:
-            taken.update({source.name: source.quota_sequences for source in stage.sources})
+            taken.update({source.name: source.num_sequences for source in stage.sources})
         return taken
 
     def limits(self, capacities: Sequence[int]) -> list[int]:
@@ -181,6 +200,17 @@ class LoaderPlan(StreamSettings):
     def placed_in(self, directory: Path) -> LoaderPlan:
         """The same plan for a file in `directory`."""
         return replace(self, root=Path(os.path.relpath(self.base, directory)).as_posix())
+
+    def moved_to(self, base: Path) -> LoaderPlan:
+        """The same plan whose paths start at another directory, which holds all its data."""
+
+        def moved(source: T) -> T:
+            path = os.path.relpath(self.base / source.manifest, base)
+            return replace(source, manifest=Path(path).as_posix())
+
+        stages = (replace(s, sources=tuple(map(moved, s.sources))) for s in self.stages)
+        valid = tuple(map(moved, self.valid))
+        return replace(self, stages=tuple(stages), valid=valid, base=base)
 
     def with_specs(self, specs: Mapping[str, str]) -> LoaderPlan:
         """The same plan that says where sources' data came from, by source."""

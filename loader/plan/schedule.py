@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from loader.errors import PlanError
-from loader.order.policies import Sequential, Stretch, make_schedule
+from loader.order.policies import Sequential, Shares, Stretch, make_schedule
 from loader.order.shuffle import Permutation, key_of
 from loader.plan.records import LoaderPlan
 
@@ -124,20 +124,30 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
     start, base = 0, np.zeros(len(index), np.int64)
     for number, stage in enumerate(plan.stages):
         columns = [index[source.name] for source in stage.sources]
+        rows = [(s.weight, s.quota_sequences, s.owed_millionths) for s in stage.sources]
         schedule = make_schedule(
             plan.policy,
-            [source.weight for source in stage.sources],
-            [source.quota_sequences for source in stage.sources],
+            Shares(*zip(*rows)),
             key=key_of(plan.seed, _ORDER, number, *read),
             seq_len=plan.seq_len,
             pass_sequences=sum(capacities[column] for column in columns),
         )
-        stop = start + schedule.num_sequences
+        stop = start + stage.num_sequences
         part = Stretch(start, stop, base, np.array(columns), schedule, stage.lr_scale)
-        # What a whole stage takes is known: asking its schedule would open every stretch of it.
+        # What a stage takes is known: asking its schedule would open every stretch of it.
         base = base.copy()
-        base[columns] += [source.quota_sequences for source in stage.sources]
-        if plan.on_exhaust == "first_exhausted" and (base >= limits)[columns].any():
+        base[columns] += [source.num_sequences for source in stage.sources]
+        if stage.is_cut and (part.counts_before(stop) != base).any():
+            raise PlanError(
+                f"stage {stage.name!r} does not end where its unread sequences begin",
+                where=plan.plan_id,
+                found=f"{base[columns].tolist()} sequences taken by its end",
+                expected=str(part.counts_before(stop)[columns].tolist()),
+                code="E-PLAN-FORMAT",
+            )
+        # A run that went on under other shares did not end here.
+        ends = plan.on_exhaust == "first_exhausted" and not stage.is_cut
+        if ends and (base >= limits)[columns].any():
             return [*parts, _until_exhausted(part, limits)]
         parts.append(part)
         start = stop

@@ -108,7 +108,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
     if changed:
         write_bytes(tree.plan, payload)
     quotas = {
-        f"sequences_{source.name}": source.quota_sequences
+        f"sequences_{source.name}": source.num_sequences
         for stage in plan.stages
         for source in stage.sources
     }

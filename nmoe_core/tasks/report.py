@@ -57,7 +57,7 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
         read_grading_summary(shard.graded)
         for shard in run.tree.shards(name, run.config.prep.num_shards)
     ]
-    quotas = [s.quota_sequences for stage in plan.stages for s in stage.sources if s.name == name]
+    quotas = [s.num_sequences for stage in plan.stages for s in stage.sources if s.name == name]
     return {
         "source": name,
         "documents": data.total_documents,

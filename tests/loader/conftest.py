@@ -4,9 +4,10 @@ import hashlib
 import json
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import gcd
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,19 +109,26 @@ def write_manifest(
     return path
 
 
-def swrr(weights: list[int], quotas: list[int]) -> list[int]:
-    """Smooth weighted round-robin by definition; accumulators start again when a quota is met."""
+def swrr(weights: list[int], quotas: list[int], owed: Sequence[int] = ()) -> list[int]:
+    """Smooth weighted round-robin by definition; accumulators start again when a quota is met, but
+    for what sources are owed, in millionths, until one of those left was picked."""
     left, picks = list(quotas), []
-    acc = [0] * len(weights)
+    acc, is_new = [0] * len(weights), True
     while any(left):
         active = [i for i, quota in enumerate(left) if quota]
+        total = sum(weights[i] for i in active)
+        if is_new and owed and not set(active) & set(picks):
+            unit = gcd(*(weights[i] for i in active))
+            for i in active:
+                acc[i] = owed[i] * (total // unit) // 10**6 * unit
         for i in active:
             acc[i] += weights[i]
         k = max(active, key=lambda i: (acc[i], -i))
-        acc[k] -= sum(weights[i] for i in active)
+        acc[k] -= total
         picks.append(k)
         left[k] -= 1
-        if not left[k]:
+        is_new = not left[k]
+        if is_new:
             acc = [0] * len(weights)
     return picks
 

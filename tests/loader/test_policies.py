@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import loader.order.blocks
 from loader import PlanError
 from loader.order.least_consumed import LeastConsumed
-from loader.order.policies import POLICIES, make_schedule, weight_unit
+from loader.order.policies import POLICIES, Shares, make_schedule, weight_unit
 from loader.plan.mixture import quotas, weights_fixed_point
 
 LEAF = 16
@@ -76,21 +76,27 @@ def arranged(counts: list[int], key: int) -> list[int]:
     return arranged(left, key_of(key, 0)) + arranged(right, key_of(key, 1))
 
 
-def paced(shares: list[int], block_size: int, key: int) -> Iterator[int]:
+def paced(rates, period, offsets, block_size, key) -> Iterator[int]:
     """An endless stream: blocks, each of what the closed form gained since the last."""
-    total, filler = sum(shares), shares.index(max(shares))
-    size = max(1, block_size, math.ceil((len(shares) - 1) * total / shares[filler]))
-    offsets = [key_of(key, i) * total >> 64 for i in range(len(shares))]
+    count, filler = len(rates), rates.index(max(rates))
+    ahead = [Fraction(key_of(key, i), 2**64) + offset for i, offset in enumerate(offsets)]
+    free = period - sum(rates) + rates[filler]
+    size = max(1, block_size, period)
+    if free > 0:
+        margin = (count - 1) * (2 if any(offsets) else 1)
+        size = max(1, block_size, math.ceil(margin * period / free))
 
     def counts(n: int) -> list[int]:
-        own = [(n * share + offset) // total for share, offset in zip(shares, offsets)]
+        if n == 0:
+            return [0] * count
+        own = [max(0, math.floor(n * r / period + a)) for r, a in zip(rates, ahead)]
         return [n - sum(own) + c if i == filler else c for i, c in enumerate(own)]
 
     start = 0
     for number in itertools.count():
         end = start + size
-        if end % total == 0 or total - start % total < 2 * size:
-            end = start - start % total + total  # a period's last block has its rest
+        if end % period == 0 or period - start % period < 2 * size:
+            end = start - start % period + period  # a period's last block has its rest
         gained = [b - a for a, b in zip(counts(start), counts(end))]
         yield from arranged(gained, key_of(key, -1, number))
         start = end
@@ -118,19 +124,26 @@ def least_consumed(weights, targets, seq_len, key, tokens=None) -> list[int]:
     return picks
 
 
-def by_definition(policy, weights, quotas, key, pass_sequences) -> list[int]:
+def by_definition(policy, shares, key, pass_sequences) -> list[int]:
     """All sequences of a stage under a paced policy; a source leaves when it has had its quota."""
+    weights, quotas, owed = shares
     block_size = {"block": 2048, "epoch_weighted": pass_sequences}.get(policy, sum(quotas))
     left, picks, stretch = list(quotas), [], 0
     while any(left):
         active = [i for i, quota in enumerate(left) if quota]
         quota, weight = [left[i] for i in active], [weights[i] for i in active]
+        has_begun = any(i in active for i in picks)
+        due = [Fraction(0 if has_begun else owed[i], 10**6) for i in active]
         is_share = all(
-            abs(q * sum(weight) - w * sum(quota)) <= sum(weight) for q, w in zip(quota, weight)
+            abs(q - own - Fraction(w * sum(quota), sum(weight))) <= 1
+            for q, w, own in zip(quota, weight, due)
         )
         scale = max(1, math.ceil(block_size / sum(weight)))
-        shares = quota if is_share else [w * scale for w in weight]
-        for pick in paced(shares, block_size, key_of(key, stretch)):
+        rates = [w * scale for w in weight]
+        if is_share:
+            rates = [q - own for q, own in zip(quota, due)]
+        period = sum(quota) if is_share else sum(rates)
+        for pick in paced(rates, period, due, block_size, key_of(key, stretch)):
             picks.append(active[pick])
             left[active[pick]] -= 1
             if not any(left) or (not is_share and not left[active[pick]]):
@@ -144,14 +157,17 @@ def defined(lib, monkeypatch):
     """A schedule, and its sequences by definition."""
     monkeypatch.setattr(loader.order.blocks, "LEAF_SIZE", LEAF)
 
-    def make(policy, weights, quotas, key=11, pass_sequences=1500, seq_len=3):
+    def make(policy, weights, quotas, owed=(), key=11, pass_sequences=1500, seq_len=3):
         options = {"key": key, "pass_sequences": pass_sequences, "seq_len": seq_len}
-        schedule = make_schedule(policy, weights, quotas, **options)
+        owed = owed or [0] * len(quotas)
+        schedule = make_schedule(policy, Shares(weights, quotas, owed), **options)
         if policy == "swrr":
-            return schedule, lib.swrr(weights, quotas)
+            return schedule, lib.swrr(weights, quotas, owed)
         if policy == "least_consumed":
-            return schedule, least_consumed(weights, quotas, seq_len, key)
-        return schedule, by_definition(policy, weights, quotas, key, pass_sequences)
+            read = [Fraction(-own * seq_len, 10**6) for own in owed]
+            return schedule, least_consumed(weights, quotas, seq_len, key, read)
+        shares = Shares(weights, quotas, owed)
+        return schedule, by_definition(policy, shares, key, pass_sequences)
 
     return make
 
@@ -159,16 +175,17 @@ def defined(lib, monkeypatch):
 def planned(policy, weights, num_sequences, **options):
     """A schedule as a plan makes it: quotas are the weights' shares."""
     fixed = weights_fixed_point(weights, weight_unit(policy))
-    return make_schedule(policy, fixed, quotas(num_sequences, weights), **options)
+    return make_schedule(policy, Shares(fixed, quotas(num_sequences, weights)), **options)
 
 
 def counts_of(picks, num_sources: int) -> list[int]:
     return np.bincount(picks, minlength=num_sources).tolist()
 
 
+owed_of_any = st.just(0) | st.integers(-(10**6), 10**6)
 rows_of_any = st.lists(
-    st.tuples(st.integers(1, 60), st.integers(0, 300)), min_size=1, max_size=7
-).filter(lambda rows: any(quota for _, quota in rows))
+    st.tuples(st.integers(1, 60), st.integers(0, 300), owed_of_any), min_size=1, max_size=7
+).filter(lambda rows: any(quota for _, quota, _ in rows))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -177,8 +194,8 @@ rows_of_any = st.lists(
 def test_any_range_and_count_of_a_policy_are_those_of_its_definition(
     policy, defined, rows, key, pass_sequences, seq_len, data
 ):
-    weights, targets = [w for w, _ in rows], [q for _, q in rows]
-    schedule, expected = defined(policy, weights, targets, key, pass_sequences, seq_len)
+    weights, targets, owed = map(list, zip(*rows))
+    schedule, expected = defined(policy, weights, targets, owed, key, pass_sequences, seq_len)
     assert counts_of(expected, len(rows)) == targets
     for _ in range(3):
         a = data.draw(st.integers(0, len(expected)))
@@ -212,7 +229,7 @@ def test_a_table_of_a_million_picks_is_made_once_and_then_looked_up(lib):
     rng = np.random.default_rng(3)
     weights = weights_fixed_point(rng.random(24).tolist())
     assert np.gcd.reduce(weights) == 1
-    schedule = make_schedule("swrr", weights, quotas(2 * 10**9, weights))
+    schedule = make_schedule("swrr", Shares(weights, quotas(2 * 10**9, weights)))
     assert lib.calls_of(lambda: schedule.counts_before(10**9)) < 3 * 10**6
     counts = schedule.counts_before(10**9 + 12_345)
     assert lib.calls_of(lambda: schedule.counts_before(10**9 + 12_345)) < 100
@@ -223,7 +240,7 @@ def test_a_table_of_a_million_picks_is_made_once_and_then_looked_up(lib):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_quota_without_weight_is_refused(policy):
     with pytest.raises(PlanError, match="source 1"):
-        make_schedule(policy, [1, 0], [5, 5])
+        make_schedule(policy, Shares([1, 0], [5, 5]))
 
 
 any_weights = st.lists(st.floats(-12, 12).map(lambda power: 10.0**power), min_size=1, max_size=500)
@@ -269,7 +286,7 @@ def test_weighted_random_is_drawing_without_replacement():
     # Over many seeds every arrangement of a small multiset is as frequent as any other.
     frequency: dict[bytes, int] = {}
     for seed in range(6000):
-        schedule = make_schedule("weighted_random", [2, 1, 1], [2, 1, 1], key=key_of(seed))
+        schedule = make_schedule("weighted_random", Shares([2, 1, 1], [2, 1, 1]), key=key_of(seed))
         drawn = schedule.sources(0, 4).astype(np.uint8).tobytes()
         frequency[drawn] = frequency.get(drawn, 0) + 1
     assert len(frequency) == 12
@@ -307,6 +324,6 @@ def test_source_with_fewest_tokens_is_read_until_it_has_caught_up():
 def test_ties_go_to_each_source_as_often_and_depend_on_the_seed():
     firsts = np.zeros(4)
     for seed in range(400):
-        schedule = make_schedule("least_consumed", [1] * 4, [9] * 4, key=key_of(seed))
+        schedule = make_schedule("least_consumed", Shares([1] * 4, [9] * 4), key=key_of(seed))
         firsts[schedule.sources(0, 1)[0]] += 1
     assert ((firsts - 100) ** 2 / 100).sum() < 16.3  # 0.1 % point of 3 degrees of freedom

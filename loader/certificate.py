@@ -1,0 +1,143 @@
+"""The proof that a plan goes on from another one at a step, which anyone can recompute.
+
+It holds both plans, the digest of every source and window before the step, and which windows of
+each source are read before and after it. `verify_certificate` makes all of it again from the two
+plans and their data. Format: docs/formats.md.
+"""
+
+import hashlib
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loader.errors import FormatError, PlanError
+from loader.files.format import read_json_object
+from loader.files.sealed import check_seal, sealed
+from loader.plan.file import checked_plan
+from loader.plan.records import LoaderPlan
+from loader.rows.stream import Stream
+
+CERTIFICATE_FORMAT = "nmoe-remix/1"
+_CHUNK = 1 << 16
+_MAX_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceWindows:
+    """Places `[start, edit)` and `[edit, stop)` of a source's reading order: what the run reads of
+    it before and after the edit."""
+
+    source: str
+    content_hash: str
+    start: int
+    edit: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """That `after` is `before` up to a step. prefix_sha256: of the source and the window of each
+    sequence before it. windows: of each source of `after`."""
+
+    step: int
+    before: LoaderPlan
+    after: LoaderPlan
+    prefix_sha256: str
+    windows: tuple[SourceWindows, ...]
+
+    def to_json(self, directory: Path) -> str:
+        """Text of the certificate's file in `directory`."""
+        rows = [
+            {
+                "source": row.source,
+                "content_hash": row.content_hash,
+                "before": [row.start, row.edit],
+                "after": [row.edit, row.stop],
+            }
+            for row in self.windows
+        ]
+        plans = (json.loads(p.placed_in(directory).to_json()) for p in (self.before, self.after))
+        value = {
+            "format": CERTIFICATE_FORMAT,
+            "step": self.step,
+            "sequence": self.step * self.before.batch_size,
+            "prefix_sha256": self.prefix_sha256,
+            "sources": rows,
+            **dict(zip(("plan_before", "plan_after"), plans)),
+        }
+        return json.dumps(sealed(value), ensure_ascii=False, indent=2) + "\n"
+
+
+def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
+    """Prove that `after` reads what `before` reads up to a step. Raises PlanError where it does
+    not (E-REMIX-CERTIFICATE), and as opening the two plans' data does."""
+    n = step * before.batch_size
+    with closing(Stream(before, "train")) as old, closing(Stream(after, "train")) as new:
+        ends = f"{old.num_sequences} and {new.num_sequences} sequences"
+        if before.batch_size != after.batch_size or not 0 <= n <= old.num_sequences:
+            raise _refused("step", ends, f"at least {n}")
+        if new.num_sequences < n + after.batch_size:
+            raise _refused("plan_after", ends, f"a step after sequence {n}")
+        digests = [_prefix_digest(stream, n) for stream in (old, new)]
+        if digests[0] != digests[1]:
+            raise _refused("prefix_sha256", digests[1], digests[0])
+        end = new.num_sequences // after.batch_size * after.batch_size
+        start = new.schedule.passed
+        counts = [start, *(start + new.schedule.counts_before(at) for at in (n, end))]
+    windows = (
+        SourceWindows(source.name, source.content_hash, *map(int, row))
+        for source, row in zip(after.sources, np.transpose(counts))
+    )
+    return Certificate(step, before, after, digests[0], tuple(windows))
+
+
+def verify_certificate(path: Path) -> Certificate:
+    """Read a certificate and make it again from its plans and their data. Raises PlanError where
+    any of it differs (E-REMIX-CERTIFICATE), and as `loader.plan.file.load_plan` for either plan."""
+    try:
+        value = read_json_object(path, _MAX_BYTES)
+        check_seal(value, path, required=True, code="E-REMIX-CERTIFICATE", error=PlanError)
+    except FormatError as error:
+        raise _refused(path, str(error), CERTIFICATE_FORMAT) from None
+    step = value.get("step")
+    if value.get("format") != CERTIFICATE_FORMAT or type(step) is not int or step < 0:
+        found = f"format {value.get('format')!r}, step {step!r}"
+        raise _refused(path, found, CERTIFICATE_FORMAT)
+    plans = [
+        checked_plan(value.get(key), f"{path}: {key}", path.parent)
+        for key in ("plan_before", "plan_after")
+    ]
+    made = certify(plans[0], plans[1], step)
+    expected = json.loads(made.to_json(path.parent))
+    for key in [*expected, *value]:
+        if value.get(key) != expected.get(key):
+            found, own = (f"{rows.get(key)!r}"[:200] for rows in (value, expected))
+            raise _refused(key, found, own)
+    return made
+
+
+def _prefix_digest(stream: Stream, n: int) -> str:
+    """SHA-256 over the names of the sources that are read before sequence `n`, sorted, and over
+    source and window of each, as little-endian int64."""
+    read = stream.schedule.counts_before(n)
+    names = sorted(name for name, count in zip(stream.source_names, read) if count)
+    ids = np.array([names.index(x) if x in names else -1 for x in stream.source_names], "<i8")
+    digest = hashlib.sha256("\n".join([str(n), *names]).encode())
+    for start in range(0, n, _CHUNK):
+        sources, windows = stream.schedule.locate(start, min(n, start + _CHUNK))
+        digest.update(ids[sources].tobytes() + windows.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _refused(where: object, found: str, expected: str) -> PlanError:
+    return PlanError(
+        "the certificate does not hold",
+        where=where,
+        found=found,
+        expected=expected,
+        do="make it again from the two plans, or restore the file",
+        code="E-REMIX-CERTIFICATE",
+    )

@@ -1,0 +1,279 @@
+"""A run that goes on under other shares: the same past, another rest.
+
+From a step on, a plan takes other weights, new sources, other phases or another length. The stages
+that were read stay as they are; the one that holds the step is cut there. What follows begins where
+each source stopped, also one that had left, and with what each is owed: the fraction of a sequence
+that its share was ahead of what it gave. So many small edits keep the shares that one would have.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, fields, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from loader.certificate import Certificate, certify
+from loader.errors import ConfigError, PlanError
+from loader.order.policies import weight_unit
+from loader.order.swrr import OWED_UNIT
+from loader.plan import check as preflight
+from loader.plan import tables
+from loader.plan.build import num_windows, source_data
+from loader.plan.continuation import reading_order, refuse_other_reading
+from loader.plan.datasets import locate, split_dirs
+from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
+from loader.plan.phases import Phase, Segment, check_names, cut_stage, read_phases
+from loader.plan.records import LoaderPlan, PlanSource, PlanStage, SourceData
+from loader.plan.settings import Vocabulary
+from loader.rows.stream import Stream
+
+_NAME = "remix"
+
+
+def remix(
+    plan: LoaderPlan,
+    step: int,
+    *,
+    weights: Mapping[str, float],
+    sources: Mapping[str, str | Path] | None = None,
+    phases: Sequence[Mapping[str, Any]] = (),
+    steps: int | None = None,
+) -> tuple[LoaderPlan, Certificate]:
+    """The plan that is `plan` up to a step and reads by other weights from there on, and the proof
+    of it. Writes nothing. An edit without effect gives the plan itself.
+
+    A state of the old plan loads under the new one up to the step, at any number of ranks. The
+    factor of the learning rate stays as it was before the step. Validation stays as it is.
+
+    Args:
+        plan: The plan of the run.
+        step: First step of the new shares; 0 to the last one that the plan has.
+        weights: Of every source that is read from there on, as they are: without a temperature.
+        sources: Directory or manifest of each source that the plan does not have.
+        phases: Tables as in `[[data.phases]]`, from the step on. Those of the plan that lie behind
+            the step end with it.
+        steps: Length of the run; as planned if left out.
+
+    Raises:
+        ConfigError: A weight, phase or number of steps is out of range, or a source is not known.
+        PlanError: The run does not reach the step, or nothing is left of it (E-REMIX-STEP); a
+            source has too few windows left (E-PLAN-SHORT), a new one gets no sequence
+            (E-PLAN-ZERO), or its data are not those of the plan's source of that name
+            (E-PLAN-DATA); as `build_plan` for new sources.
+    """
+    where, batch_size = f"remix of {plan.plan_id}", plan.batch_size
+    if steps is not None:
+        tables.number(steps, f"{where}: steps", positive=True, whole=True)
+    weighed, phased = _read(weights, sources or {}, phases, step, where)
+    with closing(Stream(plan, "train")) as stream:
+        end = (steps or plan.num_sequences // batch_size) * batch_size
+        n = _sequence(step, stream.num_sequences // batch_size, end // batch_size, batch_size)
+        before, known, capacities = _with_sources(plan, sources or {}, stream)
+        kept, lr_scale = _kept(before, n, stream), stream.schedule.lr_scale(n - 1) if n else 1.0
+    for name in weighed:
+        if name not in known:
+            raise tables.unknown_name("source", name, known, f"{where}: weights")
+    listed = tuple(StageSource(name, weight) for name, weight in weighed.items())
+    segments = cut_stage(Stage(_NAME, _NAME, 0, listed), n, end - n, phased, batch_size)
+    if segments[0].start_step != step:
+        segments[0] = replace(segments[0], start_step=step, lr_scale=lr_scale)
+    after = replace(before, stages=(*kept, *_rest(before, kept, segments, known)))
+    if _shares(plan, n) == _shares(after, n):
+        return plan, certify(plan, plan, step)
+    _check_need(after, len(kept), capacities)
+    preflight.check_plan(after)
+    return after, certify(plan, after, step)
+
+
+def _read(
+    weights: Mapping[str, float],
+    sources: Mapping[str, Any],
+    phases: Sequence[Mapping[str, Any]],
+    step: int,
+    where: str,
+) -> tuple[dict[str, float], tuple[Phase, ...]]:
+    weighed = {
+        tables.text(name, f"{where}: weights"): tables.number(weight, f"{where}: weights.{name}")
+        for name, weight in weights.items()
+    }
+    phased = read_phases({"phases": [dict(row) for row in phases]}, where)
+    check_names(phased, weighed, where)
+    for phase in phased:
+        if phase.start_step < step:
+            raise ConfigError(
+                "a phase lies in the past",
+                where=f"{where}: phase of step {phase.start_step}",
+                expected=f"start_step of at least {step}, where the remix begins",
+            )
+    used = {name for name, weight in weighed.items() if weight}
+    used |= {name for phase in phased for name, weight in phase.weights.items() if weight}
+    for name in [*weighed, *sources]:
+        if name not in used:
+            do = "give it a weight, in weights or in a phase, or leave it out"
+            raise ConfigError(f"source {name!r} is never used", where=where, do=do)
+    if not any(weighed.values()):
+        raise ConfigError("all weights are zero", where=where, expected="one above 0")
+    return weighed, phased
+
+
+def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:
+    """Number of the sequence at which the edit begins."""
+    last = min(reached, num_steps - 1)
+    if type(step) is not int or not 0 <= step <= last:
+        raise PlanError(
+            "no such step to go on from",
+            where="step",
+            found=repr(step),
+            expected=f"0 to {last}: the run reaches step {reached} and is to have {num_steps}",
+            do="set steps above it to make the run longer",
+            code="E-REMIX-STEP",
+        )
+    return step * batch_size
+
+
+def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
+    """The stages that begin before sequence `n`, the last one without what was not read of it."""
+    kept, start = [], 0
+    for stage in plan.stages:
+        stop = start + stage.num_sequences
+        if start < n < stop:
+            schedule = stream.schedule
+            taken = schedule.counts_before(n) - schedule.counts_before(start)
+            read = dict(zip(stream.source_names, taken.tolist()))
+            sources = (
+                replace(source, unread_sequences=source.quota_sequences - read[source.name])
+                for source in stage.sources
+            )
+            stage = replace(stage, sources=tuple(sources))
+        if start < n:
+            kept.append(stage)
+        start = stop
+    return kept
+
+
+def _with_sources(
+    plan: LoaderPlan, given: Mapping[str, str | Path], stream: Stream
+) -> tuple[LoaderPlan, dict[str, SourceData], dict[str, int]]:
+    """The plan below a directory that holds all data; data and windows of each source of it and of
+    each given one."""
+    vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
+    trains = {name: split_dirs(Path(os.path.abspath(path)))[0] for name, path in given.items()}
+    paths = {name: locate(train, False) for name, train in trains.items()}
+    manifests = {name: preflight.read_data(path, vocabulary) for name, path in paths.items()}
+    old = [(source.name, preflight.open_data(plan, source)) for source in plan.sources]
+    preflight.agreed_vocabulary([*old, *manifests.items()], vocabulary)
+    moved = plan.moved_to(
+        Path(os.path.commonpath([plan.base, *(path.parent for path in paths.values())]))
+    )
+    columns = [f.name for f in fields(SourceData)]
+    found = {s.name: SourceData(**{key: getattr(s, key) for key in columns}) for s in moved.sources}
+    capacities = dict(zip(stream.source_names, stream.capacities))
+    for name, manifest in manifests.items():
+        data = source_data(name, moved.base, paths[name], manifest)
+        if data.content_hash != found.setdefault(name, data).content_hash:
+            raise PlanError(
+                f"source {name!r} has other data than the plan's",
+                where=manifest.path,
+                found=data.content_hash,
+                expected=found[name].content_hash,
+                do="give the new data another name",
+                code="E-PLAN-DATA",
+            )
+        if name not in capacities:
+            capacities[name] = num_windows(manifest, plan)
+        for read in plan.consumed:
+            if read.source == name:
+                refuse_other_reading(data, read, reading_order(plan))
+    return moved, found, capacities
+
+
+def _rest(
+    plan: LoaderPlan,
+    kept: list[PlanStage],
+    segments: Sequence[Segment],
+    known: dict[str, SourceData],
+) -> list[PlanStage]:
+    """The stages after the edit, each with what its sources are owed at its start."""
+    stages: list[PlanStage] = []
+    for segment in segments:
+        before = [*kept, *stages][-1:]
+        # An urn is unbiased as it is, and has no share at any one place.
+        has_owed = before and plan.policy != "weighted_random"
+        due = _owed_after(before[0]) if has_owed else {}
+        listed = [source for source in segment.stage.sources if source.weight]
+        owed = [due.get(source.name, 0) for source in listed]
+        weights = [source.weight for source in listed]
+        fixed = weights_fixed_point(weights, weight_unit(plan.policy))
+        beside = [Fraction(own, OWED_UNIT) for own in owed]
+        shares = quotas(segment.num_sequences, weights, beside)
+        sources = tuple(
+            PlanSource(
+                **asdict(known[source.name]),
+                weight=weight,
+                quota_sequences=quota,
+                owed_millionths=own,
+            )
+            for source, weight, quota, own in zip(listed, fixed, shares, owed)
+        )
+        name = f"{_NAME}@{segment.start_step}"
+        stages.append(PlanStage(name, _NAME, sources, segment.start_step, segment.lr_scale))
+    return stages
+
+
+def _owed_after(stage: PlanStage) -> dict[str, int]:
+    """Millionths of a sequence that a stage owes its sources at its end: their share and what they
+    were owed before, less what they gave, at most one sequence. A source that had its quota before
+    the end is owed none."""
+    total, length = sum(source.weight for source in stage.sources), stage.num_sequences
+    found = {}
+    for source in stage.sources:
+        share = Fraction(length * source.weight, total) - source.num_sequences
+        owed = source.owed_millionths + round(share * OWED_UNIT)
+        has_left = stage.is_cut and not source.unread_sequences
+        found[source.name] = 0 if has_left else max(-OWED_UNIT, min(OWED_UNIT, owed))
+    return found
+
+
+def _shares(plan: LoaderPlan, n: int) -> list[tuple[int, int, dict[str, int], float]]:
+    """Start, end, weights and learning-rate scale of each stretch of whole steps from sequence `n`
+    on."""
+    found, start = [], 0
+    last = plan.num_sequences // plan.batch_size * plan.batch_size
+    for stage in plan.stages:
+        stop = start + stage.num_sequences
+        if n < stop and start < last:
+            weights = {source.name: source.weight for source in stage.sources}
+            found.append((max(n, start), min(stop, last), weights, stage.lr_scale))
+        start = stop
+    return found
+
+
+def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int]) -> None:
+    """Refuse a rest of the run that asks a source for more windows than it has left."""
+    asked = replace(after, stages=after.stages[num_kept:]).taken()
+    read = replace(after, stages=after.stages[:num_kept]).taken()
+    read.update({c.source: c.sequences for c in after.consumed})
+    limit = 0 if after.on_exhaust == "first_exhausted" else after.epoch_limit
+    for source in after.sources:
+        count, in_all = asked[source.name], capacities[source.name] * limit
+        if after.wraps_tokens:
+            in_all = preflight.num_windows(source.num_tokens * limit, after.seq_len, after.stride)
+        if limit and count > in_all - read[source.name]:
+            raise PlanError(
+                f"source {source.name!r} is short of windows",
+                where="remix",
+                found=f"{in_all - read[source.name]} left to read",
+                expected=f"{count}, which its weight asks for",
+                do="lower its weight, shorten the run, or add data under another name",
+                code="E-PLAN-SHORT",
+            )
+        if source.name in asked and not count and not read[source.name]:
+            raise PlanError(
+                f"source {source.name!r} gets no sequence",
+                where="remix",
+                found=f"{asked.total()} sequences left in the run",
+                do="raise its weight, make the run longer, or leave it out",
+                code="E-PLAN-ZERO",
+            )

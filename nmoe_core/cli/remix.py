@@ -1,0 +1,114 @@
+"""`nmoe remix`: from a step on, a live run reads other sources in other shares."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.cli.output import add_verb, print_table
+
+
+def register(verbs: Any) -> None:
+    text = "a plan that goes on from a run's under other shares, and the proof of it"
+    verb = add_verb(verbs, "remix", write, text, _show)
+    verb.add_argument("plan", type=Path, metavar="PLAN", help="the run's plan")
+    at = verb.add_mutually_exclusive_group(required=True)
+    at.add_argument("--state", type=Path, metavar="JSON", help="state_dict() of the run's loader")
+    at.add_argument("--step", type=int, metavar="N", help="first step of the new shares")
+    verb.add_argument(
+        "--weights",
+        type=_weights,
+        required=True,
+        metavar="A=1,B=2",
+        help="of every source that is read from there on",
+    )
+    verb.add_argument(
+        "--add",
+        type=_source,
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="directory or manifest of a source that the plan does not have; repeatable",
+    )
+    verb.add_argument(
+        "--remove", action="append", default=[], metavar="NAME", help="a source to leave out"
+    )
+    verb.add_argument(
+        "--phase",
+        type=_phase,
+        action="append",
+        default=[],
+        metavar="STEP:A=1,B=2[:LR_SCALE]",
+        help="other weights, and a factor of the learning rate, from a later step on; repeatable",
+    )
+    verb.add_argument("--steps", type=int, metavar="N", help="length of the run (as planned)")
+    verb.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN")
+
+
+def write(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.tasks.remix import Edit, position_of, write_remix
+
+    plan, step = position_of(arguments.plan, arguments.state)
+    edit = Edit(
+        weights=arguments.weights,
+        sources=dict(arguments.add),
+        removed=arguments.remove,
+        phases=arguments.phase,
+        steps=arguments.steps,
+    )
+    step = step if arguments.step is None else arguments.step
+    return write_remix(plan, step, edit, arguments.output)
+
+
+def _show(facts: dict[str, Any]) -> None:
+    if not facts["changed"]:
+        print("the plan reads these sources in these shares already: nothing changes")
+    columns = [f"{part['stage']} %" for part in facts["after"]]
+    rows = [
+        [
+            name,
+            facts["before"].get(name),
+            *(part["percent"].get(name) for part in facts["after"]),
+            *windows,
+        ]
+        for name, windows in facts["windows"].items()
+    ]
+    print_table(["source", "before %", *columns, "windows read", "to read"], rows)
+    scales = ", ".join(f"{part['stage']} {part['lr_scale']:g}" for part in facts["after"])
+    print(f"\nlr_scale: {scales}; step {facts['step']} of {facts['steps']}")
+    if facts["stages_ended"]:
+        print(f"not read any more: {', '.join(facts['stages_ended'])}")
+    print(f"plan {facts['plan_hash_after']} goes on from {facts['plan_hash_before']}")
+    print(f"{facts['plan']}\n{facts['certificate']}")
+
+
+def _weights(text: str) -> dict[str, float]:
+    pairs = [row.partition("=") for row in text.split(",")]
+    weights = {name: _number(weight) for name, _, weight in pairs if name}
+    if len(weights) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not A=1,B=2, each name once")
+    return weights
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _source(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
+    return name, Path(path)
+
+
+def _phase(text: str) -> dict[str, Any]:
+    step, _, rest = text.partition(":")
+    weights, _, scale = rest.partition(":")
+    if not step.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} does not begin with a step")
+    own = {"start_step": int(step), "dataset_weights": _weights(weights)}
+    return own | ({"lr_scale": _number(scale)} if scale else {})
