@@ -10,9 +10,24 @@
 `nmoe_core.base.errors` continues the tree for the tasks that make data.
 """
 
+import re
+
+_LOGIN = re.compile(r"(?<=://)(?:[^\s'\"/@:]*:[^\s'\"]*|[^\s'\"/]+)@")
+_SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)\?[^\s'\"?]*=[^\s'\";,]*")
+
+
+def without_credentials(text: str) -> str:
+    """The text with `user:password@` and the signature, or any other query, of every URL hidden.
+
+    >>> without_credentials("cannot reach https://me:secret@host/v1?sig=abc")
+    'cannot reach https://[hidden]@host/v1?[hidden]'
+    """
+    return _SIGNATURE.sub(r"\1?[hidden]", _LOGIN.sub("[hidden]@", text))
+
 
 class NmoeError(Exception):
     """An error of this package: what failed, where, found and expected values, and the remedy.
+    Credentials of URLs are hidden.
 
     Args:
         what: One clause that names the failure.
@@ -38,7 +53,7 @@ class NmoeError(Exception):
         values = (("found", found), ("expected", expected))
         parts.append(", ".join(f"{name} {value}" for name, value in values if value is not None))
         parts.append(do or "")
-        super().__init__("; ".join(part for part in parts if part))
+        super().__init__(without_credentials("; ".join(part for part in parts if part)))
 
     def line(self) -> str:
         """The one line a command prints before it exits with status 1."""

@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Iterator
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from hypothesis import settings
@@ -98,6 +99,8 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    # What an earlier server of this process held is in the new one too.
+    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

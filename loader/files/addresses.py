@@ -1,24 +1,17 @@
-"""Addresses: paths of this machine and URLs of stores, and the files behind URLs.
+"""Addresses: paths of this machine and URLs of stores.
 
-Whatever names a plan, data or a cache goes through here: `pathlib` writes `s3://b` as `s3:/b`. A
-URL's file is read through fsspec. Each store's client raises errors of its own: all become one, so
-that a store that is down (E-STORE) is told from a missing file.
+Whatever names a plan, data or a cache goes through here: `pathlib` writes `s3://b` as `s3:/b`.
 """
 
 import argparse
-import errno
 import os
 import posixpath
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from loader.errors import ConfigError, PlanError
+from loader.errors import ConfigError
 
-STORE_CODE = "E-STORE"
-_LOCAL_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 # A scheme has two letters at least, or it is a drive; `simplecache::s3` is two of them.
 _MANGLED = re.compile(r"((?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]+):/(?!/)")
 
@@ -62,7 +55,7 @@ def _split(url: str) -> tuple[str, str]:
 def local_path(
     path: str | os.PathLike[str],
     where: object = None,
-    do: str = "use a local or mounted directory, and copy between it and the store",
+    do: str = "use a local or mounted directory; `nmoe publish` copies shards and plans to a store",
 ) -> Path:
     """The path, which must be on this machine; `where` names its key or file. Raises ConfigError
     where it is a URL (E-PATH-URL)."""
@@ -91,66 +84,3 @@ def _path_argument(text: str) -> Path:
         return local_path(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(f"[{error.code}] {error}") from None
-
-
-def read_bytes(url: str) -> bytes | None:
-    """A whole file, or None where there is none. Raises PlanError where the store does not answer
-    or refuses (E-STORE), ConfigError where fsspec or the store's client is not installed."""
-    with _asking(url):
-        files, path = _open_store(url)
-        try:
-            return files.cat_file(path)
-        except FileNotFoundError:
-            return None
-
-
-def copy(url: str, local: Path) -> bool:
-    """Copy a file to `local` and sync it; False where there is none. Raises as `read_bytes`."""
-    local.parent.mkdir(parents=True, exist_ok=True)
-    with _asking(url):
-        files, path = _open_store(url)
-        try:
-            files.get_file(path, str(local))
-        except FileNotFoundError:
-            local.unlink(missing_ok=True)
-            return False
-    with open(local, "rb") as file:
-        os.fsync(file.fileno())
-    return True
-
-
-def _open_store(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError:
-        raise ConfigError(
-            "fsspec is not installed", where=url, do="pip install 'nmoe-loader[remote]'"
-        ) from None
-    try:
-        return fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        found = one_line(error)
-        raise ConfigError("no client for this URL", where=url, found=found) from None
-
-
-@contextmanager
-def _asking(url: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in _LOCAL_FAILURES:
-            raise
-        raise PlanError(
-            "the store does not give this file",
-            where=url,
-            found=one_line(error),
-            do="see that the store can be reached and lets this machine read",
-            code=STORE_CODE,
-        ) from None
-
-
-def one_line(error: BaseException) -> str:
-    """The message of another package's error, cut to one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

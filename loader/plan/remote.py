@@ -4,7 +4,7 @@ Before step 0 all data of the plan are there: each manifest is committed and the
 was built from, each shard has the size and SHA-256 of its manifest. Files come in parallel, each
 written beside its place and renamed into it, so that a killed copy is taken up again; what has been
 checked is not asked for again while its size and time stand. A store that does not answer is not
-needed where the cache holds everything; a warning says so. Needs fsspec (the extra `remote`).
+needed where the cache holds everything; a warning says so. Needs the extra `remote`.
 """
 
 import fcntl
@@ -22,16 +22,7 @@ from typing import Any
 import numpy as np
 
 from loader.errors import ConfigError, FormatError, PlanError
-from loader.files.addresses import (
-    STORE_CODE,
-    address,
-    copy,
-    is_url,
-    join,
-    local_path,
-    parent,
-    read_bytes,
-)
+from loader.files.addresses import address, is_url, join, local_path, parent
 from loader.files.format import (
     MANIFEST_NAME,
     Manifest,
@@ -40,6 +31,7 @@ from loader.files.format import (
     load_manifest,
     resolve_inside,
 )
+from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan
 from loader.plan.settings import LOCAL_CACHE
 
@@ -48,11 +40,11 @@ _MAX_HEADER_BYTES = 4200
 
 
 def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
-    """Copy a plan, in any form that fsspec opens, and all data it names; returns the local plan.
+    """Copy a plan and all data it names; returns the local plan.
     `cache_dir` keeps copies, in one directory for each root of data.
 
     Raises:
-        ConfigError: fsspec is not installed, or there is no cache_dir.
+        ConfigError: The store's client is not installed, or there is no cache_dir.
         PlanError: Not a plan (E-PLAN-FORMAT), its data are not those it was built from
             (E-PLAN-DATA), or the store does not answer and the cache lacks something (E-STORE).
         FormatError: A file is missing, cut or replaced; its URL is named.

@@ -4,20 +4,12 @@ import json
 import re
 from urllib.parse import quote
 
+from loader.errors import without_credentials
+
 HIDDEN = "[hidden]"
-_USER_INFO = re.compile(r"(?<=://)[^\s'\"]+@")
 _AUTHORIZATION = re.compile(
     r"(authorization\\?[\"']?\s*[:=]\s*\\?[\"']?)(?:[a-z]+\s+)?[^\s\"',;}\]\\]+", re.IGNORECASE
 )
-
-
-def without_user_info(text: str) -> str:
-    """The text with `user:password@` of every URL hidden.
-
-    >>> without_user_info("cannot reach https://me:secret@host/v1")
-    'cannot reach https://[hidden]@host/v1'
-    """
-    return _USER_INFO.sub(f"{HIDDEN}@", text)
 
 
 class Redactor:
@@ -35,4 +27,4 @@ class Redactor:
         """The text without the secret. Clean first and cut then: half a key is no spelling."""
         for spelling in self._spellings:
             text = text.replace(spelling, HIDDEN)
-        return without_user_info(_AUTHORIZATION.sub(rf"\1{HIDDEN}", text))
+        return without_credentials(_AUTHORIZATION.sub(rf"\1{HIDDEN}", text))

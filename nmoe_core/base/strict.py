@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from loader.errors import without_credentials
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.redact import without_user_info
 
 
 class StrictModel(BaseModel):
@@ -35,7 +35,7 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
         raise ConfigError(
             f"unknown key {key!r}", where=where, do=hint, code="E-CONFIG-KEY"
         ) from None
-    found = None if first["type"] == "missing" else without_user_info(repr(first["input"]))[:120]
+    found = None if first["type"] == "missing" else without_credentials(repr(first["input"]))[:120]
     message = first["msg"].removeprefix("Value error, ")
     what = f"{key}: {message}" if key else message
     cause = first.get("ctx", {}).get("error")

@@ -13,14 +13,25 @@ from collections.abc import Sequence
 from loader.files.addresses import PathParser
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.interrupts import send_again_if_ignored
-from nmoe_core.cli import attributes, curate, generate, heads, prep, project, remix, run, shards
+from nmoe_core.cli import (
+    attributes,
+    curate,
+    generate,
+    heads,
+    prep,
+    project,
+    remix,
+    run,
+    shards,
+    stores,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = PathParser(prog="nmoe", description="Data platform for language-model pre-training.")
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    for module in (project, prep, shards, attributes, heads, generate, curate, run, remix):
+    for module in (project, prep, shards, stores, attributes, heads, generate, curate, run, remix):
         module.register(verbs)
     return parser
 

@@ -24,6 +24,7 @@ from tests.loader.shared import open_loader
 from tests.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("obstore")
 
 
 @pytest.fixture
@@ -55,8 +56,9 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def web(bucket):
+def web(bucket, monkeypatch):
     """A server of HTTP on this machine; its address, and what ends it."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     pytest.importorskip("aiohttp")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(bucket)))
     thread = threading.Thread(target=server.serve_forever)
@@ -280,7 +282,7 @@ def test_an_unknown_kind_of_url_and_a_full_disk_are_one_line(bucket, tmp_path, m
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.get_file", full)
+    monkeypatch.setattr("loader.files.store.os.fsync", full)
     line = the_line(f"file://{bucket}/plans/plan.json", tmp_path, capsys)
     assert "E-STORE" not in line  # the store is not to blame
     assert os.strerror(28) in line

@@ -1,0 +1,272 @@
+"""Files behind URLs: S3, GCS, Azure, HTTP and `file://` through obstore, others through fsspec.
+
+Each store's client raises errors of its own: all become one of one line, so that a store that is
+down (E-STORE) is told from a missing file. Credentials come from the environment; those of S3 also
+from AWS profiles where botocore is installed, those of HTTP from the URL. A write is whole under
+its name or not there.
+"""
+
+import base64
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from loader.errors import ConfigError, PlanError
+from loader.files.addresses import address
+
+STORE_CODE = "E-STORE"
+_OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file")
+_LOCAL_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_PART_BYTES = 8 * 2**20
+
+
+class Found(NamedTuple):
+    """A file of a store: its size, and a mark that changes with its content."""
+
+    size_bytes: int
+    mark: str
+
+
+def read_bytes(url: str) -> bytes | None:
+    """A whole file, or None where there is none. Raises PlanError where the store does not answer
+    or refuses (E-STORE), ConfigError where its client is not installed."""
+    with _asking(url):
+        store, key = _store_of(url)
+        try:
+            if store is None:
+                files, path = _fsspec(url)
+                return files.cat_file(path)
+            return _obstore().get(store, key).bytes().to_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def copy(url: str, local: Path) -> bool:
+    """Copy a file to `local` and sync it; False where there is none. Raises as `read_bytes`."""
+    local.parent.mkdir(parents=True, exist_ok=True)
+    with _asking(url):
+        store, key = _store_of(url)
+        try:
+            if store is None:
+                files, path = _fsspec(url)
+                files.get_file(path, str(local))
+            else:
+                chunks = _obstore().get(store, key).stream(min_chunk_size=_PART_BYTES)
+                with open(local, "wb") as file:
+                    file.writelines(chunks)
+        except FileNotFoundError:
+            local.unlink(missing_ok=True)
+            return False
+    with open(local, "rb") as file:
+        os.fsync(file.fileno())
+    return True
+
+
+def copy_start(url: str, local: Path, num_bytes: int) -> bool:
+    """As `copy`, but only the first bytes are the file's: the others, to its size, are zeros that
+    take no room. A server that gives no ranges gives the whole file."""
+    local.parent.mkdir(parents=True, exist_ok=True)
+    with _asking(url):
+        store, key = _store_of(url)
+        if store is None:
+            return copy(url, local)
+        obstore = _obstore()
+        try:
+            found = obstore.get(store, key, options={"range": (0, num_bytes)})
+        except FileNotFoundError:
+            return False
+        except obstore.exceptions.NotSupportedError:
+            return copy(url, local)
+        local.write_bytes(found.bytes())
+        os.truncate(local, found.meta["size"])
+    return True
+
+
+def find(url: str) -> Found | None:
+    """Size and mark of a file, or None where there is none. Raises as `read_bytes`."""
+    with _asking(url):
+        store, key = _writable(url)
+        try:
+            meta = _obstore().head(store, key)
+        except FileNotFoundError:
+            return None
+    return Found(meta["size"], str(meta["e_tag"] or meta["last_modified"]))
+
+
+def write(url: str, content: bytes | Iterable[bytes]) -> Found:
+    """Write a file, in parts where it is large. Raises PlanError where the store does not take it
+    (E-STORE), ConfigError where no client can write there."""
+    with _asking(url, "take"):
+        store, key = _writable(url)
+        in_parts = False if url.startswith("http") else None
+        options = {"use_multipart": in_parts, "chunk_size": _PART_BYTES, "max_concurrency": 4}
+        try:
+            _obstore().put(store, key, content, **options)
+            meta = _obstore().head(store, key)
+        except FileNotFoundError as error:
+            raise _refused(url, "take", error) from None
+    return Found(meta["size"], str(meta["e_tag"] or meta["last_modified"]))
+
+
+def remove(url: str) -> None:
+    """Delete a file; one that is not there is no error. Raises as `write`."""
+    with _asking(url, "delete"):
+        store, key = _writable(url)
+        try:
+            _obstore().delete(store, key)
+        except FileNotFoundError:
+            return
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+    except ImportError:
+        do = "pip install 'nmoe-loader[remote]'"
+        raise ConfigError("obstore is not installed", do=do) from None
+    return obstore
+
+
+def _writable(url: str) -> tuple[Any, str]:
+    store, key = _store_of(url)
+    if store is None:
+        raise ConfigError(
+            "cannot write to this kind of store",
+            where=url,
+            expected="s3://, gs://, az://, http(s):// or file://",
+        )
+    return store, key
+
+
+def _store_of(url: str) -> tuple[Any, str]:
+    """The store of a URL and the key in it; no store where obstore does not know its scheme."""
+    parts = urlsplit(url)
+    if parts.scheme not in _OBSTORE:
+        return None, url
+    path = parts.path.lstrip("/")
+    if parts.scheme not in ("http", "https"):
+        return _opened(f"{parts.scheme}://{parts.netloc}"), path
+    host = parts.netloc.rpartition("@")[2]
+    login = unquote(parts.netloc[: -len(host)].removesuffix("@"))
+    root = f"{parts.scheme}://{host}"
+    if parts.query:  # belongs to this file alone
+        return _opened(f"{root}{parts.path}?{parts.query}", login), ""
+    return _opened(root, login), unquote(path)
+
+
+def _opened(root: str, login: str = "") -> Any:
+    places = ("AWS_", "AZURE_", "GOOGLE_")
+    given = {key: value for key, value in os.environ.items() if key.startswith(places)}
+    return _opened_in(tuple(sorted(given.items())), root, login)
+
+
+@cache
+def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str) -> Any:
+    _obstore()
+    from obstore.store import from_url
+
+    # Tests and on-premises stores have no certificate; a URL that says https stays https.
+    options: dict[str, Any] = {"client_options": {"allow_http": True}}
+    if login:
+        token = base64.b64encode(login.encode()).decode()
+        options["client_options"]["default_headers"] = {"authorization": f"Basic {token}"}
+    if attempts := os.environ.get("AWS_MAX_ATTEMPTS"):
+        options["retry_config"] = {"max_retries": int(attempts) - 1}
+    if root.startswith("s3"):
+        options |= _profile()
+    return from_url("file:///" if root.startswith("file") else root, **options)
+
+
+def _profile() -> dict[str, Any]:
+    """Region and credentials of an AWS profile, which obstore does not read; none where the
+    environment has a key."""
+    if "AWS_ACCESS_KEY_ID" in os.environ and "AWS_PROFILE" not in os.environ:
+        return {}
+    try:
+        from botocore.session import Session
+    except ImportError:
+        return {}
+    session = Session()
+    found = session.get_credentials()
+    region = session.get_config_variable("region")
+    options = {"region": region} if region else {}
+    if found is None or found.method in ("env", "iam-role", "container-role"):
+        return options  # which obstore has too, and asks for again in time
+    return options | {"credential_provider": _Credentials(found)}
+
+
+class _Credentials:
+    """Credentials of botocore, asked for every ten minutes."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __call__(self) -> dict[str, Any]:
+        from datetime import UTC, datetime, timedelta
+
+        key = self._found.get_frozen_credentials()
+        return {
+            "access_key_id": key.access_key,
+            "secret_access_key": key.secret_key,
+            "token": key.token,
+            "expires_at": datetime.now(UTC) + timedelta(minutes=10),
+        }
+
+
+def _fsspec(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError:
+        raise ConfigError(
+            "fsspec is not installed",
+            where=url,
+            do="pip install 'nmoe-loader[remote]' fsspec, and the store's client",
+        ) from None
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        found = one_line(error)
+        raise ConfigError("no client for this URL", where=url, found=found) from None
+
+
+@contextmanager
+def _asking(url: str, verb: str = "give") -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, PlanError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _LOCAL_FAILURES:
+            raise
+        raise _refused(address(url), verb, error) from None
+
+
+def _refused(url: str, verb: str, error: Exception) -> PlanError:
+    does = "lets this machine read" if verb == "give" else "lets this machine write"
+    return PlanError(
+        f"the store does not {verb} this file",
+        where=url,
+        found=one_line(error),
+        do=f"see that the store can be reached, has this bucket and {does}",
+        code=STORE_CODE,
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """The message of another package's error, cut to one line. Of obstore's page of debugging the
+    store's own code and status remain, or the cause of a failed connection."""
+    text, _, details = str(error).partition("\n\nDebug source:")
+    status = re.search(r"status code: (\d+(?: [A-Za-z]+)*)", text)
+    if status is None:
+        kind = re.search(r"kind: (ConnectionRefused|TimedOut|Timeout|Connect)\b", details)
+        reason = text.rpartition(" - ")[2] + (f" ({kind[1]})" if kind else "")
+    else:
+        own = re.search(r"<Code>(\w+)</Code>", text)
+        reason = status[1] + (f" ({own[1]})" if own else "")
+    return " ".join(reason.split())[:200] or type(error).__name__

@@ -1,0 +1,48 @@
+"""`nmoe publish`: committed trees on object stores."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.cli.output import add_verb, size
+
+_EVERY_S = 10.0
+
+
+def register(verbs: Any) -> None:
+    text = "copy a loader plan or a manifest, and all that it names, to a store"
+    publish = add_verb(verbs, "publish", run_publish, text, _show_published)
+    publish.description = (
+        "Sends only what changed, manifests and the plan last, and goes on where it was "
+        "interrupted. The loader, verify, info and explain read the URL."
+    )
+    publish.add_argument("path", type=Path, metavar="PLAN|MANIFEST")
+    publish.add_argument("url", metavar="URL", help="s3://, gs://, az://, http(s):// or file://")
+    publish.add_argument("--dry-run", action="store_true", help="say what would be sent")
+
+
+def run_publish(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Facts of the publish."""
+    from nmoe_core.publish.send import publish
+
+    started = shown = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic()) - shown > _EVERY_S:
+            shown = now
+            rate = done / (now - started)
+            print(f"{size(done)} of {size(total)}, {size(rate)}/s", file=sys.stderr, flush=True)
+
+    made = publish(arguments.path, arguments.url, is_dry=arguments.dry_run, progress=progress)
+    return {"is_dry_run": arguments.dry_run, "digest": made.digest, **made.facts}
+
+
+def _show_published(facts: dict[str, Any]) -> None:
+    sent = f"{facts['files_sent']:,} files, {size(facts['bytes_sent'])}"
+    whole = f"{facts['files']:,} files, {size(facts['bytes'])}"
+    replaced = f", {facts['files_replaced']:,} replaced" * bool(facts["files_replaced"])
+    word = "to send" if facts["is_dry_run"] else "sent"
+    print(f"{facts['url']}: {sent} {word}{replaced}, of {whole}")

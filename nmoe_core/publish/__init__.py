@@ -1,0 +1,1 @@
+"""Committed trees on object stores: sent there, and read and verified there."""

@@ -1,0 +1,129 @@
+"""The files of a published manifest or plan, in the order in which they are committed.
+
+Names are POSIX paths below the published URL. A file comes after all that it names: data, manifests
+of shards, manifests of splits, the plan.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from loader.files.format import (
+    MANIFEST_NAME,
+    Manifest,
+    load_manifest,
+    read_json_object,
+    resolve_inside,
+)
+from loader.plan.file import load_plan
+from loader.plan.records import PLAN_FORMAT
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.shards.manifest import entry_row
+
+DATA, SHARD, SPLIT, PLAN = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file to publish. sha256: by the manifest that names it, else of the file as it is now.
+    tier: DATA, or that of a manifest or plan. content: where it is not that of the file."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    sha256: str
+    tier: int
+    content: bytes | None = None
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a JSON file is a loader plan rather than a manifest."""
+    return path.is_file() and read_json_object(path).get("format") == PLAN_FORMAT
+
+
+def pieces_of(path: Path) -> list[Piece]:
+    """The files of a plan, of a manifest, or of the manifest in a directory, in the order of their
+    commits. Raises as `load_plan` and `load_manifest`, and FormatError where a file is missing
+    (E-SHARD-MISSING)."""
+    path = path / MANIFEST_NAME if path.is_dir() else path
+    if not is_plan(path):
+        return _in_order(_of_split(path, path.parent))
+    plan = load_plan(path)
+    found: list[Piece] = []
+    for source in (*plan.sources, *plan.valid):
+        if not source.manifest.endswith(".json"):
+            raise ConfigError(
+                f"source {source.name!r} has no manifest",
+                where=path,
+                found=source.manifest,
+                do="prepare it with nmoe prep: files are published by the checksums of a manifest",
+            )
+        found += _of_split(resolve_inside(plan.base, source.manifest), plan.base)
+    here = path.resolve()
+    if here.is_relative_to(plan.base):
+        name, content = here.relative_to(plan.base).as_posix(), path.read_bytes()
+    else:
+        name, content = path.name, replace(plan, root=".").to_json().encode()
+    return _in_order([*found, _piece(name, path, PLAN, content=content)])
+
+
+def named_files(manifest: Manifest) -> Iterator[tuple[str, str | None]]:
+    """Relative path of every file that a manifest names by a key `path` or `*_path`, and its
+    `checksum` or `*_checksum`; None where an entry records no checksum."""
+    info = manifest.extra.get("source_info")
+    beside = info if isinstance(info, dict) else {}
+    for row in (*map(entry_row, manifest.shards), beside):
+        for key, name in row.items():
+            checksum = row.get(f"{key.removesuffix('path')}checksum")
+            if (
+                (key == "path" or key.endswith("_path"))
+                and name
+                and (checksum or row is not beside)
+            ):
+                yield str(name), checksum or None
+
+
+def shard_manifests(manifest: Manifest) -> list[str]:
+    """Names of the manifests of a split's shards, whether they are there or not."""
+    below = {PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards} - {"."}
+    return [f"{name}/{MANIFEST_NAME}" for name in sorted(below)]
+
+
+def _of_split(path: Path, root: Path) -> list[Piece]:
+    """A manifest, the manifests of its shards that are there, and all that these name."""
+    manifests = {path: SPLIT}
+    manifest = load_manifest(path)
+    for name in shard_manifests(manifest):
+        if (shard := resolve_inside(path.parent, name)).is_file():
+            manifests[shard] = SHARD
+    pieces = []
+    for at, tier in manifests.items():
+        for name, checksum in named_files(manifest if tier == SPLIT else load_manifest(at)):
+            file = resolve_inside(at.parent, name)
+            pieces.append(_piece(_below(file, root), file, DATA, checksum))
+        pieces.append(_piece(_below(at, root), at, tier, content=at.read_bytes()))
+    return pieces
+
+
+def _below(path: Path, root: Path) -> str:
+    return path.absolute().relative_to(root.absolute()).as_posix()
+
+
+def _piece(
+    name: str, path: Path, tier: int, checksum: str | None = None, content: bytes | None = None
+) -> Piece:
+    try:
+        size_bytes = path.stat().st_size if content is None else len(content)
+    except FileNotFoundError:
+        do = "restore the file, or run prep for this shard again"
+        raise FormatError("file is missing", where=path, do=do, code="E-SHARD-MISSING") from None
+    if content is not None:
+        checksum = hashlib.sha256(content).hexdigest()
+    return Piece(name, path, size_bytes, checksum or sha256_file(path), tier, content)
+
+
+def _in_order(pieces: list[Piece]) -> list[Piece]:
+    """Each file once, data first; of files without a checksum above, that of below."""
+    return sorted({piece.name: piece for piece in pieces}.values(), key=lambda p: (p.tier, p.name))

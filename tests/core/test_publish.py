@@ -1,0 +1,276 @@
+"""Committed trees on stores: an S3-compatible server on this machine, and `file://`."""
+
+import json
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loader import build_loader, resolve_plan
+from loader.files import store
+from loader.files.addresses import join
+from nmoe_core.cli import main
+from nmoe_core.publish.send import publish
+from tests.project import json_lines
+from tests.refusals import refused, refused_line
+
+pytest.importorskip("obstore", reason="extra remote is not installed")
+Names = list[str]
+
+
+@pytest.fixture
+def plan(prepared_data: Path) -> Path:
+    """A plan over two prepared sources, `web` and `books`."""
+    return write_plan(prepared_data)
+
+
+def write_plan(data: Path, where: str = "../loader_plan.json") -> Path:
+    rows = [{"path": str(data / name), "weight": 1} for name in ("web", "books")]
+    made = resolve_plan({"datasets": rows, "batch_size": 2, "seq_len": 64})
+    path = data / where
+    path.write_text(made.placed_in(path.parent).to_json())
+    return path
+
+
+@pytest.fixture(params=["s3", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where to publish to."""
+    if request.param == "file":
+        return f"file://{tmp_path}/store/corpus 1"
+    request.getfixturevalue("s3")
+    return "s3://corpus/corpus 1"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Names:
+    """Names of the files that are written to a store, in order; deleted ones begin with `-`."""
+    names: Names = []
+    for word, mark in (("write", ""), ("remove", "-")):
+        call = getattr(store, word)
+
+        def noted(url: str, *content: Any, call: Any = call, mark: str = mark) -> Any:
+            names.append(mark + url.rpartition("corpus 1/")[2])
+            return call(url, *content)
+
+        monkeypatch.setattr(store, word, noted)
+    return names
+
+
+def files_of(data: Path) -> dict[str, bytes]:
+    """The committed files of both sources, by their names below a URL."""
+    found = [path for name in ("web", "books") for path in (data / name).rglob("*.*")]
+    kept = [path for path in found if not path.name.startswith(".")]
+    return {path.relative_to(data).as_posix(): path.read_bytes() for path in kept}
+
+
+def batches(where: object, **options: Any) -> list[np.ndarray]:
+    loader = build_loader(where, backend="numpy", **options)[0]
+    return [np.concatenate(batch) for batch in loader]
+
+
+def at(url: str, name: str) -> bytes | None:
+    return store.read_bytes(join(url, name))
+
+
+@pytest.mark.parametrize("place", ["../loader_plan.json", "plans/plan.json"])
+def test_a_published_plan_is_read_as_the_local_one_and_its_files_are_equal(
+    prepared_data: Path, url: str, tmp_path: Path, place: str
+) -> None:
+    (prepared_data / "plans").mkdir()
+    plan = write_plan(prepared_data, place)
+    facts = publish(plan, url).facts
+    assert facts["url"] == join(url, place.removeprefix("../"))
+    remote = batches(facts["url"], cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(remote, batches(plan))
+    assert {name: at(url, name) for name in files_of(prepared_data)} == files_of(prepared_data)
+    if place == "plans/plan.json":
+        assert at(url, place) == plan.read_bytes()
+
+
+def test_data_come_before_manifests_these_before_the_plan_and_a_second_time_sends_nothing(
+    plan: Path, url: str, written: Names
+) -> None:
+    dry = publish(plan, url, is_dry=True).facts
+    assert written == []
+    made = publish(plan, url)
+    tiers = [name.count("/") if name.endswith("manifest.json") else 9 for name in written[:-2]]
+    assert tiers == sorted(tiers, reverse=True)  # files, 3: of shards, 2: of splits
+    assert written[-2:] == ["loader_plan.json", "publication.json"]
+    assert len(written) == made.facts["files"] + 1 == dry["files_sent"] + 1
+    assert made.facts["bytes_sent"] == dry["bytes_sent"] == dry["bytes"]
+    written.clear()
+    again = publish(plan, url)
+    assert (written, again.facts["files_sent"], again.digest) == ([], 0, made.digest)
+
+
+def test_an_interrupted_publish_goes_on_and_no_reader_sees_its_half(
+    plan: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, sent = store.write, 0
+
+    def broken(at: str, content: Any) -> store.Found:
+        nonlocal sent
+        sent += 1
+        if sent == 9:
+            raise KeyboardInterrupt
+        return write(at, content)
+
+    monkeypatch.setattr(store, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        publish(plan, url)
+    assert at(url, "web/train/manifest.json") is None
+    with refused("E-PLAN-MISSING", naming=[url]):
+        batches(f"{url}/loader_plan.json", cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(store, "write", write)
+    facts = publish(plan, url).facts
+    assert 0 < facts["files_sent"] < facts["files"] - 4
+    assert facts["files_replaced"] <= 8  # those that were under way
+    remote = batches(f"{url}/loader_plan.json", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(remote, batches(plan))
+
+
+def changed(data: Path) -> Path:
+    """The plan after one document of `web` changed, and with it the files of one shard."""
+    source = data.parent / "web.jsonl"
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    rows[3]["text"] += " and more"
+    source.write_text(json_lines(rows))
+    flags = ["--paths", str(source), "--name", "web", "--num-shards", "2", "--workers", "1"]
+    output = str(data / "web" / "train")
+    assert main(["prep", "--source", "jsonl", *flags, "--output", output, "--force"]) == 0
+    return write_plan(data)
+
+
+def test_what_changed_alone_is_sent_after_the_old_version_is_taken_back(
+    plan: Path, prepared_data: Path, url: str, tmp_path: Path, written: Names
+) -> None:
+    publish(plan, url)
+    before = files_of(prepared_data)
+    plan = changed(prepared_data)
+    now = files_of(prepared_data)
+    differ = {name for name, content in now.items() if before[name] != content}
+    assert {name.rpartition("/")[2].rpartition(".")[2] for name in differ} >= {"npy", "jsonl"}
+    assert sum(name.endswith(".npy") for name in differ) == 1
+    written.clear()
+    publish(plan, url)
+    gone = [name.removeprefix("-") for name in written if name.startswith("-")]
+    assert gone[:2] == ["loader_plan.json", "web/train/manifest.json"]
+    assert gone == [name[1:] for name in written[: len(gone)]]  # before any file is replaced
+    assert set(written[len(gone) :]) == {*differ, "loader_plan.json", "publication.json"}
+    remote = batches(f"{url}/loader_plan.json", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(remote, batches(plan))
+
+
+def test_a_file_that_another_hand_replaced_in_the_store_is_sent_again(
+    plan: Path, url: str, written: Names
+) -> None:
+    publish(plan, url)
+    name = next(name for name in written if name.endswith(".npy"))
+    content = at(url, name)
+    assert content is not None
+    store.write(join(url, name), content[::-1])
+    written.clear()
+    publish(plan, url)
+    assert [one for one in written if not one.endswith(".json")] == [name]
+    assert at(url, name) == content
+
+
+def test_damaged_local_data_are_refused_and_do_not_take_a_published_version_back(
+    plan: Path, prepared_data: Path, url: str, written: Names
+) -> None:
+    publish(plan, url)
+    path = sorted((prepared_data / "web").rglob("*.npy"))[0]
+    good = path.read_bytes()
+    name = path.relative_to(prepared_data).as_posix()
+    store.write(join(url, name), b"other")
+    written.clear()
+    path.write_bytes(good[:-4] + b"\1\0\0\0")
+    with refused("E-SHARD-CHECKSUM", naming=[str(path)]):
+        publish(plan, url)
+    assert written == []
+    path.unlink()
+    with refused("E-SHARD-MISSING", naming=[str(path)]):
+        publish(plan, url)
+
+
+def test_one_splits_manifest_is_published_alone_from_its_directory(
+    prepared_data: Path, url: str, tmp_path: Path
+) -> None:
+    directory = prepared_data / "web" / "train"
+    assert publish(directory, url).facts["url"] == join(url, "manifest.json")
+    run = {"batch_size": 2, "seq_len": 64}
+    remote = batches(run | {"data_path": url}, cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(remote, batches(run | {"data_path": str(directory)}))
+
+
+# One line each
+
+
+class Web(SimpleHTTPRequestHandler):
+    """A directory that takes files, for one user."""
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+    def parse_request(self) -> bool:
+        is_good = super().parse_request()
+        if is_good and self.headers["Authorization"] != "Basic dXNlcjpwYS9zcw==":
+            self.send_error(401)
+            return False
+        return is_good
+
+    def do_PUT(self) -> None:
+        path = Path(self.translate_path(self.path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(201)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def test_a_web_server_takes_a_plan_with_a_password_that_no_message_shows(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    (tmp_path / "www").mkdir()
+    handler = partial(Web, directory=str(tmp_path / "www"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    host = f"127.0.0.1:{server.server_port}"
+    try:
+        url = f"http://user:pa%2Fss@{host}/corpus"
+        assert main(["publish", str(plan), url]) == 0
+        said = capsys.readouterr().out
+        assert f"http://[hidden]@{host}/corpus/loader_plan.json" in said
+        remote = batches(f"{url}/loader_plan.json", cache_dir=tmp_path / "cache")
+        np.testing.assert_array_equal(remote, batches(plan))
+        line = refused_line(capsys, "publish", str(plan), f"http://user:bad@{host}/corpus")
+        assert "401 Unauthorized" in line
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    line += refused_line(capsys, "publish", str(plan), f"{url}?sig=0123abc", code="E-STORE")
+    assert not any(part in said + line for part in ("user", "pa%2F", "pa/ss", "bad", "0123abc"))
+
+
+def test_a_store_that_refuses_or_is_down_is_one_line_without_keys(
+    plan: Path, s3: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "verysecret")
+    line = refused_line(capsys, "publish", str(plan), "s3://nowhere/x", code="E-STORE")
+    assert "NoSuchBucket" in line
+    assert "s3://nowhere/x/" in line
+    s3[1].stop()
+    down = refused_line(capsys, "publish", str(plan), "s3://corpus/x", code="E-STORE")
+    assert "s3://corpus/x/" in down
+    assert "Connect" in down
+    assert max(len(line), len(down)) < 400
+    assert "verysecret" not in line + down
+    for bad in ("memory://b/x", "corpus"):
+        refused_line(capsys, "publish", str(plan), bad, code="E-CONFIG")
