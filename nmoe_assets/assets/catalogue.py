@@ -88,6 +88,7 @@ _MEANINGS = {
     "misaligned_shards": "shards planned for another place in a window than they have",
     "steps, sequences": "of the run; a step reads batch_size sequences",
     "sequences_SOURCE": "sequences that are taken from each source",
+    "remix_NNNN": "shares before and after each remix",
     "may_flip_least, may_flip_most": "decisions that may change; at 95 % where a sample was graded",
     "sampled, sampled_flips": "documents graded for this estimate, and those decided otherwise",
 }

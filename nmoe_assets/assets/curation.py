@@ -107,7 +107,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         kind="json",
         text="What a trainer's loader opens: sources, weights, quotas and digests, which make the "
         "training stream a pure function of the step.",
-        facts=("steps, sequences", "sequences_SOURCE", "changed"),
+        facts=("steps, sequences", "sequences_SOURCE", "remix_NNNN", "changed"),
         version=versions.loader_plan(run),
         deps=[
             *([name, "curated_manifest"] for name in names),

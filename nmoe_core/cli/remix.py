@@ -6,13 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli.flags import add_run_flags, run_of
 from nmoe_core.cli.output import add_verb, print_table
 
 
 def register(verbs: Any) -> None:
     text = "a plan that goes on from a run's under other shares, and the proof of it"
     verb = add_verb(verbs, "remix", write, text, _show)
-    verb.add_argument("plan", type=Path, metavar="PLAN", help="the run's plan")
+    verb.add_argument("plan", type=Path, nargs="?", metavar="PLAN", help="plan of a loader")
     at = verb.add_mutually_exclusive_group(required=True)
     at.add_argument("--state", type=Path, metavar="JSON", help="state_dict() of the run's loader")
     at.add_argument("--step", type=int, metavar="N", help="first step of the new shares")
@@ -43,13 +45,18 @@ def register(verbs: Any) -> None:
         help="other weights, and a factor of the learning rate, from a later step on; repeatable",
     )
     verb.add_argument("--steps", type=int, metavar="N", help="length of the run (as planned)")
-    verb.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN")
+    verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the plan after it")
+    add_run_flags(verb)
 
 
 def write(arguments: argparse.Namespace) -> dict[str, Any]:
-    from nmoe_core.tasks.remix import Edit, position_of, write_remix
+    from nmoe_core.tasks.remix import Edit, position_of, remix_run, write_remix
 
-    plan, step = position_of(arguments.plan, arguments.state)
+    named = (arguments.plan is not None) + (arguments.output is not None)
+    if named != (0 if arguments.config else 2):
+        raise ConfigError(
+            "which plan to go on from is not clear", do="give PLAN and -o, or --config of a run"
+        )
     edit = Edit(
         weights=arguments.weights,
         sources=dict(arguments.add),
@@ -57,7 +64,10 @@ def write(arguments: argparse.Namespace) -> dict[str, Any]:
         phases=arguments.phase,
         steps=arguments.steps,
     )
-    step = step if arguments.step is None else arguments.step
+    if arguments.config:
+        return remix_run(run_of(arguments), arguments.state, arguments.step, edit)
+    plan, reached = position_of(arguments.plan, arguments.state)
+    step = reached if arguments.step is None else arguments.step
     return write_remix(plan, step, edit, arguments.output)
 
 

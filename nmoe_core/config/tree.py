@@ -72,6 +72,14 @@ class Tree:
         places |= {"plan": root / "mixture" / "loader_plan.json", "checkpoint": root / "backbone"}
         return cls(root=root, **places | moved)
 
+    def remix(self, number: int) -> Path:
+        """The certificate of the plan's remix of that number, from 1 on."""
+        return self.plan.with_name(f"remix_{number:04d}.json")
+
+    def remixes(self) -> list[Path]:
+        """Certificates of the plan's remixes, in their order."""
+        return sorted(self.plan.parent.glob("remix_*.json"))
+
     def split(self, source: str, split: str = "train") -> Path:
         """`data/{source}/{split}`."""
         return self.data / source / split

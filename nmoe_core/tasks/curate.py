@@ -18,6 +18,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_stages
 from nmoe_core.tasks.backbone import ids_for_model
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
+from nmoe_core.tasks.remix import with_remixes
 
 if TYPE_CHECKING:
     from nmoe_core.curate.shards.planning import CurateSettings
@@ -90,7 +91,8 @@ def combine(run: Run, source: str) -> Result:
 
 
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
-    """Write `mixture/loader_plan.json` unless the same plan is there. Raises PlanError where a
+    """Write `mixture/loader_plan.json`, with the run's remixes, unless the same plan is there.
+    Raises as `with_remixes`, and PlanError where a
     curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks for more steps
     than the flow has (E-PLAN-STEPS)."""
     tree = run.tree
@@ -101,22 +103,20 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         root=Path(os.path.commonpath([tree.root, tree.data])),  # data_root may lie elsewhere
         plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
         valid={name: tree.manifest(name, "valid") for name in valid_sources},
-    ).placed_in(tree.plan.parent)
+    )
     check_steps(plan, run.loader.steps, run.path)
-    payload = plan.to_json().encode()
+    plan, remixed = with_remixes(plan, tree)
+    payload = plan.placed_in(tree.plan.parent).to_json().encode()
     changed = not tree.plan.is_file() or tree.plan.read_bytes() != payload
     if changed:
         write_bytes(tree.plan, payload)
-    quotas = {
-        f"sequences_{source.name}": source.num_sequences
-        for stage in plan.stages
-        for source in stage.sources
-    }
+    quotas = {f"sequences_{name}": count for name, count in plan.taken().items()}
     facts = {
         "steps": plan.num_sequences // plan.batch_size,
         "sequences": plan.num_sequences,
         "changed": changed,
         **quotas,
+        **remixed,
         "path": str(tree.plan),
     }
     return Result(plan.plan_hash, facts)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loader.certificate import Certificate
+from loader.certificate import Certificate, verify_certificate
 from loader.config import resolve_plan
+from loader.errors import PlanError
 from loader.files.format import read_json_object
 from loader.loader import DeterministicLoader
 from loader.plan.records import LoaderPlan, PlanStage
@@ -16,6 +17,8 @@ from loader.plan.tables import unknown_name
 from loader.remix import remix
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import Tree
 
 _MAX_STATE_BYTES = 64 * 2**20
 
@@ -42,9 +45,12 @@ def position_of(plan_path: Path, state_path: Path | None) -> tuple[LoaderPlan, i
         return loader.plan, loader.step
 
 
-def write_remix(plan: LoaderPlan, step: int, edit: Edit, output: Path) -> dict[str, Any]:
-    """Commit the plan after an edit, and before it its certificate; returns what changes. Raises as
-    `loader.remix`, and ConfigError where a source that was read is neither weighed nor removed."""
+def write_remix(
+    plan: LoaderPlan, step: int, edit: Edit, output: Path, proof: Path | None = None
+) -> dict[str, Any]:
+    """Commit the plan after an edit, and before it its certificate, by default beside it; returns
+    what changes. Raises as `loader.remix`, and ConfigError where a source that was read is neither
+    weighed nor removed."""
     in_force = {source.name for source in _around(plan, step)[0].sources}
     for name in edit.removed:
         if name not in in_force:
@@ -60,10 +66,40 @@ def write_remix(plan: LoaderPlan, step: int, edit: Edit, output: Path) -> dict[s
     given = {"sources": edit.sources, "phases": edit.phases, "steps": edit.steps}
     after, certificate = remix(plan, step, weights=edit.weights, **given)
     output = output.absolute()
-    proof = output.with_suffix(".certificate.json")
-    write_bytes(proof, certificate.to_json(output.parent).encode())
+    proof = (proof or output.with_suffix(".certificate.json")).absolute()
+    write_bytes(proof, certificate.to_json(proof.parent).encode())
     write_bytes(output, after.placed_in(output.parent).to_json().encode())
     return shares(certificate) | {"plan": str(output), "certificate": str(proof)}
+
+
+def remix_run(run: Run, state_path: Path | None, step: int | None, edit: Edit) -> dict[str, Any]:
+    """As `write_remix` for the plan of a run, whose remixes are numbered beside it."""
+    plan, reached = position_of(run.tree.plan, state_path)
+    proof = run.tree.remix(len(run.tree.remixes()) + 1)
+    return write_remix(plan, reached if step is None else step, edit, run.tree.plan, proof)
+
+
+def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, str]]:
+    """The plan that a run's remixes make of its first one, and for each the shares before and
+    after. Raises PlanError where one goes on from another plan (E-REMIX-CHAIN), or its certificate
+    does not hold (E-REMIX-CERTIFICATE)."""
+    said = {}
+    for path in tree.remixes():
+        certificate = verify_certificate(path)
+        if certificate.before.plan_hash != plan.plan_hash:
+            raise PlanError(
+                "the run went on from another plan than its configuration and data make now",
+                where=path,
+                found=plan.plan_hash,
+                expected=certificate.before.plan_hash,
+                do="restore them, or remove the remixes to plan the run anew",
+                code="E-REMIX-CHAIN",
+            )
+        plan, facts = certificate.after, shares(certificate)
+        old, new = facts["before"], facts["after"][0]["percent"]
+        changes = (f"{x} {old.get(x, 0):g} -> {new.get(x, 0):g} %" for x in {**old, **new})
+        said[path.stem] = f"from step {certificate.step}: {', '.join(changes)}"
+    return plan, said
 
 
 def shares(certificate: Certificate) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Literal
 
 from loader.plan.settings import PlanSettings
-from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.planning import CURATE_CODE
@@ -93,7 +93,9 @@ def loader_plan(run: Run) -> str:
     made_by = dataclasses.asdict(run.loader)
     names = [field.name for field in dataclasses.fields(PlanSettings)]
     settings = {name: made_by[name] for name in names if made_by[name] != ()}
-    return _version("plan/1", [run.path.stem, run.loader.flow_mode, stages, settings])
+    remixes = [sha256_file(path) for path in run.tree.remixes()]
+    read = [run.path.stem, run.loader.flow_mode, stages, settings]
+    return _version("plan/1", [*read, remixes] if remixes else read)
 
 
 def _version(code: str, settings: Any) -> str:

@@ -11,10 +11,12 @@ from loader import build_loader
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_assets.resources import Notifier
+from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.tasks import versions
 from nmoe_core.tasks.curate import make_plan
 from tests.assets.small_project import environment, opened, program_of
-from tests.refusals import refused
+from tests.refusals import refused, refused_line
 
 _PROJECT = """
 [project]
@@ -164,6 +166,32 @@ def _written(directory: Path) -> dict[str, tuple[int, int]]:
         str(path): (path.stat().st_ino, path.stat().st_mtime_ns)
         for path in sorted(directory.rglob("*.npy"))
     }
+
+
+def test_a_remix_is_the_next_version_of_a_runs_plan(
+    own_project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, sources = Run(own_project / "run.toml"), ("code", "docs", "notes")
+    first, version = make_plan(run, sources, ("docs",)), versions.loader_plan(run)
+    edit = ["--weights", "docs=1,notes=1", "--remove", "code"]
+    config = ["--config", str(own_project / "run.toml")]
+    for step in ("2", "4"):
+        assert main(["remix", *config, "--step", step, *edit]) == 0
+        edit = ["--weights", "docs=3,notes=1"]
+    capsys.readouterr()
+    written = run.tree.plan.read_bytes()
+    made = make_plan(run, sources, ("docs",))
+    assert run.tree.plan.read_bytes() == written
+    assert made.digest != first.digest
+    assert not made.facts["changed"]
+    assert made.facts["remix_0002"] == "from step 4: docs 50 -> 75 %, notes 50 -> 25 %"
+    assert made.facts["remix_0001"].startswith("from step 2: ")
+    assert versions.loader_plan(run) != version
+    other = Run(own_project / "run.toml", {"seed": 7})
+    with refused("E-REMIX-CHAIN", naming=["went on from another plan", "remix_0001.json"]):
+        make_plan(other, sources, ("docs",))
+    assert run.tree.plan.read_bytes() == written
+    refused_line(capsys, "remix", *config, "x.json", "--step", "5", *edit, code="E-CONFIG")
 
 
 def test_a_plan_reads_token_shards_outside_the_root_of_the_run(own_project: Path) -> None:
