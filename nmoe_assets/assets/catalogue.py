@@ -66,6 +66,8 @@ _MEANINGS = {
     "spearman_within_source": "the same within each source, averaged",
     "mae_aggregate, r2_aggregate": "mean absolute error, and explained share of the variance",
     "spearman_source_only, spearman_length_only": "what a document's source or length alone reach",
+    "spearman_student": "what a student without a backbone reaches on the same labels",
+    "gain_over_student": "by how much the head's rank correlation is higher",
     "num_failed": "documents left out because their states are not finite",
     "head_steps": "steps trained in this run; 0 where the head was current",
     "backbone_tokens": "tokens the backbone ran on in this run; 0 where it was current",
@@ -94,7 +96,8 @@ _MEANINGS = {
 }
 HEAD_FACTS = (
     *("n", "spearman", "spearman_within_source", "mae_aggregate, r2_aggregate"),
-    *("spearman_source_only, spearman_length_only", "num_failed", "head_steps", "backbone_tokens"),
+    *("spearman_source_only, spearman_length_only", "spearman_student", "gain_over_student"),
+    *("num_failed", "head_steps", "backbone_tokens"),
 )
 ORDER_FACTS = (
     *("window_topics", "percent_of_ceiling", "wrap_tv_8", "before, after, shuffle"),

@@ -160,7 +160,8 @@ def _show_report(report: dict[str, Any]) -> None:
             f"{kind}: Spearman {_two(metrics['spearman'])} with the oracle "
             f"on {metrics['n']} held-out documents (95 % {low:.2f} to {high:.2f}; "
             f"source alone {_two(metrics['spearman_source_only'])}, "
-            f"length alone {_two(metrics['spearman_length_only'])}); "
+            f"length alone {_two(metrics['spearman_length_only'])}, "
+            f"a student without a backbone {_two(metrics['spearman_student'])}); "
             + (
                 f"{_two(test['spearman'])} on {test['n']} untouched test documents"
                 if test

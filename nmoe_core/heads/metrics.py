@@ -13,10 +13,17 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.agreement import agreement, baselines, read_noise
+from nmoe_core.labels.agreement import (
+    agreement,
+    baselines,
+    bootstrap,
+    read_noise,
+    spearman,
+    spearman_interval,
+)
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.oracle import Scorer
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import DIMENSIONS, aggregate, rounded
 
 MIN_DOCUMENTS = 3
 
@@ -47,12 +54,13 @@ def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[A
 
 
 def head_metrics(
-    predicted: np.ndarray, labels: Labels, train: Labels, fresh: HeldOut
+    predicted: np.ndarray, student: np.ndarray, labels: Labels, train: Labels, fresh: HeldOut
 ) -> dict[str, Any]:
     """Agreement and baselines on the documents `fresh`; empty where those are fewer than three.
 
-    `predicted` are the head's scores of the documents of `labels`, `[N, 5]`, NaN where states are
-    not finite; `train` are the labels that it was fitted on.
+    `predicted` and `student` are the scores that the head and the student give to the documents of
+    `labels`, `[N, 5]`, NaN where states are not finite; `train` are the labels that both were
+    fitted on.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)
@@ -64,6 +72,7 @@ def head_metrics(
         (train.scores, train.sources, document_lengths(train.doc_ids)),
         (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
     )
+    metrics |= _beside_student(predicted[good], student[good], labels.scores[good])
     ceiling = _noise_ceiling(labels.path)
     share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
     return metrics | {
@@ -72,6 +81,23 @@ def head_metrics(
         "num_failed": int((fresh.rows & ~is_finite).sum()),
         "num_trained_on": fresh.num_seen,
         "num_repeated": fresh.num_repeated,
+    }
+
+
+def _beside_student(head: np.ndarray, student: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+    """Rank correlation of the student, and how much higher that of the head is, with intervals."""
+    ours, theirs, oracle = (aggregate(scores) for scores in (head, student, truth))
+
+    def gain(rows: np.ndarray) -> float | None:
+        found = [spearman(one[rows], oracle[rows]) for one in (ours, theirs)]
+        return None if None in found else found[0] - found[1]
+
+    every = np.arange(len(oracle))
+    return {
+        "spearman_student": rounded(spearman(theirs, oracle)),
+        "spearman_student_ci95": spearman_interval(theirs, oracle),
+        "gain_over_student": rounded(gain(every)),
+        "gain_over_student_ci95": bootstrap(gain, len(oracle)),
     }
 
 
@@ -154,6 +180,11 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
     source, length = metrics["spearman_source_only"], metrics["spearman_length_only"]
     only = f"the source alone {_number(source)}, from the length alone {_number(length)}"
     lines += ["", f"Spearman from {only}."]
+    student = _cell(metrics, "spearman_student")
+    lines.append(
+        f"A student without a backbone, fitted on the same labels, reaches {student}; this head's "
+        f"is higher by {_cell(metrics, 'gain_over_student')}."
+    )
     if metrics["share_of_ceiling"] is not None:
         lines.append(f"Share of the oracle's noise ceiling: {metrics['share_of_ceiling']:.3f}.")
     return lines
@@ -161,11 +192,15 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
 
 def _line(name: str, row: dict[str, Any], *values: float | None) -> str:
     cells = [name]
-    for key in ("spearman", "spearman_within_source"):
-        bounds = row[f"{key}_ci95"]
-        interval = "" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]"
-        cells.append(_number(row[key]) + interval)
+    cells += [_cell(row, key) for key in ("spearman", "spearman_within_source")]
     return f"| {' | '.join([*cells, *map(_number, values)])} |"
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    """A figure with its interval."""
+    bounds = row[f"{key}_ci95"]
+    interval = "" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]"
+    return _number(row[key]) + interval
 
 
 def _number(value: float | None) -> str:

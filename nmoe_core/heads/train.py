@@ -42,6 +42,7 @@ from nmoe_core.heads.fit import (
 from nmoe_core.heads.metrics import head_card, head_metrics, held_out, require_same_scorer
 from nmoe_core.heads.models import Judge, JudgeArch, Probe
 from nmoe_core.heads.scoring import predict
+from nmoe_core.heads.student import fit_student
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.scores import aggregate, stored
 from nmoe_core.labels.slices import data_digest
@@ -126,7 +127,7 @@ class HeadTraining:
             header = {
                 **header_of(model, self.tap, self.corpus.max_ctx, train.digest, train.scorer),
                 "settings": self.settings,
-                **self._figures(head, contents),
+                **self._figures(head, documents, contents),
                 "training": {
                     "num_documents": len(train.doc_ids) - num_failed,
                     "num_failed_documents": num_failed,
@@ -173,9 +174,13 @@ class HeadTraining:
         cache = self.path.parent / FEATURES_DIR / sha256_json(made_from)[:32]
         return pooled_features(self.model, documents, self.tap, cache)
 
-    def _figures(self, head: Probe | Judge, seen: np.ndarray) -> dict[str, dict[str, Any]]:
-        """Agreement on the contents of val not in train, and of test in neither; else empty."""
+    def _figures(
+        self, head: Probe | Judge, fitted: DocumentTokens, seen: np.ndarray
+    ) -> dict[str, dict[str, Any]]:
+        """Agreement on the contents of val not in train, and of test in neither; else empty.
+        `fitted` are the documents of train, `seen` their contents."""
         found: dict[str, dict[str, Any]] = {"metrics": {}, "test_metrics": {}}
+        student = fit_student(fitted.tokens, self.train.scores)
         for name, split in zip(found, ("val", "test")):
             labels = self.reported.get(split)
             if labels is not None and labels.doc_ids:
@@ -183,7 +188,8 @@ class HeadTraining:
                 contents = documents.digests()
                 fresh = held_out(contents, seen)
                 predicted = self._predict(head, labels, documents)
-                found[name] = head_metrics(predicted, labels, self.train, fresh)
+                by_student = student.predict(documents.tokens)
+                found[name] = head_metrics(predicted, by_student, labels, self.train, fresh)
                 seen = np.concatenate([seen, contents])
         return found
 

@@ -77,6 +77,7 @@ def _heads(run: Run) -> dict[str, dict[str, Any]]:
     from nmoe_core.heads.files import read_header
 
     keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
+    keys += ("spearman_student", "gain_over_student_ci95")
     found: dict[str, dict[str, Any]] = {}
     for kind in ("probe", "judge"):
         header = read_header(getattr(run.tree, kind))

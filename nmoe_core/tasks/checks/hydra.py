@@ -94,8 +94,8 @@ def check_labels(run: Run) -> Verdicts:
 def check_head(run: Run, kind: str) -> Verdicts:
     """`promotion`: enough documents that the head was not fitted on, finite states, and a rank
     correlation with the oracle whose lower 95 % bound is above `min_spearman`. `baselines`: that
-    bound is above what source or length alone reach, and each dimension is better predicted than by
-    its mean."""
+    bound is above what source or length alone reach and, where it was measured, above what a
+    student without a backbone reaches; and each dimension is better predicted than by its mean."""
     from nmoe_core.heads.files import read_header
 
     path = run.tree.probe if kind == "probe" else run.tree.judge
@@ -120,8 +120,11 @@ def check_head(run: Run, kind: str) -> Verdicts:
     worse = [name for name, mae in metrics["mae"].items() if mae >= mean_only[name]]
     found = f"lower bound {low:.3f}; source alone {blind['source']:.3f}, "
     found += f"length alone {blind['length']:.3f}"
-    found += f"; no better than the mean: {', '.join(worse)}" if worse else ""
     alone = {f"{name}_only": value for name, value in blind.items()}
+    if (student := metrics.get("spearman_student")) is not None:  # older heads have none
+        blind["student"] = alone["student"] = student
+        found += f", a student without a backbone {student:.3f}"
+    found += f"; no better than the mean: {', '.join(worse)}" if worse else ""
     return {
         "promotion": Verdict(is_promoted, promoted, facts),
         "baselines": Verdict(low > max(blind.values()) and not worse, found, alone),

@@ -33,6 +33,8 @@ GOOD: dict[str, Any] = {
         ({"num_failed": 1}, set(), ""),
         ({"spearman_source_only": 0.55}, {"baselines"}, ""),
         ({"spearman_length_only": 0.55}, {"baselines"}, ""),
+        ({"spearman_student": 0.55}, {"baselines"}, ""),
+        ({"spearman_student": 0.45}, set(), ""),
         ({"spearman_source_only": None, "spearman_length_only": None}, set(), ""),
         ({"mae": GOOD["mae"] | {"density": 0.61}}, {"baselines"}, ""),
         ({"spearman": None, "spearman_ci95": None}, {"promotion", "baselines"}, ""),

@@ -129,6 +129,11 @@ def test_trained_probe_agrees_with_val_and_its_baselines_do_not_as_its_card_says
     for name, mae in metrics["mae"].items():
         assert mae < metrics["mae_mean_only"][name]
     assert abs(metrics["spearman_source_only"]) < 0.5
+    student, gain = metrics["spearman_student"], metrics["gain_over_student"]
+    assert gain == pytest.approx(metrics["spearman"] - student, abs=1e-5)
+    assert metrics["gain_over_student_ci95"][0] <= gain <= metrics["gain_over_student_ci95"][1]
+    card = (tmp_path / "hydra_probe.md").read_text()
+    assert f"fitted on the same labels, reaches {student:.3f} [" in card
     num_steps = 40 * -(-len(planted.rows["train"]) // 32)
     assert made.facts["steps"] == made.facts["head_steps"] == num_steps
     ids = [doc_id for split in ("train", "val") for doc_id, _ in planted.rows[split]]
