@@ -89,8 +89,8 @@ def _beside_student(head: np.ndarray, student: np.ndarray, truth: np.ndarray) ->
     ours, theirs, oracle = (aggregate(scores) for scores in (head, student, truth))
 
     def gain(rows: np.ndarray) -> float | None:
-        found = [spearman(one[rows], oracle[rows]) for one in (ours, theirs)]
-        return None if None in found else found[0] - found[1]
+        own, other = (spearman(one[rows], oracle[rows]) for one in (ours, theirs))
+        return None if own is None or other is None else own - other
 
     every = np.arange(len(oracle))
     return {
