@@ -6,9 +6,13 @@ runs.
 """
 
 import argparse
+import difflib
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, NoReturn
 
 from loader.files.addresses import PathParser
 from nmoe_core.base.errors import NmoeError
@@ -26,13 +30,64 @@ from nmoe_core.cli import (
     stores,
 )
 
+# Verbs by what a user wants to do, in the order of a project.
+_GROUPS = {
+    "start: a project and its stand-ins": ("init", "make-tiny-checkpoint"),
+    "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
+    "judge: what documents are and how good": ("attributes", "select", "sql", "hydra", "train"),
+    "curate: what is kept, in which order": ("curate", "remix"),
+    "look: before, during and after a run": ("plan", "report", "explain", "info", "inspect"),
+    "check and serve: files for trainers": ("verify", "publish", "export", "generate"),
+}
+
+
+class _Parser(PathParser):
+    """Names the nearest choices where one is misspelt."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
+            choices = re.findall(r"[\w-]+", found[2])
+            if near := difflib.get_close_matches(found[1], choices):
+                message = f"{message[: found.start(2) - 14]}; did you mean {' or '.join(near)}?"
+        super().error(message)
+
+
+class _Verbs:
+    """Adds verbs, and keeps the line of help of each."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parts = parser.add_subparsers(
+            dest="verb", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+        )
+        self.lines: dict[str, str] = {}
+
+    def add_parser(self, name: str, **texts: Any) -> argparse.ArgumentParser:
+        """As the method of what `add_subparsers` returns."""
+        self.lines[name] = texts["help"]
+        return self._parts.add_parser(name, description=texts["help"], **texts)
+
+    def listed(self) -> str:
+        """The verbs by group."""
+        lines: list[str] = []
+        for title, names in _GROUPS.items():
+            lines += ["", title]
+            lines += [f"  {n:22}{self.lines[n]}" for n in names if n in self.lines]
+        return "\n".join(lines).strip()
+
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = PathParser(prog="nmoe", description="Data platform for language-model pre-training.")
+    parser = _Parser(
+        prog="nmoe",
+        usage="nmoe [-h] [-v] [--version] COMMAND ...",
+        description="Data platform for language-model pre-training.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
+    verbs = _Verbs(parser)
     for module in (project, prep, shards, stores, attributes, heads, generate, curate, run, remix):
         module.register(verbs)
+    parser.epilog = f"{verbs.listed()}\n\nnmoe COMMAND --help says more of each."
     return parser
 
 

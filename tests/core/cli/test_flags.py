@@ -206,3 +206,26 @@ def test_a_url_is_refused_by_every_command_line_argument_that_is_a_path(
     assert "E-PATH-URL" in (errors := capsys.readouterr().err)
     assert URL in errors
     assert not list(tmp_path.iterdir())
+
+
+def test_help_lists_every_verb_once_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = build_parser()
+    (verbs,) = (a.choices for a in parser._actions if a.dest == "verb")
+    listed = [line.split()[0] for line in parser.format_help().splitlines() if line[:2] == "  "]
+    assert sorted(name for name in listed if not name.startswith("-")) == sorted(verbs or ())
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("nmoe 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "near"), [(["prpe"], "prep"), (["hydra", "calibrat"], "calibrate"), (["zzz"], "")]
+)
+def test_a_misspelt_verb_is_answered_with_the_nearest(
+    words: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    message = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"did you mean {near}?" in message if near else "choose from" in message
