@@ -15,10 +15,10 @@ import pyarrow as pa
 from numba import njit
 
 WORD, ALONE, UNSPACED, SPACE, ALPHA, UPPER, DIGIT = (1 << bit for bit in range(7))
-_CODE_BITS = 21
-_CODE_MASK = (1 << _CODE_BITS) - 1
-_WORD, _ALONE = WORD << _CODE_BITS, ALONE << _CODE_BITS
-_SEED, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+CODE_BITS = 21
+CODE_MASK = (1 << CODE_BITS) - 1
+_WORD, _ALONE = WORD << CODE_BITS, ALONE << CODE_BITS
+SEED, PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _HALF = np.uint64(33)
 
@@ -56,7 +56,7 @@ def code_points() -> np.ndarray:
     with np.load(Path(__file__).with_name("unicode.npz")) as table:
         lower = np.arange(len(table["shift"])) + table["shift"]
         bits = table["bits"].astype(np.uint32)
-    return (bits << _CODE_BITS | lower.astype(np.uint32)).astype(np.uint32)
+    return (bits << CODE_BITS | lower.astype(np.uint32)).astype(np.uint32)
 
 
 @njit(cache=True, inline="always")
@@ -89,7 +89,7 @@ def _hash_words(payload, offsets, table, hashes, bounds):
     count = 0
     for text in range(len(offsets) - 1):
         i, end = offsets[text], offsets[text + 1]
-        h, is_open = _SEED, False
+        h, is_open = SEED, False
         while i < end:
             code, i = decode(payload, i)
             entry = table[code]
@@ -97,15 +97,15 @@ def _hash_words(payload, offsets, table, hashes, bounds):
                 if entry & _ALONE and is_open:
                     hashes[count] = mix(h)
                     count += 1
-                    h = _SEED
-                h = (h ^ np.uint64(entry & _CODE_MASK)) * _PRIME
+                    h = SEED
+                h = (h ^ np.uint64(entry & CODE_MASK)) * PRIME
                 is_open = True
                 if not entry & _ALONE:
                     continue
             if is_open:
                 hashes[count] = mix(h)
                 count += 1
-                h, is_open = _SEED, False
+                h, is_open = SEED, False
         if is_open:
             hashes[count] = mix(h)
             count += 1

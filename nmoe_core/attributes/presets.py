@@ -1,0 +1,59 @@
+"""Published rules as clauses over the columns of `signals`: what each keeps, never applied alone.
+
+A clause is SQL, to be joined by `and` in a selection. Thresholds were chosen by their authors on
+English web text; `languages` names for which texts a preset was made, and code is none of them.
+Where a rule cuts lines out of texts, its clause is about the share that it would keep.
+"""
+
+from typing import NamedTuple
+
+from nmoe_core.attributes.repetition import NGRAMS
+
+
+class Preset(NamedTuple):
+    """Clauses that a document of some languages satisfies."""
+
+    languages: tuple[str, ...]
+    """Empty where words are separated by spaces, whatever the language."""
+    clauses: tuple[str, ...]
+
+
+PRESETS = {
+    "gopher_quality": Preset(
+        ("en",),
+        (
+            "n_words between 50 and 100000",
+            "mean_word_chars between 3 and 10",
+            "hashes_per_word <= 0.1",
+            "ellipses_per_word <= 0.1",
+            "bullet_lines <= 0.9",
+            "ellipsis_lines <= 0.3",
+            "alphabetic_words >= 0.8",
+            "n_stop_words >= 2",
+        ),
+    ),
+    "gopher_repetition": Preset(
+        (),
+        (
+            "dup_lines <= 0.3",
+            "dup_line_chars <= 0.2",
+            "dup_paragraphs <= 0.3",
+            "dup_paragraph_chars <= 0.2",
+            *(
+                f"{'top' if n < 5 else 'dup'}_{n}gram_chars <= {limit}"
+                for n, limit in zip(NGRAMS, (0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10))
+            ),
+        ),
+    ),
+    "fineweb": Preset(
+        ("en",),
+        (
+            "ended_lines >= 0.12",
+            "short_lines <= 0.67",
+            "dup_line_chars * n_chars <= 0.01 * (n_chars - n_newlines)",
+            "n_newlines <= 0.3 * (n_words + n_symbol_words)",
+        ),
+    ),
+    "c4": Preset(("en",), ("n_c4_sentences >= 5", "not has_lorem_ipsum", "not has_curly_bracket")),
+    "refinedweb": Preset(("en",), ("refinedweb_cut_words <= 0.05",)),
+}

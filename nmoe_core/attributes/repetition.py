@@ -1,0 +1,109 @@
+"""How much of a document is repeated: lines, paragraphs, n-grams, as Gopher counts them.
+
+Kernels over hashes of elements and their lengths in characters. The set of a document is a hash
+table whose slots carry the number of the set, so that no table is ever cleared.
+"""
+
+import numpy as np
+from numba import njit
+
+NGRAMS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
+"""Of the first three sizes the most frequent one counts, of the others all that are repeated."""
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+@njit(cache=True)
+def new_set(size):
+    """A table for up to `size` elements: hash, mark, count and first place of each slot."""
+    slots = 16
+    while slots < 2 * size:
+        slots *= 2
+    return (
+        np.empty(slots, np.uint64),
+        np.zeros(slots, np.int64),
+        np.empty(slots, np.int64),
+        np.empty(slots, np.int64),
+        np.zeros(1, np.int64),
+    )
+
+
+@njit(cache=True, inline="always")
+def slot_of(table, element, mask):
+    """The slot of an element in the current set, and whether it was there before."""
+    hashes, marks, _, _, current = table
+    place = np.int64((element ^ (element >> _SHIFT)) & np.uint64(mask))
+    while marks[place] == current[0] and hashes[place] != element:
+        place = (place + 1) & mask
+    is_known = marks[place] == current[0]
+    hashes[place], marks[place] = element, current[0]
+    return place, is_known
+
+
+@njit(cache=True, inline="always")
+def begin(table, size):
+    """Begin a new set of up to `size` elements; returns the mask of its slots."""
+    table[4][0] += 1
+    slots = 16
+    while slots < 2 * size:
+        slots *= 2
+    return slots - 1
+
+
+@njit(cache=True)
+def repeated(table, elements, lengths):
+    """How many elements occurred before, and their characters."""
+    mask = begin(table, len(elements))
+    count, chars = 0, 0
+    for i in range(len(elements)):
+        _, is_known = slot_of(table, elements[i], mask)
+        if is_known:
+            count += 1
+            chars += lengths[i]
+    return count, chars
+
+
+@njit(cache=True)
+def ngram_chars(table, elements, ends):
+    """Characters of the most frequent 2- to 4-gram times its count, and of repeated 5- to 10-grams.
+
+    `ends` holds the characters before each word and after the last: int64 `[num_words + 1]`. The
+    n-gram that came first counts among equally frequent ones, with its spaces; of repeated ones no
+    word counts twice.
+    """
+    found = np.zeros(len(NGRAMS), np.int64)
+    window = elements.copy()
+    for k in range(len(NGRAMS)):
+        n = k + 2
+        count = len(elements) - n + 1
+        if count < 1:
+            break
+        for i in range(count):
+            window[i] = window[i] * _BASE + elements[i + n - 1]
+        mask = begin(table, count)
+        if n < 5:
+            found[k] = _top(table, window[:count], mask, ends, n)
+            continue
+        i = 0
+        while i < count:
+            _, is_known = slot_of(table, window[i], mask)
+            if is_known:
+                found[k] += ends[i + n] - ends[i]
+                i += n
+            else:
+                i += 1
+    return found
+
+
+@njit(cache=True)
+def _top(table, window, mask, ends, n):
+    best, best_first = 0, 0
+    for i in range(len(window)):
+        place, is_known = slot_of(table, window[i], mask)
+        if not is_known:
+            table[2][place], table[3][place] = 0, i
+        table[2][place] += 1
+        count, first = table[2][place], table[3][place]
+        if count > best or (count == best and first < best_first):
+            best, best_first = count, first
+    return best * (ends[best_first + n] - ends[best_first] + n - 1)

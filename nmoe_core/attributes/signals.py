@@ -1,0 +1,279 @@
+"""Numbers about a text that Gopher, C4, FineWeb and RefinedWeb compare with thresholds.
+
+The numbers are recorded, no rule is applied: the rules are clauses in `presets.py`, for the
+languages that they were made for. Texts are as prep normalises them: line ends are LF, no white
+space at either end.
+
+A word is a run of characters other than white space; a CJK, kana or Thai character is a word of its
+own. A symbol word has no letter, mark or digit. A line is a line with more than white space;
+paragraphs are separated by two line ends or more. A sentence ends with . ? ! or their like, before
+white space or the end of a line. Shares are of a document's lines, paragraphs, words or characters,
+0 where it has none. C4 and RefinedWeb cut lines out of texts; here are the shares that they would
+keep or cut.
+"""
+
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from nmoe_core.attributes.minhash import batches
+from nmoe_core.attributes.repetition import NGRAMS, new_set, ngram_chars, repeated
+from nmoe_core.attributes.words import (
+    CODE_BITS,
+    CODE_MASK,
+    PRIME,
+    SEED,
+    code_points,
+    decode,
+    mix,
+    utf8,
+    words,
+)
+
+VERSION = 1
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+SENTENCE_ENDS, WIDE_SENTENCE_ENDS = ".?!؟۔।॥", "。！？．"
+CLOSERS = "\"'”’»」』)"
+LINE_ENDS = SENTENCE_ENDS + WIDE_SENTENCE_ENDS + "\"'”’»」』"
+SHORT_LINE_CHARS, LONG_WORD_CHARS, LEAST_C4_WORDS, LEAST_REFINEDWEB_WORDS = 30, 1000, 3, 2
+POLICY = (
+    "javascript|terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies"
+)
+COUNTER = (
+    r"^[^\pL\pN_]*\d(?:,|\.|\d)*(?:K|k|M|m|B|b)?\s+(?:likes|shares|comments|retweets|reposts|quotes|"
+    r"bookmarks|upvotes|downvotes|downloads|views|followers)[^\pL\pN_]*$"
+)
+COUNTS = (
+    *("n_chars", "n_words", "n_symbol_words", "n_stop_words", "n_lines", "n_newlines"),
+    *("n_paragraphs", "n_sentences", "n_c4_sentences"),
+)
+SHARES = (
+    *("mean_word_chars", "hashes_per_word", "ellipses_per_word", "alphabetic_words"),
+    *("bullet_lines", "ellipsis_lines", "ended_lines", "short_lines", "c4_lines"),
+    *("refinedweb_cut_words", "dup_lines", "dup_line_chars", "dup_paragraphs"),
+    *("dup_paragraph_chars", *(f"{'top' if n < 5 else 'dup'}_{n}gram_chars" for n in NGRAMS)),
+)
+FLAGS = {"has_lorem_ipsum": "lorem ipsum", "has_curly_bracket": "{"}
+SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
+        *(pa.field(name, pa.float32(), nullable=False) for name in SHARES),
+        *(pa.field(name, pa.bool_(), nullable=False) for name in FLAGS),
+    ]
+)
+_WORD, _ALONE, _UNSPACED, _SPACE, _ALPHA, _UPPER, _DIGIT = (1 << CODE_BITS + i for i in range(7))
+_END, _WIDE_END, _CLOSER, _LINE_END = 1, 2, 4, 8
+_IS_POLICY, _IS_COUNTER = 1, 2
+_NUM_COUNTS = len(COUNTS)
+
+
+def signals(texts: pa.Array) -> pa.Table:
+    """The numbers of each text, by `SCHEMA`; about 40 MB/s on one core."""
+    counts = np.zeros((len(COUNTS), len(texts)), np.int64)
+    shares = np.zeros((len(SHARES), len(texts)), np.float32)
+    for start, stop in batches(texts):
+        batch = texts.slice(start, stop - start)
+        _measure(*utf8(batch), _line_marks(batch), _tables(), counts[:, start:], shares[:, start:])
+    flags = [_holds("match_substring", texts, phrase) for phrase in FLAGS.values()]
+    return pa.table([*map(pa.array, counts), *map(pa.array, shares), *flags], schema=SCHEMA)
+
+
+def _line_marks(texts: pa.Array) -> np.ndarray:
+    """What is known of each line of each text, blank ones too: uint8."""
+    parts = pc.call_function("split_pattern", [texts], pc.SplitPatternOptions("\n"))
+    is_policy, is_counter = (
+        _holds("match_substring_regex", parts.flatten(), pattern).to_numpy(zero_copy_only=False)
+        for pattern in (POLICY, COUNTER)
+    )
+    return is_policy * np.uint8(_IS_POLICY) + is_counter * np.uint8(_IS_COUNTER)
+
+
+def _holds(function: str, texts: pa.Array, pattern: str) -> pa.Array:
+    return pc.call_function(function, [texts], pc.MatchSubstringOptions(pattern, ignore_case=True))
+
+
+@cache
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Code points, kinds of punctuation in the basic plane, and hashes of stop words."""
+    kinds = np.zeros(2**16, np.uint8)
+    classes = zip((SENTENCE_ENDS, WIDE_SENTENCE_ENDS, CLOSERS, LINE_ENDS), (1, 2, 4, 8))
+    for chars, bit in classes:
+        kinds[[ord(char) for char in chars]] |= bit
+    return code_points(), kinds, words(pa.array(STOP_WORDS)).hashes
+
+
+@njit(cache=True)
+def _measure(payload, offsets, marks, tables, counts, shares):
+    table, kinds, stop_words = tables
+    most = int(np.diff(offsets).max()) + 1 if len(offsets) > 1 else 1
+    word_hashes, word_ends = np.empty(most, np.uint64), np.zeros(most + 1, np.int64)
+    line_hashes, line_chars = np.empty(most, np.uint64), np.empty(most, np.int64)
+    block_hashes, block_chars = np.empty(most, np.uint64), np.empty(most, np.int64)
+    seen = new_set(most)
+    line = 0
+    for text in range(len(offsets) - 1):
+        i, end = offsets[text], offsets[text + 1]
+        chars = num_words = num_lines = num_blocks = num_newlines = 0
+        num_symbols = num_alphabetic = letters_sum = num_hashes = num_ellipses = 0
+        num_sentences = c4_sentences = stop_bits = 0
+        bullets = ellipsis_ends = ended = short = c4_lines = cut_words = 0
+        # of the word
+        word, word_chars, lower, letters, has_alpha, was_alone = SEED, 0, SEED, 0, False, False
+        # of the line
+        line_hash, line_size, solid, upper, digits, line_words = SEED, 0, 0, 0, 0, 0
+        first, last, dots, tail, has_long, sentences, is_ended = 0, 0, 0, 0, False, 0, False
+        # of the paragraph
+        block, block_size, newlines = SEED, 0, 0
+        while i <= end and end > offsets[text]:
+            if i < end:
+                code, i = decode(payload, i)
+                chars += 1
+            else:  # the text ends as a line does
+                code, i = np.uint32(10), end + 1
+            entry = table[code]
+            is_space = entry & _SPACE != 0
+            if word_chars and (is_space or was_alone or entry & _UNSPACED):
+                word_hashes[num_words] = mix(word)
+                word_ends[num_words + 1] = word_ends[num_words] + word_chars
+                num_words += 1
+                line_words += 1
+                has_long |= word_chars > LONG_WORD_CHARS
+                num_symbols += letters == 0
+                letters_sum += letters
+                num_alphabetic += has_alpha
+                if 1 < letters < 5:
+                    lower = mix(lower)
+                    for k in range(len(stop_words)):
+                        if lower == stop_words[k]:
+                            stop_bits |= 1 << k
+                word, word_chars, lower, letters, has_alpha = SEED, 0, SEED, 0, False
+            if code == 10:
+                if is_ended:
+                    sentences += 1
+                if solid:
+                    line_hashes[num_lines], line_chars[num_lines] = mix(line_hash), line_size
+                    num_lines += 1
+                    is_end = last < 65536 and kinds[last] & _LINE_END != 0
+                    bullets += first == 0x2022 or first == 45
+                    ellipsis_ends += tail >= 3
+                    ended += is_end
+                    short += line_size <= SHORT_LINE_CHARS
+                    if (
+                        is_end
+                        and tail < 3
+                        and line_words >= LEAST_C4_WORDS
+                        and not has_long
+                        and not marks[line] & _IS_POLICY
+                    ):
+                        c4_lines += 1
+                        c4_sentences += sentences
+                    if (
+                        2 * upper > line_size
+                        or digits == solid
+                        or line_words < LEAST_REFINEDWEB_WORDS
+                        or marks[line] & _IS_COUNTER
+                    ):
+                        cut_words += line_words
+                num_sentences += sentences
+                line_hash, line_size, solid, upper, digits, line_words = SEED, 0, 0, 0, 0, 0
+                first, last, tail, has_long, sentences, is_ended = 0, 0, 0, False, 0, False
+                num_ellipses += dots // 3
+                dots = 0
+                line += 1
+                newlines += 1
+                num_newlines += i <= end
+                continue
+            line_size += 1
+            line_hash = (line_hash ^ np.uint64(code)) * PRIME
+            if newlines:
+                if newlines > 1 and block_size:
+                    block_hashes[num_blocks], block_chars[num_blocks] = mix(block), block_size
+                    num_blocks += 1
+                    block, block_size = SEED, 0
+                elif block_size:
+                    block = (block ^ np.uint64(10)) * PRIME
+                    block_size += 1
+                newlines = 0
+            block = (block ^ np.uint64(code)) * PRIME
+            block_size += 1
+            if code == 46:
+                dots += 1
+            else:
+                num_ellipses += dots // 3
+                dots = 0
+            if is_space:
+                sentences += is_ended
+                is_ended = False
+                continue
+            kind = kinds[code] if code < 65536 else 0
+            if kind & _WIDE_END:
+                sentences += 1
+                is_ended = False
+            elif kind & _END:
+                is_ended = True
+            elif not kind & _CLOSER:
+                is_ended = False
+            num_hashes += code == 35
+            num_ellipses += code == 0x2026
+            tail = 3 if code == 0x2026 else dots
+            if solid == 0:
+                first = np.int64(code)
+            last = np.int64(code)
+            solid += 1
+            upper += entry & _UPPER != 0
+            digits += entry & _DIGIT != 0
+            word = (word ^ np.uint64(code)) * PRIME
+            word_chars += 1
+            if entry & _WORD:
+                lower = (lower ^ np.uint64(entry & CODE_MASK)) * PRIME
+                letters += 1
+                has_alpha |= entry & _ALPHA != 0
+            was_alone = entry & _UNSPACED != 0
+        if block_size:
+            block_hashes[num_blocks], block_chars[num_blocks] = mix(block), block_size
+            num_blocks += 1
+        if end == offsets[text]:
+            line += 1  # an empty text is one blank line
+        stops = 0
+        for k in range(len(stop_words)):
+            stops += stop_bits >> k & 1
+        found = (
+            chars,
+            num_words - num_symbols,
+            num_symbols,
+            stops,
+            num_lines,
+            num_newlines,
+            num_blocks,
+            num_sentences,
+            c4_sentences,
+        )
+        for k in range(_NUM_COUNTS):
+            counts[k, text] = found[k]
+        repeats = repeated(seen, line_hashes[:num_lines], line_chars) + repeated(
+            seen, block_hashes[:num_blocks], block_chars
+        )
+        each = (
+            letters_sum / max(1, num_words - num_symbols),
+            num_hashes / max(1, num_words),
+            num_ellipses / max(1, num_words),
+            num_alphabetic / max(1, num_words),
+            bullets / max(1, num_lines),
+            ellipsis_ends / max(1, num_lines),
+            ended / max(1, num_lines),
+            short / max(1, num_lines),
+            c4_lines / max(1, num_lines),
+            cut_words / max(1, num_words),
+            repeats[0] / max(1, num_lines),
+            repeats[1] / max(1, chars),
+            repeats[2] / max(1, num_blocks),
+            repeats[3] / max(1, chars),
+        )
+        for k in range(len(each)):
+            shares[k, text] = each[k]
+        grams = ngram_chars(seen, word_hashes[:num_words], word_ends)
+        for k in range(len(grams)):
+            shares[len(each) + k, text] = grams[k] / max(1, chars)

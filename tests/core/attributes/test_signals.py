@@ -1,0 +1,93 @@
+"""Signals of texts against plain definitions, and the rules that are made of them."""
+
+import random
+import re
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from nmoe_core.attributes.presets import PRESETS
+from nmoe_core.attributes.signals import SCHEMA, signals
+from tests.core.attributes import naive_signals
+from tests.project import REPOSITORY
+
+_PIECES = (
+    *("The cat sat on the mat.", "to be, and to have; with that...", "WE ACCEPT", "12", "3 likes"),
+    *(
+        "We use cookies!",
+        "- item",
+        "• item …",
+        "#tag # #",
+        "\n",
+        "\n\n",
+        "\n \n",
+        "  ",
+        "\t",
+        "{x}",
+    ),
+    *(
+        "lorem Ipsum",
+        "床前明月光，疑是地上霜。",
+        "สวัสดี",
+        "ไทย",
+        "a" * 1001 + ".",
+        '"Is it so?" he said.',
+        "e.g. so",
+    ),
+)
+
+
+def check(texts: list[str]) -> None:
+    """All numbers of all texts are those of the plain definitions."""
+    for text, row in zip(texts, signals(pa.array(texts, pa.large_string())).to_pylist()):
+        assert row == pytest.approx(naive_signals.signals(text), rel=1e-6), text
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.lists(st.sampled_from(_PIECES), max_size=30), max_size=4),
+    st.sampled_from(("", " ")),
+)
+def test_numbers_are_those_of_the_plain_definitions(texts: list[list[str]], joint: str) -> None:
+    check([joint.join(pieces).strip() for pieces in texts])
+
+
+def test_numbers_of_real_texts_are_those_of_the_plain_definitions() -> None:
+    files = [*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("nmoe_core/attributes/*.py")]
+    texts = [path.read_text("utf-8").strip() for path in files]
+    check(texts + [part.strip() for text in texts for part in text.split("\n#")])
+
+
+def test_clauses_of_presets_are_over_columns_that_are_recorded() -> None:
+    clauses = " ".join(clause for preset in PRESETS.values() for clause in preset.clauses)
+    named = set(re.findall(r"[a-z]\w+", clauses)) - {"between", "and", "not"}
+    assert named <= set(SCHEMA.names)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("gopher_quality", (1, 0, 1)),
+        ("gopher_repetition", (1, 0, 0)),
+        ("fineweb", (1, 0, 0)),
+        ("c4", (1, 0, 1)),
+        ("refinedweb", (1, 0, 1)),
+    ],
+)
+def test_presets_keep_prose_and_drop_menus_and_repetition(name: str, kept: tuple[int]) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    rng = random.Random(0)
+    prose = "\n".join(
+        f"The {' '.join(''.join(rng.choices('aeinorst', k=6)) for _ in range(9))} and that."
+        for _ in range(60)
+    )
+    menu = "\n".join(["Home", "Contact"] * 30)
+    with duckdb.connect() as connection:
+        connection.register("found", signals(pa.array([prose, menu, prose + "\n" + prose])))
+        clauses = " and ".join(PRESETS[name].clauses)
+        rows = connection.execute(f"select {clauses} from found").fetchall()
+    assert rows == [(bool(is_kept),) for is_kept in kept]
