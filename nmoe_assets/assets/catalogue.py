@@ -60,6 +60,7 @@ _MEANINGS = {
     "parse_rate": "share of answers that were a set of scores",
     "salvaged": "parsed labels whose scores stood among other words; heads do not use them unless "
     "told to",
+    "labels_reused": "documents whose text the oracle had labelled before",
     "oracle_calls": "documents scored in this run; 0 where the slice was current",
     "n": "val documents it is measured on; it was not fitted on them",
     "spearman": "rank correlation with the oracle's aggregate, -1..1",

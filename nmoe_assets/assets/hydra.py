@@ -43,7 +43,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         kind="json",
         text=f"Five scores a document from the oracle of kind {run.config.oracle.kind}. "
         "The sample has them in the order of the column scores.",
-        facts=("parse_rate", "salvaged", "oracle_calls"),
+        facts=("parse_rate", "salvaged", "oracle_calls", "labels_reused"),
         version=versions.labels(run),
         deps=[
             *([name, "docid_slices"] for name in names),

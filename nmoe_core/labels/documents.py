@@ -43,6 +43,8 @@ class Documents:
     fingerprints: Fingerprints
     text: Callable[[str], Text]
     former_data: str | None = None
+    labelled: tuple[Path, ...] = ()
+    """Directories of labels in which an answer about an equal text is looked for."""
 
     def sample(self, count: int) -> Documents:
         """`count` of the documents, chosen by a hash of their ids, in their order."""

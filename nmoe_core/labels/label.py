@@ -28,11 +28,13 @@ from nmoe_core.labels.files import (
     read_summary,
     write_summary,
 )
+from nmoe_core.labels.known import KnownAnswers, keep_answers, sha256_of
 from nmoe_core.labels.oracle import (
     Oracle,
     Question,
     Record,
     Scorer,
+    Shown,
     coverage,
     is_salvaged,
     label_record,
@@ -79,7 +81,8 @@ def label_shard(
 
     Returns:
         The digest of the labels; facts: `total`, `parsed`, `salvaged` (among the parsed ones),
-        `num_new` records made by this call, and `resumed_from` records that were there before.
+        `num_new` answers asked for by this call, `num_reused` answers that the oracle had given
+        about equal texts, and `resumed_from` records that were there before.
 
     Raises:
         LabelError: There are labels of another scorer or rubric (E-LABEL-MIXED) or a broken file
@@ -91,12 +94,13 @@ def label_shard(
         return result
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
-        resumed_from, num_new = len(run.marks), 0
+        resumed_from, num_reused, num_new = len(run.marks), run.reuse(log), 0
         while pending := run.pending(retry_failed):
             num_new += run.append(log, pending)
         if num_new == 0 and (result := run.finished()) is not None:
             return result
-        return run.finish(resumed_from, num_new)
+        digest, summary = run.finish()
+        return _result(digest, summary, num_new, num_reused, resumed_from)
 
 
 class _Labelling:
@@ -122,7 +126,7 @@ class _Labelling:
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
         summary = read_summary(self.summary)
-        return _result(checked_digest(self.scores), summary, 0, summary.get("total", 0))
+        return _result(checked_digest(self.scores), summary, 0, 0, summary.get("total", 0))
 
     def open_existing(self, log: AppendLog, replace: bool) -> None:
         """Mark the records that count, and cut a torn tail; start over when none can."""
@@ -137,6 +141,7 @@ class _Labelling:
             return
         if self.marks and not replace:
             self._refuse_to_drop(began, foreign)
+        keep_answers(self.scores.parent, self.oracle)
         self.summary.unlink(missing_ok=True)
         self.partial.unlink(missing_ok=True)
         self.marks, self.num_parsed = {}, 0
@@ -179,6 +184,20 @@ class _Labelling:
         """Number of requests about a document."""
         return self.marks[doc_id].attempts if doc_id in self.marks else 0
 
+    def reuse(self, log: AppendLog) -> int:
+        """Append a record for each document whose text was answered before; return how many."""
+        unasked = [row for row in self.documents.rows if row[0] not in self.marks]
+        directories = {self.scores.parent: None, **dict.fromkeys(self.documents.labelled)}
+        num_before = len(self.marks)
+        with KnownAnswers(directories if unasked else (), self.oracle) as known:
+            for doc_id, source in unasked if len(known) else ():
+                text, is_cut = self.documents.text(doc_id)
+                if (record := known.find(sha256_of(text), is_cut)) is not None:
+                    self.summary.unlink(missing_ok=True)
+                    self._append(log, record | {"doc_id": doc_id, "source": source})
+        log.sync()
+        return len(self.marks) - num_before
+
     def pending(self, retry_failed: int) -> list[tuple[str, str]]:
         """Documents to ask about: those never asked, then those refused and allowed once more."""
         rows = self.documents.rows
@@ -191,15 +210,14 @@ class _Labelling:
     def append(self, log: AppendLog, pending: list[tuple[str, str]]) -> int:
         """Ask the oracle and append one flushed record per document; return their number."""
         self.summary.unlink(missing_ok=True)
-        shown: dict[int, tuple[str, bool]] = {}
+        shown: dict[int, Shown] = {}
         num_done = 0
         for i, result in self.oracle.label(self._questions(pending, shown)):
             if i not in shown:
                 raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
             attempts = self._attempts(pending[i][0]) + 1
             record = label_record(pending[i], shown.pop(i), result, self.oracle.scorer, attempts)
-            line = _encode(record).encode("utf-8", "replace") + b"\n"
-            self._mark(record, log.append(line), len(line))
+            self._append(log, record)
             num_done += 1
             if num_done % PARTIAL_EVERY == 0:
                 self._show_partial()
@@ -210,12 +228,17 @@ class _Labelling:
             raise self._wrong_count(f"{num_done} results", len(pending))
         return num_done
 
+    def _append(self, log: AppendLog, record: Record) -> None:
+        line = _encode(record).encode("utf-8", "replace") + b"\n"
+        self._mark(record, log.append(line), len(line))
+
     def _questions(
-        self, pending: list[tuple[str, str]], shown: dict[int, tuple[str, bool]]
+        self, pending: list[tuple[str, str]], shown: dict[int, Shown]
     ) -> Iterator[Question]:
         for i, (doc_id, _) in enumerate(pending):
             text, is_truncated = self.documents.text(doc_id)
-            shown[i] = text[:SNIPPET_CHARS].replace("\n", " "), is_truncated
+            snippet = text[:SNIPPET_CHARS].replace("\n", " ")
+            shown[i] = Shown(snippet, sha256_of(text), is_truncated)
             yield Question(text, self._attempts(doc_id))
 
     def _show_partial(self) -> None:
@@ -235,8 +258,9 @@ class _Labelling:
             code="E-LABEL-ORACLE",
         )
 
-    def finish(self, resumed_from: int, num_new: int) -> Result:
-        """Put the records in the documents' order and commit the summary over them."""
+    def finish(self) -> tuple[str, dict[str, Any]]:
+        """Put the records in the documents' order and commit the summary over them; return the
+        digest of the records and the summary."""
         marks = [(source, self.marks[doc_id]) for doc_id, source in self.documents.rows]
         with open(self.scores, "rb") as written, atomic_file(self.scores) as file:
             for _, mark in marks:
@@ -255,9 +279,12 @@ class _Labelling:
         }
         write_summary(self.summary, summary)
         self.partial.unlink(missing_ok=True)
-        return _result(digest, summary, num_new, resumed_from)
+        return digest, summary
 
 
-def _result(digest: str, summary: dict[str, Any], num_new: int, resumed_from: int) -> Result:
+def _result(
+    digest: str, summary: dict[str, Any], num_new: int, num_reused: int, resumed_from: int
+) -> Result:
     counts = {key: summary.get(key, 0) for key in ("total", "parsed", "salvaged")}
-    return Result(digest, {**counts, "num_new": num_new, "resumed_from": resumed_from})
+    done = {"num_new": num_new, "num_reused": num_reused, "resumed_from": resumed_from}
+    return Result(digest, counts | done)

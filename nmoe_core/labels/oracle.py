@@ -90,16 +90,23 @@ class MeasuredOracle:
         self.scorer = Scorer(model, self.fingerprint[:16], facts["rubric"])
 
 
+class Shown(NamedTuple):
+    """The text of a document as an oracle was shown it."""
+
+    snippet: str
+    """Its beginning."""
+    sha256: str
+    """Of all of it."""
+    is_cut: bool
+    """Whether the document has more text."""
+
+
 def label_record(
-    row: tuple[str, str],
-    shown: tuple[str, bool],
-    result: OracleResult,
-    scorer: Scorer,
-    attempts: int,
+    row: tuple[str, str], shown: Shown, result: OracleResult, scorer: Scorer, attempts: int
 ) -> Record:
     """The record of an answer to the `attempts`-th question about a document.
 
-    `row` is its id and source, `shown` the beginning of its text and whether the text was cut.
+    `row` is its id and source.
     """
     if result.scores is None:
         answer: Record = {"raw": result.raw}
@@ -110,14 +117,15 @@ def label_record(
         "doc_id": row[0],
         "source": row[1],
         "ok": result.scores is not None,
-        "snippet": shown[0],
+        "snippet": shown.snippet,
         **answer,
         **scorer._asdict(),
         "finish_reason": result.finish_reason,
         "attempts": attempts,
         "num_new_tokens": result.num_new_tokens,
         "salvaged": result.is_salvaged,
-        "truncated": shown[1] or result.is_truncated,
+        "truncated": shown.is_cut or result.is_truncated,
+        "text_sha256": shown.sha256,
     }
 
 

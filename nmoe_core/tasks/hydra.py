@@ -49,10 +49,12 @@ def label_slices(
     combine_slices(tree, sources)
     tokenizer = load_tokenizer(run.tokenizer)
     oracles, outputs = oracles_of(run), {}
+    labelled = tuple(tree.label_shard(*known) for known in LABEL_SHARDS)
     for key in asked:
         split, _, number = key.rpartition("-")
         out_dir, slice_file = tree.label_shard(split, int(number)), tree.slice(split, int(number))
         documents = shard_documents(slice_file, tree.data, tokenizer, table.max_doc_tokens)
+        documents = replace(documents, labelled=labelled)
         relabel = table.relabel if split == "val" else 0
         made = label_documents(run, documents, out_dir, oracles, relabel)
         facts = {
@@ -60,6 +62,7 @@ def label_slices(
             "parse_rate": made.facts["parsed"] / max(made.facts["total"], 1),
             "salvaged": made.facts["salvaged"],
             "oracle_calls": made.facts["num_new"],
+            "labels_reused": made.facts["num_reused"],
             "scorer": made.facts["scorer"],
         }
         if relabel:
@@ -95,7 +98,9 @@ def label_documents(
     if relabel:
         turned = oracles(run.rubric.turned())
         again_dir = out_dir / RELABELLED_NAME
-        again = label_shard(documents.sample(relabel), again_dir, turned, **options)
+        labelled = tuple(directory / RELABELLED_NAME for directory in documents.labelled)
+        sample = replace(documents.sample(relabel), labelled=labelled)
+        again = label_shard(sample, again_dir, turned, **options)
         facts["relabelled"] = again.facts["total"]
     return Result(made.digest, facts)
 

@@ -1,0 +1,130 @@
+"""Answers that an oracle has given already, by the SHA-256 of the text that it was shown.
+
+A document's id changes with its place in the shards, its text does not: after growth, or under
+another tokenizer, its label lies in any shard of the tree. What a shard drops from its labels is
+kept beside them, so that the others find it. Memory: 300 bytes per label, no text.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from nmoe_core.base.append_log import Line, whole_lines
+from nmoe_core.base.atomic import atomic_file
+from nmoe_core.base.fingerprint import recorded
+from nmoe_core.labels.files import SCORES_NAME, STARTED_NAME
+from nmoe_core.labels.oracle import Oracle, Record, scorer_of
+
+KNOWN_NAME = "known.jsonl"
+
+
+class _Place(NamedTuple):
+    """Where a record lies, and what decides which of two of one text is taken."""
+
+    file: IO[bytes]
+    offset: int
+    size: int
+    is_ok: bool
+    attempts: int
+
+
+def sha256_of(text: str) -> str:
+    """The key of a text."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+class KnownAnswers(ExitStack):
+    """The answers of one oracle by one rubric in directories of labels, whose files stay open.
+
+    Records of earlier versions do not name their text and are not found.
+    """
+
+    def __init__(self, directories: Iterable[Path], oracle: Oracle) -> None:
+        super().__init__()
+        self._oracle = oracle
+        self._places: dict[tuple[bytes, bool], _Place] = {}
+        for directory in directories:
+            if is_of_oracle(directory, oracle):
+                # A shard writes the second file before it drops records from the first.
+                for name in (SCORES_NAME, KNOWN_NAME):
+                    self._read(directory / name)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, text_sha256: str, is_cut: bool) -> Record | None:
+        """The record of a text, shown whole or cut; its document is another one."""
+        key, place = bytes.fromhex(text_sha256), None
+        # The record of a cut text says so, which is wrong where the text is all of a document.
+        for is_truncated in (False, True) if is_cut else (False,):
+            place = place or self._places.get((key, is_truncated))
+        if place is None:
+            return None
+        place.file.seek(place.offset)
+        try:
+            record = json.loads(place.file.read(place.size))
+        except ValueError:  # another process began that file anew
+            return None
+        is_of_text = isinstance(record, dict) and record.get("text_sha256") == text_sha256
+        return record | {"truncated": record["truncated"] or is_cut} if is_of_text else None
+
+    def _read(self, path: Path) -> None:
+        if not path.is_file():
+            return
+        file = self.enter_context(open(path, "rb"))  # noqa: SIM115 (closed by the stack)
+        for line, record in _records(file, self._oracle):
+            key = bytes.fromhex(record["text_sha256"]), bool(record["truncated"])
+            outcome = record["ok"], record["attempts"]
+            if key not in self._places or outcome > self._places[key][3:]:
+                self._places[key] = _Place(file, line.offset, len(line.payload), *outcome)
+
+
+def _records(file: IO[bytes], oracle: Oracle) -> Iterator[tuple[Line, Record]]:
+    """The records of an oracle that name their text.
+
+    Other lines are passed over: the file may be one that another process just begins anew, and a
+    broken one is refused by its own shard's labelling.
+    """
+    for line in whole_lines(file):
+        try:
+            record = json.loads(line.payload)
+            if scorer_of(record) == oracle.scorer and _has_types(record):
+                yield line, record
+        except (ValueError, KeyError, AttributeError, TypeError):
+            continue
+
+
+def _has_types(record: Record) -> bool:
+    values = record["ok"], record["truncated"], record["attempts"]
+    is_digest = len(bytes.fromhex(record["text_sha256"])) == 32
+    return is_digest and tuple(map(type, values)) == (bool, bool, int)
+
+
+def is_of_oracle(directory: Path, oracle: Oracle) -> bool:
+    """Whether the labels of a directory are this oracle's by its rubric."""
+    began = recorded(directory / STARTED_NAME) or {}
+    asked = oracle.fingerprint, oracle.scorer.rubric_hash
+    return (began.get("oracle"), began.get("rubric")) == asked
+
+
+def keep_answers(directory: Path, oracle: Oracle) -> None:
+    """Keep the labels of a directory, which are about to be dropped, where they are looked for;
+    without those of another oracle."""
+    path = directory / KNOWN_NAME
+    if not is_of_oracle(directory, oracle):
+        path.unlink(missing_ok=True)
+        return
+    kept: dict[tuple[str, bool], tuple[bool, bytes]] = {}
+    for name in (KNOWN_NAME, SCORES_NAME):
+        if not (directory / name).is_file():
+            continue
+        with open(directory / name, "rb") as file:
+            for line, record in _records(file, oracle):
+                key = record["text_sha256"], record["truncated"]
+                if record["ok"] or not kept.get(key, (False,))[0]:
+                    kept[key] = record["ok"], line.payload
+    with atomic_file(path) as file:
+        file.writelines(payload for _, payload in kept.values())
