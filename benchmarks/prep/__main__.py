@@ -1,7 +1,8 @@
 """`python -m benchmarks.prep`: one table of prep's speed, memory and what its safety costs.
 
 Every figure is a median over rounds in which all sides take turns, each run a process of its own.
-Ratios are against raw: one process, JSON parse and tiktoken's `encode_ordinary`, on one core.
+Ratios are against raw: one process, JSON parse and tiktoken's `encode_ordinary`, on one core. The
+floor of an engine is one process that only parses, tokenises, hashes and writes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from benchmarks.environments import install
 from benchmarks.prep import ENGINES
 from benchmarks.prep.corpus import write_corpus
-from benchmarks.prep.measure import Measured, ours, raw
+from benchmarks.prep.measure import Measured, floor, ours, raw
 from benchmarks.prep.peers import PEERS, measure, prepare
 from benchmarks.rounds import ROUNDS, alternate, ratios, spread
 from nmoe_core.cli.output import print_table
@@ -58,8 +59,17 @@ def main() -> None:
 
 def _engines(path: Path, size_bytes: int, engines: list[str], rounds: int) -> list[list[object]]:
     sides = {"raw": partial(raw, path)} | {name: partial(ours, path, name) for name in engines}
+    sides |= {f"floor of {name}": partial(floor, path, name) for name in engines}
     runs = alternate(sides, rounds, show=True)
-    return [_row(name, size_bytes, found, runs["raw"]) for name, found in runs.items()]
+    table = []
+    for name, found in runs.items():
+        remark = ""
+        if name in engines:
+            floors = [run.cpu_s for run in runs[f"floor of {name}"]]
+            shares = ratios(floors, [run.cpu_s for run in found])
+            remark = f"{spread(shares, '.0%')} of the floor by cpu"
+        table.append(_row(name, size_bytes, found, runs["raw"], remark))
+    return table
 
 
 def _costs(path: Path, rounds: int) -> list[list[object]]:

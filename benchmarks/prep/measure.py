@@ -77,6 +77,12 @@ def raw(path: Path) -> Measured:
     return run([sys.executable, "-m", "benchmarks.prep.raw", path])
 
 
+def floor(path: Path, engine: str) -> Measured:
+    """One process: parse, tokenise with an engine, hash, write."""
+    out = path.with_name("floor.bin")
+    return run([sys.executable, "-m", "benchmarks.prep.floor", path, engine, out])
+
+
 def ours(path: Path, engine: str, *options: str, fresh: bool = True, workers: int = 2) -> Measured:
     """Prep of the file into `out` beside it: read, normalise, tokenise, hash, write, commit."""
     out = path.parent / "out"
