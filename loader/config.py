@@ -32,7 +32,7 @@ from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.packaged import find_config
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_plan, local_data
-from loader.plan.settings import KEYS, LOCAL_CACHE, RunSettings, checked
+from loader.plan.settings import KEYS, LOCAL_CACHE, TOKENIZER_FILES, RunSettings, checked
 from loader.rows.stream import Split
 
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
@@ -142,6 +142,10 @@ def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, A
                 given[key] = base / path
                 if rules.folder:
                     given[key] = find_config(path, rules.folder, base, "loader", f"{where}: {key}")
+    if "tokenizer" in given:
+        path = base / tables.text(given["tokenizer"], f"{where}: tokenizer")
+        if path.is_file() or any((path / name).is_file() for name in TOKENIZER_FILES):
+            given["tokenizer"] = str(path)
     if "tokenizer_path" in given:
         path = base / tables.text(given["tokenizer_path"], f"{where}: tokenizer_path")
         if path.exists():  # else the name of one

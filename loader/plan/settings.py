@@ -20,6 +20,7 @@ from loader.plan.phases import Phase, read_phases
 
 _BUILD_THERE = "build the plan where the files are, and give the plan's URL"
 _ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
+TOKENIZER_FILES = "tokenizer.json", "tokenizer.model"
 LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are mapped"
 
 

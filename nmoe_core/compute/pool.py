@@ -23,6 +23,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any, TypeVar
 
 from nmoe_core.base.errors import NmoeError
@@ -70,15 +71,17 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
     reader, writer = pipe
     logs = worker_logs.package_level()
     start = (os.getpid(), writer, logs, initializer)
+    is_forked = context.get_start_method() == "fork"
     with ProcessPoolExecutor(workers, context, _start_worker, start) as executor:
         with warnings.catch_warnings():
             # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            submit = executor.submit if is_forked else partial(_submit_clean, executor)
             for _ in range(workers):
-                executor.submit(_no_work)
+                submit(_no_work)
         with worker_logs.relayed(reader, writer):  # its thread starts after the forks
             try:
-                yield partial(_map, executor, workers)
+                yield partial(_map, submit, workers)
             except BaseException:
                 _stop(executor)
                 raise
@@ -87,13 +90,13 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
 
 
 def _map(
-    executor: ProcessPoolExecutor, workers: int, fn: Callable[..., Result], items: Iterable[Item]
+    submit: Callable[..., Future], workers: int, fn: Callable[..., Result], items: Iterable[Item]
 ) -> Generator[Result, None, None]:
     most = workers + min(workers, MAX_WAITING)
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:
-            pending.append(executor.submit(_run, fn, item))
+            pending.append(submit(_run, fn, item))
             if len(pending) >= most:
                 yield pending.popleft().result()
         while pending:
@@ -113,6 +116,17 @@ def _map(
 def _context() -> multiprocessing.context.BaseContext:
     is_single = threading.active_count() == 1 and "torch" not in sys.modules
     return multiprocessing.get_context("fork" if is_single and sys.platform == "linux" else "spawn")
+
+
+def _submit_clean(executor: ProcessPoolExecutor, *call: Any) -> Future:
+    """Submit, which may start a worker. A clean one would run the caller's script again, which may
+    have no `__main__` guard; what workers run is in modules."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        return executor.submit(*call)
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _stop(executor: ProcessPoolExecutor) -> None:

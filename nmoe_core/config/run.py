@@ -19,7 +19,7 @@ from loader.plan.packaged import find_config, packaged
 from loader.plan.settings import KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES, TokenizerSettings
+from nmoe_core.base.settings import DEFAULT_TOKENIZER, TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
 from nmoe_core.config.attributes import AttributesTable, ContaminationTable, DuplicatesTable
 from nmoe_core.config.quality import (
@@ -137,9 +137,6 @@ class Run:
         """The tokenizer of its shards. A file is looked for where the configuration's paths start,
         then in the working directory."""
         name, prep = self.loader.tokenizer or DEFAULT_TOKENIZER, self.config.prep
-        here = self.resolve(name)
-        if here.is_file() or any((here / file).is_file() for file in TOKENIZER_FILES):
-            name = str(here)
         found = TokenizerSettings(name, prep.engine, prep.eos_token, prep.bos_token)
         given = self.loader.eos_token_id
         if found.is_file and prep.eos_token == "auto" and given is not None:

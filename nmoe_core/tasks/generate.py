@@ -18,13 +18,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import fsync_dir, write_json
 from nmoe_core.base.errors import ConfigError, FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
 from nmoe_core.base.jsonl import parse_object, read_lines
 from nmoe_core.base.result import Result
-from nmoe_core.base.settings import TOKENIZER_FILES, TokenizerSettings
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.text.models import model_tokenizer
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
+from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.base.settings import TOKENIZER_FILES
 from nmoe_core.text.reference import Kind, Reference, unreadable
 
 BESIDE = ("tokenizer_config.json", "generation_config.json")

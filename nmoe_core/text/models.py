@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.base.settings import TOKENIZER_FILES, TokenizerSettings
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.text.harmony import HARMONY, VOCAB_SIZE
 from nmoe_core.text.proof import probe_texts
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer

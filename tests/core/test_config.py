@@ -232,6 +232,16 @@ def test_a_packaged_run_goes_by_name_and_its_files_lie_below_the_working_directo
         Run("dmo")
 
 
+def test_a_tokenizer_may_be_a_directory_of_the_project(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "run.toml").write_text('root = "out"\ntokenizer = "own"\n')
+    assert Run(tmp_path / "run.toml").loader.vocabulary.tokenizer == "own"  # an encoding's name
+    (tmp_path / "own" / "tokenizer.json").write_text("{}")
+    run = Run(tmp_path / "run.toml")
+    assert run.loader.vocabulary.tokenizer is None  # shards are known by its fingerprint
+    assert run.tokenizer.name == str(tmp_path / "own")
+
+
 def test_a_run_knows_where_each_of_its_files_lies(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('root = "out"\ndata_root = "elsewhere/data"\n')
     tree, out = Run(tmp_path / "run.toml").tree, tmp_path / "out"

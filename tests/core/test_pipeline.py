@@ -74,6 +74,19 @@ def test_the_snippets_of_low_level_preprocessing_and_of_shard_access_run(corpus:
     assert 199_999 not in doc_tokens[:-1]
 
 
+def test_a_script_without_a_main_guard_runs_once_where_workers_start_clean(corpus: Path) -> None:
+    script = corpus / "prep.py"
+    script.write_text("""
+import sys, types
+sys.modules["torch"] = types.ModuleType("torch")  # its threads must not be forked
+from nmoe_core import JSONLSource, ParallelPrepPipeline, PrepConfig
+config = PrepConfig(output_dir="out", dataset_name="web", num_shards=2, num_workers=2)
+print(ParallelPrepPipeline(JSONLSource("a.jsonl"), config).run().total_documents)
+""")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "90\n"), done.stderr
+
+
 def test_every_kind_of_source_and_the_command_line_make_the_same_shards(corpus: Path) -> None:
     pytest.importorskip("datasets")
     sources = {
