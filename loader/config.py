@@ -37,8 +37,6 @@ from loader.rows.stream import Split
 
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
 _TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
-# Other loaders' names of keys.
-_ALIASES = {"pack_sequences": "packing"}
 # A table is a slip of one of ours above the likeness of one slip in a short name.
 _SLIP = 0.85
 
@@ -191,7 +189,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _unknown(key: object, where: object, do: str) -> ConfigError:
-    hint = _ALIASES.get(str(key)) or tables.nearest(str(key), (*KEYS, "data"))
+    hint = tables.nearest(str(key), (*KEYS, "data"))
     return ConfigError(
         "unknown key", where=where, found=repr(key), do=f"did you mean {hint!r}?{do}"
     )

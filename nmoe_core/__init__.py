@@ -1,7 +1,7 @@
 """Data platform for language-model pre-training: shards, quality grading, curation, loader plans.
 
-The names below are the Python interface of prep. They are loaded when they are used: importing the
-package costs nothing.
+The names below are the Python interface. They are loaded when they are used: importing the package
+costs nothing. `HFSource` is `HuggingFaceSource` and `PrepPipeline` is `ParallelPrepPipeline`.
 """
 
 from __future__ import annotations
@@ -10,25 +10,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loader import build_loader
+    from loader import DeterministicLoader, build_loader, resolve_plan
     from loader.files.format import load_manifest
     from loader.files.shard import IndexReader
     from nmoe_core.engine import BatchedGenerator, Transformer
     from nmoe_core.prep.pipeline import (
         ArrowSource,
+        HFSource,
         HuggingFaceSource,
         JSONLSource,
         ParallelPrepPipeline,
         ParquetSource,
         PrepConfig,
         PrepPipeline,
+        create_source,
     )
+    from nmoe_core.shards.inspect import inspect_shards
     from nmoe_core.shards.shard_file import IndexWriter, regenerate_index
     from nmoe_core.shards.verify import verify_manifest
+    from nmoe_core.shards.writer import ShardWriter
+    from nmoe_core.text.normalise import normalize_text
+    from nmoe_core.text.tokenizer import tokenize
 
 __all__ = [
     "ArrowSource",
     "BatchedGenerator",
+    "DeterministicLoader",
+    "HFSource",
     "HuggingFaceSource",
     "IndexReader",
     "IndexWriter",
@@ -37,21 +45,33 @@ __all__ = [
     "ParquetSource",
     "PrepConfig",
     "PrepPipeline",
+    "ShardWriter",
     "Transformer",
     "build_loader",
+    "create_source",
+    "inspect_shards",
     "load_manifest",
+    "normalize_text",
     "regenerate_index",
+    "resolve_plan",
+    "tokenize",
     "verify_manifest",
 ]
 
 _HOME = {
     "BatchedGenerator": "nmoe_core.engine",
+    "DeterministicLoader": "loader",
     "IndexReader": "loader.files.shard",
     "IndexWriter": "nmoe_core.shards.shard_file",
+    "ShardWriter": "nmoe_core.shards.writer",
     "Transformer": "nmoe_core.engine",
     "build_loader": "loader",
+    "inspect_shards": "nmoe_core.shards.inspect",
     "load_manifest": "loader.files.format",
+    "normalize_text": "nmoe_core.text.normalise",
     "regenerate_index": "nmoe_core.shards.shard_file",
+    "resolve_plan": "loader",
+    "tokenize": "nmoe_core.text.tokenizer",
     "verify_manifest": "nmoe_core.shards.verify",
 }
 

@@ -130,13 +130,14 @@ def _weighed(stage: Stage, phase: Phase, is_later_part: bool) -> Stage:
 def _read_phase(value: Any, where: str) -> Phase:
     table = tables.table(value, where)
     tables.refuse_unknown(table, _KEYS, where)
-    for key in ("start_step", "dataset_weights"):
-        if key not in table:
-            raise ConfigError(f"{key} is missing", where=where)
+    if "start_step" not in table:
+        raise ConfigError("start_step is missing", where=where)
+    if not {"dataset_weights", "lr_scale"} & table.keys():
+        raise ConfigError("dataset_weights and lr_scale are missing", where=where, do="set one")
     inherit = table.get("inherit", "original")
     if inherit not in _INHERIT:
         raise tables.unknown_name("inherit", str(inherit), _INHERIT, where)
-    weights = tables.table(table["dataset_weights"], f"{where}: dataset_weights")
+    weights = tables.table(table.get("dataset_weights", {}), f"{where}: dataset_weights")
     lr_scale = tables.number(table.get("lr_scale", 1.0), f"{where}: lr_scale", positive=True)
     return Phase(
         start_step=int(tables.number(table["start_step"], f"{where}: start_step", whole=True)),

@@ -103,7 +103,8 @@ class PlanSettings(StreamSettings):
 class RunSettings(PlanSettings):
     """Everything that a run's configuration may set for its loader.
 
-    steps: length of the run; 0 is as long as its data or its flow. tokenizer_path: tokenizer of
+    steps: length of the run; 0 is as long as its data or its flow. pack_sequences: documents share
+    windows, which other loaders may switch off. tokenizer_path: tokenizer of
     text sources, a file, a name on the hub or an encoding of tiktoken. anneal_start_step,
     anneal_weights: short for one phase, which `phases` holds. base: where relative paths start.
     """
@@ -121,6 +122,7 @@ class RunSettings(PlanSettings):
     allow_unmanifested: bool = False
     tokenizer_path: str | None = None
     hf_dataset_name: str | None = None
+    pack_sequences: bool | None = None
     mix_temperature: Annotated[float, Key(positive=True)] = 1.0
     datasets: Any = None
     configs: Any = None
@@ -156,6 +158,13 @@ def checked(given: Mapping[str, Any], where: str) -> RunSettings:
     for name, key in KEYS.items():
         if key.is_required and name not in given:
             raise _missing(name, where)
+    if given.get("pack_sequences") is False:
+        raise ConfigError(
+            "documents always share windows",
+            where=where,
+            found="pack_sequences = false",
+            do='leave it out; packing = "best_fit" keeps documents whole',
+        )
     base = given.get("base", Path())
     values = {k: _read(k, value, where, base) for k, value in given.items() if k in KEYS}
     phases = read_phases(given, where)

@@ -243,7 +243,7 @@ def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
     given = vars(arguments)
     values = {f.name: given[f.name] for f in fields(JsonlSettings) if f.name in given}
     order = given.get("order") or ("auto" if arguments.seq_len else "golden")
-    values |= {"order": order, "seq_len": arguments.seq_len or _SEQ_LEN}
+    values |= {"order": order.replace("-", "_"), "seq_len": arguments.seq_len or _SEQ_LEN}
     values |= {"max_width": 0} if arguments.full_width else {}
     named = arguments.input, arguments.output, arguments.model_dir, arguments.load_embeddings
     return JsonlPaths(*named, given.get("token_counts")), JsonlSettings(**values)

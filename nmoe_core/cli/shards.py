@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
-from nmoe_core.base.settings import DEFAULT_TOKENIZER
 from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import add_verb, print_json, print_table
 from nmoe_core.shards.inspect import (
@@ -16,6 +15,7 @@ from nmoe_core.shards.inspect import (
     files_of_directory,
     files_of_manifest,
     inspect_file,
+    open_tokenizer,
     sample_tokens,
     token_statistics,
 )
@@ -150,13 +150,12 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     if arguments.manifest is not None:
         manifest = _manifest(arguments.manifest)
         seen, vocab_size = files_of_manifest(manifest), manifest.vocab_size
-        eos_token_id, tokenizer = manifest.eos_token_id, manifest.tokenizer
+        eos_token_id, own = manifest.eos_token_id, manifest.tokenizer
     else:
         seen, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
-        eos_token_id, tokenizer = _DEFAULT_EOS_TOKEN_ID, DEFAULT_TOKENIZER
+        eos_token_id, own = _DEFAULT_EOS_TOKEN_ID, None
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
-    tokenizer = arguments.tokenizer or tokenizer
     if not arguments.all:
         seen = seen[: arguments.num_shards]
     is_counted = arguments.stats or arguments.min_coverage is not None
@@ -171,7 +170,10 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         ]
     columns = _columns([one.path for one in seen])
     readable = [one for one in seen if one.unreadable is None]
-    samples = sample_tokens(readable, tokenizer, vocab_size, arguments.sample, arguments.seed)
+    samples = {}
+    if arguments.sample:
+        tokenizer = open_tokenizer(own, arguments.tokenizer)
+        samples = sample_tokens(readable, tokenizer, vocab_size, arguments.sample, arguments.seed)
     if arguments.json:
         rows = [one.row() for one in seen]
         facts = {"files": rows, "issues": issues, "stats": stats, "samples": samples}

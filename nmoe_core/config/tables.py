@@ -162,6 +162,11 @@ class CurationTable(StrictModel):
     num_topics: int = Field(default=30, ge=2)
     sample_documents: int = Field(default=100_000, ge=1)
 
+    @field_validator("order", mode="before")
+    @classmethod
+    def _spelled_with_hyphens(cls, value: object) -> object:
+        return value.replace("-", "_") if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _order_is_stable(self) -> CurationTable:
         if self.stability == "insert_only" and self.order not in ("auto", "insert_only"):

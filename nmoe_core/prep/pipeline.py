@@ -96,6 +96,19 @@ class ArrowSource(_FileSource):
     __slots__ = ()
 
 
+HFSource = HuggingFaceSource
+_KINDS = {"huggingface": HuggingFaceSource, "jsonl": JSONLSource}
+_KINDS |= {"parquet": ParquetSource, "arrow": ArrowSource}
+
+
+def create_source(kind: str, **fields: Any) -> HuggingFaceSource | _FileSource:
+    """A source by its kind, `huggingface`, `jsonl`, `parquet` or `arrow`, and its fields. Raises
+    ConfigError: no such kind."""
+    if kind not in _KINDS:
+        raise ConfigError("no such kind of source", found=repr(kind), expected=", ".join(_KINDS))
+    return _KINDS[kind](**fields)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepConfig(PrepSettings):
     """Settings of the shards (see `PrepSettings`), their directory, and the workers. Raises

@@ -8,17 +8,18 @@ file. Chunked: memory does not grow with the shard, except for one counter per v
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loader.files.format import Manifest
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
-from nmoe_core.base.errors import FormatError
-from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.base.errors import FormatError, TokenizerError
+from nmoe_core.base.settings import DEFAULT_TOKENIZER, TokenizerSettings
 from nmoe_core.shards.verify import CHUNK_TOKENS
-from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 _CONTEXT_TOKENS = 8
 _MAX_POSITIONS = 3
@@ -88,6 +89,16 @@ def files_of_directory(directory: Path) -> list[ShardInspection]:
     return list(map(ShardInspection, files, counts))
 
 
+def inspect_shards(manifest: str | PathLike[str]) -> list[ShardInspection]:
+    """Inspect the shard files of a manifest, which is named by its file or directory. Raises
+    FormatError: it is missing or not readable."""
+    path = Path(manifest)
+    named = load_manifest(path / MANIFEST_NAME if path.is_dir() else path)
+    for file in (files := files_of_manifest(named)):
+        inspect_file(file, named.eos_token_id, named.vocab_size)
+    return files
+
+
 def inspect_file(
     seen: ShardInspection, eos_token_id: int, vocab_size: int, counts: np.ndarray | None = None
 ) -> None:
@@ -126,16 +137,33 @@ def token_statistics(counts: np.ndarray) -> dict[str, Any]:
     }
 
 
+def open_tokenizer(own: str | None, asked: str | None) -> Tokenizer:
+    """The tokenizer that reads shards: the one asked for, else `own`, which their manifest names.
+    Raises TokenizerError: that of a file was asked for, or is needed, and it is not theirs
+    (E-TOKENIZER-OTHER); or as `load_tokenizer`."""
+    name = asked or own or DEFAULT_TOKENIZER
+    tokenizer = load_tokenizer(TokenizerSettings(name, needs_eos=False))
+    is_of_file = any((n or "").startswith("tokenizer-") for n in (own, tokenizer.name))
+    if own is not None and is_of_file and tokenizer.name != own:
+        raise TokenizerError(
+            "the shards are of another tokenizer",
+            where=name,
+            found=tokenizer.name,
+            expected=own,
+            do="name the file that they were made with (--tokenizer)",
+            code="E-TOKENIZER-OTHER",
+        )
+    return tokenizer
+
+
 def sample_tokens(
-    files: Sequence[ShardInspection], tokenizer_name: str, vocab_size: int, count: int, seed: int
+    files: Sequence[ShardInspection], tokenizer: Tokenizer, vocab_size: int, count: int, seed: int
 ) -> dict[str, list[dict[str, Any]]]:
     """A seeded sample of the tokens of each file, with their text and the text around them.
 
     Equal for files of one length; tokens outside the vocabulary have no text.
     """
-    if not count:
-        return {}
-    tokenizer, found = load_tokenizer(TokenizerSettings(tokenizer_name, needs_eos=False)), {}
+    found: dict[str, list[dict[str, Any]]] = {}
 
     def text(tokens: np.ndarray) -> str:
         return tokenizer.decode(tokens[tokens < vocab_size])

@@ -187,6 +187,12 @@ def load_tokenizer(settings: TokenizerSettings | str = _DEFAULT) -> Tokenizer:
     return _loaded(settings, path, times)
 
 
+def tokenize(text: str, tokenizer: str = _DEFAULT.name) -> np.ndarray:
+    """Token ids of a text as it stands, without BOS and EOS: uint32 `[length]`. Raises as
+    `load_tokenizer`."""
+    return load_tokenizer(TokenizerSettings(tokenizer, needs_eos=False)).encode_batch([text]).ids
+
+
 @functools.lru_cache(maxsize=8)
 def _loaded(settings: TokenizerSettings, path: Path | None, times: tuple[int, ...]) -> Tokenizer:
     return Tokenizer(_reference(settings.name, path, times), settings)

@@ -22,6 +22,7 @@ from nmoe_core import (
 )
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import main
+from nmoe_core.shards.manifest import ShardFormat
 from tests.project import json_lines
 from tests.refusals import refused
 
@@ -106,6 +107,26 @@ def test_every_kind_of_source_and_the_command_line_make_the_same_shards(corpus: 
     manifest = nmoe_core.load_manifest("out/cli/manifest.json")
     shards["cli"] = [entry.checksum for entry in manifest.shards]
     assert len(set(map(tuple, shards.values()))) == 1
+
+
+def test_a_source_by_its_kind_shards_looked_into_and_text_as_prep_reads_it(corpus: Path) -> None:
+    source = nmoe_core.create_source("jsonl", paths="a.jsonl", id_field="id")
+    assert source == JSONLSource("a.jsonl", id_field="id")
+    assert nmoe_core.HFSource is HuggingFaceSource
+    with refused("E-CONFIG", "'csv'.*huggingface, jsonl"):
+        nmoe_core.create_source("csv", paths="a.csv")
+    manifest = PrepPipeline(source, PrepConfig(output_dir="out", dataset_name="web")).run()
+    looked_into = nmoe_core.inspect_shards("out")
+    assert sum(file.num_documents for file in looked_into) == 90
+    assert not any(file.issues() for file in looked_into)
+    text = nmoe_core.normalize_text(ROWS[0]["text"] + "\u0000")
+    fmt = ShardFormat("web", "v1", "o200k_harmony", 201_088, 199_999, "0" * 64)
+    writer = nmoe_core.ShardWriter(corpus / "own" / "shard_0000", fmt)
+    writer.add_document(nmoe_core.tokenize(text), "d0", "0" * 64)
+    made = writer.finish({}, {})
+    tokens = np.load(corpus / "own" / "shard_0000" / made["shards"][0]["path"]).tolist()
+    shards = [np.load(f"out/{entry.path}").tolist() for entry in manifest.shards]
+    assert any(shard[: len(tokens)] == tokens for shard in shards)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_data_path_without_shards_with_a_wrong_manifest_or_too_short_is_refused(
 
 UNKNOWN = [
     ("polciy", "block", "policy"),
-    ("pack_sequences", True, "packing"),
+    ("pack_sequence", True, "pack_sequences"),
     ("warp", True, None),
     ("lr", 3e-4, None),
     ("num_epochs", 2, "max_epochs"),
@@ -213,13 +213,18 @@ def test_a_file_with_tables_and_keys_of_others_is_read_and_may_be_changed(cfg, t
     assert resolve_plan(cfg | {"prep": {"workers": 2}, "evals": [{"name": "x"}]})
     keys = {"vocab_size": 1000, "eos_token_id": 999, "tokenizer": "toy", "seed": 42, "steps": 5}
     keys |= {"active_params_b": 2.0, "loss_mask_eos": True, "validation_every": 100}
-    keys["validation_flow_mode"] = "dev"
+    keys |= {"validation_flow_mode": "dev", "pack_sequences": True}
     for given in (cfg | keys, written(cfg | keys, tmp_path / "moonlet.toml")):
         assert resolve_plan(given).num_sequences == 10
     shape = {"batch_size": 2, "seq_len": 16}
     path = written(shape, tmp_path / "data" / "run.toml", '[[datasets]]\npath = "web"\n')
     plan = resolve_plan(read_config(path) | {"batch_size": 4})
     assert (plan.batch_size, plan.sources[0].name) == (4, "web")
+
+
+def test_windows_that_documents_do_not_share_are_refused(cfg):
+    with refused("E-CONFIG", naming=["pack_sequences", "best_fit"]):
+        resolve_plan(cfg | {"data": {"pack_sequences": False}})
 
 
 def test_a_table_that_is_a_slip_of_ours_and_data_that_are_no_table_are_refused(cfg, tmp_path):

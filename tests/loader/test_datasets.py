@@ -169,6 +169,10 @@ def test_unlisted_source_keeps_its_original_weight_and_a_phase_past_the_end_chan
     twice, _ = shares(cfg | {"phases": [phase(20, web=0.0), phase(40, code=0.3)]})
     assert total(twice[20:40])["web"] == 0
     assert total(twice[40:]) == {"web": 111, "code": 33, "books": 56}
+    slower, written = {"start_step": 40, "lr_scale": 0.3}, phase(40, 0.3)  # the original mixture
+    plans = [resolve_plan(cfg | {"phases": [phase(20, web=0.0), p]}) for p in (slower, written)]
+    assert plans[0] == plans[1]
+    assert [(s.start_step, s.lr_scale) for s in plans[0].stages] == [(0, 1.0), (20, 1.0), (40, 0.3)]
     zero, _ = shares(cfg | {"phases": [phase(30, books=1.0) | {"inherit": "zero"}]})
     assert total(zero[30:]) == {"web": 0, "code": 0, "books": 300}
 
@@ -356,7 +360,7 @@ def text(configs: object, weights: object) -> dict[str, object]:
         ({"phases": [phase(5, web=0, code=0, books=0)]}, ["step 5", "without any weight"]),
         ({"phases": [phase(5, web=1) | {"lr_scal": 1}]}, ["'lr_scal'", "did you mean 'lr_scale'"]),
         ({"phases": [phase(5, web=1) | {"inherit": "none"}]}, ["'none'", "zero"]),
-        ({"phases": [{"start_step": 5}]}, ["dataset_weights is missing"]),
+        ({"phases": [{"start_step": 5}]}, ["dataset_weights and lr_scale are missing"]),
         ({"phases": {"start_step": 5}}, ["phases", "dict"]),
         ({"phases": [5]}, ["phases[0]", "int"]),
         (

@@ -51,7 +51,7 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
     """The order called `name`, on checked input.
 
     Args:
-        name: A key of `ORDERS`.
+        name: A key of `ORDERS`; a hyphen stands for an underscore.
         doc_clusters: Topic of each document, in source order: non-negative integers `[N]`.
         doc_tokens: Length of each document in tokens, EOS included: non-negative integers `[N]`.
         options: Of the order; every order takes `seed` and `epoch`, and needs that of `NEEDS`.
@@ -63,6 +63,7 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
         CurationError: No such order, a needed option is missing, or arrays, seed or epoch are not
             as above (E-CURATION-ORDER).
     """
+    name = name.replace("-", "_")
     if name not in ORDERS:
         raise refusal("no such order", name, f"one of {', '.join(ORDERS)}")
     needed = NEEDS.get(name)

@@ -27,6 +27,7 @@ VALUES = {
     "mixture_toml": __file__,
     "flow_profiles_toml": __file__,
     "oracle.rubric": str(RUBRIC),
+    "pack_sequences": "true",
     "oracle.engine.max_ctx": "64",
     "oracle.http.base_url": "http://a/v1",
     "oracle.http.max_reply_bytes": "4096",

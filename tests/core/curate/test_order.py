@@ -133,7 +133,7 @@ def test_stratified_is_the_published_greedy_with_exact_ties(rows: list[tuple[int
 @given(documents, st.integers(1, 600))
 def test_bin_packing_takes_what_a_search_of_all_candidates_takes(rows, seq_len):
     clusters, tokens = np.asarray(rows, np.int64).reshape(-1, 2).T
-    found = arrange("bin_packing", clusters, tokens, seq_len=seq_len)
+    found = arrange("bin-packing", clusters, tokens, seq_len=seq_len)
     assert found.tolist() == packing_reference(clusters, tokens, seq_len)
 
 

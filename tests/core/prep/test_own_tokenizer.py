@@ -130,6 +130,22 @@ def test_a_bos_starts_each_document_and_is_no_part_of_its_text(own: str, tmp_pat
     assert verify_manifest(manifest, deep=True) == []
 
 
+def test_a_sample_is_read_by_the_tokenizer_of_the_shards_alone(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(prepared(tmp_path, "a", "--tokenizer", own).path)
+    other = str(prepared(tmp_path, "b").path)
+    capsys.readouterr()
+    command = ["inspect", "--sample", "400", "--all", "--json", "--manifest"]
+    assert main([*command, path, "--tokenizer", own]) == 0
+    for samples in json.loads(capsys.readouterr().out)["samples"].values():
+        whole = "".join(sample["text"] for sample in samples)
+        assert any("naïve 東京 and </s> " in sample["context"] for sample in samples), whole[:99]
+    refused_line(capsys, *command, path, code="E-TOKENIZER-NAME")
+    refused_line(capsys, *command, path, "--tokenizer", "cl100k_base", code="E-TOKENIZER-OTHER")
+    refused_line(capsys, *command, other, "--tokenizer", own, code="E-TOKENIZER-OTHER")
+
+
 def test_shards_stay_when_the_file_moves_and_change_with_its_eos(own: str, tmp_path: Path) -> None:
     prepared(tmp_path, "a", "--tokenizer", own)
     moved = tmp_path / "moved"
