@@ -9,6 +9,7 @@ from loader.files.shard import IndexReader, open_shard
 from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
 from loader.loader import DeterministicLoader
 from loader.metrics import SourceLosses, count_metrics, source_losses
+from loader.opening import open_loader
 from loader.plan.build import build_plan
 from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
@@ -17,6 +18,7 @@ from loader.plan.settings import PlanSettings
 from loader.remix import remix
 
 __version__ = "0.1.0"
+Loader = DeterministicLoader
 
 __all__ = [
     "IGNORE_INDEX",
@@ -26,6 +28,7 @@ __all__ = [
     "DeterministicLoader",
     "FormatError",
     "IndexReader",
+    "Loader",
     "LoaderPlan",
     "Manifest",
     "NmoeError",
@@ -43,6 +46,7 @@ __all__ = [
     "document_ids",
     "load_manifest",
     "load_plan",
+    "open_loader",
     "open_shard",
     "position_ids",
     "read_config",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from loader.errors import ConfigError
-from loader.files.spans import IGNORE_INDEX
+from loader.files.spans import IGNORE_INDEX, cu_seqlens, position_ids
 from loader.plan.records import LoaderPlan
 from loader.plan.tables import unknown_name
 from loader.rows.buffers import HeldBuffers, check_pinning, pinned_tensor
@@ -24,7 +24,9 @@ _CHOICES = {
     "split": ("train", "valid"),
     "backend": ("auto", "numpy", "torch"),
     "dtype": ("int64", "int32", "uint32"),
+    "form": ("pair", "dict"),
 }
+_EXTRAS = {"position_ids": position_ids, "cu_seqlens": cu_seqlens}
 
 
 class MemoryOptions(TypedDict, total=False):
@@ -34,13 +36,19 @@ class MemoryOptions(TypedDict, total=False):
     they cannot be `uint32`. prefetch: batches that a thread reads ahead; 0 reads in `next`.
     pin_memory: page-locked tensors, from torch's own pool. contiguous: inputs and targets in memory
     of their own, so that `targets.view(-1)` works; False gives two overlapping views of rows of
-    `seq_len + 1`, for less work per batch.
+    `seq_len + 1`, for less work per batch. form: `pair` gives (inputs, targets); `dict` what models
+    of transformers take: input_ids, labels (which such a model shifts itself, so a row's last
+    target is not in them) and shift_labels (the targets). extras: `position_ids` (from 0 in each
+    document) and `cu_seqlens` in a dict. device: where torch tensors are copied to.
     """
 
     dtype: str
     prefetch: int
     pin_memory: bool
     contiguous: bool
+    form: str
+    extras: tuple[str, ...]
+    device: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,9 @@ class ReadOptions:
     prefetch: int = 0
     pin_memory: bool = False
     contiguous: bool = True
+    form: str = "pair"
+    extras: tuple[str, ...] = ()
+    device: str | None = None
 
     def __post_init__(self) -> None:
         for key, known in _CHOICES.items():
@@ -72,9 +83,17 @@ class ReadOptions:
                 raise ConfigError(
                     "value is out of range", where=key, found=repr(value), expected=expected
                 )
-        if self.pin_memory and self.backend == "numpy":
+        if (self.pin_memory or self.device) and self.backend == "numpy":
             do = 'set backend = "torch"'
-            raise ConfigError("pin_memory needs torch", found='backend = "numpy"', do=do)
+            raise ConfigError(
+                "pin_memory needs torch, and so does device", found='backend = "numpy"', do=do
+            )
+        for extra in self.extras:
+            if extra not in _EXTRAS:
+                raise unknown_name("extra", str(extra), _EXTRAS, "loader")
+        if self.extras and self.form != "dict":
+            found = f"form = {self.form!r}"
+            raise ConfigError("extras are part of a dict", where="extras", found=found)
         if self.pin_memory:
             check_pinning()
 
@@ -87,9 +106,9 @@ class ReadOptions:
                 "a rank would get no row", where="world_size", found=found, expected=expected
             )
         dtype, largest = self.dtype, plan.vocab_size - 1
-        if dtype == "uint32" and plan.packing == "best_fit":
+        if dtype == "uint32" and (plan.packing == "best_fit" or self.form == "dict"):
             raise ConfigError(
-                "packed targets hold -100", where="dtype", found=dtype, expected="int64"
+                "packed targets and labels hold -100", where="dtype", found=dtype, expected="int64"
             )
         if largest > np.iinfo(dtype).max:
             expected = f"a type that holds {largest}"
@@ -146,6 +165,9 @@ class BatchReader:
         self._stream, self._end, self._options = stream, end, options
         self._batch_size, self._seq_len = plan.batch_size, plan.seq_len
         self._wrap, self._dtype = _wrapper(options.backend), np.dtype(options.dtype)
+        if options.extras and not stream.index.is_known:
+            do = "nmoe regenerate-index makes one"
+            raise ConfigError("a source has no index of its documents", where="extras", do=do)
         self._own = options.rows(plan.batch_size)
         self._buffers = HeldBuffers(partial(np.empty, self._shape(self._own), self._dtype))
         size = end % plan.batch_size
@@ -166,6 +188,34 @@ class BatchReader:
         else:
             array, memory = self._fresh(self._shape(rows))
         return _rows(memory, rows.first, *self._stream.read(n, rows, array))
+
+    def read_rows(self, n: int, size: int) -> Rows:
+        """Any rows of the stream that follow each other, from sequence `n` on."""
+        rows = RankRows(size, 0, size)
+        array, memory = self._fresh(self._shape(rows))
+        return _rows(memory, 0, *self._stream.read(n, rows, array))
+
+    def pair(self, rows: Rows) -> tuple[Any, Any]:
+        """Inputs and targets where the caller wants them."""
+        return self._placed(rows.inputs), self._placed(rows.targets)
+
+    def form(self, rows: Rows) -> Any:
+        """A pair, or a dict."""
+        inputs, targets = self.pair(rows)
+        if self._options.form == "pair":
+            return inputs, targets
+        labels = targets.clone() if hasattr(targets, "clone") else targets.copy()
+        labels[:, 0], labels[:, 1:] = IGNORE_INDEX, targets[:, :-1]
+        found = {"input_ids": inputs, "labels": labels, "shift_labels": targets}
+        if self._options.extras:
+            spans = self._stream.spans(rows.sources, rows.windows) or ()
+            for name in self._options.extras:
+                found[name] = self._placed(self._wrap(_EXTRAS[name](spans, self._seq_len)))
+        return found
+
+    def _placed(self, part: Any) -> Any:
+        device, ahead = self._options.device, self._options.pin_memory
+        return part if device is None else part.to(device, non_blocking=ahead)
 
     def _read_shared(self, n: int, size: int, row: int, part: int, num_parts: int) -> Rows:
         array, memory = self._fresh((2, 1, self._seq_len))

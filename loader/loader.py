@@ -23,7 +23,7 @@ from loader.rows.stream import Split, Stream
 from loader.state import make_state, resume
 
 
-class DeterministicLoader:
+class DeterministicLoader:  # in short `loader.Loader`
     """Reads this rank's part of a plan's stream. Has the state shape of torchdata's `Stateful`.
 
     A batch's memory is used again only when the caller has let go of the batch and its views.
@@ -57,6 +57,15 @@ class DeterministicLoader:
         ahead = self._options.prefetch
         self._prefetch = Prefetcher(weak_method(self._fill), ahead) if ahead else None
 
+    def __repr__(self) -> str:
+        plan, own = self.plan, self._options.rows(self.plan.batch_size)
+        return (
+            f"<Loader of {self.split}, plan {plan.plan_id} {plan.plan_hash[:12]}: "
+            f"step {self.step} of {self.num_steps}, rank {self.rank} of {self.world_size} "
+            f"({own.last - own.first} of {plan.batch_size} rows of {plan.seq_len} tokens), "
+            f"{', '.join(self.source_names[:4])}{', ...' * (len(self.source_names) > 4)}>"
+        )
+
     def __len__(self) -> int:
         """Batches of the whole stream, as `num_steps`: wherever the position is."""
         return self.num_steps
@@ -76,26 +85,28 @@ class DeterministicLoader:
         """Batches before the next one."""
         return -(-self._next // self.plan.batch_size)
 
-    def next(self) -> tuple[Any, Any]:
-        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each. Raises
-        StopIteration at the plan's end.
+    def next(self) -> Any:
+        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each, or with
+        `form = "dict"` what `loader.batches.MemoryOptions` says. Raises StopIteration at the plan's
+        end.
 
         Targets are inputs shifted by one token; -100 where there is nothing to predict: under
         best-fit packing, and where ranks share the rows of the last valid batch. With
         `contiguous=False` both are views of one array: copy one before writing to it in place, and
         flatten with `reshape(-1)`.
         """
-        rows = self._read()
+        rows = self._reader.form(self._read())
         self.skip()
-        return rows.inputs, rows.targets
+        return rows
 
     def next_with_meta(self) -> Batch:
         """The next batch and what it is made of. Raises as `next` does, and FormatError where an
         index is missing or not of its file (E-INDEX-...); the loader stays where it was."""
         rows, stream, first = self._read(), self._open_stream(), self._next
+        inputs, targets = self._reader.pair(rows)
         batch = Batch(
-            inputs=rows.inputs,
-            targets=rows.targets,
+            inputs=inputs,
+            targets=targets,
             source_index=rows.sources.copy(),
             source_names=self.source_names,
             document_spans=stream.spans(rows.sources, rows.windows),
@@ -106,7 +117,18 @@ class DeterministicLoader:
         self.skip()
         return batch
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def read_rows(self, first: int, stop: int) -> Any:
+        """Rows `[first, stop)` of the global stream, over all ranks, as `next` gives a batch; the
+        position stays. Raises IndexError outside of whole batches, and ConfigError where a thread
+        reads ahead."""
+        if self._prefetch is not None:
+            raise ConfigError("rows are read by their number", where="prefetch", expected="0")
+        if not 0 <= first < stop <= self._end:
+            raise IndexError(f"rows {first} to {stop} of {self._end}")
+        self._open_stream()
+        return self._reader.form(self._reader.read_rows(first, stop - first))
+
+    def __iter__(self) -> Iterator[Any]:
         """Train: batches from the current position to the end. Valid: one pass from its first
         batch on, or from a position that was set and not read from yet, unless that is the end."""
         if self.split == "train":
@@ -115,7 +137,7 @@ class DeterministicLoader:
             self._next = 0
         return iter(self.next, None)
 
-    def __next__(self) -> tuple[Any, Any]:
+    def __next__(self) -> Any:
         return self.next()
 
     def seek(self, n: int) -> None:

@@ -18,7 +18,10 @@ from loader.batches import Batch
 from loader.config import resolve_plan
 from loader.errors import StateError
 from loader.loader import DeterministicLoader
+from loader.map_data import RowDataset, StepDataset
 from loader.rows.stream import Split
+
+__all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader", "attention_mask"]
 
 
 class _Options(TypedDict, total=False):

@@ -355,7 +355,7 @@ def test_the_learning_rate_stays_as_it_was_unless_a_phase_says_another(tree):
         (5, {"add": ["cat"]}, "E-CONFIG", ["'cat' is never used"]),
         (31, EDIT | {"add": ["cat"]}, "E-CONFIG", ["a phase lies in the past"]),
         (35, {"weights": {"ant": 1, "cat": 0.001}, "add": ["cat"]}, "E-PLAN-ZERO", ["'cat'"]),
-        (5, {"steps": 400}, "E-PLAN-SHORT", ["'ant' is short", "1180 left", "expected 1580"]),
+        (5, {"steps": 303}, "E-PLAN-SHORT", ["'ant' is short", "1180 left", "expected 1192"]),
     ],
 )
 def test_an_edit_that_cannot_be_made_is_refused(tree, step, edit, code, naming):
@@ -399,6 +399,16 @@ def test_sources_that_repeat_or_end_the_run_do_so_over_its_whole_life(tree, sett
     assert own == [window for _, window in stream_of(alone)]
 
 
+def test_a_run_that_the_end_of_a_source_ended_goes_on_with_another_one(tree):
+    plan = run_of(tree, datasets=tree.rows("ant"), on_exhaust="first_exhausted", steps=300)
+    assert len(stream_of(plan)) == CAPACITY
+    bee = directories(tree, ["bee"])
+    after, _ = remix(plan, 150, weights={"bee": 1}, sources=bee, steps=160)
+    assert stream_of(after)[CAPACITY:] == [("bee", window) for window in range(80)]
+    with refused("E-REMIX-CERTIFICATE", naming=["plan_after", "a step after sequence 1200"]):
+        remix(plan, 150, weights={"ant": 1, "bee": 1}, sources=bee, steps=160)
+
+
 def test_counts_of_another_run_stay_counted(tree):
     plan = run_of(tree)
     loader = DeterministicLoader(plan, backend="numpy")
@@ -414,6 +424,13 @@ def test_counts_of_another_run_stay_counted(tree):
     loader.seek_step(5)
     resumed = ranks_of(after, 1, loader.state_dict())[0]
     assert resumed.step == 5
+    other = [{"spec": "cat", "row_offset": 7, "content_hash": "0" * 64}]
+    strange = DeterministicLoader(plan, backend="numpy")
+    strange.load_state_dict({"datasets": other})
+    with refused("E-STATE-DATA", naming=["'cat'"]):
+        remix(strange.plan, 5, **state)
+    with refused("E-PLAN-SHORT", naming=["1080 left to read", "expected 1104"]):
+        remix(loader.plan, 5, weights={"ant": 1}, steps=143)
 
 
 @pytest.fixture(scope="module")

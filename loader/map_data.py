@@ -1,0 +1,94 @@
+"""The stream as torch's map-style data sets: an index is a step of the run, or a row of it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Unpack
+
+from torch.utils.data import Dataset
+
+from loader.config import LoaderOptions, resolve_plan
+from loader.errors import ConfigError
+from loader.loader import DeterministicLoader
+from loader.rows.stream import Split
+
+
+class _ByNumber(Dataset[Any]):
+    """A plan that each process opens for itself, when it first reads."""
+
+    def __init__(self, cfg: object, split: Split, options: LoaderOptions, **ranks: int) -> None:
+        given: dict[str, Any] = {**options}
+        self.plan = resolve_plan(cfg, given.pop("cache_dir", None))
+        self._options = {"backend": "torch", "split": split, **ranks, **given}
+        self._loader: DeterministicLoader | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_loader": None}
+
+    def _opened(self) -> DeterministicLoader:
+        if self._loader is None:
+            self._loader = DeterministicLoader(self.plan, **self._options)
+        return self._loader
+
+
+class StepDataset(_ByNumber):
+    """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
+    the number of its next step needs no other state. Arguments as those of `TokenDataset`; options:
+    `loader.config.LoaderOptions`."""
+
+    def __init__(
+        self,
+        cfg: object,
+        rank: int = 0,
+        world_size: int = 1,
+        split: Split = "train",
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        super().__init__(cfg, split, options, rank=rank, world_size=world_size)
+
+    def __len__(self) -> int:
+        """Batches of the whole stream."""
+        return len(self._opened())
+
+    def __getitem__(self, step: int) -> Any:
+        """The batch of a step. Raises IndexError."""
+        loader = self._opened()
+        if not 0 <= step < len(loader):
+            raise IndexError(f"step {step} of {len(loader)}")
+        loader.seek_step(step)
+        return loader.next()
+
+
+class RowDataset(_ByNumber):
+    """Rows by their number in the global stream, for trainers that make batches and share them
+    among ranks themselves. A random sampler drops the plan's order: set a sequential one. `form` is
+    `dict` if left out."""
+
+    def __init__(
+        self, cfg: object, split: Split = "train", **options: Unpack[LoaderOptions]
+    ) -> None:
+        if "cu_seqlens" in options.get("extras", ()):
+            do = "use StepDataset or open_loader"
+            raise ConfigError(
+                "cu_seqlens are those of a batch, not of a row", where="extras", do=do
+            )
+        super().__init__(cfg, split, {"form": "dict", **options})
+
+    def __len__(self) -> int:
+        """Rows of all whole batches."""
+        return self._opened().num_sequences
+
+    def __getitem__(self, row: int) -> Any:
+        """A row. Raises IndexError."""
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+        """Some rows; those that follow each other are read at once. Raises IndexError."""
+        found: list[Any] = []
+        cuts = [i for i, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1]
+        for first, stop in pairwise([0, *cuts, len(rows)]):
+            part = self._opened().read_rows(rows[first], rows[first] + stop - first)
+            if isinstance(part, dict):
+                found += [dict(zip(part, row)) for row in zip(*part.values())]
+            else:
+                found += zip(*part)
+        return found
