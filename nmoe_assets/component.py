@@ -4,7 +4,7 @@ import warnings
 
 import dagster as dg
 
-from nmoe_assets.assets import curation, hydra, regrade, sources
+from nmoe_assets.assets import attributes, curation, hydra, regrade, sources
 from nmoe_assets.assets.names import named
 from nmoe_assets.automation import sensors
 from nmoe_assets.automation.conditions import automation_sensor
@@ -64,6 +64,7 @@ def _definitions(run: Run) -> dg.Definitions:
             hydra.head(run, "judge"),
             hydra.calibration(run),
             regrade.regrade_plan(run, plans),
+            *attributes.duplicates(run, plans),
             curation.topic_model(run, plans),
             curation.loader_plan(run, plans),
         ],
@@ -90,7 +91,9 @@ def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsD
         *assets,
         sources.docid_slices(run, plan),
         hydra.quality_scores(run, plan),
+        *attributes.attributes(run, plan),
         curation.topics(run, plan),
+        *attributes.selection(run, plan),
         curation.curated(run, plan),
         curation.curated_manifest(run, plan),
     ]

@@ -41,6 +41,15 @@ GRADE_ROWS = (
     ("probe_scores", "object", "the probe's five, 0..4", _TEXT),
 )
 TOPIC_ROWS = (("topic", "integer", "nearest centroid, by number of the document", _TEXT),)
+ATTRIBUTE_ROWS = (
+    (*_DOC_ID, "shards.doc_id"),
+    ("text_sha256", "string", "SHA-256 of its text, 32 bytes", _TEXT),
+)
+SELECTION_ROWS = (
+    *ATTRIBUTE_ROWS,
+    ("keep", "bool", "whether every clause is true of it"),
+    ("reason", "integer", "the first clause that is not, from 1; 0 where it is kept"),
+)
 LINEAGE_ROWS = (
     ("parent_doc_id", "string", "the document it is a copy of", "quality_scores.doc_id"),
     ("parent_index", "integer", "its number in the parent shard"),
@@ -57,6 +66,9 @@ _MEANINGS = {
     "shards_current": "shards that were there already, of those it was asked for",
     "changed": "whether this run wrote the file; false where it was current",
     "train, val, test": "documents of each split",
+    "computed": "documents whose text was looked at in this run; others had their rows already",
+    "kept": "documents of which the rule is true",
+    "shards_written": "shards whose rows changed",
     "parse_rate": "share of answers that were a set of scores",
     "salvaged": "parsed labels whose scores stood among other words; heads do not use them unless "
     "told to",

@@ -3,6 +3,7 @@
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
+from nmoe_assets.assets.attributes import selection_names
 from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
@@ -11,6 +12,7 @@ from nmoe_core.tasks import checks, curate, versions
 from nmoe_core.tasks.shards import each_shard
 
 GROUP = "curation"
+_CURATED_FROM = ("shards", "quality_scores", "topics")
 
 
 def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
@@ -62,11 +64,11 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        text=f"Documents decided {' or '.join(table.include)}, in training order "
+        text=f"Documents {_rule(run)}, in training order "
         f"({table.order}). The columns are those of lineage.jsonl.",
         facts=ORDER_FACTS,
         version=versions.curated(run, name),
-        deps=[[name, part] for part in ("shards", "quality_scores", "topics")],
+        deps=[[name, part] for part in (*_CURATED_FROM, *selection_names(run))],
         leads_to=[[name, "curated_manifest"]],
         rows=LINEAGE_ROWS,
         partitions=shard_partitions(run.config.prep.num_shards),
@@ -76,6 +78,13 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         lambda keys: each_shard(run, "curate", name, keys),
         lambda key, result: {"order": dg.MetadataValue.md(result.picture)},
     )
+
+
+def _rule(run: Run) -> str:
+    table = run.config.curation
+    if table.where is not None:
+        return f"of which `{table.where}` is true"
+    return f"decided {' or '.join(table.include)}"
 
 
 def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:

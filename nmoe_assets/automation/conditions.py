@@ -16,6 +16,7 @@ import dagster as dg
 
 from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.assets.names import named
+from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
 
 Condition = dg.AutomationCondition[Any]  # of an asset or of a check
@@ -25,6 +26,7 @@ _KINDS = {
     "docid_slices": "prep",
     **dict.fromkeys(("probe_head", "judge_head", "calibration"), "heads"),
     **dict.fromkeys(("quality_scores", "regrade_plan"), "grade"),
+    **dict.fromkeys((*BUILT_IN, "selection"), "curate"),
     **dict.fromkeys(("topics", "curated", "curated_manifest", "loader_plan"), "curate"),
 }
 _BEHIND_CALIBRATION = ("backbone", "probe_head", "judge_head")
@@ -69,7 +71,8 @@ def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> C
 
 
 def _mode(run: Run, name: str) -> str:
-    return getattr(run.config.automation, _KINDS[name]) if name in _KINDS else "off"
+    kind = "curate" if name in run.config.attributes.files else _KINDS.get(name)
+    return "off" if kind is None else getattr(run.config.automation, kind)
 
 
 def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Any:

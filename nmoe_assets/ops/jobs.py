@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
+from nmoe_assets.assets.attributes import attribute_keys, selection_names
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
@@ -49,7 +50,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
 
     def job(
         name: str,
-        keys: Sequence[tuple[str, str]],
+        keys: Sequence[Sequence[str]],
         partitions: dg.StaticPartitionsDefinition | None = None,
         **metadata: dg.MetadataValue,
     ) -> TaskJob:
@@ -59,10 +60,11 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     def of_sources(*names: str) -> list[tuple[str, str]]:
         return [(source.name, name) for name in names for source in sources]
 
-    table = run.config.prep
+    table, selected = run.config.prep, selection_names(run)
     shards, valid = shard_partitions(table.num_shards), [s for s in sources if s.has_valid]
     regrade_plan = dg.MetadataValue.asset(asset_key(run, ("hydra", "regrade_plan")))
-    curated = of_sources("topics", "curated", "curated_manifest")
+    curated = [key for source in sources for key in attribute_keys(run, source.name)]
+    curated += of_sources("topics", *selected, "curated", "curated_manifest")
     jobs = [
         job("prep", of_sources("shards", "manifest", "docid_slices"), shards),
         job("label", [("hydra", "oracle_labels")], label_partitions),

@@ -20,6 +20,7 @@ from nmoe_core.attributes.files import (
     positions,
     read_attribute,
     read_footer,
+    rows_digest,
     write_attribute,
 )
 from nmoe_core.base.atomic import replacing
@@ -113,6 +114,32 @@ def made(path: Path, **facts: int) -> Result:
     footer = read_footer(path)
     found = {"documents": footer.num_rows, "bytes": path.stat().st_size, **facts}
     return Result(footer.digest, {**found, "path": str(path)})
+
+
+def check_attribute(shard: ShardPaths, name: str) -> int:
+    """Check that the file of a shard has the documents of the shard, in its order; their number.
+    Raises FormatError: it has others (E-ATTRIBUTE-STALE), or not the rows that were written
+    (E-ATTRIBUTE-FORMAT)."""
+    path, documents = shard.attribute(name), open_shard_documents(shard).documents
+    table, footer = read_attribute(path), read_footer(path)
+    if rows_digest(table) != footer.digest:
+        raise FormatError(
+            "rows are not those that were written",
+            where=path,
+            do="remove the file, and make the attribute again",
+            code="E-ATTRIBUTE-FORMAT",
+        )
+    hashes = [value.hex() for value in table.column("text_sha256").to_pylist()]
+    if Documents(table.column("doc_id").to_pylist(), hashes) != documents:
+        raise FormatError(
+            f"attribute {name} was made from other documents",
+            where=path,
+            found=f"{table.num_rows} rows",
+            expected=f"the {len(documents.doc_ids)} documents of {shard.name}, in its order",
+            do="run `nmoe attributes`",
+            code="E-ATTRIBUTE-STALE",
+        )
+    return table.num_rows
 
 
 class _Rows:

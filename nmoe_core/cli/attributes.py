@@ -1,12 +1,17 @@
-"""`nmoe attributes`: record what documents are, for selection."""
+"""`nmoe attributes`, `select`: record what documents are, and see what a rule over that keeps."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nmoe_core.cli.flags import add_run_flags, run_of
+from nmoe_core.cli.flags import add_run_flags, number, run_of
 from nmoe_core.cli.output import add_verb, print_table
+
+if TYPE_CHECKING:
+    from nmoe_core.tasks.selection import Kept
+
+_MOST_LANGUAGES = 20
 
 
 def register(verbs: Any) -> None:
@@ -15,12 +20,86 @@ def register(verbs: Any) -> None:
     attributes.add_argument("--only", nargs="+", metavar="NAME", help="only these attributes")
     attributes.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     add_run_flags(attributes, is_required=True)
+    text = "what a rule over attributes keeps, before anything is written"
+    selected = add_verb(verbs, "select", select, text, _show_selection)
+    selected.add_argument("--where", metavar="SQL", help="the rule; default curation.where")
+    selected.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
+    selected.add_argument(
+        "--sample", type=number(0), default=0, metavar="N", help="show N documents at the edge"
+    )
+    add_run_flags(selected, is_required=True)
+    text = "a question in SQL over all documents of a run"
+    sql = add_verb(verbs, "sql", ask, text, _show_answer)
+    sql.add_argument("query", metavar="SQL", help="over the view documents")
+    add_run_flags(sql, is_required=True)
+
+
+def ask(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from nmoe_core.tasks.query import query
+
+    answer = query(run_of(arguments), arguments.query)
+    return [dict(zip(answer.columns, row)) for row in answer.rows]
+
+
+def _show_answer(rows: list[dict[str, Any]]) -> None:
+    if rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def make(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from nmoe_core.tasks.shards import attribute_sources
 
     return attribute_sources(run_of(arguments), arguments.only, arguments.source)
+
+
+def select(arguments: argparse.Namespace) -> list[Kept]:
+    from nmoe_core.tasks.selection import preview_selection, required_where
+    from nmoe_core.tasks.shards import chosen_sources
+
+    run = run_of(arguments)
+    rule = required_where(run) if arguments.where is None else arguments.where
+    names = chosen_sources(run, arguments.source)
+    return [preview_selection(run, name, rule, arguments.sample) for name in names]
+
+
+def _show_selection(kept: list[Kept]) -> None:
+    header = ("source", "documents", "kept", "%", "tokens", "kept tokens", "%")
+    rows = [
+        [
+            one.source,
+            one.documents,
+            one.kept,
+            _percent(one.kept, one.documents),
+            one.tokens,
+            one.kept_tokens,
+            _percent(one.kept_tokens, one.tokens),
+        ]
+        for one in kept
+    ]
+    print_table(header, rows)
+    languages = {name for one in kept for name in one.by_language}
+    if languages:
+        both = {
+            name: [sum(one.by_language.get(name, (0, 0))[i] for one in kept) for i in (0, 1)]
+            for name in languages
+        }
+        ordered = sorted(both.items(), key=lambda item: -item[1][0])[:_MOST_LANGUAGES]
+        print()
+        rows = [[name, *counts, _percent(counts[1], counts[0])] for name, counts in ordered]
+        print_table(("language", "documents", "kept", "%"), rows)
+    print("\ndropped by each clause: as the first of them, alone, and where it is the only one")
+    rows = []
+    for figures in zip(*(one.clauses for one in kept)):
+        counts = [sum(getattr(f, key) for f in figures) for key in ("first", "alone", "last")]
+        rows.append([figures[0].clause, *counts])
+    print_table(("clause", "first", "alone", "only"), rows)
+    for row in (row for one in kept for row in one.edge):
+        values = {k: v for k, v in row.items() if k not in ("doc_id", "clause", "text")}
+        print(f"\n{row['doc_id']}\n  dropped by {row['clause']}: {values}\n  {row['text']!r}")
+
+
+def _percent(part: int, whole: int) -> float:
+    return round(100 * part / max(whole, 1), 1)
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -192,7 +192,12 @@ def explain(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
     run = run_of(arguments)
     if arguments.step is None:
-        return explain_document(run, arguments.document)
+        facts = explain_document(run, arguments.document)
+        if facts["split"] == "train" and run.tree.attributes.is_dir():
+            from nmoe_core.tasks.selection import explain_selection
+
+            facts |= explain_selection(run, facts["doc_id"])
+        return facts
     return explain_step(run, arguments.step, arguments.row)
 
 
@@ -219,10 +224,15 @@ def _print_document(facts: dict[str, Any]) -> None:
     lists = {k: v if isinstance(v, (list, tuple)) else [v] for k, v in facts["provenance"].items()}
     provenance = ", ".join(f"{k} {' '.join(map(str, v))}" for k, v in lists.items() if any(v))
     print(f"source      {facts['source']}, {facts['split']}, {facts['shard']}: {provenance}")
+    for name in ("columns", "attributes"):
+        if facts.get(name):
+            print(f"{name:12}{', '.join(f'{k} {v}' for k, v in facts[name].items())}")
     if facts["split"] != "train":
         return
     print(f"label       {_label(facts)}")
     print(f"grade       {_grade(facts)}")
+    if verdict := facts.get("selection"):
+        print(f"selection   {'kept' if verdict['keep'] else 'dropped by ' + verdict['dropped_by']}")
     print(f"curated     {_curated(facts['curated'])}")
     print(f"training    {_training(facts['readings'])}")
 

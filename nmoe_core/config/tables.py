@@ -139,6 +139,8 @@ class CurationTable(StrictModel):
     """
 
     include: tuple[Literal["drop", "band", "keep"], ...] = Field(default=("keep",), min_length=1)
+    where: str | None = Field(default=None, min_length=1)
+    """SQL expression over attributes, in place of `include`: documents of which it is true."""
     order: Literal[
         "auto",
         "golden",
@@ -173,6 +175,8 @@ class CurationTable(StrictModel):
             raise ValueError(f'order "{self.order}" moves documents: leave it out, or "replan"')
         if (self.stability == "resume") != bool(self.resume_from_token):
             raise ValueError('stability = "resume" and resume_from_token belong together')
+        if self.where is not None and "include" in self.model_fields_set:
+            raise ValueError("where and include: leave one out, and write decision = 'keep'")
         return self
 
 

@@ -146,6 +146,11 @@ class ShardPaths:
     lineage = _Below("curated", LINEAGE_NAME)
 
     @property
+    def selection(self) -> Path:
+        """What the run's `where` says of each document."""
+        return self.attribute("selection")
+
+    @property
     def name(self) -> str:
         return shard_dir_name(self.bucket)
 

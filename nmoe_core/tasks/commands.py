@@ -141,6 +141,8 @@ def curate_sources(
     is_blocked = False
     for name in chosen:
         outputs_of(run, "topics", name)
+        if run.config.curation.where is not None:
+            outputs_of(run, "select", name)
         shards = outputs_of(run, "curate", name)
         facts = dict(curate.combine(run, name).facts)
         found = checks.check_curated(run, name)

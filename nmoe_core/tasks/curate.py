@@ -127,7 +127,7 @@ def curate_settings(run: Run, source: str) -> CurateSettings:
     from nmoe_core.curate.shards.planning import CurateSettings
 
     table = run.config.curation
-    shared = table.model_dump(include={"include", "epoch", "loader", "by", "descending"})
+    shared = table.model_dump(include={"include", "where", "epoch", "loader", "by", "descending"})
     consumed = table.resume_from_token.get(source, 0)
     return CurateSettings(
         **shared,

@@ -19,7 +19,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, curate, hydra
 
 ShardTask = str
-"""`grade`, `topics`, `curate`, or `attributes/` and the name of an attribute."""
+"""`grade`, `topics`, `select`, `curate`, or `attributes/` and the name of an attribute."""
 _TASKS: dict[str, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
     "grade": hydra.grade_shards,
     "topics": curate.assign_shard_topics,
@@ -125,7 +125,10 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
 def _shard(run: Run, task: ShardTask, source: str, key: str) -> Attempt:
     bucket = int(key)
     room, _, name = task.partition("/")
-    work = partial(attributes.make_attributes, name) if room == "attributes" else _TASKS[task]
+    if task == "select":  # which needs packages that no other task does
+        from nmoe_core.tasks.selection import select_shards as work
+    else:
+        work = partial(attributes.make_attributes, name) if name else _TASKS[room]
     done = attempt(key, lambda key: work(run, source, [bucket])[bucket])
     if done.result is not None:
         documents = done.result.facts.get("documents", 0)

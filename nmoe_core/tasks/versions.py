@@ -82,6 +82,20 @@ def curated(run: Run, source: str) -> str:
     return _version(CURATE_CODE, [settings.fingerprints(), settings.seq_len])
 
 
+def attribute(run: Run, name: str) -> str:
+    """Of an attribute: its code and settings, which need its packages; or the files it joins."""
+    config = run.config
+    settings: dict[str, Any] = {
+        "duplicates": [list(config.duplicates.priority), config.duplicates.jaccard],
+        "contamination": config.contamination.evaluations,
+    }
+    return _version(f"{name}/1", settings.get(name) or config.attributes.files.get(name))
+
+
+def selection(run: Run) -> str:
+    return _version("select/1", run.config.curation.where)
+
+
 def curated_manifest(run: Run, source: str) -> str:
     """Of the curated manifest, whose figures are of the windows."""
     num_shards = run.config.prep.num_shards

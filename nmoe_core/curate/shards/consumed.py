@@ -17,7 +17,12 @@ from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import is_current, recorded
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.curate.shards.inputs import document_lengths, load_quality, select_documents
+from nmoe_core.curate.shards.inputs import (
+    document_lengths,
+    load_quality,
+    load_selection,
+    select_documents,
+)
 from nmoe_core.curate.shards.lineage import lineage_lines
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile, shard_files
@@ -85,19 +90,21 @@ def consumed_prefix(
     )
 
 
-def kept_tokens_before(shard: ShardPaths, include: Iterable[str]) -> int:
+def kept_tokens_before(shard: ShardPaths, include: Iterable[str], where: str | None = None) -> int:
     """Tokens of the documents that the shards before this one keep.
 
     Raises:
-        CurationError: One of them is not graded yet (E-CURATION-MISSING).
+        CurationError: One of them is not graded or selected yet (E-CURATION-MISSING).
         FormatError: One of them is missing or broken.
     """
     earlier, names = shard.tree.shards(shard.source, shard.bucket), tuple(include)
-    return sum(_kept_tokens(before, names, _stamps(before)) for before in earlier)
+    return sum(_kept_tokens(before, names, where, _stamps(before)) for before in earlier)
 
 
 @lru_cache(maxsize=65_536)
-def _kept_tokens(shard: ShardPaths, include: tuple[str, ...], stamps: Stamps) -> int:
+def _kept_tokens(
+    shard: ShardPaths, include: tuple[str, ...], where: str | None, stamps: Stamps
+) -> int:
     """Tokens that a shard keeps: read once per process, or N shards would read N^2 / 2 of them."""
     manifest = load_manifest(shard.manifest)
     quality = load_quality(shard, manifest)
@@ -106,19 +113,23 @@ def _kept_tokens(shard: ShardPaths, include: tuple[str, ...], stamps: Stamps) ->
         "quality": quality.checksum,
         "include": ",".join(include),
     }
+    keep = None
+    if where is not None:
+        selection = load_selection(shard, manifest, where)
+        keep, made_from["selection"] = selection.keep, selection.digest
     known = recorded(shard.curation) or {}
     is_known = "resume_from_token" not in known and made_from.items() <= known.items()
     if is_known and is_current(shard.curation, known):
         return read_json_object(shard.curation)["num_kept_tokens"]
     files = shard_files(shard.tree.data, manifest)
     doc_ids = (doc_id for file in files for doc_id in file.doc_ids())
-    kept = select_documents(quality.path, doc_ids, include).indices
+    kept = select_documents(quality.path, doc_ids, include, keep).indices
     return int(document_lengths(files)[kept].sum())
 
 
 def _stamps(shard: ShardPaths) -> Stamps:
     """Of the shard's manifest, scores and summary; every commit makes a new inode."""
-    paths = shard.manifest, shard.scores, shard.graded / SUMMARY_NAME
+    paths = shard.manifest, shard.scores, shard.graded / SUMMARY_NAME, shard.selection
     stats = [path.stat() if path.is_file() else None for path in paths]
     return tuple((s.st_ino, s.st_mtime_ns, s.st_size) if s else (0, 0, 0) for s in stats)
 

@@ -23,9 +23,11 @@ from nmoe_core.curate.diversity.measure import compare_orders
 from nmoe_core.curate.shards.consumed import ConsumedPrefix, consumed_prefix, kept_tokens_before
 from nmoe_core.curate.shards.inputs import (
     ShardQuality,
+    ShardSelection,
     ShardTopics,
     document_lengths,
     load_quality,
+    load_selection,
     load_topics,
     select_documents,
 )
@@ -45,6 +47,7 @@ class CurrentInputs:
     manifest: Manifest
     topics: ShardTopics
     quality: ShardQuality
+    selection: ShardSelection | None
     prefix: ConsumedPrefix
     shared: Fingerprints  # the same for all shards of a source
     fingerprints: Fingerprints
@@ -75,11 +78,15 @@ def current_inputs(
     manifest = load_manifest(shard.manifest)
     topics = load_topics(shard, manifest)
     quality = load_quality(shard, manifest)
+    selection = None
+    if settings.where is not None:
+        selection = load_selection(shard, manifest, settings.where)
     prefix = ConsumedPrefix()
     if settings.resume_from_token:
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
     elif settings.fills_windows():
-        prefix = ConsumedPrefix(kept_tokens_before(shard, settings.decisions()))
+        kept = kept_tokens_before(shard, settings.decisions(), settings.where)
+        prefix = ConsumedPrefix(kept)
     shared = settings.fingerprints() | {"topic_model": topics.topic_model, "grader": quality.grader}
     fingerprints = shared | {
         "parent": documents_digest(manifest),
@@ -87,9 +94,12 @@ def current_inputs(
         "topics": topics.checksum,
         "seq_len": str(settings.seq_len),
     }
+    if selection is not None:
+        fingerprints["selection"] = selection.digest
     if settings.fills_windows():
         fingerprints["offset"] = str(prefix.start % settings.seq_len)
-    return CurrentInputs(shard, settings, manifest, topics, quality, prefix, shared, fingerprints)
+    found = manifest, topics, quality, selection, prefix
+    return CurrentInputs(shard, settings, *found, shared, fingerprints)
 
 
 def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
@@ -165,7 +175,9 @@ class _ShardCuration:
         self.inputs, self.settings, self.prefix = inputs, inputs.settings, inputs.prefix
         self.files = shard_files(inputs.shard.tree.data, inputs.manifest)
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
-        self.chosen = select_documents(inputs.quality.path, doc_ids, self.settings.include)
+        keep = None if inputs.selection is None else inputs.selection.keep
+        decisions = self.settings.decisions()
+        self.chosen = select_documents(inputs.quality.path, doc_ids, decisions, keep)
         self.ids = [pair for file in self.files for pair in file.ids()]
         fresh = self._not_consumed()
         self.num_deferred = len(fresh) if self.prefix.is_whole else 0
@@ -209,6 +221,7 @@ class _ShardCuration:
                 "parent": documents_digest(manifest),
                 "order": settings.order,
                 "include": settings.decisions(),
+                **({} if settings.where is None else {"where": settings.where}),
                 "seed": settings.seed,
                 "frozen_documents": self.prefix.count,
                 "deferred_documents": self.num_deferred,

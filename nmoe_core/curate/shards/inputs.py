@@ -42,8 +42,16 @@ class ShardQuality:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardSelection:
+    """What the expression `where` says of each document."""
+
+    keep: np.ndarray  # bool [N]
+    digest: str  # of its rows
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
-    """Documents whose decision is one of those to include."""
+    """Documents whose decision is one of those to include, or that `where` keeps."""
 
     indices: np.ndarray  # ascending document numbers, int64 [num_kept]
     rows: list[bytes]  # their quality rows, as the JSON lines they were read from
@@ -79,15 +87,35 @@ def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
     return ShardQuality(graded.path, graded.checksum, grader)
 
 
+def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSelection:
+    """Committed selection of the shard that `manifest` describes. Raises CurationError: there is
+    none (E-CURATION-MISSING), or it is of other documents or another `where`
+    (E-CURATION-MISMATCH)."""
+    from nmoe_core.attributes.files import read_attribute, read_footer
+
+    path = shard.selection
+    if not path.is_file():
+        raise _missing(path, "select documents of this shard first")
+    footer = read_footer(path)
+    _check(path, "documents", footer.fingerprints.get("documents"), documents_digest(manifest))
+    _check(path, "where", footer.fingerprints.get("where"), where)
+    keep = read_attribute(path, ["keep"]).column("keep").to_numpy()
+    _check(path, "number of documents", len(keep), manifest.total_documents)
+    return ShardSelection(keep, footer.digest)
+
+
 def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:
     """Tokens of each document of files, EOS included: int64 `[N]`."""
     return np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
 
 
-def select_documents(path: Path, doc_ids: Iterable[str], include: Iterable[str]) -> Selection:
-    """Choose documents by decision, checking that the rows are those of `doc_ids`, one by one.
-    Raises CurationError: a row names another document, or there are more rows than documents or
-    fewer (E-CURATION-MISMATCH); a row has no known decision (E-CURATION-QUALITY)."""
+def select_documents(
+    path: Path, doc_ids: Iterable[str], include: Iterable[str], keep: np.ndarray | None = None
+) -> Selection:
+    """Choose documents by decision, and by `keep`, bool `[N]`, where that is given, checking that
+    the quality rows are those of `doc_ids`, one by one. Raises CurationError: a row names another
+    document, or there are more rows than documents or fewer (E-CURATION-MISMATCH); a row has no
+    known decision (E-CURATION-QUALITY)."""
     wanted = frozenset(include)
     indices: list[int] = []
     rows: list[bytes] = []
@@ -96,7 +124,7 @@ def select_documents(path: Path, doc_ids: Iterable[str], include: Iterable[str])
         for number, (line, doc_id) in enumerate(zip_longest(file, doc_ids)):
             decision = _decision(path, number, line, doc_id)
             decisions[decision] += 1
-            if decision in wanted:
+            if decision in wanted and (keep is None or keep[number]):
                 indices.append(number)
                 rows.append(line)
     return Selection(np.asarray(indices, np.int64), rows, decisions)
@@ -138,14 +166,18 @@ def _summary_beside(path: Path, do: str) -> Path:
     summary = path.with_name(SUMMARY_NAME)
     for required in (summary, path):
         if not required.is_file():
-            raise CurationError(
-                "curation lacks one of its inputs",
-                where=required,
-                found="no file",
-                do=do,
-                code="E-CURATION-MISSING",
-            )
+            raise _missing(required, do)
     return summary
+
+
+def _missing(path: Path, do: str) -> CurationError:
+    return CurationError(
+        "curation lacks one of its inputs",
+        where=path,
+        found="no file",
+        do=do,
+        code="E-CURATION-MISSING",
+    )
 
 
 def _check(directory: Path, what: str, found: object, expected: object) -> None:

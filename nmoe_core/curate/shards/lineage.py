@@ -16,7 +16,12 @@ from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.config.tree import LINEAGE_NAME, ShardPaths
-from nmoe_core.curate.shards.inputs import document_lengths, load_quality, select_documents
+from nmoe_core.curate.shards.inputs import (
+    document_lengths,
+    load_quality,
+    load_selection,
+    select_documents,
+)
 from nmoe_core.shards.documents import shard_files
 
 
@@ -104,7 +109,9 @@ def verify_curated_shard(shard: ShardPaths) -> int:
     info = curated.extra["source_info"]
     include, num_frozen = info["include"], info["frozen_documents"]
     names = list(originals)
-    chosen = select_documents(quality.path, names, include).indices
+    where = info.get("where")
+    keep = None if where is None else load_selection(shard, parent, where).keep
+    chosen = select_documents(quality.path, names, include, keep).indices
     missing = dict.fromkeys(names[k] for k in chosen)
     places = {originals[name][1]: name for name in missing}
     copies = (row for file in shard_files(shard.tree.curated, curated) for row in file.documents())

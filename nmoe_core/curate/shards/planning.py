@@ -33,6 +33,7 @@ class CurateSettings:
     order, no decision, or a number out of range (E-CURATION-SETTINGS)."""
 
     include: tuple[str, ...] = ("keep",)  # decisions whose documents are kept
+    where: str | None = None  # or an expression over attributes, in place of `include`
     order: str = "golden"  # of SHARD_ORDERS
     seed: int = 0
     epoch: int = 0  # each is another order as good
@@ -57,8 +58,8 @@ class CurateSettings:
             raise _refuse("a number is out of range", found, "seq_len >= 1, resume_from_token >= 0")
 
     def decisions(self) -> list[str]:
-        """`include` without repeats, in one order."""
-        return [decision for decision in DECISIONS if decision in self.include]
+        """`include` without repeats, in one order; all where an expression decides."""
+        return [name for name in DECISIONS if self.where is not None or name in self.include]
 
     def fills_windows(self) -> bool:
         """Whether the order depends on where in a window a shard begins."""
@@ -69,6 +70,7 @@ class CurateSettings:
         shared = {
             "code": CURATE_CODE,
             "include": ",".join(self.decisions()),
+            **({} if self.where is None else {"where": self.where}),
             "order": self.order,
             "seed": str(self.seed),
             "tokens_per_shard": str(self.tokens_per_shard),

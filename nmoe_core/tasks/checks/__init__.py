@@ -14,6 +14,8 @@ from nmoe_core.tasks.checks.hydra import check_regrade as check_regrade
 from nmoe_core.tasks.checks.hydra import check_slices as check_slices
 from nmoe_core.tasks.checks.shards import CURATED_CHECKS as CURATED_CHECKS
 from nmoe_core.tasks.checks.shards import MANIFEST_CHECKS as MANIFEST_CHECKS
+from nmoe_core.tasks.checks.shards import check_attribute as check_attribute
+from nmoe_core.tasks.checks.shards import check_attribute_of_all as check_attribute_of_all
 from nmoe_core.tasks.checks.shards import check_curated as check_curated
 from nmoe_core.tasks.checks.shards import check_curated_shards as check_curated_shards
 from nmoe_core.tasks.checks.shards import check_leak as check_leak

@@ -31,6 +31,7 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "counts": ("block", "Every document of the shard as it is now has one decision."),
     "keep_rate": ("warn", "The share kept is in the configured interval."),
     "flips": ("warn", "A regrade would change few enough decisions."),
+    "rows": ("block", "Every document of the shard as it is now has its row, and rows are whole."),
     "topic_range": ("block", "Every document of the shard as it is now has a topic of the model."),
     "permutation": ("block", "Each kept document is there once and unchanged."),
     "alignment": ("block", "Shards were planned for the place in a window that they have."),

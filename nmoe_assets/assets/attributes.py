@@ -1,0 +1,100 @@
+"""Assets of attributes: the rows of each for every shard, copies among all, and the selection."""
+
+import dagster as dg
+
+from nmoe_assets.assets.asset import Asset
+from nmoe_assets.assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group
+from nmoe_assets.assets.partitions import shard_partitions
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks import checks, versions
+from nmoe_core.tasks.attributes import attribute_names, make_duplicates, shard_attribute_names
+from nmoe_core.tasks.shards import each_shard
+
+DUPLICATES = ["curation", "duplicates"]
+
+
+def attributes(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
+    """The attributes of a source that are made shard by shard, one partition per shard."""
+    return [_attribute(run, source.name, name) for name in shard_attribute_names(run)]
+
+
+def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
+    leads_to = [DUPLICATES] if name == "signatures" else [[source, "curated"]]
+    return Asset(
+        run=run,
+        key=[source, "attributes", name],
+        group=source,
+        stage="prep",
+        kind="parquet",
+        text=f"`{name}` of each document, in the order of the shard. Texts that an earlier file "
+        "has are not computed again.",
+        facts=("computed", "changed"),
+        version=versions.attribute(run, name),
+        deps=[[source, "shards"]],
+        leads_to=leads_to,
+        rows=ATTRIBUTE_ROWS,
+        partitions=shard_partitions(run.config.prep.num_shards),
+        checks=("rows",),
+        check=lambda made: checks.check_attribute(run, source, name, map(int, made)),
+    ).partitioned(lambda keys: each_shard(run, f"attributes/{name}", source, keys))
+
+
+def attribute_keys(run: Run, source: str) -> list[list[str]]:
+    """Keys of the attributes of a source, those of all sources among them."""
+    copies = [DUPLICATES] if "duplicates" in attribute_names(run) else []
+    return [*([source, "attributes", name] for name in shard_attribute_names(run)), *copies]
+
+
+def selection_names(run: Run) -> tuple[str, ...]:
+    """The name of the selection's asset, where the run has one."""
+    return () if run.config.curation.where is None else ("selection",)
+
+
+def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
+    """Copies among all documents, where the run looks for them."""
+    names = [source.name for source in sources]
+    if "duplicates" not in attribute_names(run):
+        return []
+    asset = Asset(
+        run=run,
+        key=DUPLICATES,
+        group="curation",
+        stage="curate",
+        kind="parquet",
+        text="Which documents are copies of others, over all sources: exact and near ones, and "
+        "the one that is kept. Only files of shards whose rows changed are written.",
+        facts=("shards_written",),
+        version=versions.attribute(run, "duplicates"),
+        deps=[[name, "attributes", "signatures"] for name in names],
+        leads_to=[[name, "curated"] for name in names],
+        checks=("rows",),
+        check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
+    )
+    return [asset.unpartitioned(lambda: make_duplicates(run, names))]
+
+
+def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
+    """What `[curation] where` says of each document, where the run has it."""
+    if not selection_names(run):
+        return []
+    name = source.name
+    asset = Asset(
+        run=run,
+        key=[name, "selection"],
+        group=curated_group(name),
+        stage="curate",
+        kind="parquet",
+        text="Whether the run's `where` keeps each document, and the first clause that drops it: "
+        f"`{run.config.curation.where}`.",
+        facts=("kept", "changed"),
+        version=versions.selection(run),
+        deps=[[name, part] for part in ("shards", "quality_scores", "topics")]
+        + [key for key in attribute_keys(run, name) if key[-1] != "signatures"],
+        leads_to=[[name, "curated"]],
+        rows=SELECTION_ROWS,
+        partitions=shard_partitions(run.config.prep.num_shards),
+        checks=("rows",),
+        check=lambda made: checks.check_attribute(run, name, "selection", map(int, made)),
+    )
+    return [asset.partitioned(lambda keys: each_shard(run, "select", name, keys))]

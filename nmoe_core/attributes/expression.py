@@ -1,0 +1,168 @@
+"""One SQL expression over attributes: parsed by DuckDB, and judged by its syntax tree.
+
+An expression may name columns, compare them, and call the functions below. Nothing else passes: no
+subquery, no table, no parameter, no function that reads the clock, a file, a setting or a random
+number, or makes text without bound. Runs in the process of `sandbox`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+MAX_CHARS = 10_000
+MAX_CLAUSES = 250
+FUNCTIONS = frozenset(
+    (
+        *("+", "-", "*", "/", "//", "%", "||", "~~", "!~~", "~~*", "!~~*", "~~~"),
+        *("abs", "ceil", "ceiling", "floor", "round", "sign", "sqrt", "ln", "log10", "log2"),
+        *("least", "greatest", "isnan", "isfinite", "isinf", "mod"),
+        *("lower", "upper", "length", "strlen", "len", "trim", "ltrim", "rtrim"),
+        *("contains", "prefix", "suffix", "starts_with", "ends_with", "instr", "strpos"),
+        *("left", "right", "substring", "substr", "split_part"),
+        *("regexp_matches", "regexp_full_match", "like_escape", "not_like_escape"),
+        *("list_contains", "array_contains", "list_has", "array_extract", "list_extract"),
+        *("struct_extract", "year", "month", "day", "date_part", "list_value"),
+    )
+)
+TYPES = frozenset(
+    (
+        *("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT"),
+        *("USMALLINT", "UINTEGER", "UBIGINT", "FLOAT", "DOUBLE", "VARCHAR", "DATE", "TIMESTAMP"),
+        "TIMESTAMP WITH TIME ZONE",
+    )
+)
+_CHILDREN = {
+    "COLUMN_REF": (),
+    "CONSTANT": (),
+    "COMPARISON": ("left", "right"),
+    "CONJUNCTION": ("children",),
+    "OPERATOR": ("children",),
+    "BETWEEN": ("input", "lower", "upper"),
+    "CASE": ("case_checks", "else_expr"),
+    "CAST": ("child", "type_expr"),
+    "TYPE": (),
+    "FUNCTION": ("arguments",),
+}
+_OPERATORS = frozenset(
+    (
+        *("COMPARE_IN", "COMPARE_NOT_IN", "OPERATOR_NOT", "OPERATOR_IS_NULL"),
+        *("OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE", "OPERATOR_NULLIF", "OPERATOR_TRY"),
+        *("ARRAY_EXTRACT", "STRUCT_EXTRACT"),
+    )
+)
+_NO_MORE = {
+    "modifiers": [],
+    "cte_map": {"map": []},
+    "where_clause": None,
+    "group_expressions": [],
+    "group_sets": [],
+    "aggregate_handling": "STANDARD_HANDLING",
+    "having": None,
+    "sample": None,
+    "qualify": None,
+}
+_PLAIN_CALL = {"schema": "", "catalog": "", "filter": None, "distinct": False}
+
+
+class Refused(Exception):
+    """The expression is none that may be run: what is wrong, and what was found."""
+
+    def __init__(self, what: str, found: str = "", expected: str = "") -> None:
+        super().__init__(what, found, expected)
+
+
+class Clause(NamedTuple):
+    """A condition of the expression's outermost AND."""
+
+    text: str
+    """As DuckDB spells it."""
+    sql: str
+    """The same with the names that columns have where it is run."""
+    columns: tuple[str, ...]
+    """Those names."""
+
+
+def parse(connection: Any, expression: str, names: Mapping[str, str]) -> list[Clause]:
+    """The clauses of an expression; `names` gives the column of every spelling. Raises Refused."""
+    if len(expression) > MAX_CHARS:
+        raise Refused("the expression is too long", str(len(expression)), f"{MAX_CHARS} characters")
+    asked = f"SELECT (\n{expression}\n)"
+    ((text,),) = connection.execute("select json_serialize_sql(?)", [asked]).fetchall()
+    parsed = json.loads(text)
+    if parsed["error"]:
+        raise Refused(f"not an SQL expression: {parsed['error_message']}", expression)
+    if len(parsed["statements"]) != 1:
+        raise Refused("more than an expression", expression, "one expression")
+    node = parsed["statements"][0]["node"]
+    is_plain = all(node.get(key, value) == value for key, value in _NO_MORE.items())
+    is_plain = is_plain and node["type"] == "SELECT_NODE" and node["from_table"]["type"] == "EMPTY"
+    if not is_plain or len(node["select_list"]) != 1:
+        raise Refused("more than an expression", expression, "one expression")
+    clauses = list(_conjuncts(node["select_list"][0]))
+    if len(clauses) > MAX_CLAUSES:
+        raise Refused("too many clauses", str(len(clauses)), f"at most {MAX_CLAUSES}")
+    return [_clause(connection, node, clause, names) for clause in clauses]
+
+
+def _conjuncts(node: Any) -> Iterator[Any]:
+    if node.get("type") != "CONJUNCTION_AND":
+        yield node
+        return
+    for child in node["children"]:
+        yield from _conjuncts(child)
+
+
+def _clause(connection: Any, select: Any, node: Any, names: Mapping[str, str]) -> Clause:
+    text = _spelled(connection, select, node)
+    columns: dict[str, None] = {}
+    _judge(node, names, columns)
+    return Clause(text, _spelled(connection, select, node), tuple(columns))
+
+
+def _spelled(connection: Any, select: Any, node: Any) -> str:
+    statement = {"node": {**select, "select_list": [node]}, "named_param_map": []}
+    payload = json.dumps({"error": False, "statements": [statement]})
+    ((text,),) = connection.execute("select json_deserialize_sql(?::json)", [payload]).fetchall()
+    return text.removeprefix("SELECT ").removesuffix(";")
+
+
+def _judge(node: Any, names: Mapping[str, str], columns: dict[str, None]) -> None:
+    """Refuse what is not allowed below a node; give columns the names that they have here."""
+    kind = node.get("class")
+    if kind == "OPERATOR" and node["type"] not in _OPERATORS:
+        raise Refused("not allowed in an expression", node["type"].lower())
+    if kind not in _CHILDREN or node.get("alias"):
+        raise Refused("not allowed in an expression", str(kind or node.get("type")).lower())
+    if kind == "COLUMN_REF":
+        spelled = ".".join(node["column_names"])
+        if spelled.lower() not in names:
+            raise Refused("no such column", spelled, ", ".join(_short(names)))
+        node["column_names"] = [names[spelled.lower()]]
+        columns[names[spelled.lower()]] = None
+    elif kind == "FUNCTION":
+        is_plain = all(node.get(key, value) == value for key, value in _PLAIN_CALL.items())
+        if node["function_name"] not in FUNCTIONS or not is_plain or node["order_bys"]["orders"]:
+            raise Refused("no such function here", node["function_name"], _functions())
+    elif kind == "TYPE" and (node["type_name"].upper() not in TYPES or node["children"]):
+        raise Refused("no such type here", node["type_name"], ", ".join(sorted(TYPES)))
+    for key in _CHILDREN[kind]:
+        value = node[key]
+        for child in value if isinstance(value, list) else [value]:
+            if key == "case_checks":
+                _judge(child["when_expr"], names, columns)
+                _judge(child["then_expr"], names, columns)
+            else:
+                _judge(child["expression"] if key == "arguments" else child, names, columns)
+
+
+def _short(names: Mapping[str, str]) -> list[str]:
+    """One spelling of each column, the shortest."""
+    shortest: dict[str, str] = {}
+    for spelled, column in names.items():
+        if column not in shortest or len(spelled) < len(shortest[column]):
+            shortest[column] = spelled
+    return sorted(shortest.values())
+
+
+def _functions() -> str:
+    return ", ".join(sorted(name for name in FUNCTIONS if name[0].isalpha()))

@@ -1,0 +1,155 @@
+"""A selection: which documents an expression keeps, and the first clause that drops each other.
+
+The expression is evaluated in a process of its own, which is started once and asked for one shard
+after the other. Rows keep their order, whatever the threads, since there is one table and no join.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nmoe_core.attributes.sandbox import read_frame, write_frame
+from nmoe_core.base.errors import ConfigError
+
+MEMORY_BYTES = 3 * 2**30
+START_S = 30.0
+EVALUATE_S = 60.0
+
+
+class Where:
+    """An expression over columns.
+
+    Args:
+        expression: SQL.
+        schema: Every column that it may name, as `attribute.column`; the column alone is another
+            spelling where only one attribute has it.
+        where: What errors name.
+
+    Attributes:
+        clauses: Its conditions, as SQL.
+        columns: The columns that it reads.
+        close: Ends the process, as does the last use of this object.
+
+    Raises:
+        ConfigError: It is not one that may be run (E-SELECT-EXPRESSION), takes more memory or time
+            than it may (E-SELECT-LIMIT), or DuckDB is not installed.
+    """
+
+    def __init__(self, expression: str, schema: Mapping[str, pa.DataType], where: object) -> None:
+        self.expression, self.schema, self._where = expression, dict(schema), where
+        columns = {f"c{i}": label for i, label in enumerate(schema)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nmoe_core.attributes.sandbox"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self.close = weakref.finalize(self, _end, self._process)
+        asked = {
+            "where": expression,
+            "names": spellings({label: column for column, label in columns.items()}),
+            "memory_bytes": MEMORY_BYTES,
+        }
+        empty = pa.schema(list(zip(columns, schema.values()))).empty_table()
+        answer = json.loads(self._ask([json.dumps(asked).encode(), _stream(empty)], START_S))
+        self._refuse(answer)
+        self.clauses: list[str] = answer["clauses"]
+        self._columns: dict[str, str] = {c: columns[c] for c in answer["columns"]}
+        self.columns = list(self._columns.values())
+
+    def __enter__(self) -> "Where":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def evaluate(self, table: pa.Table) -> np.ndarray:
+        """Whether each clause is true of each document: bool `[clauses, documents]`; `table` has
+        the columns by their labels. Raises as the constructor."""
+        if not self._columns:  # of constants alone
+            table = pa.table({"c": pa.nulls(table.num_rows)})
+        else:
+            table = table.select(self.columns).rename_columns(list(self._columns))
+        payload = self._ask([_stream(table)], EVALUATE_S)
+        if payload[:1] == b"{":
+            self._refuse(json.loads(payload))
+        found = pa.ipc.open_stream(payload).read_all()
+        rows = [column.fill_null(False).to_numpy() for column in found.columns]
+        return np.array(rows, np.bool_).reshape(len(self.clauses), table.num_rows)
+
+    def _ask(self, frames: list[Any], limit_s: float) -> bytes:
+        process, answer = self._process, b""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(limit_s, process.kill)
+        timer.start()
+        try:
+            for frame in frames:
+                write_frame(process.stdin, frame)
+            answer = read_frame(process.stdout)
+        except BrokenPipeError:  # it has ended, perhaps with an answer
+            answer = read_frame(process.stdout)
+        finally:
+            timer.cancel()
+        if not answer:
+            raise ConfigError(
+                "the expression takes more memory or time than it may",
+                where=self._where,
+                found=self.expression[:200],
+                expected=f"{MEMORY_BYTES // 2**30} GiB and {limit_s:.0f} s for a shard",
+                do="write it without long texts",
+                code="E-SELECT-LIMIT",
+            )
+        return answer
+
+    def _refuse(self, answer: dict[str, Any]) -> None:
+        if "refused" not in answer:
+            return
+        what, found, expected = answer["refused"]
+        raise ConfigError(
+            f"where: {what}",
+            where=self._where,
+            found=found[:200] or self.expression[:200],
+            expected=expected or None,
+            code="E-SELECT-EXPRESSION",
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def spellings(labels: Mapping[str, str]) -> dict[str, str]:
+    """The column of every spelling, in lower case: `attribute.column`, and the column alone where
+    one attribute has it, or where it is not one of the kept columns."""
+    alone: dict[str, list[str]] = {}
+    for label in labels:
+        alone.setdefault(label.partition(".")[2].lower(), []).append(label)
+    found = {label.lower(): column for label, column in labels.items()}
+    for name, same in alone.items():
+        own = [label for label in same if not label.startswith("columns.")] or same
+        if len(own) == 1:
+            found.setdefault(name, labels[own[0]])
+    return found
+
+
+def first_failures(clauses: np.ndarray) -> np.ndarray:
+    """0 for a document of which every clause is true, else the number of the first that is not,
+    from 1: uint8 `[documents]`."""
+    fails = ~clauses
+    return np.where(fails.any(axis=0), fails.argmax(axis=0) + 1, 0).astype(np.uint8)
+
+
+def _stream(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()

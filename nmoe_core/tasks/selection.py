@@ -1,0 +1,245 @@
+"""Tasks of selection: what `[curation] where` keeps of each shard, and what it would keep."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from heapq import nsmallest
+from itertools import compress
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from loader.files.format import load_manifest
+from nmoe_core.attributes.attribute import ShardDocuments, made, open_shard_documents
+from nmoe_core.attributes.files import (
+    is_attribute_current,
+    read_attribute,
+    read_footer,
+    write_attribute,
+)
+from nmoe_core.attributes.where import Where, first_failures
+from nmoe_core.base.atomic import replacing
+from nmoe_core.base.docid import parse_doc_id
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import Fingerprints, sha256_json
+from nmoe_core.base.result import Result
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.shards.documents import beginning
+from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.tasks.view import read_columns, run_schema, shard_parts
+from nmoe_core.text.tokenizer import load_tokenizer
+
+SELECT_CODE = "select/1"
+_EDGE_TOKENS = 24
+_TOLD_ELSEWHERE = ("columns", "quality", "topics")
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseFigures:
+    """What one clause does to the documents of a source."""
+
+    clause: str
+    first: int
+    """Documents that it is the first to drop, and is recorded for."""
+    alone: int
+    """Documents that it drops if it is the only clause."""
+    last: int
+    """Documents that only it drops: they would be kept without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an expression keeps of a source."""
+
+    source: str
+    documents: int
+    kept: int
+    tokens: int
+    kept_tokens: int
+    by_language: dict[str, tuple[int, int]]
+    """Documents and those kept of each language, where that is an attribute."""
+    clauses: list[ClauseFigures]
+    edge: list[dict[str, Any]]
+    """Documents that one clause alone drops."""
+
+
+class _Edge(NamedTuple):
+    """A document that one clause alone drops."""
+
+    digest: str
+    row: dict[str, Any]
+    tokens: np.ndarray
+
+
+def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
+    """Record for each document of shards whether `where` keeps it, and the first clause that drops
+    it; current files are left alone.
+
+    Raises:
+        ConfigError: The run has no `where`, or one that may not be run (E-SELECT-...).
+        FormatError: An attribute that it names is not made, or was made from other documents.
+    """
+    return {bucket: _select(run, source, run.tree.shard(source, bucket)) for bucket in buckets}
+
+
+def _select(run: Run, source: str, shard: ShardPaths) -> Result:
+    expression, path, changed = required_where(run), shard.selection, False
+    with replacing(path):
+        where = opened(run, source, expression)
+        made_from = _made_from(run, shard, expression, where)
+        if not is_attribute_current(path, made_from):
+            changed, found = True, where.evaluate(_columns(run, shard, where))
+            reasons = first_failures(found)
+            clauses = {"clauses": json.dumps(where.clauses)}
+            schema = pa.schema(
+                [("keep", pa.bool_()), pa.field("reason", pa.uint8(), metadata=clauses)]
+            )
+            rows = pa.record_batch([pa.array(reasons == 0), pa.array(reasons)], schema=schema)
+            documents = open_shard_documents(shard).documents
+            write_attribute(path, "selection", made_from, documents, schema, [rows])
+    keep = read_attribute(path, ["keep"]).column("keep")
+    result = made(path, changed=changed)
+    kept = int(keep.to_numpy().sum())
+    return replace(result, facts={**result.facts, "kept": kept})
+
+
+def _made_from(run: Run, shard: ShardPaths, expression: str, where: Where) -> Fingerprints:
+    used = sorted({label.partition(".")[0] for label in where.columns})
+    parts = shard_parts(run, shard, used)
+    return {
+        "documents": documents_digest(load_manifest(shard.manifest)),
+        "where": expression,
+        "columns": sha256_json(where.columns),
+        "attributes": sha256_json({name: part.digest() for name, part in sorted(parts.items())}),
+        "code": SELECT_CODE,
+    }
+
+
+def required_where(run: Run) -> str:
+    """The run's expression; ConfigError where it has none."""
+    if run.config.curation.where is None:
+        raise ConfigError(
+            "curation.where is not set",
+            where=run.path,
+            do="set it, or use --where",
+            code="E-CONFIG-MISSING",
+        )
+    return run.config.curation.where
+
+
+def clauses_of(shard: ShardPaths) -> list[str]:
+    """The clauses of a committed selection, in the order of their numbers."""
+    metadata = read_footer(shard.selection).schema.field("reason").metadata
+    return json.loads(metadata[b"clauses"])
+
+
+def opened(run: Run, source: str, expression: str) -> Where:
+    """The expression over the columns of a source; its process goes on to the next shard."""
+    schema = run_schema(run, source)
+    return _opened(expression, tuple(schema.items()), str(run.path))
+
+
+@lru_cache(maxsize=4)
+def _opened(expression: str, schema: tuple[tuple[str, pa.DataType], ...], where: str) -> Where:
+    return Where(expression, dict(schema), where)
+
+
+def _columns(run: Run, shard: ShardPaths, where: Where) -> pa.Table:
+    return read_columns(run, shard, where.schema, where.columns)
+
+
+def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -> Kept:
+    """What an expression would keep of a source, and what each clause does; writes nothing.
+
+    `sample` documents are shown that one clause alone drops: those at the edge, spread by the
+    digest of their ids.
+    """
+    where = opened(run, source, expression)
+    language = next((name for name in where.schema if name == "language.lang"), None)
+    found, lengths, languages = [], [], []
+    edge: list[_Edge] = []
+    for shard in run.tree.shards(source, run.config.prep.num_shards):
+        labels = where.columns if language is None else [*{*where.columns, language}]
+        table = read_columns(run, shard, where.schema, labels)
+        clauses, documents = where.evaluate(table), open_shard_documents(shard)
+        found.append(clauses)
+        lengths += [file.lengths() for file in documents.files]
+        if language is not None:
+            languages += table.column(language).to_pylist()
+        edge += _edge(where, table, clauses, documents, sample)
+    tokenizer = load_tokenizer(run.tokenizer)
+    shown = [
+        {**one.row, "text": beginning(one.tokens, tokenizer, _EDGE_TOKENS).text}
+        for one in nsmallest(sample, edge, key=attrgetter("digest"))
+    ]
+    clauses = np.concatenate(found, axis=1)
+    lengths = np.concatenate([np.empty(0, np.int64), *lengths])
+    fails = ~clauses
+    keep = np.logical_and.reduce(clauses, axis=0)
+    first, num_fails = first_failures(clauses), fails.sum(axis=0)
+    of_language = Counter(languages), Counter(compress(languages, keep.tolist()))
+    return Kept(
+        source=source,
+        documents=len(keep),
+        kept=int(keep.sum()),
+        tokens=int(lengths.sum()),
+        kept_tokens=int(lengths[keep].sum()),
+        by_language={
+            str(name): (count, of_language[1][name]) for name, count in of_language[0].most_common()
+        },
+        clauses=[
+            ClauseFigures(
+                text,
+                first=int((first == i + 1).sum()),
+                alone=int(fails[i].sum()),
+                last=int((fails[i] & (num_fails == 1)).sum()),
+            )
+            for i, text in enumerate(where.clauses)
+        ],
+        edge=shown,
+    )
+
+
+def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
+    """The attributes of a document of the training split, and what `where` says of it: `keep`, and
+    the clause that drops it; None where the shard is not selected yet, or another `where` was."""
+    shard = run.tree.shard_of(parse_doc_id(doc_id).rel)
+    number = list(open_shard_documents(shard).documents.doc_ids).index(doc_id)
+    attributes = {
+        f"{name}.{column}": table.column(column)[number].as_py()
+        for name, part in shard_parts(run, shard).items()
+        if name not in _TOLD_ELSEWHERE
+        for table in [part.read(list(part.schema))]
+        for column in part.schema
+    }
+    verdict, path = None, shard.selection
+    if path.is_file() and read_footer(path).fingerprints["where"] == run.config.curation.where:
+        row = read_attribute(path).slice(number, 1).to_pylist()[0]
+        dropped = None if row["keep"] else clauses_of(shard)[row["reason"] - 1]
+        verdict = {"keep": row["keep"], "dropped_by": dropped}
+    return {"attributes": attributes, "selection": verdict}
+
+
+def _edge(
+    where: Where, table: pa.Table, clauses: np.ndarray, opened: ShardDocuments, sample: int
+) -> Iterator[_Edge]:
+    """The documents of a shard that one clause alone drops, first by the digests of their ids."""
+    numbers = np.flatnonzero((~clauses).sum(axis=0) == 1).tolist()
+    doc_ids = opened.documents.doc_ids
+    chosen = nsmallest(sample, ((sha256_json(doc_ids[i]), i) for i in numbers))
+    lasts = np.cumsum([len(file.spans) for file in opened.files])
+    for digest, i in chosen:
+        k = int(np.searchsorted(lasts, i, side="right"))
+        file = opened.files[k]
+        start, end = file.spans[i - int(lasts[k])].tolist()  # from its end: lasts[k] is behind it
+        values = {label: table.column(label)[i].as_py() for label in where.columns}
+        clause = where.clauses[int(clauses[:, i].argmin())]
+        row = {"doc_id": doc_ids[i], "clause": clause, **values}
+        yield _Edge(digest, row, file.tokens[start : end - 1])

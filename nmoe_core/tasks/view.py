@@ -1,0 +1,162 @@
+"""All attributes of a run under their names: `signals.n_words`, `columns.url`, `quality.decision`.
+
+Rows of a shard lie in one order in all its files, so that they are put side by side and never
+joined. Every file names the documents that it was made from; one of others is refused. Only the
+columns that are asked for are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import orjson
+import pyarrow as pa
+
+from loader.files.format import Manifest, load_manifest
+from nmoe_core.attributes.files import read_attribute, read_footer
+from nmoe_core.base.errors import FormatError
+from nmoe_core.calibration.graded import SUMMARY_NAME
+from nmoe_core.config.attributes import KEYS
+from nmoe_core.config.rubric import DIMENSIONS
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.shards.inputs import load_quality, load_topics
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.shards.manifest import column_files, documents_digest
+from nmoe_core.tasks.attributes import attribute_names
+
+Schema = dict[str, pa.DataType]
+_HIDDEN = "signatures"  # keys of bands say nothing by themselves
+_SCORES: Schema = {
+    "decision": pa.string(),
+    "aggregated": pa.float64(),
+    "q_probe": pa.float64(),
+    "early_exit": pa.bool_(),
+    **dict.fromkeys(DIMENSIONS, pa.float64()),
+}
+
+
+class Part(NamedTuple):
+    """One attribute of a shard."""
+
+    schema: Schema
+    """Of its columns, by their names alone."""
+    digest: Callable[[], str]
+    read: Callable[[Sequence[str]], pa.Table]
+    """Takes names of columns; gives their rows, in the order of the shard."""
+
+
+def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None) -> dict[str, Part]:
+    """The attributes that a shard has, by name, all or those of these names. Raises FormatError: a
+    file is damaged, or of other documents (E-ATTRIBUTE-STALE); CurationError: quality or topics
+    are."""
+    manifest = load_manifest(shard.manifest)
+    wanted = None if names is None else set(names)
+    found: dict[str, Part] = {}
+    if column_files(manifest):
+        found["columns"] = _of_file(shard, manifest, "columns")
+    for name in attribute_names(run):
+        if name != _HIDDEN and shard.attribute(name).is_file():
+            found[name] = _of_file(shard, manifest, name)
+    if (shard.graded / SUMMARY_NAME).is_file():
+        found["quality"] = Part(
+            _SCORES,
+            lambda: load_quality(shard, manifest).checksum,
+            partial(_scores, shard, manifest),
+        )
+    if shard.topics.is_file():
+        found["topics"] = Part(
+            {"topic": pa.uint16()},
+            lambda: load_topics(shard, manifest).checksum,
+            lambda columns: pa.table({"topic": load_topics(shard, manifest).topics}),
+        )
+    return {name: part for name, part in found.items() if wanted is None or name in wanted}
+
+
+def run_schema(run: Run, source: str) -> Schema:
+    """Every column that documents of a source can have, as `attribute.column`, by its shards; those
+    that only other sources have are there too, and null."""
+    names = [one.name for one in run_sources(run)]
+    found: Schema = {}
+    for name in [source, *(name for name in names if name != source)]:
+        for shard in run.tree.shards(name, run.config.prep.num_shards):
+            if shard.manifest.is_file():
+                for attribute, part in shard_parts(run, shard).items():
+                    for column, kind in part.schema.items():
+                        found.setdefault(f"{attribute}.{column}", kind)
+                break
+    return found
+
+
+def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[str]) -> pa.Table:
+    """Columns of a shard by their labels. Raises FormatError as `shard_parts`; or the attribute is
+    not made for this shard (E-ATTRIBUTE-MISSING), or has another text at a row
+    (E-ATTRIBUTE-STALE)."""
+    by_attribute: dict[str, list[str]] = {}
+    for label in labels:
+        attribute, _, column = label.partition(".")
+        by_attribute.setdefault(attribute, []).append(column)
+    parts, num_rows = shard_parts(run, shard, by_attribute), load_manifest(shard.manifest)
+    found: dict[str, pa.ChunkedArray | pa.Array] = {}
+    hashes = None
+    for attribute, columns in by_attribute.items():
+        if attribute not in parts and attribute != "columns":
+            raise FormatError(
+                f"attribute {attribute} is not made for this shard",
+                where=shard.attribute(attribute),
+                do="run `nmoe attributes`, or grade and give topics first",
+                code="E-ATTRIBUTE-MISSING",
+            )
+        part = parts.get(attribute)
+        present = [] if part is None else [name for name in columns if name in part.schema]
+        if part is not None and present:
+            table = part.read(present)
+            if KEYS[1] in table.column_names:
+                own = table.column(KEYS[1])
+                if hashes is not None and not own.equals(hashes):
+                    raise stale(attribute, shard, "rows of other texts")
+                hashes = own
+            found |= {f"{attribute}.{name}": table.column(name) for name in present}
+        for name in columns:
+            label = f"{attribute}.{name}"
+            found.setdefault(label, pa.nulls(num_rows.total_documents, schema[label]))
+    ordered = {label: found[label] for label in labels}
+    return pa.table(ordered) if ordered else pa.table({"": pa.nulls(num_rows.total_documents)})
+
+
+def stale(attribute: str, shard: ShardPaths, found: str | None) -> FormatError:
+    """The error for a file of other documents."""
+    return FormatError(
+        f"attribute {attribute} was made from other documents",
+        where=shard.attribute(attribute),
+        found=found,
+        do="run `nmoe attributes`",
+        code="E-ATTRIBUTE-STALE",
+    )
+
+
+def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
+    path = shard.attribute(name)
+    if name == "columns":
+        (path,) = column_files(manifest)
+    footer = read_footer(path)
+    made_from = footer.fingerprints.get("documents")
+    if footer.num_rows != manifest.total_documents or (
+        name != "columns" and made_from != documents_digest(manifest)
+    ):
+        raise stale(name, shard, made_from)
+    schema = {field.name: field.type for field in footer.schema if field.name not in KEYS}
+    return Part(
+        schema, lambda: footer.digest, lambda columns: read_attribute(path, [KEYS[1], *columns])
+    )
+
+
+def _scores(shard: ShardPaths, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
+    rows = []
+    with open(load_quality(shard, manifest).path, "rb") as file:
+        for line in file:
+            row = orjson.loads(line)
+            rows.append(row | (row["scores"] or {}))
+    return pa.table({n: pa.array([r.get(n) for r in rows], _SCORES[n]) for n in columns})

@@ -1,0 +1,108 @@
+"""Attributes as assets: a partition per shard, checked, and duplicates over all sources."""
+
+import warnings
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from nmoe_assets.assets.partitions import range_tags
+from nmoe_assets.component import build_definitions
+from nmoe_core.cli import main
+from nmoe_core.config.run import Run
+from nmoe_core.tasks import checks
+from tests.project import Project, jsonl_source, write_project
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("numba")
+pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
+RULE = "is_survivor and stars > 3"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Two prepared sources, of which the second has a copy of each document of the first."""
+    texts = [f"number {i} is the number of document {i} " * 12 for i in range(20)]
+    rows = [{"id": f"d{i}", "text": text} for i, text in enumerate(texts)]
+    attributes = {"use": ["duplicates"], "files": {"own": "own.parquet"}}
+    settings = {
+        "attributes": attributes,
+        "duplicates": {"priority": ["books"], "jaccard": 1.0},
+        "curation": {"where": RULE},
+    }
+    sources = [jsonl_source("web", rows), jsonl_source("books", rows)]
+    project = write_project(tmp_path, sources, settings)
+    assert main(["prep-mixture", "--config", str(project.config)]) == 0
+    pq.write_table(pa.table({"doc_id": ["a"], "stars": [1]}), tmp_path / "own.parquet")
+    return project
+
+
+def _made(run: Run, keys: list[dg.AssetKey]) -> dg.ExecuteInProcessResult:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        job = build_definitions(run).resolve_job_def("curate")
+        with dg.DagsterInstance.ephemeral() as instance:
+            return job.execute_in_process(
+                asset_selection=keys, instance=instance, tags=range_tags(["0000", "0001"])
+            )
+
+
+def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Project) -> None:
+    run = project.run
+    own = [
+        dg.AssetKey([s, "attributes", n]) for s in ("web", "books") for n in ("signatures", "own")
+    ]
+    copies = dg.AssetKey(["curation", "duplicates"])
+    done = _made(run, [*own, copies])
+    made = [event.materialization for event in done.get_asset_materialization_events()]
+    assert {(tuple(one.asset_key.path), one.partition) for one in made} == {
+        *((tuple(key.path), part) for key in own for part in ("0000", "0001")),
+        (tuple(copies.path), None),
+    }
+    evaluated = done.get_asset_check_evaluations()
+    assert {one.asset_key for one in evaluated} == {*own, copies}
+    assert all(one.passed for one in evaluated)
+    kept = {
+        source: [
+            row["exact_of"]
+            for shard in run.tree.shards(source, 2)
+            for row in pq.read_table(shard.attribute("duplicates")).to_pylist()
+        ]
+        for source in ("web", "books")
+    }
+    assert kept["books"] == [None] * 20
+    assert sorted(kept["web"]) == sorted(f"books//d{i}" for i in range(20))
+
+
+def test_the_selection_of_a_run_stands_between_its_attributes_and_its_curated_shards(
+    project: Project,
+) -> None:
+    graph = build_definitions(project.run).resolve_asset_graph()
+    selection = dg.AssetKey(["web", "selection"])
+    parents = {tuple(key.path) for key in graph.get(selection).parent_keys}
+    assert parents == {
+        *(("web", name) for name in ("shards", "quality_scores", "topics")),
+        *(("web", "attributes", "own"), ("curation", "duplicates")),
+    }
+    assert selection in graph.get(dg.AssetKey(["web", "curated"])).parent_keys
+    without = build_definitions(project.run.with_settings({"curation.where": None}))
+    assert selection not in without.resolve_asset_graph().get_all_asset_keys()
+
+
+def test_rows_of_other_documents_or_damaged_rows_do_not_pass(project: Project) -> None:
+    run = project.run
+    assert main(["attributes", "--config", str(project.config)]) == 0
+    assert checks.check_attribute(run, "web", "own", [0, 1])["rows"].passed
+    one, other = (run.tree.shard("web", bucket).attribute("own") for bucket in (0, 1))
+    payload = other.read_bytes()
+    other.write_bytes(one.read_bytes())
+    found = checks.check_attribute_of_all(run, "own", ["books", "web"])["rows"]
+    assert (found.passed, "E-ATTRIBUTE" in found.found or "other documents" in found.found) == (
+        False,
+        True,
+    )
+    other.write_bytes(payload[: len(payload) // 2])
+    assert not checks.check_attribute(run, "web", "own", [1])["rows"].passed
+    other.unlink()
+    assert not checks.check_attribute(run, "web", "own", [1])["rows"].passed

@@ -1,0 +1,203 @@
+"""An expression keeps what it says in every order of rows, and nothing else may be asked of it."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmoe_core.base.errors import ConfigError
+from tests.refusals import refused
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+module = pytest.importorskip("nmoe_core.attributes.where")
+
+TABLE = pa.table(
+    {
+        "language.lang": ["en", "de", None, "zh", "en", "fr"] * 4,
+        "signals.n_words": pa.array([10, 50, 51, None, 1000, 0] * 4, pa.int32()),
+        "signals.share": pa.array([0.4, None, 0.0, 1.0, 0.5, 0.4] * 4, pa.float32()),
+        "duplicates.is_survivor": [True, False, None, True, True, True] * 4,
+        "columns.lang": ["x", "y", "z", None, "x", "y"] * 4,
+        "columns.meta.kb": list(range(24)),
+        "columns.tags": [["a"], [], None, ["a", "b"], ["c"], [None]] * 4,
+        "own.stars": pa.nulls(24),
+    }
+)
+SCHEMA = {field.name: field.type for field in TABLE.schema}
+
+
+def _where(expression: str) -> Any:
+    return module.Where(expression, SCHEMA, "run.toml")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return TABLE.to_pylist()
+
+
+def test_clauses_are_those_of_the_outermost_and_and_the_first_that_fails_is_recorded(
+    rows: list[dict[str, Any]],
+) -> None:
+    where = _where("is_survivor and (lang in ('en','de') and N_WORDS >= 50) and meta.kb < 12 -- .")
+    assert where.clauses == [
+        *("is_survivor", "(lang IN ('en', 'de'))", "(N_WORDS >= 50)", "(meta.kb < 12)")
+    ]
+    assert where.columns == [
+        *("duplicates.is_survivor", "language.lang", "signals.n_words", "columns.meta.kb")
+    ]
+    truths = [
+        [row["duplicates.is_survivor"] is True for row in rows],
+        [row["language.lang"] in ("en", "de") for row in rows],
+        [(row["signals.n_words"] or 0) >= 50 for row in rows],
+        [row["columns.meta.kb"] < 12 for row in rows],
+    ]
+    found = where.evaluate(TABLE)
+    assert found.tolist() == truths
+    expected = [next((i + 1 for i in range(4) if not truths[i][n]), 0) for n in range(24)]
+    assert module.first_failures(found).tolist() == expected
+    assert where.evaluate(TABLE.slice(3, 5)).tolist() == [truth[3:8] for truth in truths]
+    assert where.evaluate(TABLE.slice(0, 0)).shape == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "kept"),
+    [
+        ("true", 24),
+        ("columns.lang = 'x' and language.lang = 'en'", 8),
+        ("stars is null", 24),
+        ("share = 0.4", 8),
+        ("share <= 0.4", 12),
+        ("not is_survivor", 4),
+        ("is_survivor is not true", 8),
+        ("lang is distinct from 'en'", 16),
+        ("coalesce(n_words, 100) between 50 and 100", 12),
+        ("case when lang = 'zh' then true else n_words > 500 end", 8),
+        ("list_contains(tags, 'a')", 8),
+        ("lang ilike 'E%' or regexp_matches(columns.lang, '^[yz]$')", 20),
+        ("n_words::double / 2 > 25", 8),
+        ("try(columns.lang::int) is null", 24),
+        ("length(lang || 'a') = 3", 20),
+    ],
+)
+def test_expressions_mean_what_they_mean_in_sql(expression: str, kept: int) -> None:
+    assert int(_where(expression).evaluate(TABLE).all(axis=0).sum()) == kept
+
+
+_LEAVES = st.sampled_from(
+    [
+        ("n_words > {}", lambda r, k: None if r["n"] is None else r["n"] > k),
+        ("n_words = {}", lambda r, k: None if r["n"] is None else r["n"] == k),
+        ("share < {} / 100.0", lambda r, k: None if r["s"] is None else r["s"] < k / 100),
+        ("lang = 'en'", lambda r, k: None if r["l"] is None else r["l"] == "en"),
+        ("is_survivor", lambda r, k: r["d"]),
+        ("is_survivor is null", lambda r, k: r["d"] is None),
+    ]
+)
+
+
+def _not(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def _or(one: bool | None, other: bool | None) -> bool | None:
+    return True if one or other else None if None in (one, other) else False
+
+
+_TERMS = st.recursive(
+    st.tuples(_LEAVES, st.sampled_from([0, 10, 50, 51, 100])).map(
+        lambda leaf: (leaf[0][0].format(leaf[1]), lambda r: leaf[0][1](r, leaf[1]))
+    ),
+    lambda terms: (
+        terms.map(lambda t: (f"not ({t[0]})", lambda r: _not(t[1](r))))
+        | st.tuples(terms, terms).map(
+            lambda t: (f"({t[0][0]} or {t[1][0]})", lambda r: _or(t[0][1](r), t[1][1](r)))
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(_TERMS, min_size=12, max_size=12))
+@settings(max_examples=4, deadline=None)
+def test_every_clause_is_true_where_a_reading_of_it_in_python_is(terms: list[Any]) -> None:
+    rows = [
+        {
+            "n": row["signals.n_words"],
+            "s": row["signals.share"],
+            "l": row["language.lang"],
+            "d": row["duplicates.is_survivor"],
+        }
+        for row in TABLE.to_pylist()
+    ]
+    found = _where(" and ".join(f"({text})" for text, _ in terms)).evaluate(TABLE)
+    assert found.tolist() == [[truth(row) is True for row in rows] for _, truth in terms]
+
+
+HOSTILE = [
+    *("x>1) from documents; copy t to 'a'; select (1=1", "1) from x where (1=1", "true; select 1"),
+    *("(select true)", "lang in (select 'a')", "exists(select 1)", "lang = any(select 'a')"),
+    *("true) union (select true", "true) limit (1", "*", "columns(*)", "$1", "lang = ?"),
+    *(
+        "random() < 2",
+        "now() > '2020-01-01'",
+        "current_setting('threads') = '1'",
+        "version() = 'a'",
+    ),
+    *("repeat('a', 2000000000) = 'b'", "len(range(1000000000)) > 1", "hash(lang) > 1"),
+    *("read_text('/etc/passwd') = 'a'", "getenv('HOME') = 'a'", "lag(lang) over () = 'a'"),
+    *(
+        "count(*) > 1",
+        "sum(n_words) > 1",
+        "unnest([true])",
+        "list_filter(tags, lambda x: true) = []",
+    ),
+    *("lang collate nocase = 'EN'", "lang::json = 'a'", "lang::blob = 'a'", "grouping(lang) = 1"),
+    *("current_date > date '2020-01-01'", "current_user = 'a'", "getvariable('a')", "error('a')"),
+    *("lang", "1", "null", "'true'", "n_words", "true and 1", "", "lang =", "and", ")", "--"),
+    *("(" * 2000 + "true" + ")" * 2000, "true and " * 2000 + "true", "not " * 900 + "true"),
+    *("lang::int = 3", "lan = 'en'", "own.lang = 'a'", "language.lang.x = 'a'", "signals = 1"),
+]
+
+
+@pytest.mark.parametrize("expression", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_is_no_plain_condition_is_refused_at_once(expression: str) -> None:
+    started = time.process_time()
+    with refused("E-SELECT-EXPRESSION", "where: ", naming=["run.toml"]):
+        _where(expression).evaluate(TABLE)
+    assert time.process_time() - started < 1
+
+
+def test_a_wrong_name_is_refused_with_the_names_that_there_are() -> None:
+    with refused("E-SELECT-EXPRESSION", naming=["found lan,", "is_survivor, lang, meta.kb"]):
+        _where("lan = 'en'")
+
+
+def test_memory_and_time_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMORY_BYTES", 2**30)
+    text = "columns.lang" + " || columns.lang" * 400
+    table = TABLE.set_column(4, "columns.lang", pa.array(["x" * 2**22] * 24))
+    with pytest.raises(ConfigError) as caught:
+        _where(f"length({text}) > 1").evaluate(table)
+    assert caught.value.code in ("E-SELECT-EXPRESSION", "E-SELECT-LIMIT")
+    monkeypatch.setattr(module, "MEMORY_BYTES", 3 * 2**30)
+    where = _where("lang = 'en'")
+    monkeypatch.setattr(module, "EVALUATE_S", 0.0)
+    with refused("E-SELECT-LIMIT"):
+        for _ in range(50):
+            where.evaluate(pa.concat_tables([TABLE] * 2000))
+
+
+def test_the_process_ends_with_the_expression() -> None:
+    where = _where("true")
+    process = where._process
+    del where
+    assert process.wait(10) is not None
+
+
+def test_an_expression_that_names_no_column_keeps_all_or_nothing() -> None:
+    assert np.asarray(_where("1 = 1").evaluate(TABLE)).tolist() == [[True] * 24]
+    assert not _where("1 = 2 and null::boolean").evaluate(TABLE).any()

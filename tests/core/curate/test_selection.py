@@ -1,0 +1,220 @@
+"""`[curation] where`: the documents of which it is true are curated, and every other says why."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nmoe_core.cli import main
+from nmoe_core.config.run import Run
+from nmoe_core.curate.shards.lineage import verify_curated_shard
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks import curate
+from nmoe_core.tasks.preview import plan_run
+from tests.core.curate.corpus import Corpus
+from tests.refusals import refused, refused_line
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("duckdb")
+
+RULE = "number % 2 = 0 and decision <> 'drop' and (topic < 4 or number > 100)"
+
+
+def _own(corpus: Corpus, skipped: int | None = None) -> None:
+    """Number the documents of both shards in an attribute of the user's own."""
+    doc_ids = [doc_id for bucket in (0, 1) for doc_id in corpus.doc_ids(bucket)]
+    table = pa.table({"doc_id": doc_ids, "number": range(len(doc_ids))})
+    if skipped is not None:
+        table = table.filter(pa.array([i != skipped for i in range(len(doc_ids))]))
+    pq.write_table(table, corpus.root / "own.parquet")
+
+
+def _run(corpus: Corpus, where: str = RULE, **curation: Any) -> Run:
+    run = corpus.configure({"where": where, **curation})
+    return run.with_settings({"attributes.files": {"own": "own.parquet"}})
+
+
+def _flags(corpus: Corpus) -> list[str]:
+    return ["--config", str(corpus.root / "run.toml"), "--set", "attributes.files.own=own.parquet"]
+
+
+def _rows(corpus: Corpus) -> list[dict[str, Any]]:
+    """Number, decision, topic and tokens of every document, read without the package's view."""
+    import numpy as np
+
+    rows: list[dict[str, Any]] = []
+    for bucket in (0, 1):
+        shard = corpus.shard(bucket)
+        topics = np.load(shard.topics).tolist()
+        lengths = [int(n) for file in corpus.files(bucket) for n in file.lengths()]
+        for line, topic, tokens in zip(shard.scores.read_text().splitlines(), topics, lengths):
+            row = json.loads(line)
+            rows.append(
+                {
+                    "number": len(rows),
+                    "bucket": bucket,
+                    "topic": topic,
+                    "tokens": tokens,
+                    "decision": row["decision"],
+                    "doc_id": row["doc_id"],
+                }
+            )
+    return rows
+
+
+def _failing(row: dict[str, Any]) -> list[int]:
+    truths = (
+        row["number"] % 2 == 0,
+        row["decision"] != "drop",
+        row["topic"] < 4 or row["number"] > 100,
+    )
+    return [i + 1 for i, truth in enumerate(truths) if not truth]
+
+
+@pytest.fixture
+def numbered(graded: Corpus) -> Corpus:
+    """A graded corpus, its topics by the run's backbone, with an attribute of its own."""
+    _own(graded)
+    graded.configure()
+    assert main(["curate", "shards", *_flags(graded), "--refit"]) == 0
+    _run(graded)
+    assert main(["attributes", *_flags(graded)]) == 0
+    return graded
+
+
+@pytest.mark.parametrize("order", ["golden", "auto"])
+def test_curated_shards_hold_the_documents_that_the_rule_keeps(
+    numbered: Corpus, order: str
+) -> None:
+    _run(numbered, order=order)
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    for bucket in (0, 1):
+        rows, shard = [r for r in _rows(numbered) if r["bucket"] == bucket], numbered.shard(bucket)
+        kept = [row["doc_id"] for row in rows if not _failing(row)]
+        lineage = map(json.loads, shard.lineage.read_text().splitlines())
+        assert sorted(row["parent_doc_id"] for row in lineage) == sorted(kept)
+        assert verify_curated_shard(shard) == len(kept)
+        table = pq.read_table(shard.selection)
+        reasons = [next(iter(_failing(row)), 0) for row in rows]
+        assert table.column("reason").to_pylist() == reasons
+        assert table.column("keep").to_pylist() == [reason == 0 for reason in reasons]
+        assert "where" in json.loads(shard.curated_manifest.read_text())["source_info"]
+
+
+def test_only_shards_whose_selection_changed_are_curated_again(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(numbered, order="golden")
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    before = numbered.times(numbered.curated)
+    capsys.readouterr()
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    assert "web: 0 shards written" in capsys.readouterr().out
+    kept = next(row for row in _rows(numbered) if row["bucket"] == 1 and not _failing(row))
+    _own(numbered, skipped=kept["number"])  # its number is null: the rule is not true of it
+    assert main(["attributes", *_flags(numbered)]) == 0
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    changed = {n for n, t in numbered.times(numbered.curated).items() if before.get(n) != t}
+    assert {name.split("/")[2] for name in changed if "shard_" in name} == {"shard_0001"}
+    run = _run(numbered, RULE.replace("4", "5"), order="golden")
+    stale = plan_run(run, run_sources(run), sample_documents=0).curated["web"]
+    assert set(stale) == {"shard_0000", "shard_0001"}
+
+
+def test_select_shows_what_a_rule_keeps_and_what_each_clause_does_and_writes_nothing(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    argv = ["select", *_flags(numbered), "--json", "--sample", "5"]
+    assert main(argv) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    rows = _rows(numbered)
+    failing = [_failing(row) for row in rows]
+    kept = [row for row, fails in zip(rows, failing) if not fails]
+    assert (found["documents"], found["kept"]) == (len(rows), len(kept))
+    assert found["kept_tokens"] == sum(row["tokens"] for row in kept)
+    for i, clause in enumerate(found["clauses"], 1):
+        assert clause["alone"] == sum(i in fails for fails in failing)
+        assert clause["first"] == sum(fails[:1] == [i] for fails in failing)
+        assert clause["last"] == sum(fails == [i] for fails in failing)
+    by_id = {row["doc_id"]: fails for row, fails in zip(rows, failing)}
+    names = [clause["clause"] for clause in found["clauses"]]
+    assert len(found["edge"]) == 5
+    for row in found["edge"]:
+        assert by_id[row["doc_id"]] == [names.index(row["clause"]) + 1]
+    assert main([*argv, "--where", "decision = 'keep'"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["kept"] == sum(
+        row["decision"] == "keep" for row in rows
+    )
+    assert main(["select", *_flags(numbered), "--sample", "2"]) == 0
+    assert "(decision != 'drop')" in capsys.readouterr().out
+    assert not numbered.shard(0).selection.exists()
+
+
+def test_explain_names_the_clause_that_dropped_a_document_and_its_attributes(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    rows = _rows(numbered)
+    dropped = next(row for row in rows if _failing(row) == [2])
+    kept = next(row for row in rows if not _failing(row))
+    for row, verdict in (
+        (dropped, {"keep": False, "dropped_by": "(decision != 'drop')"}),
+        (kept, {"keep": True, "dropped_by": None}),
+    ):
+        capsys.readouterr()
+        assert main(["explain", row["doc_id"], *_flags(numbered), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["attributes"] == {"own.number": row["number"]}
+        assert facts["selection"] == verdict
+        assert facts["curated"]["is_included"] is verdict["keep"]
+    assert main(["explain", dropped["doc_id"], *_flags(numbered)]) == 0
+    assert "dropped by (decision != 'drop')" in capsys.readouterr().out
+
+
+def test_sql_answers_over_all_attributes_and_reads_nothing_else(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = _rows(numbered)
+    asked = "select shard, count(*) as n, sum(number) as s from documents where topic < 4"
+    asked += " group by 1 order by 1"
+    capsys.readouterr()
+    assert main(["sql", asked, *_flags(numbered), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = [[r for r in rows if r["bucket"] == b and r["topic"] < 4] for b in (0, 1)]
+    assert [row["n"] for row in found] == [len(part) for part in expected]
+    assert [row["s"] for row in found] == [sum(r["number"] for r in part) for part in expected]
+    assert (
+        main(["sql", "select * from documents where number = 7", *_flags(numbered), "--json"]) == 0
+    )
+    (row,) = json.loads(capsys.readouterr().out)
+    expected = {"source": "web", **{k: rows[7][k] for k in ("doc_id", "decision", "topic")}}
+    assert expected.items() <= row.items()
+    for wrong in ("select no from documents", "select * from read_text('/etc/passwd')", "not"):
+        refused_line(capsys, "sql", wrong, *_flags(numbered), code="E-SELECT-QUERY")
+
+
+def test_attributes_that_are_not_made_or_of_other_documents_are_refused(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = numbered.shard(1)
+    payload = shard.attribute("own").read_bytes()
+    shard.attribute("own").unlink()
+    refused_line(capsys, "select", *_flags(numbered), code="E-ATTRIBUTE-MISSING")
+    shard.attribute("own").write_bytes(numbered.shard(0).attribute("own").read_bytes())
+    refused_line(capsys, "select", *_flags(numbered), code="E-ATTRIBUTE-STALE")
+    shard.attribute("own").write_bytes(payload[:-9])
+    refused_line(capsys, "select", *_flags(numbered), code="E-ATTRIBUTE-FORMAT")
+    for bucket in (0, 1):
+        numbered.shard(bucket).attribute("own").unlink()
+    line = refused_line(capsys, "select", *_flags(numbered), code="E-SELECT-EXPRESSION")
+    assert "no such column; found number" in line
+
+
+def test_a_rule_without_a_selection_or_beside_include_is_refused(numbered: Corpus) -> None:
+    run = _run(numbered)
+    with refused("E-CURATION-MISSING", naming=["select"]):
+        curate.curate_shards(run, "web", [0])
+    with refused("E-CONFIG", "where and include"):
+        numbered.configure({"where": RULE, "include": ["keep"]})
