@@ -9,7 +9,7 @@ from nmoe_core.cli.flags import add_run_flags, number, run_of
 from nmoe_core.cli.output import add_verb, print_table
 
 if TYPE_CHECKING:
-    from nmoe_core.tasks.selection import Kept
+    from nmoe_core.tasks.selection.rule import Kept
 
 _MOST_LANGUAGES = 20
 
@@ -35,7 +35,7 @@ def register(verbs: Any) -> None:
 
 
 def ask(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from nmoe_core.tasks.query import query
+    from nmoe_core.tasks.selection.query import query
 
     answer = query(run_of(arguments), arguments.query)
     return [dict(zip(answer.columns, row)) for row in answer.rows]
@@ -53,7 +53,7 @@ def make(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def select(arguments: argparse.Namespace) -> list[Kept]:
-    from nmoe_core.tasks.selection import preview_selection, required_where
+    from nmoe_core.tasks.selection.rule import preview_selection, required_where
     from nmoe_core.tasks.shards import chosen_sources
 
     run = run_of(arguments)

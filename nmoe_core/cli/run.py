@@ -194,7 +194,7 @@ def explain(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.step is None:
         facts = explain_document(run, arguments.document)
         if facts["split"] == "train" and run.tree.attributes.is_dir():
-            from nmoe_core.tasks.selection import explain_selection
+            from nmoe_core.tasks.selection.rule import explain_selection
 
             facts |= explain_selection(run, facts["doc_id"])
         return facts

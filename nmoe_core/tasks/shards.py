@@ -126,7 +126,7 @@ def _shard(run: Run, task: ShardTask, source: str, key: str) -> Attempt:
     bucket = int(key)
     room, _, name = task.partition("/")
     if task == "select":  # which needs packages that no other task does
-        from nmoe_core.tasks.selection import select_shards as work
+        from nmoe_core.tasks.selection.rule import select_shards as work
     else:
         work = partial(attributes.make_attributes, name) if name else _TASKS[room]
     done = attempt(key, lambda key: work(run, source, [bucket])[bucket])

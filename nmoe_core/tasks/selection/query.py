@@ -13,7 +13,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.view import Schema, read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.view import Schema, read_columns, run_schema, shard_parts
 
 OWN = ("source", "shard", "doc_id", "ingest_id")
 _FORBIDDEN = ("enable_external_access", "python_enable_replacements")

@@ -33,7 +33,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import beginning
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.tasks.view import read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.view import read_columns, run_schema, shard_parts
 from nmoe_core.text.tokenizer import load_tokenizer
 
 SELECT_CODE = "select/1"
