@@ -19,7 +19,6 @@ from nmoe_core.engine import (
     make_tiny_checkpoint,
 )
 from nmoe_core.engine.block import PLAIN
-from nmoe_core.engine.devices import ModelSource, Shard
 from nmoe_core.engine.kernels.block import KERNELS
 from tests.golden.engine import recipe
 
@@ -47,7 +46,6 @@ def tiny(tmp_path_factory) -> Path:
 def test_every_way_to_a_model_on_the_gpu_gives_kernels(tiny):
     for model in (
         Transformer.from_checkpoint(tiny, device=DEVICE, experts="packed"),
-        ModelSource(str(tiny), device=DEVICE).load(Shard(0, 1)),
         BatchedGenerator(tiny, 64, 2, device=DEVICE).model,
     ):
         assert model.runtime is KERNELS

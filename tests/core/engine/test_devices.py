@@ -1,9 +1,7 @@
 """Where a model is loaded, and shards of the items: a process each, results in order."""
 
-import importlib
 import itertools
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.quality import BackboneTable, EngineOracleTable
 from nmoe_core.config.run import Run
 from nmoe_core.engine import ModelConfig, Transformer, backend
-from nmoe_core.engine.devices import ModelSource, Shard, map_devices
+from nmoe_core.engine.devices import Shard
 from nmoe_core.engine.weights.checkpoint import Checkpoint, open_checkpoint
 from nmoe_core.engine.weights.mxfp4 import PackedExperts
 from nmoe_core.tasks.backbone import load_backbone
@@ -118,40 +116,6 @@ def test_grading_loads_the_experts_in_the_form_that_its_run_asks_for(
     assert any(isinstance(part, PackedExperts) for part in model.modules())
 
 
-WORK = """
-import torch
-
-def features(model, documents):
-    found = []
-    for document in documents:
-        ids = torch.tensor([document])
-        _, hidden = model(ids, return_hidden_states=(3,), no_logits=True)
-        found.append(hidden[3][0].mean(0).tolist())
-    return found
-
-def too_few(model, documents):
-    return documents[1:]
-"""
-DOCUMENTS = [[(7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(7)]
-
-
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module that worker processes can import."""
-    (tmp_path / "shard_work.py").write_text(WORK)
-    monkeypatch.syspath_prepend(tmp_path)
-    return importlib.import_module("shard_work")
-
-
-def test_results_are_the_same_on_any_number_of_devices(
-    tiny_dir: Path, tiny_model: Transformer, work: ModuleType
-):
-    source, alone = ModelSource(str(tiny_dir)), work.features(tiny_model, DOCUMENTS)
-    assert len(alone) == len(DOCUMENTS)
-    assert map_devices(work.features, DOCUMENTS, source, 2) == alone
-    assert map_devices(work.features, DOCUMENTS[:1], source, 2) == alone[:1]
-
-
 def test_a_shard_takes_every_nth_item_and_the_device_of_its_number(monkeypatch: pytest.MonkeyPatch):
     items = [list(Shard.parse(f"{i}/3").of(range(7))) for i in range(3)]
     assert items == [[0, 3, 6], [1, 4], [2, 5]]
@@ -168,8 +132,3 @@ def test_a_shard_takes_every_nth_item_and_the_device_of_its_number(monkeypatch: 
 def test_what_is_no_shard_is_refused(text: str):
     with refused("E-CONFIG-SHARD", "not a shard"):
         Shard.parse(text)
-
-
-def test_work_that_loses_an_item_is_refused(tiny_dir: Path, work: ModuleType):
-    with refused("E-WORKER-RESULTS", "one result for each"):
-        map_devices(work.too_few, DOCUMENTS, ModelSource(str(tiny_dir)), 1)
