@@ -28,6 +28,7 @@ from nmoe_core.cli import (
     run,
     shards,
     stores,
+    versions,
 )
 
 # Verbs by what a user wants to do, in the order of a project.
@@ -85,7 +86,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
-    for module in (project, prep, shards, stores, attributes, heads, generate, curate, run, remix):
+    prepared = (project, prep, versions, shards, stores, attributes)
+    for module in (*prepared, heads, generate, curate, run, remix):
         module.register(verbs)
     parser.epilog = f"{verbs.listed()}\n\nnmoe COMMAND --help says more of each."
     return parser

@@ -72,6 +72,8 @@ class PrepTable(StrictModel):
     """Version that manifests and shard files are named by."""
     reuse: bool = True
     """Take over the tokens of texts that the split holds already."""
+    keep_versions: int = Field(default=1, ge=0)
+    """Earlier versions of a split that are kept when it is replaced whole."""
 
     @field_validator("max_tokens")
     @classmethod

@@ -34,6 +34,12 @@ _OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME}
 _SHARD_DIR = re.compile(r"shard_\d{4,}")
 
 
+def shard_dirs(directory: Path) -> list[Path]:
+    """The shards in a directory that have a manifest, by number."""
+    found = (path.parent for path in directory.glob(f"shard_*/{MANIFEST_NAME}"))
+    return sorted(path for path in found if _SHARD_DIR.fullmatch(path.name))
+
+
 def refuse_changed(
     shard_dirs: Iterable[Path], fingerprints: Fingerprints, settings: dict[str, Any]
 ) -> None:

@@ -94,6 +94,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     prep, config = run.config.prep, run.config
     is_train = split == "train"
     shared = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "dtype", "reuse")
+    shared += ("keep_versions",)
     tokenizer = run.tokenizer
     return PrepSettings(
         **{key: getattr(prep, key) for key in shared},

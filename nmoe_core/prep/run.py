@@ -43,6 +43,7 @@ from nmoe_core.prep.settings import (
     shard_format,
 )
 from nmoe_core.prep.tokenize import open_tokenizer
+from nmoe_core.prep.versions import keep_version
 from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,
@@ -165,6 +166,7 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
             report = _run(plan, journal, pool, progress)
             if is_swapped:
                 _commit_manifest(plan.settings, plan.fmt, plan.split_dir)
+                keep_version(split_dir, plan.split_dir, plan.settings.keep_versions)
                 swap_in(split_dir)
             return report
         except BaseException:

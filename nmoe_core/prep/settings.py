@@ -75,6 +75,8 @@ class PrepSettings:
     """Name, size and EOS for manifests, if they differ from the tokenizer's own."""
     reuse: bool = True
     """Take over the tokens of texts that the split holds already."""
+    keep_versions: int = 1
+    """Earlier versions of a split that are kept when it is replaced whole."""
     compute: ComputeTable = HERE
     """The pool that tokenises blocks; the bytes do not depend on it."""
 

@@ -69,8 +69,9 @@ while status:
     prep("new.jsonl", out, "update" if k % 2 else "remake")
     assert named[content(out)] == "new"
     assert (out / "notes" / "mine").read_text() == "mine"
-    beside = sorted(p.name for p in out.parent.iterdir() if p.name.startswith(f".{k}"))
-    assert not beside, beside
+    beside = sorted(p.name for p in out.parent.iterdir() if p.name.startswith(f".{k}."))
+    assert beside == [f".{k}.versions"], beside
+    assert [named[content(path)] for path in (out.parent / beside[0]).iterdir()] == ["old"]
     assert sorted(p.name for p in out.iterdir() if p.name != "notes") == [
         ".lock", "manifest.json", "shard_0000", "shard_0001"]
     found.append(left)
@@ -141,4 +142,5 @@ def test_a_split_that_is_a_link_stays_one_when_it_is_replaced(root: Path) -> Non
         manifest, _ = write_manifest(settings, split)
     assert split.is_symlink()
     assert json.loads((target / "manifest.json").read_text()) == manifest
-    assert [p.name for d in (target, split) for p in d.parent.iterdir()] == ["train"] * 2
+    assert [p.name for p in split.parent.iterdir()] == ["train"]
+    assert sorted(p.name for p in target.parent.iterdir()) == [".train.versions", "train"]

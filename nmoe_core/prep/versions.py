@@ -1,0 +1,167 @@
+"""Earlier versions of a split: kept when it is replaced whole, listed, compared, restored.
+
+They lie beside it, in `.train.versions/ID`, each a whole tree that any reader takes: manifest and
+shards, as links to the files that were there. Files that two versions share are on the disk once.
+An id is the start of the manifest's content hash.
+"""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.base.atomic import TMP_MARK, fsync_dir, output_lock, write_bytes
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.prep.existing import directory_beside, shard_dirs, swap_in
+from nmoe_core.shards.documents import ingest_ids
+from nmoe_core.shards.links import link_or_copy, link_tree
+
+ID_CHARS = 12
+_Pairs = Counter[tuple[str, str]]
+
+
+class Version(NamedTuple):
+    """A version of a split; `is_current` for the one that readers of the split see."""
+
+    id: str
+    manifest: Manifest
+    is_current: bool
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For people."""
+        return {
+            "version": self.id,
+            "current": self.is_current,
+            "made": self.manifest.extra.get("created_at"),
+            "documents": self.manifest.total_documents,
+            "tokens": self.manifest.total_tokens,
+            "path": str(self.manifest.path.parent),
+        }
+
+
+def list_versions(split_dir: Path) -> list[Version]:
+    """The current version of a split, then the kept ones, newest first. Raises FormatError: the
+    split has no manifest (E-MANIFEST-MISSING)."""
+    current = _version(split_dir, is_current=True)
+    kept = [_version(path, is_current=False) for path in _kept(split_dir)]
+    return [current, *(version for version in kept if version.id != current.id)]
+
+
+def find_version(split_dir: Path, version_id: str) -> Version:
+    """The version whose id starts so. Raises ConfigError: there is none, or several."""
+    versions = list_versions(split_dir)
+    found = [version for version in versions if version_id and version.id.startswith(version_id)]
+    if len(found) != 1:
+        raise ConfigError(
+            "several versions have ids that start so" if found else "split has no such version",
+            where=split_dir,
+            found=version_id,
+            expected=", ".join(version.id for version in versions),
+        )
+    return found[0]
+
+
+def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None = None) -> None:
+    """Keep the current version of a split, and of all kept ones only the `most` newest. If the new
+    version has the same content it is the current one, and takes over its time of making. The
+    caller holds the lock of the split."""
+    try:
+        current = _version(split_dir, is_current=True)
+    except FormatError:  # no reader could take it
+        return
+    if new_dir is not None and _version(new_dir, is_current=False).id == current.id:
+        write_bytes(new_dir / MANIFEST_NAME, current.manifest.path.read_bytes())
+        return
+    kept = _versions_dir(split_dir)
+    if not (kept / current.id).exists() and most != 0:
+        staged = kept / f".{current.id}{TMP_MARK}new"
+        shutil.rmtree(staged, ignore_errors=True)
+        _link_version(split_dir, staged)
+        os.replace(staged, kept / current.id)
+        fsync_dir(kept)
+    for path in _kept(split_dir)[most:] if most is not None else ():
+        shutil.rmtree(path)
+    if kept.exists() and not any(kept.iterdir()):
+        kept.rmdir()
+
+
+def restore_version(split_dir: Path, version_id: str) -> Version:
+    """Make a kept version the current one, in one step, and keep the one that was; a pass that was
+    ended before it replaced the split is dropped. Raises as `find_version`, and LockedError."""
+    split_dir = split_dir.resolve()
+    with output_lock(split_dir):
+        version = find_version(split_dir, version_id)
+        if not version.is_current:
+            keep_version(split_dir)
+            beside = directory_beside(split_dir)
+            if beside.exists():
+                shutil.rmtree(beside)
+            _link_version(version.manifest.path.parent, beside)
+            swap_in(split_dir)
+    return _version(split_dir, is_current=True)
+
+
+def compare_versions(old: Manifest, new: Manifest) -> dict[str, int]:
+    """How many documents were added, removed, changed (another text under the same id) and stayed.
+
+    Memory is that of the ids of one shard, or of all where the number of shards differs.
+    """
+    counts: Counter[str] = Counter(added=0, removed=0, changed=0, unchanged=0)
+    for before, after in _pairs(old, new):
+        both = before & after
+        ids_before = Counter(ingest_id for ingest_id, _ in (before - both).elements())
+        ids_after = Counter(ingest_id for ingest_id, _ in (after - both).elements())
+        num_changed = (ids_before & ids_after).total()
+        counts["added"] += ids_after.total() - num_changed
+        counts["removed"] += ids_before.total() - num_changed
+        counts["changed"] += num_changed
+        counts["unchanged"] += both.total()
+    return dict(counts)
+
+
+def share_of_mixture(split_dir: Path, num_tokens: int) -> float:
+    """Part of the tokens of all sources of this split's data root, if it has so many."""
+    others = split_dir.parent.parent.glob(f"[!.]*/{split_dir.name}/{MANIFEST_NAME}")
+    mine = split_dir / MANIFEST_NAME
+    total = sum(load_manifest(path).total_tokens for path in others if path != mine)
+    return num_tokens / max(total + num_tokens, 1)
+
+
+def _pairs(old: Manifest, new: Manifest) -> Iterator[tuple[_Pairs, _Pairs]]:
+    """Ingest ids and text digests of both, by shard where ids have the same shards."""
+    names = [{path.name for path in shard_dirs(one.path.parent)} for one in (old, new)]
+    if names[0] != names[1]:
+        yield Counter(ingest_ids(old)), Counter(ingest_ids(new))
+        return
+    for name in sorted(names[0]):
+        paths = (one.path.parent / name / MANIFEST_NAME for one in (old, new))
+        before, after = (Counter(ingest_ids(load_manifest(path))) for path in paths)
+        yield before, after
+
+
+def _version(directory: Path, *, is_current: bool) -> Version:
+    manifest = load_manifest(directory / MANIFEST_NAME)
+    return Version(manifest.content_digest()[:ID_CHARS], manifest, is_current)
+
+
+def _versions_dir(split_dir: Path) -> Path:
+    return split_dir.with_name(f".{split_dir.name}.versions")
+
+
+def _kept(split_dir: Path) -> list[Path]:
+    """Directories of the kept versions, newest first."""
+    paths = _versions_dir(split_dir.resolve()).glob(f"[!.]*/{MANIFEST_NAME}")
+    return sorted((path.parent for path in paths), key=lambda p: -p.stat().st_mtime_ns)
+
+
+def _link_version(directory: Path, to: Path) -> None:
+    """The shards and, last, the manifest of a version as links in another directory."""
+    to.mkdir(parents=True)
+    for path in shard_dirs(directory):
+        link_tree(path, to / path.name)
+    link_or_copy(directory / MANIFEST_NAME, to / MANIFEST_NAME)
+    fsync_dir(to)

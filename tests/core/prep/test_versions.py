@@ -1,0 +1,150 @@
+"""Earlier versions of a split are kept, listed, compared and restored."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.cli import main
+from nmoe_core.prep import existing
+from nmoe_core.prep.versions import list_versions, restore_version
+from nmoe_core.shards import links
+from nmoe_core.shards.verify import verify_manifest
+from tests.core.prep.conftest import Web
+from tests.project import json_lines
+from tests.refusals import refused, refused_line
+
+Rows = list[dict[str, str]]
+
+
+@pytest.fixture
+def grow(web: Web, documents: Rows) -> Callable[..., str]:
+    """Prepare the first so many documents; the id of the version."""
+
+    def run(count: int, **changes: Any) -> str:
+        Path(web.source.files[0].path).write_text(json_lines(documents[:count]))
+        web.with_(**changes).prep(existing="remake")
+        return list_versions(web.out)[0].id
+
+    return run
+
+
+def _tree(directory: Path) -> dict[str, bytes]:
+    paths = [directory / "manifest.json", *directory.glob("shard_*/*")]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(paths)}
+
+
+def _ids(web: Web) -> list[str]:
+    return [version.id for version in list_versions(web.out)]
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_so_many_versions_are_kept_whole_and_unchanged_shards_are_on_the_disk_once(
+    web: Web, grow: Callable[..., str], most: int
+) -> None:
+    ids, trees = [], []
+    for count in (299, 300, 250, 200):
+        ids.append(grow(count, keep_versions=most))
+        trees.append(_tree(web.out))
+    grow(200, keep_versions=most)  # the same version again
+    assert _ids(web) == list(reversed(ids))[: most + 1]
+    for version, tree in zip(list_versions(web.out), reversed(trees)):
+        assert _tree(version.manifest.path.parent) == tree
+        assert verify_manifest(version.manifest, checksums=True, deep=True) == []
+    web.prep()
+    assert (web.out.parent / ".train.versions").exists() == (most > 0)
+
+
+def test_files_that_two_versions_share_are_one_file(web: Web, grow: Callable[..., str]) -> None:
+    grow(299)
+    grow(300)
+    new, old = (version.manifest.path.parent for version in list_versions(web.out))
+    pairs = [(path, old / path.relative_to(new)) for path in new.glob("shard_*/web*")]
+    assert sum(os.path.samefile(*pair) for pair in pairs) == 9  # of three shards of four
+
+
+def test_a_restored_version_is_the_one_that_was_and_leaves_the_other_restorable(
+    web: Web, grow: Callable[..., str]
+) -> None:
+    first, before = grow(250), _tree(web.out)
+    second, after = grow(300), _tree(web.out)
+    (web.out / "notes").write_text("mine")
+    for _ in range(2):
+        assert restore_version(web.out, first).id == first
+        assert (_tree(web.out), _ids(web)) == (before, [first, second])
+        assert restore_version(web.out, second[:4]).id == second
+        assert (_tree(web.out), _ids(web)) == (after, [second, first])
+    assert (web.out / "notes").read_text() == "mine"
+    restore_version(web.out, first)
+    report = web.prep(existing="grow")  # the source is that of the second version
+    assert (report.documents_reused, _ids(web)[0]) == (250, second)
+
+
+def test_without_links_or_exchange_versions_are_copies(
+    web: Web, grow: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(path: Path, to: Path) -> None:
+        raise OSError(links.errno.EPERM, "no links here")
+
+    monkeypatch.setattr(links.os, "link", no_links)
+    monkeypatch.setattr(existing, "exchange_dirs", lambda staged, final: False)
+    first, before = grow(250), _tree(web.out)
+    second = grow(300)
+    assert _ids(web) == [second, first]
+    restore_version(web.out, first)
+    assert _tree(web.out) == before
+
+
+def test_a_version_that_is_not_there_or_a_split_in_use_is_refused(
+    web: Web, grow: Callable[..., str]
+) -> None:
+    grow(250)
+    second, before = grow(300), _tree(web.out)
+    for wrong in ("nothing", ""):
+        with refused("E-CONFIG", "no such version"):
+            restore_version(web.out, wrong)
+    with output_lock(web.out), refused("E-LOCKED"):
+        restore_version(web.out, second)
+    with refused("E-MANIFEST-MISSING"):
+        list_versions(web.out.parent)
+    assert _tree(web.out) == before
+
+
+@pytest.mark.parametrize("num_shards", [4, 3])
+def test_two_versions_are_compared_by_documents_tokens_and_share(
+    web: Web, documents: Rows, num_shards: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    web = web.at(tmp_path / "data" / "web" / "train")
+    web.prep()
+    old = list_versions(web.out)[0]
+    rows = [dict(row) for row in documents[5:]]
+    for row in rows[:7]:
+        row["text"] += " changed"
+    new = [{"id": f"new{i}", "text": documents[9]["text"]} for i in range(3)]
+    rows.append(dict(rows[20]))  # ids may come twice
+    Path(web.source.files[0].path).write_text(json_lines(rows + new))
+    web.with_(num_shards=num_shards).prep()
+    other = web.out.parents[1] / "books" / "train"
+    other.mkdir(parents=True)
+    manifest = json.loads((web.out / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest))
+
+    capsys.readouterr()
+    assert main(["versions", "compare", str(web.out), old.id, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    counts = {"added": 4, "removed": 5, "changed": 7, "unchanged": 288}
+    assert found["documents"] == counts
+    tokens = [old.manifest.total_tokens, manifest["total_tokens"]]
+    assert [row["tokens"] for row in found["versions"]] == tokens
+    shares = [count / (count + manifest["total_tokens"]) for count in tokens]
+    assert [row["mixture_share"] for row in found["versions"]] == shares
+    assert main(["versions", "list", str(web.out)]) == 0
+    assert old.id in capsys.readouterr().out
+    assert main(["versions", "restore", str(web.out), old.id]) == 0
+    assert main(["versions", "compare", str(web.out), old.id]) == 0
+    assert "300 unchanged" in capsys.readouterr().out
+    refused_line(capsys, "versions", "restore", str(web.out), "nothing", code="E-CONFIG]")
