@@ -1,0 +1,170 @@
+"""Language, personal data and contamination against plain definitions and planted copies."""
+
+import ipaddress
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("numba")
+
+from nmoe_core.attributes.contamination import Evaluations, contamination
+from nmoe_core.attributes.pii import PATTERNS, pii
+from tests.core.attributes import naive
+from tests.project import REPOSITORY, json_lines
+from tests.refusals import refused
+
+GERMAN = (
+    "Das Gesetz tritt am Tage nach der Verkündung in Kraft, soweit nichts anderes bestimmt ist."
+)
+CHINESE = "床前明月光，疑是地上霜。举头望明月，低头思故乡。"
+
+
+def of(texts: list[str]) -> pa.Array:
+    """Texts as attributes take them."""
+    return pa.array(texts, pa.large_string())
+
+
+def real_texts() -> list[str]:
+    """Documents and code of this repository."""
+    files = [*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("nmoe_core/base/*.py")]
+    return [part for path in files for part in path.read_text("utf-8").split("\n\n")]
+
+
+@pytest.mark.parametrize(
+    ("text", "declared", "lang"),
+    [
+        (GERMAN, None, "de"),
+        (CHINESE, None, "zh"),
+        ("Kurz und gut", None, "und"),
+        (GERMAN, "nds", "nds"),
+        (GERMAN, " ", "de"),
+        ("", "fr", "fr"),
+        ("1 + 1 = 2 " * 100, None, "und"),
+    ],
+)
+def test_a_declared_language_wins_and_short_texts_have_none(
+    text: str, declared: str | None, lang: str
+) -> None:
+    pytest.importorskip("eldc")
+    from nmoe_core.attributes.language import language
+
+    [row] = language(of([text]), pa.array([declared], pa.string())).to_pylist()
+    assert row["lang"] == lang
+    assert (row["lang_score"] is None) == (lang not in ("de", "zh"))
+
+
+@pytest.mark.parametrize(
+    ("name", "yes", "no"),
+    [
+        ("n_emails", ("a.b+c@mail.example.org", "x@y.io,"), ("@example", "a@b", "user @ mail.org")),
+        ("n_ips", ("192.168.0.1", "8.8.8.8."), ("1.2.3", "300.1.1.1", "1.2.3.4.5")),
+        ("n_cards", ("4111 1111 1111 1111", "378282246310005"), ("4111111111111112", "4" * 30)),
+        (
+            "n_ibans",
+            ("DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432"),
+            ("DE88370400440532013000",),
+        ),
+        (
+            "n_phones",
+            ("+49 30 1234567", "(555) 123-4567"),
+            ("+1.000000", "+10011010010", "555 1234"),
+        ),
+    ],
+)
+def test_personal_data_counts_where_its_digits_are_right(
+    name: str, yes: tuple[str, ...], no: tuple[str, ...]
+) -> None:
+    texts = [f"Write to {one} today" for one in (*yes, *no)] + [", ".join(yes)]
+    expected = [1] * len(yes) + [0] * len(no) + [len(yes)]
+    assert pii(of(texts))[name].to_pylist() == expected
+
+
+def test_planted_personal_data_is_found_in_real_texts() -> None:
+    rng = random.Random(0)
+    texts = real_texts()
+    before = pii(of(texts))
+    cards = [_card(rng) for _ in texts]
+    addresses = [str(ipaddress.IPv4Address(rng.getrandbits(32))) for _ in texts]
+    planted = pii(of([f"{t} (card {c}, from {a})" for t, c, a in zip(texts, cards, addresses)]))
+    for name in PATTERNS:
+        more = int(name in ("n_cards", "n_ips"))
+        assert planted[name].to_pylist() == [count + more for count in before[name].to_pylist()]
+    plain = [len(re.findall(PATTERNS["n_emails"].regex, text, re.ASCII)) for text in texts]
+    assert before["n_emails"].to_pylist() == plain
+
+
+def _card(rng: random.Random) -> str:
+    """A number of 16 digits by Luhn's rule, digit by digit."""
+    digits = [4, *(rng.randrange(10) for _ in range(14))]
+    total = sum(2 * d - 9 * (d > 4) if i % 2 == 0 else d for i, d in enumerate(digits))
+    return "".join(map(str, [*digits, -total % 10]))
+
+
+def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    sets = {
+        "quiz": [" ".join(f"Q{rng.randrange(50)}" for _ in range(40)) for _ in range(20)],
+        "poems": [CHINESE, GERMAN, "too short to count"],
+    }
+    for name, texts in sets.items():
+        rows = [
+            {"id": i, "turns": [{"role": "user", "text": text}]} for i, text in enumerate(texts)
+        ]
+        (tmp_path / name).write_text(json_lines(rows), "utf-8")
+    evaluations = Evaluations.read({name: tmp_path / name for name in sets})
+    planted = [
+        *(text.replace(" ", "  ").upper() + "!" for text in sets["quiz"]),
+        *(" ".join(text.split()[5:17]) for text in sets["quiz"]),
+        *(
+            f"{part}\n{text[len(text) // 3 :]}"
+            for part in real_texts()[:40]
+            for text in (CHINESE, sets["quiz"][3])
+        ),
+        CHINESE + " " + sets["quiz"][0],
+    ]
+    found = contamination(of([*planted, *real_texts(), ""]), evaluations).to_pylist()
+    known = {name: windows(texts) for name, texts in sets.items()}
+    for text, row in zip([*planted, *real_texts(), ""], found, strict=True):
+        share, name = plain_contamination(naive.words(text), known)
+        assert row == {"contamination": np.float32(share), "contaminated_by": name}, text
+    assert [row["contamination"] for row in found[:20]] == [1] * 20
+    assert [row["contamination"] for row in found[20:40]] == [0] * 20
+
+
+def plain_contamination(words: list[str], known: dict[str, set]) -> tuple[float, str | None]:
+    """Share of words in windows of 13 that a set holds, and the set with most of them."""
+    covered, by_set, last = 0, dict.fromkeys(known, 0), 0
+    for i in range(len(words) - 12):
+        owners = [name for name in known if tuple(words[i : i + 13]) in known[name]]
+        if owners:
+            new = i + 13 - max(i, last)
+            covered, last = covered + new, i + 13
+            by_set[owners[0]] += new
+    return covered / max(1, len(words)), max(by_set, key=by_set.__getitem__) if covered else None
+
+
+def windows(texts: list[str]) -> set[tuple[str, ...]]:
+    """All windows of 13 words."""
+    found = [naive.words(text) for text in texts]
+    return {tuple(words[i : i + 13]) for words in found for i in range(len(words) - 12)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, '{"text": "a b c"}\n', "no json\n", '{"text": ' + json.dumps(GERMAN) + "}\n[1]"],
+)
+def test_a_set_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "set.jsonl").write_text(content, "utf-8")
+    with refused("E-CONTAMINATION-SET", naming=["set.jsonl"]):
+        Evaluations.read({"set": tmp_path / "set.jsonl"})
+
+
+def test_without_sets_no_text_is_contaminated() -> None:
+    [row] = contamination(of([GERMAN]), Evaluations.read({})).to_pylist()
+    assert row == {"contamination": 0, "contaminated_by": None}
