@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from nmoe_core.attributes.kernels.words import mix, words
 from nmoe_core.attributes.minhash import batches
-from nmoe_core.attributes.words import mix, words
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.jsonl import read_objects

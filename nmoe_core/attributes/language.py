@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from nmoe_core.attributes.kernels.words import ALONE, ALPHA, CODE_BITS, code_points, decode, utf8
 from nmoe_core.attributes.minhash import batches
-from nmoe_core.attributes.words import ALONE, ALPHA, CODE_BITS, code_points, decode, utf8
 
 VERSION = 1
 MIN_LETTERS, UNDETERMINED = 50, "und"

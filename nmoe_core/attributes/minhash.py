@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from nmoe_core.attributes.words import Words, mix, words
+from nmoe_core.attributes.kernels.words import Words, mix, words
 
 VERSION = 1
 NUM_BANDS, NUM_ROWS, SHINGLE_WORDS = 14, 8, 5

@@ -7,7 +7,7 @@ Where a rule cuts lines out of texts, its clause is about the share that it woul
 
 from typing import NamedTuple
 
-from nmoe_core.attributes.repetition import NGRAMS
+from nmoe_core.attributes.kernels.repetition import NGRAMS
 
 
 class Preset(NamedTuple):

@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from nmoe_core.attributes.minhash import batches
-from nmoe_core.attributes.repetition import NGRAMS, new_set, ngram_chars, repeated
-from nmoe_core.attributes.words import (
+from nmoe_core.attributes.kernels.repetition import NGRAMS, new_set, ngram_chars, repeated
+from nmoe_core.attributes.kernels.words import (
     CODE_BITS,
     CODE_MASK,
     PRIME,
@@ -32,6 +31,7 @@ from nmoe_core.attributes.words import (
     utf8,
     words,
 )
+from nmoe_core.attributes.minhash import batches
 
 VERSION = 1
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from nmoe_core.attributes.duplicates import Shard, resolve
+from nmoe_core.attributes.kernels.words import words
 from nmoe_core.attributes.minhash import jaccard, signatures, unpack
-from nmoe_core.attributes.words import words
 from tests.core.attributes import naive
 
 SOURCES = ("books", "law", "web")

@@ -1,0 +1,1 @@
+"""Loops over the bytes of texts and the hashes of their words, compiled by numba."""
