@@ -67,6 +67,7 @@ def _definitions(run: Run) -> dg.Definitions:
             *attributes.duplicates(run, plans),
             curation.topic_model(run, plans),
             curation.loader_plan(run, plans),
+            *curation.published_plan(run),
         ],
         asset_checks=manifest_checks(run, plans),
         jobs=[pipeline_job(run, tasks, lambda: made), *jobs.values(), verify, retention],

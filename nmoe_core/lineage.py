@@ -6,9 +6,9 @@ no task has made yet is None.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from loader.errors import StateError
-from loader.files.format import load_manifest
+from loader.files.format import MANIFEST_NAME, load_manifest
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from loader.rows.origins import Origin, origins, readings
@@ -97,8 +97,14 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
     }
 
 
-def explain_step(run: Run, step: int, row: int | None = None) -> Facts:
+def explain_step(
+    run: Run,
+    step: int,
+    row: int | None = None,
+    at_hand: Callable[[Path], None] = lambda directory: None,
+) -> Facts:
     """The rows of a step of the plan, or only `row`, and the documents that each is made of.
+    `at_hand` is called with the directory of each shard before its ids and lineage are read.
 
     Returns:
         `step`, `plan_hash`, `lr_scale` and `rows`. A row has `sequence`, `source` and
@@ -120,7 +126,7 @@ def explain_step(run: Run, step: int, row: int | None = None) -> Facts:
             _check("row", row, plan.batch_size)
             chosen = chosen[row : row + 1]
         for found in (origins(stream, n) for n in chosen):
-            parts = [_part(run, origin, shards) for origin in found.documents]
+            parts = [_part(run, origin, shards, at_hand) for origin in found.documents]
             rows.append({"sequence": found.sequence, "source": found.source, "documents": parts})
         lr_scale = stream.schedule.lr_scale(first)
     every = [document for row in rows for document in row["documents"]]
@@ -136,30 +142,31 @@ def _check(what: str, number: int, count: int) -> None:
         raise StateError(f"no such {what}", found=number, expected=known, code="E-SEEK")
 
 
-def _part(run: Run, origin: Origin, shards: dict[str, Any]) -> Facts:
-    """A part of a row: its place, its document in the data tree, and what its lineage says.
-
-    `shards` keeps the shards that were read for earlier parts.
-    """
-    is_curated = origin.path.is_relative_to(run.tree.curated)
-    root = run.tree.curated if is_curated else run.tree.data
+def _part(
+    run: Run, origin: Origin, shards: dict[Path, Any], at_hand: Callable[[Path], None]
+) -> Facts:
+    """A part of a row: its place, its document in the data tree, and what its lineage says."""
+    directory = origin.path.parent
+    root = directory.parents[2]  # {root}/{source}/{split}/shard_NNNN: that of a run, or of a copy
     rel = origin.path.relative_to(root).as_posix()
-    key = f"{is_curated}/{rel.rsplit('/', 1)[0]}"
-    if key not in shards:
-        shard = _Shard(run.tree.shard_of(rel), is_curated=is_curated)
-        lineage = list(read_lineage(shard.manifest)) if is_curated else []
+    if directory not in shards:
+        at_hand(directory)
+        info = load_manifest(directory / MANIFEST_NAME).extra.get("source_info")
+        is_curated = "lineage_path" in (info or {})
+        tree = replace(run.tree, data=root, curated=root)
+        shard = _Shard(tree.shard_of(rel), is_curated=is_curated)
+        lineage = list(read_lineage(shard.manifest)) if is_curated else None
         ids = {file.rel: [ingest_id for ingest_id, _ in file.ids()] for file in shard.files}
-        shards[key] = shard, lineage, ids
-    shard, lineage, ids = shards[key]
+        shards[directory] = shard, lineage, ids
+    shard, lineage, ids = shards[directory]
     facts: Facts = {
         "row_start": origin.row_start,
         "tokens": origin.stop - origin.first,
         "is_whole": (origin.first, origin.stop) == (origin.start, origin.end),
         "ingest_id": ids[rel][origin.document],
     }
-    if not is_curated:
-        doc_id = DocId(shard.paths.source, rel, origin.start, origin.end)
-        return facts | {"doc_id": str(doc_id)}
+    if lineage is None:
+        return facts | {"doc_id": str(DocId(shard.paths.source, rel, origin.start, origin.end))}
     row = dict(lineage[shard.number(rel, origin.document)])
     return facts | {"doc_id": row.pop("parent_doc_id"), **row}
 

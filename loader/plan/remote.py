@@ -108,7 +108,7 @@ def _fetch_manifests(url: str, mirror: Path) -> list[str]:
         return ["."]
     names = [name for name in ("train", "valid") if _has_manifest(join(url, name), mirror / name)]
     if "train" not in names:
-        raise _uncommitted(url)
+        raise uncommitted(url)
     return names
 
 
@@ -142,12 +142,13 @@ def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None =
             pass  # a damaged copy is made again
     part = _beside(local, ".part")
     if not copy(url, part):
-        raise _uncommitted(url)
+        raise uncommitted(url)
     os.replace(part, local)
     return load_manifest(local)
 
 
-def _uncommitted(url: str) -> FormatError:
+def uncommitted(url: str) -> FormatError:
+    """The error for data without a manifest."""
     return FormatError(
         "data is not committed: there is no manifest",
         where=url,

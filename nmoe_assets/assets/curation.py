@@ -1,4 +1,4 @@
-"""Assets of curation: topics, curated shards, their manifest, and the loader plan."""
+"""Assets of curation: topics, curated shards, their manifest, the loader plan, its publishing."""
 
 import dagster as dg
 
@@ -8,7 +8,7 @@ from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, 
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, curate, versions
+from nmoe_core.tasks import checks, curate, publish, versions
 from nmoe_core.tasks.shards import each_shard
 
 GROUP = "curation"
@@ -124,3 +124,22 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         ],
         max_age_days=run.config.automation.plan_max_age_days,
     ).unpartitioned(lambda: curate.make_plan(run, names, valid))
+
+
+def published_plan(run: Run) -> list[dg.AssetsDefinition]:
+    """The plan with its data in a store, where `[publish]` names one."""
+    if not run.config.publish.url:
+        return []
+    asset = Asset(
+        run=run,
+        key=["mixture", "published_plan"],
+        group="mixture",
+        stage="plan",
+        kind="objectstorage",
+        text="Copy of the loader plan and of all that it names in a store, where loaders read it "
+        "by its URL. What is there already is not sent again.",
+        facts=("files_sent, bytes_sent", "files_replaced"),
+        version=versions.published_plan(run),
+        deps=[["mixture", "loader_plan"]],
+    )
+    return [asset.unpartitioned(lambda: publish.publish_plan(run))]

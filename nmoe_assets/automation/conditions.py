@@ -27,7 +27,8 @@ _KINDS = {
     **dict.fromkeys(("probe_head", "judge_head", "calibration"), "heads"),
     **dict.fromkeys(("quality_scores", "regrade_plan"), "grade"),
     **dict.fromkeys((*BUILT_IN, "selection"), "curate"),
-    **dict.fromkeys(("topics", "curated", "curated_manifest", "loader_plan"), "curate"),
+    **dict.fromkeys(("topics", "curated", "curated_manifest"), "curate"),
+    **dict.fromkeys(("loader_plan", "published_plan"), "curate"),
 }
 _BEHIND_CALIBRATION = ("backbone", "probe_head", "judge_head")
 _code_changed = _AC.code_version_changed()

@@ -1,5 +1,5 @@
 """The jobs of single tasks. Each is one asset job over all sources: `prep`, `prep_valid`, `label`,
-`train_heads`, `grade`, `curate`; and `verify`, which only checks.
+`train_heads`, `grade`, `curate`, with `[publish]` also `publish`; and `verify`, which only checks.
 
 A run covers all partitions unless its tags name a range, as backfills, sensors and
 `dagster job execute --tags` do.
@@ -72,6 +72,8 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         job("grade", of_sources("quality_scores"), shards, what_it_would_change=regrade_plan),
         job("curate", [("curation", "topic_model"), *curated, ("mixture", "loader_plan")], shards),
     ]
+    if run.config.publish.url:
+        jobs.append(job("publish", [("mixture", "published_plan")]))
     if valid:  # their number of partitions differs, and a job has one definition of partitions
         keys = [(s.name, name) for name in ("valid_shards", "valid_manifest") for s in valid]
         jobs.insert(1, job("prep_valid", keys, shard_partitions(table.num_valid_shards)))

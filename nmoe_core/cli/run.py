@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, number, run_of
 from nmoe_core.cli.output import add_verb, print_json, print_table
+from nmoe_core.cli.stores import explain_plan
 
 if TYPE_CHECKING:
     from nmoe_core.tasks.preview import RegradePlan, RunPlan
@@ -45,7 +46,10 @@ def register(verbs: Any) -> None:
     what.add_argument("document", nargs="?", metavar="DOC_ID", help="document id, or ingest id")
     what.add_argument("--step", type=int, metavar="N", help="step of the loader plan")
     lineage.add_argument("--row", type=int, metavar="R", help="only row R of the step")
-    add_run_flags(lineage, is_required=True)
+    text = "a step of this plan, by its path or URL, instead of --config"
+    lineage.add_argument("--plan", metavar="PLAN", help=text)
+    lineage.add_argument("--cache-dir", metavar="DIR", help="copies of a URL's files")
+    add_run_flags(lineage)
     report = add_verb(verbs, "report", find_report, "what came out of a run", _show_report)
     add_run_flags(report, is_required=True)
 
@@ -190,6 +194,11 @@ def explain(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.row is not None and arguments.step is None:
         raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
+    if (arguments.plan is None) == (arguments.config is None):
+        do = "give --config, or --plan and --step"
+        raise ConfigError("name the run, or the plan alone", found="both or neither", do=do)
+    if arguments.plan is not None:
+        return explain_plan(arguments)
     run = run_of(arguments)
     if arguments.step is None:
         facts = explain_document(run, arguments.document)

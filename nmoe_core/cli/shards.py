@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from loader.errors import without_credentials
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.plan.records import LoaderPlan
 from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import add_verb, print_json, print_table
 from nmoe_core.shards.inspect import (
@@ -21,7 +23,6 @@ from nmoe_core.shards.inspect import (
 )
 from nmoe_core.shards.manifest import COLUMNS_NAME
 from nmoe_core.shards.shard_file import regenerate_index
-from nmoe_core.shards.verify import verify_manifest
 
 _DEFAULT_EOS_TOKEN_ID = 199_999
 _DEFAULT_VOCAB_SIZE = 201_088
@@ -36,13 +37,13 @@ _HEADER += ("total_documents", "num_shards")
 
 def register(verbs: Any) -> None:
     verify = add_verb(verbs, "verify", run_verify, "check a manifest's files")
-    verify.add_argument("manifest", type=Path)
+    verify.add_argument("manifest", metavar="MANIFEST|PLAN", help="path or URL")
     verify.add_argument("--checksums", action="store_true", help="hash every file")
     verify.add_argument("--deep", action="store_true", help="read every token; checksums too")
     verify.add_argument("--json", action="store_true")
 
     info = add_verb(verbs, "info", find_info, "show a manifest", _show_info)
-    info.add_argument("manifest", type=Path)
+    info.add_argument("manifest", metavar="MANIFEST|PLAN", help="path or URL")
 
     text = "rebuild a lost .idx from its shard"
     index = add_verb(verbs, "regenerate-index", run_regenerate_index, text)
@@ -98,8 +99,11 @@ def _manifest(path: Path) -> Manifest:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Exit 1 and name every file that is not what the manifest says."""
-    manifest = _manifest(arguments.manifest)
-    problems = verify_manifest(manifest, checksums=arguments.checksums, deep=arguments.deep)
+    from nmoe_core.publish.read import opened
+
+    tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
+    with opened(arguments.manifest) as data:
+        problems, manifests = data.verify(**tiers), data.manifests
     if arguments.json:
         print_json({"ok": not problems, "problems": [str(problem) for problem in problems]})
     for problem in problems:
@@ -110,21 +114,38 @@ def run_verify(arguments: argparse.Namespace) -> int:
         has_checksums = arguments.checksums or arguments.deep
         tier = "files" + ", checksums" * has_checksums + ", tokens" * arguments.deep
         print(
-            f"OK {arguments.manifest}: {manifest.num_shards} shard files, "
-            f"{manifest.total_documents:,} documents, {manifest.total_tokens:,} tokens ({tier})"
+            f"OK {without_credentials(arguments.manifest)}: "
+            f"{sum(m.num_shards for m in manifests)} shard files, "
+            f"{sum(m.total_documents for m in manifests):,} documents, "
+            f"{sum(m.total_tokens for m in manifests):,} tokens ({tier})"
         )
     return 0
 
 
 def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The header of a manifest and two averages."""
-    m = _manifest(arguments.manifest)
+    """The header of a manifest and two averages; or what a plan reads."""
+    from nmoe_core.publish.read import opened
+
+    with opened(arguments.manifest) as data:
+        plan, m = data.plan, data.manifests[0]
+    if plan is not None:
+        return _plan_facts(plan)
     facts: dict[str, Any] = {name: getattr(m, name) for name in _HEADER} | {
         "tokens_per_document": round(m.total_tokens / max(m.total_documents, 1), 1),
         "tokens_per_shard": round(m.total_tokens / max(m.num_shards, 1), 1),
         "content_hash": m.content_digest(),
     }
     return facts | {k: m.extra.get(k) for k in ("created_at", "source_info", "fingerprints")}
+
+
+def _plan_facts(plan: LoaderPlan) -> dict[str, Any]:
+    shown = ("plan_id", "plan_hash", "policy", "batch_size", "seq_len", "tokenizer", "vocab_size")
+    tokens = {"train": plan.sources, "valid": plan.valid}
+    return {
+        **{name: getattr(plan, name) for name in shown},
+        "num_sequences": plan.num_sequences,
+        **{name: {s.name: s.num_tokens for s in sources} for name, sources in tokens.items()},
+    }
 
 
 def _show_info(facts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`nmoe publish`: committed trees on object stores."""
+"""`nmoe publish`, and `nmoe explain --plan`: committed trees on object stores."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.output import add_verb, size
 
 _EVERY_S = 10.0
@@ -46,3 +47,13 @@ def _show_published(facts: dict[str, Any]) -> None:
     replaced = f", {facts['files_replaced']:,} replaced" * bool(facts["files_replaced"])
     word = "to send" if facts["is_dry_run"] else "sent"
     print(f"{facts['url']}: {sent} {word}{replaced}, of {whole}")
+
+
+def explain_plan(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A step of `nmoe explain --plan`."""
+    from nmoe_core.publish.read import explain_step_of
+
+    if arguments.step is None or arguments.settings:
+        do = "give --step alone, or --config of the run, which a document is traced in"
+        raise ConfigError("of a plan alone only steps are explained", where="--plan", do=do)
+    return explain_step_of(arguments.plan, arguments.cache_dir, arguments.step, arguments.row)

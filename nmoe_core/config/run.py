@@ -36,6 +36,7 @@ from nmoe_core.config.tables import (
     ComputeTable,
     CurationTable,
     PrepTable,
+    PublishTable,
     RetentionTable,
 )
 from nmoe_core.config.tree import Tree
@@ -63,6 +64,7 @@ class RunConfig(StrictModel):
     checks: ChecksTable = ChecksTable()
     automation: AutomationTable = AutomationTable()
     retention: RetentionTable = RetentionTable()
+    publish: PublishTable = PublishTable()
 
 
 class Run:

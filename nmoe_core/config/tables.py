@@ -231,6 +231,13 @@ class AutomationTable(StrictModel):
     verify_timezone: str = Field(default="UTC", min_length=1)
 
 
+class PublishTable(StrictModel):
+    """`[publish]`: the store that the asset `published_plan` copies the loader plan to."""
+
+    url: str = Field(default="", pattern=r"^$|^\w+://")
+    """Where, such as s3://bucket/corpus; empty: there is no such asset."""
+
+
 class RetentionTable(StrictModel):
     """`[retention]`: what the job `retention` leaves of the runs; `cron` runs it by itself."""
 

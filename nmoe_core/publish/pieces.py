@@ -5,9 +5,8 @@ of shards, manifests of splits, the plan.
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from loader.files.format import (
     MANIFEST_NAME,
@@ -20,7 +19,8 @@ from loader.plan.file import load_plan
 from loader.plan.records import PLAN_FORMAT
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import sha256_file
-from nmoe_core.shards.manifest import entry_row
+from nmoe_core.shards.manifest import entry_row, files_beside, named_files
+from nmoe_core.shards.verify import shard_manifests
 
 DATA, SHARD, SPLIT, PLAN = range(4)
 
@@ -69,38 +69,21 @@ def pieces_of(path: Path) -> list[Piece]:
     return _in_order([*found, _piece(name, path, PLAN, content=content)])
 
 
-def named_files(manifest: Manifest) -> Iterator[tuple[str, str | None]]:
-    """Relative path of every file that a manifest names by a key `path` or `*_path`, and its
-    `checksum` or `*_checksum`; None where an entry records no checksum."""
-    info = manifest.extra.get("source_info")
-    beside = info if isinstance(info, dict) else {}
-    for row in (*map(entry_row, manifest.shards), beside):
-        for key, name in row.items():
-            checksum = row.get(f"{key.removesuffix('path')}checksum")
-            if (
-                (key == "path" or key.endswith("_path"))
-                and name
-                and (checksum or row is not beside)
-            ):
-                yield str(name), checksum or None
-
-
-def shard_manifests(manifest: Manifest) -> list[str]:
-    """Names of the manifests of a split's shards, whether they are there or not."""
-    below = {PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards} - {"."}
-    return [f"{name}/{MANIFEST_NAME}" for name in sorted(below)]
+def manifest_files(manifest: Manifest) -> dict[str, str | None]:
+    """Relative path and checksum of every file that a manifest names."""
+    named = [named_files(entry_row(entry)) for entry in manifest.shards]
+    return {k: v for files in (*named, files_beside(manifest)) for k, v in files.items()}
 
 
 def _of_split(path: Path, root: Path) -> list[Piece]:
     """A manifest, the manifests of its shards that are there, and all that these name."""
     manifests = {path: SPLIT}
-    manifest = load_manifest(path)
-    for name in shard_manifests(manifest):
+    for name in shard_manifests(load_manifest(path)):
         if (shard := resolve_inside(path.parent, name)).is_file():
             manifests[shard] = SHARD
     pieces = []
     for at, tier in manifests.items():
-        for name, checksum in named_files(manifest if tier == SPLIT else load_manifest(at)):
+        for name, checksum in manifest_files(load_manifest(at)).items():
             file = resolve_inside(at.parent, name)
             pieces.append(_piece(_below(file, root), file, DATA, checksum))
         pieces.append(_piece(_below(at, root), at, tier, content=at.read_bytes()))

@@ -194,6 +194,20 @@ def entry_row(entry: ShardEntry, directory: str = "") -> dict[str, Any]:
     return row | {key: f"{directory}/{row[key]}" for key in _FILE_KEYS if key in row}
 
 
+def named_files(row: dict[str, Any]) -> dict[str, str | None]:
+    """Relative paths of the files that an entry names by a key `path` or `*_path`, each with its
+    `checksum` or `*_checksum`, or None."""
+    keys = [key for key in row if key == "path" or key.endswith("_path")]
+    return {row[k]: row.get(f"{k.removesuffix('path')}checksum") or None for k in keys if row[k]}
+
+
+def files_beside(manifest: Manifest) -> dict[str, str | None]:
+    """The same of what lies beside the shards of a manifest: kept columns, lineage."""
+    info = manifest.extra.get("source_info")
+    named = named_files(info) if isinstance(info, dict) else {}
+    return {name: checksum for name, checksum in named.items() if checksum is not None}
+
+
 def created_at(made_at: str | None = None) -> str:
     """Time of making, by default now, ISO 8601 UTC; `SOURCE_DATE_EPOCH` fixes it for reproducible
     trees."""

@@ -5,7 +5,8 @@ The cheap tier reads headers, sizes and indexes, and the manifests of shards bel
 is found and listed, not only the first. Memory: one chunk of 2**24 tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +18,7 @@ from loader.files.shard import IndexReader, open_shard, read_npy_header
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.documents import ingest_ids
-from nmoe_core.shards.manifest import entry_row, shard_dir_name
+from nmoe_core.shards.manifest import entry_row, files_beside, named_files, shard_dir_name
 
 CHUNK_TOKENS = 2**24
 _DIGESTED = (("path", "checksum"), ("index_path", "index_checksum"), ("ids_path", "ids_checksum"))
@@ -38,49 +39,70 @@ class Problem:
         return f"[{self.error.code}] {self.error}"
 
 
+AtHand = Callable[[Manifest, Iterable[str], bool], AbstractContextManager[None]]
+
+
+def on_this_machine(_manifest: Manifest, _names: Iterable[str], _is_whole: bool) -> Any:
+    """The files are there."""
+    return nullcontext()
+
+
 def verify_manifest(
-    manifest: Manifest, *, checksums: bool = False, deep: bool = False
+    manifest: Manifest,
+    *,
+    checksums: bool = False,
+    deep: bool = False,
+    at_hand: AtHand = on_this_machine,
 ) -> list[Problem]:
     """Every problem of a manifest's files; empty when all is well.
 
     `checksums` hashes every file; `deep` does that too, and reads every token: one EOS at the end
-    of each document and nowhere else, and every id inside the vocabulary.
+    of each document and nowhere else, and every id inside the vocabulary. `at_hand` makes files
+    that a manifest names available while they are looked at, whole or (False) with their size and
+    first bytes.
     """
-    problems = list(_unknown_files(manifest))
-    parts, found = _shard_manifests(manifest)
+    problems, is_whole = list(_unknown_files(manifest)), checksums or deep
+    with at_hand(manifest, shard_manifests(manifest), True):
+        parts, found = _shard_manifests(manifest)
     problems += found
     for entry in manifest.shards:
-        found = list(_structure(manifest, entry))
-        problems += found
-        if checksums or deep:
-            problems += _digests(manifest, entry_row(entry), _DIGESTED)
-        if deep and not found:
-            problems += _tokens(manifest, entry)
+        row = entry_row(entry)
+        with at_hand(manifest, named_files(row), is_whole):
+            found = list(_structure(manifest, entry))
+            problems += found
+            if is_whole:
+                problems += _digests(manifest, row, _DIGESTED)
+            if deep and not found:
+                problems += _tokens(manifest, entry)
     for part in (manifest, *parts):
         info = part.extra.get("source_info")
-        if isinstance(info, dict) and (checksums or deep or "lineage_path" in info):
-            problems += _digests(part, info, _DIGESTED_BESIDE)
+        if isinstance(info, dict) and (is_whole or "lineage_path" in info):
+            with at_hand(part, files_beside(part), True):
+                problems += _digests(part, info, _DIGESTED_BESIDE)
     return problems
 
 
-def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]:
-    """The manifests of a split's shards, and where they do not agree with that of the split.
-
-    Trees of other tools need not have any.
-    """
-    root, parts, problems = manifest.path.parent, [], []
+def shard_manifests(manifest: Manifest) -> dict[str, bool]:
+    """Names of the manifests of a split's shards, and whether each must be there: trees of other
+    tools need not have any."""
     below = {PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards} - {"."}
     ours: set[str] = set()
     if "pipeline_version" in manifest.extra:  # which is sealed, so it is what prep wrote
         num_buckets = manifest.extra.get("source_info", {}).get("num_buckets", 0)
         ours = {shard_dir_name(bucket) for bucket in range(num_buckets)}
-    for name in sorted(below | ours):
-        path = root / name / MANIFEST_NAME
-        if name not in ours and not path.exists():
+    return {f"{name}/{MANIFEST_NAME}": name in ours for name in sorted(below | ours)}
+
+
+def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]:
+    """The manifests of a split's shards, and where they do not agree with that of the split."""
+    parts, problems = [], []
+    for name, is_required in shard_manifests(manifest).items():
+        path = manifest.path.parent / name
+        if not is_required and not path.exists():
             continue
         try:
             part = load_manifest(path)
-            _require_same(manifest, part, name)
+            _require_same(manifest, part, path.parent.name)
             parts.append(part)
         except FormatError as error:
             problems.append(Problem("index", error))

@@ -8,6 +8,7 @@ files is for fingerprints. Imports no torch: definitions are loaded with it.
 import dataclasses
 from typing import Any, Literal
 
+from loader.errors import without_credentials
 from loader.plan.settings import PlanSettings
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.calibration import CALIBRATE_CODE
@@ -21,6 +22,7 @@ from nmoe_core.labels.label import LABEL_CODE
 from nmoe_core.labels.slices import SLICE_CODE
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
 from nmoe_core.prep.settings import PREP_CODE
+from nmoe_core.publish.send import RECORD_FORMAT
 from nmoe_core.tasks.curate import curate_settings
 
 SLICES, TOPICS = SLICE_CODE, ASSIGN_CODE  # they read no setting
@@ -110,6 +112,11 @@ def loader_plan(run: Run) -> str:
     remixes = [sha256_file(path) for path in run.tree.remixes()]
     read = [run.path.stem, run.loader.flow_mode, stages, settings]
     return _version("plan/1", [*read, remixes] if remixes else read)
+
+
+def published_plan(run: Run) -> str:
+    """Of a published plan: where it is, and how files are recorded there."""
+    return _version("publish/1", [without_credentials(run.config.publish.url), RECORD_FORMAT])
 
 
 def _version(code: str, settings: Any) -> str:

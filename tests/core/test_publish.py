@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -274,3 +275,84 @@ def test_a_store_that_refuses_or_is_down_is_one_line_without_keys(
     assert "verysecret" not in line + down
     for bad in ("memory://b/x", "corpus"):
         refused_line(capsys, "publish", str(plan), bad, code="E-CONFIG")
+
+
+# Read there
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
+    capsys.readouterr()
+    assert main(argv) == status
+    found = capsys.readouterr()
+    return found.out or found.err
+
+
+@pytest.mark.parametrize("tier", [[], ["--checksums"], ["--deep"]])
+@pytest.mark.parametrize("name", ["loader_plan.json", "web/train", "web/train/manifest.json"])
+def test_verify_and_info_say_of_a_url_what_they_say_of_files(
+    prepared_data: Path, url: str, capsys: pytest.CaptureFixture[str], name: str, tier: Names
+) -> None:
+    publish(write_plan(prepared_data, "loader_plan.json"), url)
+    for command in (["verify", *tier], ["info"], ["info", "--json"]):
+        here, there = (said(capsys, *command, f"{top}/{name}") for top in (prepared_data, url))
+        assert there == here.replace(str(prepared_data), url)
+
+
+@pytest.mark.parametrize(
+    ("damage", "tier", "code"),
+    [
+        (lambda _: None, [], "E-SHARD-MISSING"),
+        (lambda content: content[:-4], [], "E-SHARD-TRUNCATED"),
+        (lambda content: content[:-8] + b"\1\0\0\0" + content[-4:], ["--deep"], "E-SHARD-CHECKSUM"),
+    ],
+    ids=["gone", "cut", "changed"],
+)
+def test_a_damaged_object_is_refused_by_its_url(
+    plan: Path,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    damage: Callable[[bytes], bytes | None],
+    tier: Names,
+    code: str,
+) -> None:
+    publish(plan, url)
+    name = next(n for n in files_of(plan.resolve().parent / "data") if n.endswith(".npy"))
+    content = damage(at(url, name) or b"")
+    if content is None:
+        store.remove(join(url, name))
+    else:
+        store.write(join(url, name), content)
+    found = said(capsys, "verify", *tier, f"{url}/loader_plan.json", status=1)
+    lines = [line for line in found.splitlines() if join(url, name) in line]
+    assert lines[0].startswith(f"ERROR [{code}]: {join(url, name)}: ")
+    with refused(code.replace("TRUNCATED", "CHECKSUM"), naming=[join(url, name)]):
+        batches(f"{url}/loader_plan.json", cache_dir=tmp_path / "cache")
+
+
+def test_what_is_not_published_or_not_a_manifest_is_one_line_with_its_url(
+    plan: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(plan, url)
+    for verb in ("verify", "info"):
+        assert f"{url}/x/manifest.json" in refused_line(
+            capsys, verb, f"{url}/x", code="E-MANIFEST-MISSING"
+        )
+        line = refused_line(capsys, verb, f"{url}/publication.json", code="E-MANIFEST-FORMAT")
+        assert f"{url}/publication.json" in line
+    store.remove(f"{url}/web/train/shard_0001/manifest.json")
+    line = refused_line(capsys, "verify", f"{url}/web/train", code="E-MANIFEST-MISSING")
+    assert f"{url}/web/train/shard_0001/manifest.json" in line
+
+
+def test_a_step_is_explained_by_the_plans_url_as_by_its_path(
+    plan: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(plan, url)
+    command = ["explain", "--step", "3", "--json", "--cache-dir", str(tmp_path / "cache")]
+    local = said(capsys, *command, "--plan", str(plan))
+    assert json.loads(local)["rows"][0]["documents"][0]["ingest_id"].startswith(("web-", "books-"))
+    for _ in range(2):
+        assert said(capsys, *command, "--plan", f"{url}/loader_plan.json") == local
+    refused_line(capsys, "explain", "x", "--plan", str(plan), code="E-CONFIG")
+    refused_line(capsys, "explain", "--step", "3", code="E-CONFIG")

@@ -1,0 +1,162 @@
+"""Manifests and plans by path or URL: for `nmoe verify`, `info` and `explain`.
+
+What lies in a store is checked there, not in a cache: files come into a temporary directory, those
+of one shard file at a time, and every message names the URL. Without checksums only the first bytes
+of large files are asked for.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from loader.files import store
+from loader.files.addresses import address, is_url, join, parent
+from loader.files.format import MANIFEST_NAME, Manifest, check_digest, load_manifest, resolve_inside
+from loader.plan.file import load_plan, parse_plan
+from loader.plan.records import PLAN_FORMAT, LoaderPlan
+from loader.plan.remote import fetch_plan, uncommitted
+from nmoe_core.base.errors import FormatError, NmoeError
+from nmoe_core.config.run import Run
+from nmoe_core.lineage import Facts, explain_step
+from nmoe_core.publish.pieces import is_plan, manifest_files
+from nmoe_core.shards.verify import Problem, on_this_machine, verify_manifest
+
+_WORKERS = 8
+_HEAD_BYTES = 4200  # the longest header of a shard file that is read, and a little more
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A manifest, or a plan with the manifests that it names, on this machine or in a store."""
+
+    where: str
+    plan: LoaderPlan | None
+    manifests: tuple[Manifest, ...]
+    url: str | None = None
+    """Of the directory whose copy the manifests' paths lie in."""
+    root: Path = Path()
+    """That copy."""
+
+    def verify(self, *, checksums: bool = False, deep: bool = False) -> list[Problem]:
+        """Problems of all files, as `verify_manifest` finds them."""
+        at_hand = on_this_machine if self.url is None else self._at_hand
+        found = [
+            problem
+            for manifest in self.manifests
+            for problem in verify_manifest(
+                manifest, checksums=checksums, deep=deep, at_hand=at_hand
+            )
+        ]
+        if self.url is None:
+            return found
+        return [Problem(p.check, _of_url(p.error, self.root, self.url)) for p in found]
+
+    @contextmanager
+    def _at_hand(self, manifest: Manifest, names: Iterable[str], is_whole: bool) -> Iterator[None]:
+        """Copies of files that a manifest names; those that the store lacks stay missing."""
+        paths = [resolve_inside(manifest.path.parent, name) for name in names]
+
+        def fetch(path: Path) -> None:
+            url = join(str(self.url), path.relative_to(self.root).as_posix())
+            if is_whole or path.suffix == ".idx":
+                store.copy(url, path)
+            else:
+                store.copy_start(url, path, _HEAD_BYTES)
+
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            list(pool.map(fetch, paths))
+        yield
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened(where: str) -> Iterator[Opened]:
+    """Open a manifest, the directory that holds one, or a plan. Raises as `load_manifest` and
+    `load_plan`, and PlanError where the store does not answer (E-STORE)."""
+    if not is_url(where):
+        path = Path(where)
+        path = path / MANIFEST_NAME if path.is_dir() else path
+        yield _opened(path, where)
+        return
+    url = address(where)
+    if not url.partition("?")[0].endswith(".json"):
+        url = join(url, MANIFEST_NAME)
+    with TemporaryDirectory(prefix="nmoe-") as directory:
+        root, base = Path(directory), parent(url)
+        content = store.read_bytes(url)
+        if content is None:
+            raise uncommitted(url)
+        try:
+            value = json.loads(content)
+        except ValueError:
+            value = {}
+        name = join(url, "").rpartition("/")[2]
+        if isinstance(value, dict) and value.get("format") == PLAN_FORMAT:
+            plan = parse_plan(value, url)
+            base = join(base, plan.root)
+            content = json.dumps(value | {"root": "."}, ensure_ascii=False).encode()
+            for source in {one.manifest: one for one in (*plan.sources, *plan.valid)}:
+                if not store.copy(join(base, source), resolve_inside(root, source)):
+                    raise uncommitted(join(base, source))
+        (root / name).write_bytes(content)
+        try:
+            yield _opened(root / name, url, base, root)
+        except NmoeError as error:
+            raise _of_url(error, root, base) from None
+
+
+def explain_step_of(plan: str, cache_dir: str | None, step: int, row: int | None) -> Facts:
+    """`explain_step` of a plan by its path or URL, without a run: labels are left out. Of a URL,
+    ids and lineage of the shards that the step reads are copied beside the data. Raises as
+    `explain_step` and `fetch_plan`."""
+    if not is_url(plan):
+        path = Path(plan).absolute()
+        return explain_step(Run(None, {"root": str(path.parent)}, {"plan": path}), step, row)
+    path, url = fetch_plan(plan, cache_dir), address(plan)
+    root, base = path.parent, join(parent(url), _plan_at(url).root)
+
+    def at_hand(directory: Path) -> None:
+        beside = join(base, directory.relative_to(root).as_posix())
+        _fetch(beside, directory / MANIFEST_NAME, None)
+        for name, checksum in manifest_files(load_manifest(directory / MANIFEST_NAME)).items():
+            _fetch(beside, resolve_inside(directory, name), checksum)
+
+    return explain_step(Run(None, {"root": str(root)}, {"plan": path}), step, row, at_hand)
+
+
+def _plan_at(url: str) -> LoaderPlan:
+    return parse_plan(json.loads(store.read_bytes(url) or b"null"), url)
+
+
+def _fetch(directory: str, local: Path, checksum: str | None) -> None:
+    """Copy a file of a directory in a store to its place, unless it is there."""
+    if local.exists():
+        return
+    url, part = join(directory, local.name), local.with_name(f"{local.name}.part")
+    if not store.copy(url, part):
+        do = "publish it again"
+        raise FormatError("file is missing", where=url, do=do, code="E-SHARD-MISSING")
+    if checksum is not None:
+        check_digest(part, checksum, "E-SHARD-CHECKSUM", url)
+    os.replace(part, local)
+
+
+def _opened(path: Path, where: str, url: str | None = None, root: Path = Path()) -> Opened:
+    if not is_plan(path):
+        return Opened(where, None, (load_manifest(path),), url, root)
+    plan = load_plan(path)
+    sources = {source.manifest: source for source in (*plan.sources, *plan.valid)}
+    manifests = tuple(load_manifest(resolve_inside(plan.base, name)) for name in sources)
+    return Opened(where, plan, manifests, url, root)
+
+
+def _of_url(error: Any, root: Path, url: str) -> Any:
+    """An error about a copy as one about its original."""
+    return type(error)(str(error).replace(str(root), url), code=error.code)

@@ -1,0 +1,44 @@
+"""The asset of a published plan: there with `[publish]` alone, and equal to the run's own plan."""
+
+import json
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from nmoe_assets.component import build_definitions
+from nmoe_core.cli import main
+from nmoe_core.config.run import Run
+
+pytest.importorskip("obstore", reason="extra remote is not installed")
+KEY = dg.AssetKey(["mixture", "published_plan"])
+
+
+def explained(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    capsys.readouterr()
+    assert main(["explain", "--step", "1", "--json", *argv]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_plan_of_a_run_is_published_and_explained_by_its_url(
+    own_project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, url = str(own_project / "run.toml"), f"file://{tmp_path}/store"
+    assert not build_definitions(Run(config)).resolve_asset_graph().has(KEY)
+    job = build_definitions(Run(config, {"publish.url": url})).resolve_job_def("publish")
+    made, instance = [], dg.DagsterInstance.ephemeral()
+    for _ in range(2):
+        done = job.execute_in_process(instance=instance)
+        (event,) = done.get_asset_materialization_events()
+        made.append({k: v.value for k, v in event.materialization.metadata.items()})
+    assert made[0]["files_sent"] == made[0]["files"] > made[1]["files_sent"] == 0
+    plan = str(made[0]["url"])
+    assert plan == f"{url}/mixture/loader_plan.json"
+    of_run = explained(capsys, "--config", config)
+    of_url = explained(capsys, "--plan", plan, "--cache-dir", str(tmp_path / "cache"))
+    for row in of_run["rows"]:
+        for document in row["documents"]:
+            document["label"] = None  # labels are not published
+    assert of_url == of_run
+    assert "decision" in of_url["rows"][0]["documents"][0]
+    assert main(["verify", "--deep", plan]) == 0
