@@ -61,6 +61,17 @@ class ShardWriter:
         files = [*self._full, self._file] if self._file is not None else self._full
         return [file.state for file in files]
 
+    @property
+    def files(self) -> list[tuple[str, int]]:
+        """Name and documents of each token file so far."""
+        files = [*self._full, self._file] if self._file is not None else self._full
+        return [(file.npy.name, file.num_documents) for file in files]
+
+    @property
+    def staged(self) -> Path:
+        """Where the shard is made."""
+        return self._staged
+
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
         """Append one document, uint32 `[length]`, and its EOS, which it may end with already.
         Raises FormatError: EOS inside the document, an id outside the vocabulary, or a document

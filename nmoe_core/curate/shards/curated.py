@@ -31,10 +31,11 @@ from nmoe_core.curate.shards.inputs import (
     load_topics,
     select_documents,
 )
+from nmoe_core.curate.shards.kept_columns import add_columns
 from nmoe_core.curate.shards.lineage import lineage_line
 from nmoe_core.curate.shards.planning import CurateSettings, plan_order
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.shards.manifest import ShardFormat, documents_digest, is_shard_current
+from nmoe_core.shards.manifest import ShardFormat, column_files, documents_digest, is_shard_current
 from nmoe_core.shards.writer import ShardWriter
 
 
@@ -96,6 +97,8 @@ def current_inputs(
     }
     if selection is not None:
         fingerprints["selection"] = selection.digest
+    if columns := column_files(manifest):
+        fingerprints["columns"] = ",".join(columns.values())
     if settings.fills_windows():
         fingerprints["offset"] = str(prefix.start % settings.seq_len)
     found = manifest, topics, quality, selection, prefix
@@ -210,8 +213,13 @@ class _ShardCuration:
         shard, manifest, settings = self.inputs.shard, self.inputs.manifest, self.settings
         writer = ShardWriter(shard.curated, shard_format(manifest), settings.tokens_per_shard)
         try:
+            written = []
             for tokens, ingest_id, text_sha256 in self._documents():
                 writer.add_document(tokens, ingest_id, text_sha256)
+                written.append((len(tokens), text_sha256))
+            columns, numbers = {}, self.chosen.indices[self.fresh[self.new_order]]
+            for path in column_files(manifest):
+                columns = add_columns(writer, shard, path, numbers, written)
             checksum = writer.add_file(LINEAGE_NAME, self._lineage())
             facts = json.dumps(self._facts(), ensure_ascii=False, indent=2, allow_nan=False)
             writer.add_file(CURATION_NAME, [facts.encode() + b"\n"])
@@ -227,6 +235,7 @@ class _ShardCuration:
                 "deferred_documents": self.num_deferred,
                 "lineage_path": LINEAGE_NAME,
                 "lineage_checksum": checksum,
+                **columns,
             }
             writer.finish(self.inputs.shared, source_info)
         finally:

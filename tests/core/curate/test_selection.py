@@ -1,10 +1,12 @@
 """`[curation] where`: the documents of which it is true are curated, and every other says why."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loader.files.sealed import sealed
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.lineage import verify_curated_shard
@@ -218,3 +220,47 @@ def test_a_rule_without_a_selection_or_beside_include_is_refused(numbered: Corpu
         curate.curate_shards(run, "web", [0])
     with refused("E-CONFIG", "where and include"):
         numbered.configure({"where": RULE, "include": ["keep"]})
+
+
+def test_kept_columns_go_with_the_documents_into_curated_shards_and_their_exports(
+    numbered: Corpus, tmp_path: Path
+) -> None:
+    for bucket in (0, 1):
+        _keep_columns(numbered, bucket)
+    _run(numbered)
+    assert main(["attributes", *_flags(numbered)]) == 0
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    expected = []
+    for bucket in (0, 1):
+        shard = numbered.shard(bucket)
+        rows = pq.read_table(shard.curated / "columns.parquet").to_pylist()
+        lineage = [json.loads(line) for line in shard.lineage.read_text().splitlines()]
+        assert [row["url"] for row in rows] == [f"u{row['parent_doc_id']}" for row in lineage]
+        assert [row["doc_id"] for row in rows] == numbered.doc_ids(bucket, numbered.curated)
+        expected += rows
+    manifest = str(numbered.tree.curated_manifest("web"))
+    assert main(["verify", manifest, "--checksums"]) == 0
+    assert main(["export", "mds", manifest, "--output", str(tmp_path / "mds")]) == 0
+    assert pq.read_table(tmp_path / "mds" / "columns.parquet").to_pylist() == expected
+
+
+def _keep_columns(corpus: Corpus, bucket: int) -> None:
+    """Give a committed shard the column that prep would have kept."""
+    from nmoe_core.attributes.files import Documents, write_attribute
+    from nmoe_core.base.fingerprint import sha256_file
+
+    shard = corpus.shard(bucket)
+    ids = [pair for file in corpus.files(bucket) for pair in file.ids()]
+    documents = Documents(corpus.doc_ids(bucket), [digest for _, digest in ids])
+    table = pa.table({"url": [f"u{doc_id}" for doc_id in documents.doc_ids]})
+    path = shard.directory / "columns.parquet"
+    digest = write_attribute(path, "columns", {}, documents, table.schema, table.to_batches())
+    value = json.loads(shard.manifest.read_text())
+    value["source_info"] |= {
+        "columns_path": path.name,
+        "columns_checksum": sha256_file(path),
+        "columns_digest": digest,
+    }
+    for key in ("content_hash", "file_hash"):
+        value.pop(key, None)
+    shard.manifest.write_text(json.dumps(sealed(value)))
