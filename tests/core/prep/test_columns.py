@@ -341,3 +341,21 @@ def test_one_source_is_prepared_with_columns_from_the_command_line_and_from_pyth
     ParallelPrepPipeline(JSONLSource("a.jsonl", text_field="data.text"), config).run()
     assert tree_digest(Path("one")) == tree_digest(Path("two"))
     assert _read(Path("one/web/train/shard_0001"))[0]["n"] in range(40)
+
+
+def test_a_split_that_grows_keeps_columns_as_a_fresh_one(tmp_path: Path) -> None:
+    rows = [{"id": f"d{i}", "text": f"text {i} " * 20, "url": f"u{i}"} for i in range(60)]
+    project = write_project(
+        tmp_path, [jsonl_source("web", rows[:40])], {"attributes": {"columns": ["url"]}}
+    )
+    argv = ["prep-mixture", "--config", str(project.config)]
+    assert main(argv) == 0
+    rows[3]["url"] = "another"  # of the same text
+    (tmp_path / "in" / "web.jsonl").write_text(json_lines(rows[1:]), encoding="utf-8")
+    assert main(argv) == 0
+    grown = tree_digest(project.run.tree.data)
+    assert main([*argv, "--force"]) == 0
+    assert tree_digest(project.run.tree.data) == grown
+    shards = project.run.tree.shards("web", 2)
+    found = {row["url"] for shard in shards for row in _read(shard.directory)}
+    assert found == {row["url"] for row in rows[1:]}
