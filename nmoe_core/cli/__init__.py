@@ -58,7 +58,7 @@ class _Verbs:
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parts = parser.add_subparsers(
-            dest="verb", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+            dest="verb", prog="nmoe", required=True, metavar="COMMAND", help=argparse.SUPPRESS
         )
         self.lines: dict[str, str] = {}
 

@@ -88,10 +88,7 @@ def ngrams(documents: Sequence[np.ndarray]) -> Any:
     totals = np.bincount(rows, counts, len(documents))  # squared norms of the roots
     data = np.sqrt(counts / totals[rows])
     bounds = np.searchsorted(rows, np.arange(len(documents) + 1))
-    places = (
-        columns.astype(np.int32),
-        bounds.astype(np.int32),
-    )  # for the solver
+    places = (columns.astype(np.int32), bounds.astype(np.int32))  # for the solver
     return csr_array((data, *places), shape=(len(documents), NUM_COLUMNS))
 
 
