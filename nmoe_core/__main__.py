@@ -1,7 +1,18 @@
-"""`python -m nmoe_core` is the same as `nmoe`."""
+"""`nmoe`, and `python -m nmoe_core`: imports little before it can be interrupted in one line."""
 
 import sys
 
-from nmoe_core.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line; return its exit status."""
+    try:
+        from nmoe_core.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:  # while modules are imported
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

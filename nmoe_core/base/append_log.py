@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from nmoe_core.base.atomic import failpoint
+from nmoe_core.base.atomic import failpoint, named_errors
 from nmoe_core.base.errors import LockedError
 
 _READ_BYTES = 4 * 2**20
@@ -97,9 +97,10 @@ class AppendLog:
         """Write whole lines and hand them to the system; `durable` waits until they are on the
         disk. Returns the offset of the first byte."""
         offset = self.size
-        self._file.write(payload)
-        failpoint("write")
-        self._file.flush()
+        with named_errors(self.path):
+            self._file.write(payload)
+            failpoint("write")
+            self._file.flush()
         self.size += len(payload)
         self._hash.update(payload)
         if durable:

@@ -60,7 +60,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f"{path.name}{TMP_MARK}{os.getpid()}")
     try:
-        with open(tmp, "wb") as file:
+        with named_errors(path), open(tmp, "wb") as file:
             yield file
             failpoint("write")
             file.flush()
@@ -72,6 +72,17 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         tmp.unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+@contextmanager
+def named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give errors of the system, such as a full disk, the file that they are about."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def write_bytes(path: Path, payload: bytes) -> None:

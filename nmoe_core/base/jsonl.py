@@ -113,10 +113,16 @@ def text_of(row: Mapping[str, Any], field: str) -> str:
     if isinstance(value, str):
         return value
     if value is _MISSING:
-        raise ValueError(f"field {field!r} is missing")
+        raise ValueError(f"field {field!r} is missing{_fields_of(row)}")
     if value is not None:
         raise ValueError(f"field {field!r} is {type(value).__name__}, not text")
     return ""
+
+
+def _fields_of(row: Mapping[str, Any]) -> str:
+    """The names of a record's first fields, for a message."""
+    names = [repr(key[:40]) for key in [*row][:8]]
+    return f" among {', '.join(names)}{', ...' if len(row) > 8 else ''}" if names else ""
 
 
 def id_of(

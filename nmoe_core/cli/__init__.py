@@ -7,6 +7,7 @@ runs.
 
 import argparse
 import difflib
+import os
 import re
 import signal
 import sys
@@ -100,7 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     send_again_if_ignored(SystemExit, signal.SIGTERM)
     send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
-        return arguments.run(arguments)
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of the output has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except NmoeError as error:
         if arguments.traceback:
             raise
@@ -118,4 +124,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _terminate(signum: int, frame: object) -> None:
+    os.write(2, b"terminated\n")  # print may be what is interrupted
     raise SystemExit(128 + signum)

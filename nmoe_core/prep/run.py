@@ -52,7 +52,7 @@ from nmoe_core.shards.manifest import (
     is_shard_current,
     shard_dir_name,
 )
-from nmoe_core.sources.records import Split
+from nmoe_core.sources.records import Rows, Split
 
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
@@ -213,11 +213,15 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
         work.read(pool, progress)
         report = work.report()
         if report.num_documents == 0 and plan.is_of_all_shards:
+            num_records = sum(report.outcomes.values())
+            is_slice = not num_records and plan.split.rows != Rows()
             raise SourceError(
                 "source has no document",
                 where=plan.settings.name,
-                found=f"{sum(report.outcomes.values())} records, none kept",
-                do="check text_field, the paths and min_doc_tokens",
+                found=f"{num_records} records, none kept",
+                do="check the bounds of the slice (split)"
+                if is_slice
+                else "check text_field, the paths and min_doc_tokens",
                 code="E-SOURCE-EMPTY",
             )
         with ThreadPoolExecutor(1) as beside:

@@ -109,6 +109,23 @@ def combine_shards(
     return build_manifest(fmt, entries, fingerprints, source_info | {"num_buckets": num_buckets})
 
 
+def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
+    """What prep left out of the documents of a split: empty and short ones, with their share of all
+    that it read, and how many it cut; empty where its shards do not say it."""
+    infos = [
+        load_manifest(path).extra.get("source_info", {})
+        for path in sorted(split_dir.glob(f"shard_[0-9]*/{MANIFEST_NAME}"))
+    ]
+    if not infos or not all("filtered_documents" in info for info in infos):
+        return {}
+    num_left_out = sum(info["filtered_documents"] + info["empty_documents"] for info in infos)
+    return {
+        "left_out": num_left_out,
+        "left_out_share": round(num_left_out / max(num_left_out + num_documents, 1), 4),
+        "cut": sum(info["truncated_documents"] for info in infos),
+    }
+
+
 def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """Write a manifest unless the committed one already has its content hash."""
     try:

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from loader.files.shard import INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, open_shard
-from nmoe_core.base.atomic import atomic_file, failpoint, start_writeback, write_bytes
+from nmoe_core.base.atomic import atomic_file, failpoint, named_errors, start_writeback, write_bytes
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.verify import CHUNK_TOKENS
@@ -90,10 +90,11 @@ class OpenShardFile:
         return self._part, self.npy.with_suffix(".idx"), self.npy.with_suffix(".ids.jsonl")
 
     def append(self, tokens: np.ndarray, num_tokens: np.ndarray, ids: bytes | memoryview) -> None:
-        failpoint("write")
-        self._tokens.write(tokens.data)
-        self._index.write(index_rows(self.num_tokens, num_tokens))
-        self._ids.write(ids)
+        with named_errors(self.npy):
+            failpoint("write")
+            self._tokens.write(tokens.data)
+            self._index.write(index_rows(self.num_tokens, num_tokens))
+            self._ids.write(ids)
         self.num_tokens += len(tokens)
         self.num_documents += len(num_tokens)
         self.ids_bytes += len(ids)
@@ -104,16 +105,15 @@ class OpenShardFile:
         return [os.dup(file.fileno()) for file in self._files]
 
     def finish(self) -> None:
-        for file, header in (
-            (self._tokens, npy_header(self.num_tokens, self.integers)),
-            (self._index, index_header(self.num_documents)),
-        ):
-            failpoint("write")
-            file.seek(0)
-            file.write(header)
-        for file in self._files:
-            file.flush()
-            start_writeback(file.fileno())
+        headers = npy_header(self.num_tokens, self.integers), index_header(self.num_documents)
+        with named_errors(self.npy):
+            for file, header in zip(self._files, headers):
+                failpoint("write")
+                file.seek(0)
+                file.write(header)
+            for file in self._files:
+                file.flush()
+                start_writeback(file.fileno())
         self.close()
 
     def publish(self, checksum: str, index_checksum: str, ids_checksum: str) -> dict[str, Any]:

@@ -187,11 +187,15 @@ def _type(fs: Any, key: str) -> str:
     # Not fs.isfile, to which a store that does not answer is a file that is not there.
     try:
         return str(fs.info(key)["type"])
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if isinstance(error.__cause__, OSError):  # HTTP: no server answered
+            raise error.__cause__ from None
         return "absent"
 
 
 def _matches(root: Path, pattern: str) -> list[Path]:
+    if (path := root / pattern).is_file():  # whatever characters its name has
+        return [path]
     # root_dir keeps glob characters of the directory's own name out of the pattern.
     is_glob = glob.has_magic(pattern)
     if "**" in (parts := pattern.split("/")):

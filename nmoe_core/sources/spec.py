@@ -106,7 +106,7 @@ class SourceSpec(StrictModel):
     sample_seed: int = 42
     text_field: str = Field(default="text", min_length=1)
     id_field: str | None = Field(default=None, min_length=1)
-    """Field of the ids; without it, rows are numbered."""
+    """Field of the ids; without it, `id` of JSON lines that have it, else rows are numbered."""
     columns: ColumnNames | None = None
     """Other fields to keep beside the documents; those of [attributes] where they are not set."""
     on_error: OnError = "fail"

@@ -13,6 +13,7 @@ from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
+from nmoe_core.shards.manifest import left_out
 from nmoe_core.sources.open import open_source
 from nmoe_core.tasks.backbone import ids_for_model
 from nmoe_core.tasks.hydra import label_documents, load_grader, oracles_of
@@ -51,6 +52,7 @@ def make_split(
         "split": split,
         "documents": manifest["total_documents"],
         "tokens": manifest["total_tokens"],
+        **left_out(output, manifest["total_documents"]),
         "bad_records": report.outcomes["bad"],
         "bad_examples": report.bad_examples,
         "replaced_records": report.num_replaced,

@@ -17,7 +17,7 @@ from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.manifest import documents_digest, left_out
 from nmoe_core.sources.open import open_reader, open_source
 
 
@@ -71,6 +71,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
     facts = {
         "documents": manifest.total_documents,
         "tokens": manifest.total_tokens,
+        **left_out(split_dir, manifest.total_documents),
         "shard_files": manifest.num_shards,
         "changed": changed,
         "path": str(manifest.path),

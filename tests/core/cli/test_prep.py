@@ -1,6 +1,8 @@
 """`nmoe prep` and `prep-mixture`: every flag does what it says, and bad input writes nothing."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,6 +176,8 @@ BAD = {
     (*_JSONL, "--split", "valid"): "E-SOURCE-SPLIT",
     (*_JSONL, "--split", "train[:1"): "E-CONFIG",
     (*_JSONL, "--split", "train[400:]"): "E-SOURCE-EMPTY",
+    (*_JSONL, "--split", "train[20%:10%]"): "E-SOURCE-EMPTY",
+    ("--source", "jsonl", "--paths", "http://127.0.0.1:9/x.jsonl"): "E-SOURCE-NETWORK",
     (*_JSONL, "--subset", "x"): "E-CONFIG",
     (*_JSONL, "--max-tokens", "1X"): "E-CONFIG",
     (*_JSONL, "--max-bad-share", "2"): "E-CONFIG",
@@ -312,6 +316,57 @@ def test_a_change_in_a_bucket_while_it_is_read_is_refused(
     with refused("E-SOURCE-CHANGED"):
         main(["-v", *NAMED, "--paths", "s3://corpus/in/notes.jsonl", "--output", "out/w"])
     assert not Path("out/w/manifest.json").exists()
+
+
+def test_what_is_left_out_and_cut_is_said_with_its_share(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": text} for text in ("x", "", *["a few words more than that " * 9] * 6)]
+    (project / "in" / "mixed.jsonl").write_text(json_lines(rows))
+    command = ["prep", "--source", "jsonl", "--paths", "in/mixed.jsonl", "--name", "web"]
+    command += ["--num-shards", "2", "--output", "out/w", "--set", "prep.max_doc_tokens=20"]
+    assert main([*command, "--json"]) == 0
+    (made,) = json.loads(capsys.readouterr().out)
+    said = {"left_out": 2, "left_out_share": 0.25, "cut": 6}
+    assert made | said == made
+    assert main(["info", "out/w/manifest.json", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown | said == shown
+
+
+def test_a_wrong_field_or_slice_is_answered_with_what_there_is(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*PREP, "--output", "out/w"]
+    line = refused_line(capsys, *command, "--text-field", "body")
+    assert "field 'body' is missing among 'key', 'text'" in line
+    assert "slice" in refused_line(capsys, *command, "--split", "train[20%:10%]")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_an_interrupt_while_modules_are_imported_is_one_line(project: Path) -> None:
+    (project / "numpy.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
+    environment = os.environ | {"PYTHONPATH": str(project)}
+    command = [sys.executable, "-m", "nmoe_core", "info", "out"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "importing\n"
+        child.send_signal(signal.SIGINT)
+        errors = child.communicate()[1]
+    assert (child.returncode, errors) == (130, "interrupted\n")
+
+
+def test_a_reader_that_has_enough_is_no_error(project: Path) -> None:
+    assert _prep("--num-shards", "1") == 0
+    command = [sys.executable, "-m", "nmoe_core", "info", "out/w/manifest.json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 128 + signal.SIGPIPE
 
 
 def test_an_interrupted_command_exits_130(project: Path) -> None:

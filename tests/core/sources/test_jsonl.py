@@ -49,7 +49,7 @@ def _source(directory: Path, payload: bytes, suffix: str = "", **how: Any) -> Js
         (b'{"text": "a", "id": {"a": 1}}', NO_ID % "dict"),
         (b'{"text": "a", "id": 18446744073709551616}', NO_ID % "float"),
         (b'{"text": null}', ""),
-        (b'{"body": "b"}', "field 'text' is missing"),
+        (b'{"body": "b"}', "field 'text' is missing among 'body'"),
         (b'{"text": 3}', "field 'text' is int, not text"),
         (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "not JSON: "),
         (MARK + b'{"text": "a"}', "not JSON: "),

@@ -45,6 +45,7 @@ def test_a_directory_with_glob_characters_is_taken_literally(tmp_path: Path) -> 
     _write(tmp_path, "br1/in/z.txt")
     assert _names(base, "in/*.txt") == ["x.txt", "y.txt"]
     assert _names(base, "in/x.txt") == ["x.txt"]
+    assert _names(tmp_path, "br[1]*/in/x.txt") == ["br[1]*/in/x.txt"]
 
 
 def test_a_name_that_is_not_utf8_is_escaped_and_may_not_be_that_of_another_file(
