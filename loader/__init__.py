@@ -8,6 +8,7 @@ from loader.files.format import Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
 from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
 from loader.loader import DeterministicLoader
+from loader.masking import mask
 from loader.metrics import SourceLosses, count_metrics, source_losses
 from loader.opening import open_loader
 from loader.plan.build import build_plan
@@ -46,6 +47,7 @@ __all__ = [
     "document_ids",
     "load_manifest",
     "load_plan",
+    "mask",
     "open_loader",
     "open_shard",
     "position_ids",

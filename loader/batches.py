@@ -106,9 +106,12 @@ class ReadOptions:
                 "a rank would get no row", where="world_size", found=found, expected=expected
             )
         dtype, largest = self.dtype, plan.vocab_size - 1
-        if dtype == "uint32" and (plan.packing == "best_fit" or self.form == "dict"):
+        if dtype == "uint32" and (plan.packing == "best_fit" or plan.masked or self.form == "dict"):
             raise ConfigError(
-                "packed targets and labels hold -100", where="dtype", found=dtype, expected="int64"
+                "packed and masked targets, and labels, hold -100",
+                where="dtype",
+                found=dtype,
+                expected="int64",
             )
         if largest > np.iinfo(dtype).max:
             expected = f"a type that holds {largest}"

@@ -151,9 +151,12 @@ def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
 
 def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bool:
     """Whether the state's plan is `plan` up to the state's position: of train, all but later stages
-    and how far the one that holds the position was read; of valid, all but stages."""
+    and how far the one that holds the position was read; of valid, all but stages. Masked targets
+    move no position."""
     n, old, new = state["global_sequence_index"], dict(state["plan"]), plan.identity()
     stages = [value.pop("stages", ()) for value in (old, new)]
+    for value in (old, new):
+        value.pop("masked", None)
     if old != new or split == "valid":
         return old == new
     at = 0
@@ -165,7 +168,7 @@ def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bo
             at = min(ends)
     except (AttributeError, KeyError, TypeError):
         raise malformed("plan.stages", "the stages of a plan") from None
-    return 0 < n <= at
+    return stages[0] == stages[1] or 0 < n <= at
 
 
 def _length(stage: Mapping[str, Any]) -> int:

@@ -129,6 +129,10 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
     yield "no stage", "at least one", len(plan.stages) > 0
     yield "a stage name twice", "each once", _are_unique(plan.stages)
     yield "a valid source twice", "each once", _are_unique(plan.valid)
+    names = {source.name for source in plan.sources}
+    for row in plan.masked:
+        is_good = row.source in names and 0 <= row.start < row.end
+        yield f"masked {row}", "tokens of a source of the plan, start below end", is_good
     total = plan.num_sequences
     step = f"at least one step of batch_size = {plan.batch_size}"
     yield f"{total} sequences", step, total >= plan.batch_size

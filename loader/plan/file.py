@@ -18,6 +18,7 @@ from loader.plan.records import (
     PLAN_FORMAT,
     Consumed,
     LoaderPlan,
+    MaskedTokens,
     PlanSource,
     PlanStage,
     SourceData,
@@ -25,7 +26,7 @@ from loader.plan.records import (
 from loader.plan.tables import nearest
 
 _MAX_BYTES = 64 * 2**20
-_READ_APART = ("format", "plan_hash", "stages", "valid", "consumed")
+_READ_APART = ("format", "plan_hash", "stages", "valid", "consumed", "masked")
 T = TypeVar("T")
 
 
@@ -84,6 +85,7 @@ def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPla
         stages=tuple(stages),
         valid=_records(SourceData, value.get("valid"), where, "valid"),
         consumed=_records(Consumed, value.get("consumed", []), where, "consumed"),
+        masked=_records(MaskedTokens, value.get("masked", []), where, "masked"),
         base=Path(os.path.abspath(directory / root)),
     )
 

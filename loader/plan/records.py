@@ -25,12 +25,13 @@ _IF_CHOSEN = tuple(name for name in _STREAM if KEYS[name].if_chosen)
 _ORDER = (
     *("plan_id", *Vocabulary._fields),
     *(name for name in _STREAM if name not in _IF_CHOSEN),
-    *("stages", "valid", *_IF_CHOSEN, "consumed", "root"),
+    *("stages", "valid", *_IF_CHOSEN, "consumed", "masked", "root"),
 )
 # Left out of a plan's file, so that plans made before these fields existed keep their hash.
 DEFAULTS: dict[str, Any] = {
     **{f.name: f.default for f in fields(StreamSettings) if f.name in _IF_CHOSEN},
     "consumed": (),
+    "masked": (),
     "spec": "",
     "lr_scale": 1.0,
     "start_step": 0,
@@ -90,6 +91,17 @@ class Consumed:
     order: str
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class MaskedTokens:
+    """Tokens `[start, end)` of a source's shard file, as its manifest names it, that no target is.
+    They stay in inputs, as context; order and windows are as without."""
+
+    source: str
+    file: str
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlanStage:
     """A stretch of the stream with one set of weights. `start_step` is set where a phase or a remix
@@ -124,6 +136,7 @@ class LoaderPlan(StreamSettings):
     stages: tuple[PlanStage, ...]
     valid: tuple[SourceData, ...] = ()
     consumed: tuple[Consumed, ...] = ()
+    masked: tuple[MaskedTokens, ...] = ()
     root: str = "."
     base: Path = field(default=Path(), compare=False)
 

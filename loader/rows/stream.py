@@ -16,6 +16,7 @@ from loader.files.tokens import TokenFiles
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
 from loader.plan.schedule import PlanSchedule
+from loader.rows.masks import Masks
 from loader.rows.packed import PackedReader, TokenCounts
 from loader.rows.windows import WindowReader
 
@@ -83,13 +84,16 @@ class Stream:
         if isinstance(self.reader, PackedReader):
             order, passed = self.schedule.windows_of, self.schedule.passed.tolist()
             self._tokens = TokenCounts(self.reader.row_tokens, order, passed)
+        self._masks = None
+        if plan.masked and split == "train":
+            self._masks = Masks(plan.masked, self.source_names, manifests)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
         """Shape of what `read` fills: `[2, num_rows, seq_len]`, inputs and targets, or, where that
         is not asked for and rows are not packed, `[num_rows, seq_len + 1]`, where they overlap."""
-        if self.is_packed or contiguous:
+        if self.is_packed or self._masks is not None or contiguous:
             return (2, num_rows, self._seq_len)
         return (num_rows, self._seq_len + 1)
 
@@ -103,6 +107,9 @@ class Stream:
             self._ahead = ahead = self._locate(n, rows)
             batch = 0
         self.reader.read(ahead.copies, batch, out)
+        if self._masks is not None:
+            for row, *place in zip(out[1], ahead.sources[batch], ahead.windows[batch]):
+                self._masks.apply(row, self._target_pieces(*map(int, place)))
         return ahead.sources[batch], ahead.windows[batch]
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
@@ -115,6 +122,14 @@ class Stream:
         if self._tokens is None:
             return [count * self._seq_len for count in counts]
         return self._tokens.before(counts)
+
+    def _target_pieces(self, source: int, window: int) -> list[tuple[int, int]]:
+        """Position and length of each run of tokens that a row's targets are."""
+        if isinstance(self.reader, PackedReader):  # past a document's end there is no target
+            return [(start + 1, length) for start, length in self.reader.pieces(source, window)]
+        position = self.reader.positions(np.array([source]), np.array([window]))[0]
+        (start, length), *rest = self.files.pieces(int(position), self._seq_len + 1)
+        return [(start + 1, length - 1), *rest]
 
     def close(self) -> None:
         """Unmap all files."""

@@ -106,7 +106,7 @@ def test_batches_are_copied_to_the_device_that_is_named(cfg):
         ({"form": "list"}, "unknown form"),
         ({"form": "dict", "extras": ("position_id",)}, "did you mean 'position_ids'?"),
         ({"extras": ("cu_seqlens",)}, "extras are part of a dict"),
-        ({"form": "dict", "dtype": "uint32"}, "labels hold -100"),
+        ({"form": "dict", "dtype": "uint32"}, "labels, hold -100"),
         ({"device": "cpu", "backend": "numpy"}, "pin_memory needs torch, and so does device"),
     ],
 )

@@ -24,6 +24,7 @@ from loader import (
 )
 from loader import verify_certificate as verify
 from loader.__main__ import main
+from loader.certificate import certify
 from loader.files.sealed import sealed
 from loader.rows.stream import Stream
 from tests.project import REPOSITORY
@@ -497,6 +498,14 @@ def test_any_change_of_a_certificate_is_refused_also_where_it_is_sealed_again(wr
         copy.write_text(json.dumps(own))
         with refused("E-REMIX-CERTIFICATE"):
             verify(copy)
+
+
+def test_plans_that_differ_before_the_step_are_not_certified(tree):
+    """In the order of sources, or of one source's windows alone."""
+    plan = run_of(tree, shuffle=True)
+    for other in (run_of(tree, shuffle=True, seed=7), run_of(tree, shuffle=True, policy="block")):
+        with refused("E-REMIX-CERTIFICATE", naming=["prefix_sha256"]):
+            certify(plan, other, 20)
 
 
 def test_a_plan_that_claims_another_end_of_a_stage_is_refused(tree, tmp_path):

@@ -1,0 +1,35 @@
+"""Documents whose text is not learned any more, such as after a takedown."""
+
+import os
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from loader.files.format import resolve_inside
+from loader.plan.check import check_plan
+from loader.plan.records import LoaderPlan, MaskedTokens
+from loader.plan.tables import unknown_name
+from loader.rows.stream import Stream
+
+
+def mask(plan: LoaderPlan, tokens: Iterable[tuple[str, str | Path, int, int]]) -> LoaderPlan:
+    """The same plan with more tokens that are no target: source, token file, start and end of each
+    document, as `loader.rows.origins` gives them. The file is a path, or as the manifest names it.
+
+    Order and windows stay, so states of either plan load under the other; targets are -100. Raises
+    ConfigError where the plan has no such source, PlanError where it has no such tokens
+    (E-PLAN-FORMAT).
+    """
+    places = {s.name: resolve_inside(plan.base, s.manifest) for s in plan.sources}
+    masked = {*plan.masked}
+    for source, file, start, end in tokens:
+        if source not in places:
+            raise unknown_name("source", source, places, f"{plan.plan_id}: masked")
+        place = places[source] if places[source].is_dir() else places[source].parent
+        name = Path(os.path.relpath(place / file, place)).as_posix()
+        masked.add(MaskedTokens(source, name, int(start), int(end)))
+    after = replace(plan, masked=tuple(sorted(masked)))
+    check_plan(after)
+    with closing(Stream(after, "train")):
+        return after
