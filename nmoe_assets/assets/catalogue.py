@@ -83,6 +83,7 @@ _MEANINGS = {
     "gain_over_student": "by how much the head's rank correlation is higher",
     "num_failed": "documents left out because their states are not finite",
     "head_steps": "steps trained in this run; 0 where the head was current",
+    "backbone_documents": "documents scored in this run; the others' scores were taken over",
     "backbone_tokens": "tokens the backbone ran on in this run; 0 where it was current",
     "tau_drop, tau_keep": "an aggregate below tau_drop is dropped, from tau_keep on kept; "
     "between them is the band",

@@ -123,7 +123,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         stage="grade",
         kind="json",
         text="Probe and judge scores of every document, and the decision drop, band or keep.",
-        facts=("early_exits", "failed", "backbone_tokens"),
+        facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
         version=versions.grades(run),
         deps=[[name, "shards"], *([GROUP, made] for made in ("backbone", *HEADS, "calibration"))],
         leads_to=[[name, "curated"]],

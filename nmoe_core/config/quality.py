@@ -172,7 +172,7 @@ class GradingTable(StrictModel):
     """`[grading]`: scoring of all documents."""
 
     max_batch: int = Field(default=64, ge=1)
-    """Documents at once."""
+    """Documents at once; with 1, only documents that changed are scored again."""
     early_exit: bool = True
     """Let the probe alone drop documents that it is sure of."""
     compat: bool = False

@@ -5,8 +5,9 @@ input and a killed grading goes on at the last whole buffer, with the same bytes
 current output is left as it is.
 
 The documents that run together decide the last digits of their scores. So scores of an earlier
-grading are taken over by whole batches: the same texts in the same order, scored by the same
-backbone and heads. A note beside the rows names each batch by the SHA-256 of its tokens.
+grading are taken over by whole batches, which with `max_batch` 1 are documents: the same texts in
+the same order, scored by the same backbone and heads. A note beside the rows names each batch by
+the SHA-256 of its tokens.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def grade_documents(
     """Grade documents into `quality_scores.jsonl` and `summary.json` of `out_dir`.
 
     `progress` is called with (documents done, documents in all). Facts: counts of `documents` and
-    of decisions, and the `backbone_tokens` of this call.
+    of decisions, and the `backbone_documents` and `backbone_tokens` of this call.
 
     Raises:
         HeadError: The states of more than a few documents, or a score, are not finite
@@ -160,18 +161,19 @@ def grade_documents(
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         # Rows that were edited since are no grades: they are made again.
         with contextlib.suppress(FormatError):
-            return _result(read_graded(out_dir), 0, changed=False)
+            return _result(read_graded(out_dir), 0, 0, changed=False)
     tokens_before = model.tokens_processed
     # Batches decide the last digits, so a partial file of another batch size is not used.
     made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
         known, batches = _known_scores(out_dir, scorer), dict[str, list[int]]()
-        tally = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep)
+        tally, num_run = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep), 0
         num_done, total = partial.resume(tally), documents.count
         source = documents.documents(num_done, heads.max_ctx)
         for rows, scores in grader.buffers(source, known):
             for key, places in scores.batches.items():
                 batches[key] = [tally.total + i for i in places]
+            num_run += len(scores.ran)
             partial.append(rows)
             tally.add(rows)
             require_few_failed(tally.failed, total)
@@ -189,7 +191,8 @@ def grade_documents(
         graded = partial.commit(facts | {"fingerprints": fingerprints})
         note = {"scores_sha256": graded.checksum, "scored_by": _scored_by(scorer)}
         write_json(out_dir / NOTE_NAME, sealed(note | {"batches": batches}))
-    return _result(graded, model.tokens_processed - tokens_before, changed=True)
+    num_tokens = model.tokens_processed - tokens_before
+    return _result(graded, num_run, num_tokens, changed=True)
 
 
 def _scored_by(scorer: HeadScorer) -> Fingerprints:
@@ -221,13 +224,14 @@ def _known_scores(directory: Path, scorer: HeadScorer) -> HeadScores | None:
     return scores
 
 
-def _result(graded: Graded, tokens: int, *, changed: bool) -> Result:
+def _result(graded: Graded, num_run: int, tokens: int, *, changed: bool) -> Result:
     summary = graded.summary
     names = ("kept", "band", "dropped", "early_exits", "failed")
     facts = {
         "documents": summary["total"],
         **{name: summary[name] for name in names},
         "keep_rate": summary["kept"] / max(summary["total"], 1),
+        "backbone_documents": num_run,
         "backbone_tokens": tokens,
         "changed": changed,
     }

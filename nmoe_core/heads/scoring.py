@@ -82,7 +82,7 @@ class HeadScores:
     `probe` is float64 `[N, 5]`; `judge` the same, NaN where `exited` (bool `[N]`) says that the
     document left after the probe. `failed` holds, by row, why a document has no scores; a failure
     after the probe leaves its probe scores. `batches` holds the rows that ran together, by
-    `batch_key`.
+    `batch_key`; `ran` those that were not taken over from earlier scores.
     """
 
     probe: np.ndarray
@@ -90,6 +90,7 @@ class HeadScores:
     exited: np.ndarray
     failed: dict[int, str] = field(default_factory=dict)
     batches: dict[str, list[int]] = field(default_factory=dict)
+    ran: list[int] = field(default_factory=list)
 
     @classmethod
     def empty(cls, num_documents: int) -> HeadScores:
@@ -128,6 +129,7 @@ class HeadScorer:
             places = known.batches.get(key)
             if not places or (exits(known.probe[places]) != known.exited[places]).any():
                 self._score_batch(documents, batch, exits, scores)
+                scores.ran.extend(batch.rows)
                 continue
             for name in ("probe", "judge", "exited"):
                 getattr(scores, name)[batch.rows] = getattr(known, name)[places]

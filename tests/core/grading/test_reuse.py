@@ -64,6 +64,24 @@ def test_only_batches_with_changed_texts_run_again_and_bytes_are_those_of_gradin
     assert 0 < again.facts["backbone_tokens"] <= most < all_tokens / 5
 
 
+def test_one_percent_changed_is_one_percent_scored_where_documents_run_alone(
+    small: Grading,
+) -> None:
+    assert small.grade(max_batch=1).facts["backbone_documents"] == 200
+    changed = [list(row) for row in DOCUMENTS]
+    for i in (CHANGED, 150):
+        changed[i][0] += 1
+    new = random_documents(9, 3)
+    shutil.rmtree(small.data / "web")
+    write_source(small.data, "web", [*new, *changed[:60], *changed[65:]], num_shards=1)
+    again = small.grade(max_batch=1)
+    assert again.facts["backbone_documents"] == 200 // 100 + len(new)
+    files = files_of(again)
+    shutil.rmtree(small.base / "quality")
+    graded = small.grade(max_batch=1)
+    assert (files_of(graded), graded.facts["backbone_documents"]) == (files, 198)
+
+
 def test_other_thresholds_run_no_block_where_the_same_documents_leave(small: Grading) -> None:
     small.grade(max_batch=BATCH)
     path = small.calibration / "calibration_summary.json"
