@@ -143,12 +143,14 @@ class _Record:
         self._lock, self._saved_at = threading.Lock(), time.monotonic()
         self._files: dict[str, Any] = {}
         self._is_saved = True
+        content = store.read_bytes(self._url) or b"{}"
         try:
-            value = json.loads(store.read_bytes(self._url) or b"{}")
+            value = json.loads(content)
         except ValueError:
-            return  # damaged: everything is sent again
-        if value.get("format") == RECORD_FORMAT and sealed(value) == value:
-            self._files = value["files"]
+            value = None
+        # What is damaged, or of another format, says nothing: everything is sent again.
+        if isinstance(value, dict) and value.get("format") == RECORD_FORMAT:
+            self._files = value["files"] if sealed(value) == value else {}
 
     def has(self, piece: Piece, found: store.Found | None) -> bool:
         """Whether a file was sent with this content and is still as it was sent."""

@@ -198,6 +198,17 @@ def test_damaged_local_data_are_refused_and_do_not_take_a_published_version_back
         publish(plan, url)
 
 
+@pytest.mark.parametrize("damage", [b"", b"[1]", b"{", b'{"format": "nmoe-publication/1"}'])
+def test_a_damaged_record_makes_everything_be_sent_again(
+    plan: Path, url: str, damage: bytes
+) -> None:
+    publish(plan, url)
+    store.write(f"{url}/publication.json", damage)
+    facts = publish(plan, url).facts
+    assert facts["files_sent"] == facts["files_replaced"] == facts["files"]
+    assert publish(plan, url).facts["files_sent"] == 0
+
+
 def test_one_splits_manifest_is_published_alone_from_its_directory(
     prepared_data: Path, url: str, tmp_path: Path
 ) -> None:
@@ -269,7 +280,7 @@ def test_a_store_that_refuses_or_is_down_is_one_line_without_keys(
     assert "s3://nowhere/x/" in line
     s3[1].stop()
     down = refused_line(capsys, "publish", str(plan), "s3://corpus/x", code="E-STORE")
-    assert "s3://corpus/x/" in down
+    assert "s3://corpus/x/publication.json" in down
     assert "Connect" in down
     assert max(len(line), len(down)) < 400
     assert "verysecret" not in line + down
