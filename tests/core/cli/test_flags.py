@@ -34,6 +34,7 @@ VALUES = {
     "oracle.http.api_key_env": "KEY",
     "oracle.http.reasoning_effort": "none",
     "calibration.target_drop": "0.125",
+    "attributes.use": "signals,pii",
     "curation.include": "keep,band",
     "curation.stability": "insert_only",
     "curation.resume_from_token": "5",
