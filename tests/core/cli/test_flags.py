@@ -180,6 +180,7 @@ TEXTS = {
     *("name", "version", "max_tokens", "tokenizer", "flow", "splits", "config", "settings"),
     *("device", "devices", "sources", "source", "slices", "shard", "order", "document"),
     *("base_url", "model", "accept_model", "api_key_env"),
+    *("only", "where", "query", "columns"),
 }
 
 
