@@ -64,8 +64,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Names:
 def files_of(data: Path) -> dict[str, bytes]:
     """The committed files of both sources, by their names below a URL."""
     found = [path for name in ("web", "books") for path in (data / name).rglob("*.*")]
-    kept = [path for path in found if not path.name.startswith(".")]
-    return {path.relative_to(data).as_posix(): path.read_bytes() for path in kept}
+    names = {path.relative_to(data).as_posix(): path for path in found}
+    return {name: path.read_bytes() for name, path in names.items() if "/." not in name}
 
 
 def batches(where: object, **options: Any) -> list[np.ndarray]:
