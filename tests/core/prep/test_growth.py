@@ -1,5 +1,6 @@
 """A split grows: equal texts are taken over, and the bytes are those of a fresh run."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from loader.files.format import load_manifest
+from loader.files.sealed import sealed
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
 from tests.core.prep.conftest import WORDS, Web
@@ -104,7 +106,9 @@ def _damage(name: str) -> Any:
 
 def _other_code(web: Web) -> Web:
     for path in web.out.glob("shard_*/manifest.json"):
-        path.write_text(path.read_text().replace('"prep/1"', '"prep/0"'))
+        value = json.loads(path.read_text())
+        value["fingerprints"]["code"] = "prep/0"
+        path.write_text(json.dumps(sealed(value)))
     return web
 
 
