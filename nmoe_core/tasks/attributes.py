@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +72,26 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
 
 
 def open_attribute(run: Run, name: str) -> Attribute:
-    """An attribute of texts. Raises ConfigError: a package that it needs is not installed."""
+    """An attribute of texts. Raises ConfigError: a package that it needs is not installed, or
+    contamination has no evaluation set; SourceError: a set cannot be used."""
     from nmoe_core.attributes.attribute import Attribute
 
     module_name, function = _OF_TEXTS[name]
     module = _import(module_name)
     made_with: Fingerprints = {"code": f"{name}/{module.VERSION}"}
     compute: Any = getattr(module, function)
+    if name == "contamination":
+        files = run.config.contamination.evaluations
+        if not files:
+            raise ConfigError(
+                "contamination has no evaluation set",
+                where=run.path,
+                do="name files of texts in [contamination] evaluations",
+                code="E-CONFIG-EVALUATIONS",
+            )
+        sets = module.Evaluations.read({key: run.resolve(path) for key, path in files.items()})
+        made_with["evaluations"] = sha256_json(sets.digests)
+        compute = partial(compute, evaluations=sets)
     return Attribute(name, module.SCHEMA, made_with, compute)
 
 

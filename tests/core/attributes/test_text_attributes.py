@@ -14,8 +14,9 @@ pytest.importorskip("numba")
 
 from nmoe_core.attributes.contamination import Evaluations, contamination
 from nmoe_core.attributes.pii import PATTERNS, pii
+from nmoe_core.tasks.attributes import open_attribute
 from tests.core.attributes import naive
-from tests.project import REPOSITORY, json_lines
+from tests.project import REPOSITORY, json_lines, write_project
 from tests.refusals import refused
 
 GERMAN = (
@@ -168,3 +169,18 @@ def test_a_set_that_cannot_be_used_is_refused(tmp_path: Path, content: str | Non
 def test_without_sets_no_text_is_contaminated() -> None:
     [row] = contamination(of([GERMAN]), Evaluations.read({})).to_pylist()
     assert row == {"contamination": 0, "contaminated_by": None}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_names_its_evaluation_sets(tmp_path: Path, named: bool) -> None:
+    (tmp_path / "set.jsonl").write_text(json_lines([{"text": GERMAN}]), "utf-8")
+    tables = {"attributes": {"use": ["contamination"]}}
+    if named:
+        tables["contamination"] = {"evaluations": {"law": "set.jsonl"}}
+    run = write_project(tmp_path, [], tables).run
+    if not named:
+        with refused("E-CONFIG-EVALUATIONS"):
+            open_attribute(run, "contamination")
+        return
+    [row] = open_attribute(run, "contamination").compute(of([GERMAN])).to_pylist()
+    assert row == {"contamination": 1, "contaminated_by": "law"}
