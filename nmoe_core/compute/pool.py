@@ -4,6 +4,7 @@ A process of one thread forks its workers, which share what it has loaded; one w
 (Dagster, torch) starts them clean, since a fork would copy locks that no thread frees. Workers
 never outlive a pool: when it is left by an error or an interrupt, they are told to stop, clean up
 after themselves, and are killed if they do not. What they log is handled here (`compute.logs`).
+Arrays that forked workers return come through shared memory (`compute.slots`).
 """
 
 import ctypes
@@ -28,6 +29,7 @@ from typing import Any, TypeVar
 
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.compute import logs as worker_logs
+from nmoe_core.compute.slots import Parcel, Slots
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -70,8 +72,10 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
     pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
     reader, writer = pipe
     logs = worker_logs.package_level()
-    start = (os.getpid(), writer, logs, initializer)
     is_forked = context.get_start_method() == "fork"
+    # Every item in flight has a slot; memory that has no name cannot be given to a clean process.
+    slots = Slots(_most(workers) if is_forked else 0)
+    start = (os.getpid(), writer, logs, initializer, slots)
     with ProcessPoolExecutor(workers, context, _start_worker, start) as executor:
         with warnings.catch_warnings():
             # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
@@ -81,7 +85,7 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
                 submit(_no_work)
         with worker_logs.relayed(reader, writer):  # its thread starts after the forks
             try:
-                yield partial(_map, submit, workers)
+                yield partial(_map, submit, slots, workers)
             except BaseException:
                 _stop(executor)
                 raise
@@ -89,18 +93,35 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
                 executor.shutdown(wait=True, cancel_futures=True)
 
 
+def _most(workers: int) -> int:
+    """Items in flight."""
+    return workers + min(workers, MAX_WAITING)
+
+
 def _map(
-    submit: Callable[..., Future], workers: int, fn: Callable[..., Result], items: Iterable[Item]
+    submit: Callable[..., Future[Any]],
+    slots: Slots,
+    workers: int,
+    fn: Callable[..., Result],
+    items: Iterable[Item],
 ) -> Generator[Result, None, None]:
-    most = workers + min(workers, MAX_WAITING)
-    pending: deque[Future[Result]] = deque()
+    pending: deque[tuple[Future[Parcel], int | None]] = deque()
+
+    def next_result() -> Result:
+        future, slot = pending.popleft()
+        try:
+            return slots.unpack(slot, future.result())
+        finally:
+            slots.release_after(slot, future)
+
     try:
         for item in items:
-            pending.append(submit(_run, fn, item))
-            if len(pending) >= most:
-                yield pending.popleft().result()
+            slot = slots.take()
+            pending.append((submit(_run, fn, item, slot), slot))
+            if len(pending) >= _most(workers):
+                yield next_result()
         while pending:
-            yield pending.popleft().result()
+            yield next_result()
     except BrokenProcessPool as error:
         raise NmoeError(
             "a worker process was lost",
@@ -109,7 +130,8 @@ def _map(
             code="E-WORKER-LOST",
         ) from error
     finally:
-        for future in pending:
+        for future, slot in pending:
+            slots.release_after(slot, future)
             future.cancel()
 
 
@@ -147,13 +169,14 @@ class _Terminated(BaseException):
 
 _is_busy = False
 _worker: Worker
+_slots: Slots
 
 
-def _run(fn: Callable[..., Result], item: Any) -> Result:
+def _run(fn: Callable[..., Any], item: Any, slot: int | None) -> Parcel:
     global _is_busy
     try:
         _is_busy = True
-        return _worker.run(fn, item)
+        return _slots.pack(slot, _worker.run(fn, item))
     except _Terminated:  # by here `fn` has cleaned up
         os._exit(_EXIT_TERMINATED)
     finally:
@@ -172,10 +195,10 @@ def _no_work() -> None:
 
 
 def _start_worker(
-    parent: int, writer: Connection, log_level: int, initializer: Initializer
+    parent: int, writer: Connection, log_level: int, initializer: Initializer, slots: Slots
 ) -> None:
     """Tie a worker's life to its parent's."""
-    global _worker
+    global _worker, _slots
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     signal.signal(signal.SIGTERM, _terminate)
     signal.set_wakeup_fd(-1)  # a forked worker's signals are not its parent's
@@ -186,4 +209,4 @@ def _start_worker(
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
     worker_logs.send_all(partial(worker_logs.write_to, writer), log_level)
-    _worker = Worker(initializer)
+    _worker, _slots = Worker(initializer), slots

@@ -198,8 +198,7 @@ class Pass:
 
     def _write(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records to their shards."""
-        columns, ids = block.columns, memoryview(block.ids)
-        tokens = np.frombuffer(block.tokens, self.plan.fmt.integers)
+        columns, tokens, ids = block.columns, block.tokens, memoryview(block.ids)
         stored = np.flatnonzero(columns.id_bytes)
         stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
         num_tokens, id_bytes = columns.num_tokens[stored], columns.id_bytes[stored]

@@ -57,8 +57,8 @@ class TokenizedBlock:
     end: Position
     size_bytes: int
     columns: Columns
-    tokens: bytes
-    """Ids of the stored documents with their BOS and EOS, by shard, in order in each."""
+    tokens: np.ndarray
+    """In the integers of the shards: ids of the stored documents with their BOS and EOS, by shard, in order in each."""
     ids: bytes
     """Their lines of ids in the same order."""
     num_tokenized: int
@@ -156,7 +156,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     )
 
 
-def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[bytes, bytes]:
+def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[np.ndarray, bytes]:
     """Tokens with BOS and EOS, and lines of ids, of the documents of each shard in turn."""
     stored.sort(key=attrgetter("bucket"))  # keeps the order of equal ones
     tokenizer, integers = worker.tokenizer, worker.integers
@@ -173,7 +173,7 @@ def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[bytes, byt
             where=tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
-    return payload, b"".join(document.line for document in stored)
+    return tokens, b"".join(document.line for document in stored)
 
 
 def _columns(worker: BlockTokenizer, records: Sequence[Record | BadRecord]) -> Columns:
