@@ -81,7 +81,7 @@ def _ascii_controls(payload: bytes) -> np.ndarray:
     """Offsets of the ASCII controls that normalisation removes or replaces: int64."""
     found = [np.empty(0, np.int64)]
     has_delete = 0x7F in payload
-    for start, view in _pieces(payload, 0):
+    for start, view in pieces(payload, 0):
         hits = view < 0x09
         hits |= view - np.uint8(0x0B) < 0x15  # 0x0b..0x1f by one comparison, since uint8 wraps
         if has_delete:
@@ -93,7 +93,7 @@ def _ascii_controls(payload: bytes) -> np.ndarray:
 def _other_controls(payload: bytes) -> np.ndarray:
     """Offsets of C1 controls and U+FEFF in UTF-8 bytes, some of them twice: int64."""
     found = [np.empty(0, np.int64)]
-    for start, view in _pieces(payload, 2):
+    for start, view in pieces(payload, 2):
         c1 = np.flatnonzero(view[:-1] == 0xC2)
         c1 = c1[view[c1 + 1] < 0xA0]
         marks = np.flatnonzero(view[:-2] == 0xEF)
@@ -102,7 +102,7 @@ def _other_controls(payload: bytes) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _pieces(payload: bytes, overlap: int) -> Iterator[tuple[int, np.ndarray]]:
+def pieces(payload: bytes, overlap: int) -> Iterator[tuple[int, np.ndarray]]:
     """Pieces of a payload that fit a cache: temporary arrays do not grow with the payload."""
     view = np.frombuffer(payload, np.uint8)
     for start in range(0, len(view), _PIECE_BYTES):

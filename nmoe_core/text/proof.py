@@ -22,7 +22,7 @@ from nmoe_core.text.engines import (
     load_engine,
     panics_as_unfit,
 )
-from nmoe_core.text.normalise import normalize_batch
+from nmoe_core.text.normalise import normalize_batch, pieces
 from nmoe_core.text.reference import Encoded, Reference
 from nmoe_core.text.vocabulary import keep, kept
 
@@ -63,26 +63,30 @@ class Suspects:
             self._pairs[first | second << 8] = True  # as two bytes read as one number
         ranges = "".join(f"{chr(a)}-{chr(b)}" for a, b in _ranges(points))
         self._exact = re.compile(f"[{ranges}]") if points else None
+        self._least_byte = min((chr(point).encode()[0] for point in points), default=0)
 
     def among(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[int]:
         """Indices of the texts that the engine may encode differently."""
         found = set()
         if self._exact is not None:
-            other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]
-            found = {
-                i for i in other if self._may_hold(payloads[i]) and self._exact.search(texts[i])
-            }
+            found = {i for i in self._may_hold(texts, payloads) if self._exact.search(texts[i])}
         if self._is_for_stripped:
             found |= {i for i, text in enumerate(texts) if text != text.strip()}
         for spelling in self._spellings:
             found |= {i for i, payload in enumerate(payloads) if spelling in payload}
         return sorted(found)
 
-    def _may_hold(self, payload: bytes) -> bool:
-        size = len(payload) & ~1
-        even = np.frombuffer(payload, "<u2", size // 2)
-        odd = np.frombuffer(payload, "<u2", (len(payload) - 1) // 2, 1)
-        return bool(self._pairs[even].any() or self._pairs[odd].any())
+    def _may_hold(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[int]:
+        """Indices of the texts with the first two bytes of such a code point, by one look at all
+        that are not ASCII."""
+        other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]
+        ends, places = np.cumsum([len(payloads[i]) for i in other]), [np.empty(0, np.int64)]
+        for start, view in pieces(b"".join([payloads[i] for i in other]), 1):
+            first = np.flatnonzero(view[:-1] >= self._least_byte)
+            pairs = view[first] | view[first + 1].astype(np.uint16) << 8
+            places.append(first[self._pairs[pairs]] + start)
+        held = np.unique(np.searchsorted(ends, np.concatenate(places), side="right"))
+        return [other[k] for k in held.tolist()]
 
 
 class Proven:
