@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
@@ -48,7 +49,7 @@ def register(verbs: Any) -> None:
     lineage.add_argument("--row", type=int, metavar="R", help="only row R of the step")
     text = "a step of this plan, by its path or URL, instead of --config"
     lineage.add_argument("--plan", metavar="PLAN", help=text)
-    lineage.add_argument("--cache-dir", metavar="DIR", help="copies of a URL's files")
+    lineage.add_argument("--cache-dir", type=Path, metavar="DIR", help="copies of a URL's files")
     add_run_flags(lineage)
     report = add_verb(verbs, "report", find_report, "what came out of a run", _show_report)
     add_run_flags(report, is_required=True)

@@ -40,6 +40,7 @@ VALUES = {
     "curation.resume_from_token": "5",
     "checks.levels": "warn",
     "automation.verify_cron": "0 4 * * *",
+    "publish.url": "s3://bucket/corpus",
 }
 
 
@@ -96,14 +97,22 @@ def commands(
                 yield from commands(child, (*words, name))
 
 
-def needed(parser: argparse.ArgumentParser, but: argparse.Action | None = None) -> list[str]:
-    """What a verb cannot do without, other than one argument."""
+def needed(
+    parser: argparse.ArgumentParser, given: argparse.Action | None = None, value: str = ""
+) -> list[str]:
+    """What a verb cannot do without, in its order, and one argument with this value."""
+    groups = [group._group_actions for group in parser._mutually_exclusive_groups if group.required]
+    chosen = {group[-1] for group in groups if given not in group}
     words: list[str] = []
     for action in parser._actions:
-        is_group = isinstance(action, argparse._SubParsersAction)
-        if action.required and action is not but and not is_group:
-            value = str(next(iter(action.choices))) if action.choices else "1"
+        if isinstance(action, argparse._SubParsersAction):
+            continue
+        if action is given:
             words += [*action.option_strings[:1], value]
+        elif action.required or action in chosen:
+            found = "a=1" if action.dest == "weights" else "1"
+            found = str(next(iter(action.choices))) if action.choices else found
+            words += [*action.option_strings[:1], *([found] if action.nargs != 0 else [])]
     return words
 
 
@@ -180,8 +189,9 @@ TEXTS = {
     *("name", "version", "max_tokens", "tokenizer", "flow", "splits", "config", "settings"),
     *("device", "devices", "sources", "source", "slices", "shard", "order", "document"),
     *("base_url", "model", "accept_model", "api_key_env"),
-    *("only", "where", "query", "columns"),
+    *("only", "where", "query", "columns", "family", "old", "new", "url", "remove"),
 }
+TAKES_URLS = {("verify", "manifest"), ("info", "manifest"), ("explain", "plan")}
 
 
 def path_arguments() -> Iterator[list[str]]:
@@ -189,8 +199,9 @@ def path_arguments() -> Iterator[list[str]]:
     for words, parser in commands(build_parser()):
         for action in parser._actions:
             is_text = action.nargs == 0 or action.choices or action.dest in TEXTS
+            is_text = is_text or (*words, action.dest) in TAKES_URLS
             if action.type is Path or (action.type in (None, str) and not is_text):
-                yield [*words, *needed(parser, action), *action.option_strings[:1], URL]
+                yield [*words, *needed(parser, action, URL)]
 
 
 @pytest.mark.parametrize("command", list(path_arguments()), ids=" ".join)
