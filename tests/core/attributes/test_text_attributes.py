@@ -68,7 +68,7 @@ def test_a_declared_language_wins_and_short_texts_have_none(
         (
             "n_ibans",
             ("DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432"),
-            ("DE88370400440532013000",),
+            ("DE88370400440532013000", "DE90370400440532013000", "GB82WEST12345698765431"),
         ),
         (
             "n_phones",
