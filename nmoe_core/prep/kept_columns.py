@@ -15,10 +15,10 @@ from typing import IO, Any, NamedTuple
 from loader.files.shard import IndexReader
 from nmoe_core.base.atomic import failpoint
 from nmoe_core.base.docid import DocId
-from nmoe_core.base.errors import FormatError, SourceError
+from nmoe_core.base.errors import SourceError
 from nmoe_core.shards.documents import read_ids
 from nmoe_core.shards.manifest import COLUMNS_NAME, shard_dir_name
-from nmoe_core.shards.shard_file import open_at, seal_file
+from nmoe_core.shards.shard_file import open_at, require_size, seal_file
 from nmoe_core.sources.kept import Kept, as_types, common_types
 from nmoe_core.sources.records import Source
 
@@ -180,16 +180,7 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 def _open(path: Path, size_bytes: int) -> IO[bytes]:
-    found = path.stat().st_size if path.exists() else 0
-    if found < size_bytes:
-        raise FormatError(
-            "a half-written file is shorter than its journal says",
-            where=path,
-            found=f"{found} bytes",
-            expected=f"{size_bytes} bytes",
-            do="start over",
-            code="E-PREP-JOURNAL",
-        )
+    require_size(path, size_bytes)
     return open_at(path, size_bytes)
 
 

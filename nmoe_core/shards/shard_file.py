@@ -64,16 +64,8 @@ class OpenShardFile:
         if self.npy.exists():  # its writer was ended between publishing and the swap
             self.npy.rename(self._part)
         for path, size_bytes in zip(self.paths(), sizes):
-            found = path.stat().st_size if path.exists() else 0
-            if self.num_documents and found < size_bytes:
-                raise FormatError(
-                    "a half-written file is shorter than its journal says",
-                    where=path,
-                    found=f"{found} bytes",
-                    expected=f"{size_bytes} bytes",
-                    do="start over",
-                    code="E-PREP-JOURNAL",
-                )
+            if self.num_documents:
+                require_size(path, size_bytes)
         self._files = [open_at(path, size) for path, size in zip(self.paths(), sizes)]
         self._tokens, self._index, self._ids = self._files
 
@@ -134,6 +126,20 @@ class OpenShardFile:
     def close(self) -> None:
         for file in self._files:
             file.close()
+
+
+def require_size(path: Path, size_bytes: int) -> None:
+    """Refuse a file that is shorter than a journal says (E-PREP-JOURNAL)."""
+    found = path.stat().st_size if path.exists() else 0
+    if found < size_bytes:
+        raise FormatError(
+            "a half-written file is shorter than its journal says",
+            where=path,
+            found=f"{found} bytes",
+            expected=f"{size_bytes} bytes",
+            do="start over",
+            code="E-PREP-JOURNAL",
+        )
 
 
 def open_at(path: Path, size_bytes: int) -> IO[bytes]:
