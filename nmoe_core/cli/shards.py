@@ -21,7 +21,7 @@ from nmoe_core.shards.inspect import (
     sample_tokens,
     token_statistics,
 )
-from nmoe_core.shards.manifest import COLUMNS_NAME, left_out
+from nmoe_core.shards.manifest import COLUMNS_NAME
 from nmoe_core.shards.shard_file import regenerate_index
 
 _DEFAULT_EOS_TOKEN_ID = 199_999
@@ -127,13 +127,13 @@ def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
     from nmoe_core.publish.read import opened
 
     with opened(arguments.manifest) as data:
-        plan, m = data.plan, data.manifests[0]
-    if plan is not None:
-        return _plan_facts(plan)
+        if data.plan is not None:
+            return _plan_facts(data.plan)
+        m, omitted = data.manifests[0], data.left_out()
     facts: dict[str, Any] = {name: getattr(m, name) for name in _HEADER} | {
         "tokens_per_document": round(m.total_tokens / max(m.total_documents, 1), 1),
         "tokens_per_shard": round(m.total_tokens / max(m.num_shards, 1), 1),
-        **left_out(m.path.parent, m.total_documents),
+        **omitted,
         "content_hash": m.content_digest(),
     }
     return facts | {k: m.extra.get(k) for k in ("created_at", "source_info", "fingerprints")}

@@ -9,9 +9,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,6 +25,7 @@ from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.lineage import Facts, explain_step
 from nmoe_core.publish.pieces import is_plan, manifest_files
+from nmoe_core.shards.manifest import left_out
 from nmoe_core.shards.verify import Problem, on_this_machine, verify_manifest
 
 _WORKERS = 8
@@ -56,6 +57,15 @@ class Opened:
         if self.url is None:
             return found
         return [Problem(p.check, _of_url(p.error, self.root, self.url)) for p in found]
+
+    def left_out(self) -> dict[str, Any]:
+        """As `shards.manifest.left_out`, of the first manifest."""
+        manifest = self.manifests[0]
+        below = {PurePosixPath(entry.path).parent / MANIFEST_NAME for entry in manifest.shards}
+        names = {path.as_posix() for path in below} - {manifest.path.name}
+        files = nullcontext() if self.url is None else self._at_hand(manifest, names, True)
+        with files:
+            return left_out(manifest.path.parent, manifest.total_documents)
 
     @contextmanager
     def _at_hand(self, manifest: Manifest, names: Iterable[str], is_whole: bool) -> Iterator[None]:

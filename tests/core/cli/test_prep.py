@@ -347,7 +347,11 @@ def test_a_wrong_field_or_slice_is_answered_with_what_there_is(
 def test_an_interrupt_while_modules_are_imported_is_one_line(project: Path) -> None:
     (project / "numpy.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
     environment = os.environ | {"PYTHONPATH": str(project)}
-    command = [sys.executable, "-m", "nmoe_core", "info", "out"]
+    # Tests that run in the background of a shell inherit an ignored SIGINT.
+    code = "import runpy, signal, sys; sys.argv = ['nmoe', 'info', 'out']; "
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "runpy.run_module('nmoe_core', run_name='__main__')"
+    command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as child:
