@@ -17,10 +17,12 @@ from loader.files.format import Manifest, load_manifest
 from nmoe_core.attributes.files import (
     Documents,
     Footer,
+    find_footer,
     positions,
     read_attribute,
     read_footer,
     rows_digest,
+    stale,
     write_attribute,
 )
 from nmoe_core.base.atomic import replacing
@@ -91,7 +93,7 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
     path, manifest = shard.attribute(attribute.name), load_manifest(shard.manifest)
     made_from = {"documents": documents_digest(manifest), **attribute.made_with}
     with replacing(path):
-        old, computed = _footer(path), 0
+        old, computed = find_footer(path), 0
         if old is None or old.fingerprints != made_from:
             opened = open_shard_documents(shard)
             known = _known(path, old, attribute)
@@ -131,14 +133,8 @@ def check_attribute(shard: ShardPaths, name: str) -> int:
         )
     hashes = [value.hex() for value in table.column("text_sha256").to_pylist()]
     if Documents(table.column("doc_id").to_pylist(), hashes) != documents:
-        raise FormatError(
-            f"attribute {name} was made from other documents",
-            where=path,
-            found=f"{table.num_rows} rows",
-            expected=f"the {len(documents.doc_ids)} documents of {shard.name}, in its order",
-            do="run `nmoe attributes`",
-            code="E-ATTRIBUTE-STALE",
-        )
+        expected = f"the {len(documents.doc_ids)} documents of {shard.name}, in its order"
+        raise stale(name, path, f"{table.num_rows} rows", expected)
     return table.num_rows
 
 
@@ -184,13 +180,6 @@ def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | N
         return None
     made_with = {k: v for k, v in old.fingerprints.items() if k != "documents"}
     return read_attribute(path) if made_with == attribute.made_with else None
-
-
-def _footer(path: Path) -> Footer | None:
-    try:
-        return read_footer(path)
-    except FormatError:  # none, or one that is damaged, which is made again
-        return None
 
 
 def _cut(spans: np.ndarray) -> Iterator[np.ndarray]:

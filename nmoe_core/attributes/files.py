@@ -155,12 +155,30 @@ def rows_digest(table: pa.Table) -> str:
     return digest.hexdigest()
 
 
+def find_footer(path: Path) -> Footer | None:
+    """As `read_footer`; None of a file that is missing or damaged, which is made again."""
+    try:
+        return read_footer(path)
+    except FormatError:
+        return None
+
+
 def is_attribute_current(path: Path, fingerprints: Fingerprints) -> bool:
     """Whether the file was made from exactly these fingerprints."""
-    try:
-        return read_footer(path).fingerprints == fingerprints
-    except FormatError:
-        return False
+    footer = find_footer(path)
+    return footer is not None and footer.fingerprints == fingerprints
+
+
+def stale(name: str, path: Path, found: object, expected: str | None = None) -> FormatError:
+    """The error for a file of other documents than the shard has now."""
+    return FormatError(
+        f"attribute {name} was made from other documents",
+        where=path,
+        found=found,
+        expected=expected,
+        do="run `nmoe attributes`",
+        code="E-ATTRIBUTE-STALE",
+    )
 
 
 def _started(schema: pa.Schema) -> Any:

@@ -1,10 +1,11 @@
 """A user's own attribute: Parquet files with `doc_id` or `text_sha256`, joined to the shards.
 
 Hashes are 32 bytes, or 64 hexadecimal digits. A document without a row has nulls; a key with two
-rows that differ is refused. Memory: the files.
+rows that differ is refused. Files are read once for all shards of a call. Memory: the files.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,24 +25,37 @@ from nmoe_core.shards.manifest import documents_digest
 JOIN_CODE = "join/1"
 
 
-def join_attribute(shard: ShardPaths, name: str, paths: Sequence[Path]) -> Result:
-    """Make the file of a shard from the rows of these files; a current one is left alone.
+class UserFiles:
+    """The Parquet files of a user's attribute."""
+
+    def __init__(self, name: str, paths: Sequence[Path]) -> None:
+        self.name, self._paths = name, paths
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the files' content."""
+        return sha256_json([local_digest(file) for file in self._paths])
+
+    @cached_property
+    def rows(self) -> tuple[str, pa.Table]:
+        """The key of the rows, and all of them. Raises FormatError (E-ATTRIBUTE-JOIN)."""
+        return _read(self.name, self._paths)
+
+
+def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
+    """Make the file of a shard from the rows of a user's files; a current one is left alone.
 
     Raises:
         FormatError: A file cannot be read, has neither key, or two rows of one key
             (E-ATTRIBUTE-JOIN).
         LockedError: Another process is making this file.
     """
-    path, manifest = shard.attribute(name), load_manifest(shard.manifest)
-    made_from = {
-        "documents": documents_digest(manifest),
-        "code": JOIN_CODE,
-        "files": sha256_json([local_digest(file) for file in paths]),
-    }
+    path, manifest = shard.attribute(files.name), load_manifest(shard.manifest)
+    made_from = {"documents": documents_digest(manifest), "code": JOIN_CODE, "files": files.digest}
     with replacing(path):
         changed = not is_attribute_current(path, made_from)
         if changed:
-            key, rows = _read(name, paths)
+            key, rows = files.rows
             documents = open_shard_documents(shard).documents
             wanted = pa.array(documents.doc_ids, pa.string())
             if key == "text_sha256":
@@ -49,7 +63,7 @@ def join_attribute(shard: ShardPaths, name: str, paths: Sequence[Path]) -> Resul
             places = positions(wanted, rows.column(key))
             own = rows.drop_columns([n for n in KEYS if n in rows.column_names]).take(places)
             batches = own.combine_chunks().to_batches()
-            write_attribute(path, name, made_from, documents, own.schema, batches)
+            write_attribute(path, files.name, made_from, documents, own.schema, batches)
     return made(path, changed=changed)
 
 

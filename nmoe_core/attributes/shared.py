@@ -13,14 +13,15 @@ import pyarrow as pa
 from loader.files.format import load_manifest
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.attributes.files import (
+    find_footer,
     read_attribute,
     read_footer,
     rows_digest,
+    stale,
     with_keys,
     write_attribute,
 )
 from nmoe_core.base.atomic import replacing, write_json
-from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
     is_current,
@@ -97,10 +98,7 @@ def _write(shard: ShardPaths, name: str, made_with: Fingerprints, rows: pa.Table
     path, opened = shard.attribute(name), open_shard_documents(shard)
     made_from = {"documents": documents_digest(opened.manifest), **made_with}
     with replacing(path):
-        try:
-            old = read_footer(path)
-        except FormatError:
-            old = None
+        old = find_footer(path)
         digest = rows_digest(with_keys(opened.documents, rows))
         if old is not None and old.digest == digest and old.fingerprints == made_from:
             return False
@@ -113,12 +111,5 @@ def _current(shard: ShardPaths, name: str) -> str:
     path = shard.attribute(name)
     footer, documents = read_footer(path), documents_digest(load_manifest(shard.manifest))
     if footer.fingerprints.get("documents") != documents:
-        raise FormatError(
-            f"attribute {name} was made from other documents",
-            where=path,
-            found=footer.fingerprints.get("documents"),
-            expected=documents,
-            do="run `nmoe attributes`",
-            code="E-ATTRIBUTE-STALE",
-        )
+        raise stale(name, path, footer.fingerprints.get("documents"), documents)
     return footer.digest

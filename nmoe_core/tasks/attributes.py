@@ -61,12 +61,12 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
     """Make the files of an attribute for shards of a source; current ones are left alone. Raises as
     `make_attribute` and `join_attribute`, and as `open_attribute`."""
     from nmoe_core.attributes.attribute import make_attribute
-    from nmoe_core.attributes.joined import join_attribute
+    from nmoe_core.attributes.joined import UserFiles, join_attribute
 
     shards = {bucket: run.tree.shard(source, bucket) for bucket in sorted(buckets)}
     if (pattern := run.config.attributes.files.get(name)) is not None:
-        paths = [Path(file.path) for file in find_files([pattern], run.base)]
-        return {bucket: join_attribute(shard, name, paths) for bucket, shard in shards.items()}
+        files = UserFiles(name, [Path(file.path) for file in find_files([pattern], run.base)])
+        return {bucket: join_attribute(shard, files) for bucket, shard in shards.items()}
     attribute = open_attribute(run, name)
     return {b: make_attribute(shard, attribute, run.tokenizer) for b, shard in shards.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import duckdb
@@ -32,12 +33,13 @@ def query(run: Run, sql: str) -> Answer:
     columns that the question names are read; no file or setting can be. Raises ConfigError: it is
     not SQL, or cannot be answered (E-SELECT-QUERY)."""
     text = sql.lower()
-    names = {label: name for name, label in _names(run).items()}
+    schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
+    names = {label: name for name, label in _names(schemas.values()).items()}
     wanted = {k: v for k, v in names.items() if "*" in text or v.lower() in text}
     tables = [
-        _shard(run, shard, run_schema(run, source.name), wanted)
-        for source in run_sources(run)
-        for shard in run.tree.shards(source.name, run.config.prep.num_shards)
+        _shard(run, shard, schema, wanted)
+        for source, schema in schemas.items()
+        for shard in run.tree.shards(source, run.config.prep.num_shards)
         if shard.manifest.is_file()
     ]
     settings: dict[str, Any] = dict.fromkeys(_FORBIDDEN, False)
@@ -58,11 +60,9 @@ def query(run: Run, sql: str) -> Answer:
             ) from None
 
 
-def _names(run: Run) -> dict[str, str]:
+def _names(schemas: Iterable[Schema]) -> dict[str, str]:
     """The label of every name of the view: the column's own, or with its attribute."""
-    labels: Schema = {}
-    for source in run_sources(run):
-        labels |= run_schema(run, source.name)
+    labels = dict.fromkeys(label for schema in schemas for label in schema)
     known = spellings({label: label for label in labels})
     found = {}
     for label in labels:

@@ -86,13 +86,15 @@ def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Re
         ConfigError: The run has no `where`, or one that may not be run (E-SELECT-...).
         FormatError: An attribute that it names is not made, or was made from other documents.
     """
-    return {bucket: _select(run, source, run.tree.shard(source, bucket)) for bucket in buckets}
+    expression = required_where(run)
+    where = opened(run, source, expression)
+    shards = {bucket: run.tree.shard(source, bucket) for bucket in buckets}
+    return {bucket: _select(run, shard, expression, where) for bucket, shard in shards.items()}
 
 
-def _select(run: Run, source: str, shard: ShardPaths) -> Result:
-    expression, path, changed = required_where(run), shard.selection, False
+def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Result:
+    path, changed = shard.selection, False
     with replacing(path):
-        where = opened(run, source, expression)
         made_from = _made_from(run, shard, expression, where)
         if not is_attribute_current(path, made_from):
             changed, found = True, where.evaluate(_columns(run, shard, where))

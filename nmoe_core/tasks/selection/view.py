@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 
 from loader.files.format import Manifest, load_manifest
-from nmoe_core.attributes.files import read_attribute, read_footer
+from nmoe_core.attributes.files import read_attribute, read_footer, stale
 from nmoe_core.base.errors import FormatError
 from nmoe_core.calibration.graded import SUMMARY_NAME
 from nmoe_core.config.attributes import KEYS
@@ -116,7 +116,7 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
             if KEYS[1] in table.column_names:
                 own = table.column(KEYS[1])
                 if hashes is not None and not own.equals(hashes):
-                    raise stale(attribute, shard, "rows of other texts")
+                    raise stale(attribute, shard.attribute(attribute), "rows of other texts")
                 hashes = own
             found |= {f"{attribute}.{name}": table.column(name) for name in present}
         for name in columns:
@@ -124,17 +124,6 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
             found.setdefault(label, pa.nulls(num_rows.total_documents, schema[label]))
     ordered = {label: found[label] for label in labels}
     return pa.table(ordered) if ordered else pa.table({"": pa.nulls(num_rows.total_documents)})
-
-
-def stale(attribute: str, shard: ShardPaths, found: str | None) -> FormatError:
-    """The error for a file of other documents."""
-    return FormatError(
-        f"attribute {attribute} was made from other documents",
-        where=shard.attribute(attribute),
-        found=found,
-        do="run `nmoe attributes`",
-        code="E-ATTRIBUTE-STALE",
-    )
 
 
 def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
@@ -146,7 +135,7 @@ def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
     if footer.num_rows != manifest.total_documents or (
         name != "columns" and made_from != documents_digest(manifest)
     ):
-        raise stale(name, shard, made_from)
+        raise stale(name, shard.attribute(name), made_from)
     schema = {field.name: field.type for field in footer.schema if field.name not in KEYS}
     return Part(
         schema, lambda: footer.digest, lambda columns: read_attribute(path, [KEYS[1], *columns])
