@@ -7,7 +7,6 @@ or the whole new one under the split's name. What is left beside it is cleared b
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,15 +28,9 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, first_difference, recorded
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.settings import is_larger_budget
+from nmoe_core.shards.manifest import SHARD_DIR
 
 _OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME}
-_SHARD_DIR = re.compile(r"shard_\d{4,}")
-
-
-def shard_dirs(directory: Path) -> list[Path]:
-    """The shards in a directory that have a manifest, by number."""
-    found = (path.parent for path in directory.glob(f"shard_*/{MANIFEST_NAME}"))
-    return sorted(path for path in found if _SHARD_DIR.fullmatch(path.name))
 
 
 def refuse_changed(
@@ -159,7 +152,7 @@ def retire_beside(split_dir: Path) -> None:
         write_bytes(split_dir / MANIFEST_NAME, (beside / MANIFEST_NAME).read_bytes())
     (beside / MANIFEST_NAME).unlink(missing_ok=True)  # from here on it is no whole version
     for entry in sorted(beside.iterdir()):
-        is_shard = _SHARD_DIR.fullmatch(entry.name) and recorded(entry / MANIFEST_NAME) is not None
+        is_shard = SHARD_DIR.fullmatch(entry.name) and recorded(entry / MANIFEST_NAME) is not None
         is_there = os.path.lexists(split_dir / entry.name)
         if not (entry.name in _OURS or is_shard or is_there):
             failpoint("rename")

@@ -19,7 +19,7 @@ from loader.files.shard import open_shard
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.settings import PREP_CODE
 from nmoe_core.shards.documents import open_entry
-from nmoe_core.shards.manifest import ShardFormat, entry_row
+from nmoe_core.shards.manifest import ShardFormat, entry_row, shard_dirs
 
 KNOWN_NAME = "known"
 _LOG = logging.getLogger(__name__)
@@ -36,14 +36,14 @@ class OldShard(NamedTuple):
 def old_shards(split_dir: Path, tables: Path, fmt: ShardFormat) -> list[OldShard]:
     """The shards of a split that were made by this code with this tokenizer."""
     found = []
-    for path in sorted(split_dir.glob(f"shard_*/{MANIFEST_NAME}")):
+    for directory in shard_dirs(split_dir):
         try:
-            extra = load_manifest(path).extra
+            extra = load_manifest(directory / MANIFEST_NAME).extra
         except FormatError:  # no reader would take it
             continue
         made_by = extra.get("fingerprints", {}).get("code"), extra.get("tokenizer_fingerprint")
         if made_by == (PREP_CODE, fmt.tokenizer_fingerprint):
-            found.append(OldShard(path.parent, tables / f"{path.parent.name}.npy"))
+            found.append(OldShard(directory, tables / f"{directory.name}.npy"))
     return found
 
 

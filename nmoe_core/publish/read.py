@@ -9,9 +9,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -26,7 +26,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.lineage import Facts, explain_step
 from nmoe_core.publish.pieces import is_plan, manifest_files
 from nmoe_core.shards.manifest import left_out
-from nmoe_core.shards.verify import Problem, on_this_machine, verify_manifest
+from nmoe_core.shards.verify import Problem, on_this_machine, shard_manifests, verify_manifest
 
 _WORKERS = 8
 _HEAD_BYTES = 4200  # the longest header of a shard file that is read, and a little more
@@ -61,10 +61,8 @@ class Opened:
     def left_out(self) -> dict[str, Any]:
         """As `shards.manifest.left_out`, of the first manifest."""
         manifest = self.manifests[0]
-        below = {PurePosixPath(entry.path).parent / MANIFEST_NAME for entry in manifest.shards}
-        names = {path.as_posix() for path in below} - {manifest.path.name}
-        files = nullcontext() if self.url is None else self._at_hand(manifest, names, True)
-        with files:
+        at_hand = on_this_machine if self.url is None else self._at_hand
+        with at_hand(manifest, shard_manifests(manifest), True):
             return left_out(manifest.path.parent, manifest.total_documents)
 
     @contextmanager

@@ -15,7 +15,7 @@ from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
-from nmoe_core.shards.manifest import entry_row
+from nmoe_core.shards.manifest import entry_row, named_files
 
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 Row = dict[str, Any]
@@ -63,12 +63,10 @@ def link_tree(directory: Path, to: Path) -> None:
     fsync_dir(to)
 
 
-def _files(rows: Sequence[Row]) -> dict[str, str]:
+def _files(rows: Sequence[Row]) -> dict[str, str | None]:
     """The SHA-256 of each file that rows name, by its name."""
-    keys = {(key, f"{key.removesuffix('path')}checksum") for row in rows for key in row}
-    pairs = [(path, digest) for path, digest in keys if path == "path" or path.endswith("_path")]
-    return {row[path]: row[digest] for row in rows for path, digest in pairs if path in row}
+    return {name: digest for row in rows for name, digest in named_files(row).items()}
 
 
-def _has_digest(path: Path, checksum: str) -> bool:
+def _has_digest(path: Path, checksum: str | None) -> bool:
     return path.is_file() and sha256_file(path) == checksum

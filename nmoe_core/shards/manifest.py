@@ -6,6 +6,7 @@ The published fields come first; ours are additions. `content_hash` covers every
 """
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -30,6 +31,7 @@ from nmoe_core.config.tree import shard_dir_name
 
 PIPELINE_VERSION = "nmoe-data/1"
 COLUMNS_NAME = "columns.parquet"
+SHARD_DIR = re.compile(r"shard_\d{4,}")
 _FILE_KEYS = ("path", "index_path", "ids_path")
 
 
@@ -109,12 +111,18 @@ def combine_shards(
     return build_manifest(fmt, entries, fingerprints, source_info | {"num_buckets": num_buckets})
 
 
+def shard_dirs(directory: Path) -> list[Path]:
+    """The shards in a directory that have a manifest, by number."""
+    found = (path.parent for path in directory.glob(f"shard_*/{MANIFEST_NAME}"))
+    return sorted(path for path in found if SHARD_DIR.fullmatch(path.name))
+
+
 def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
     """What prep left out of the documents of a split: empty and short ones, with their share of all
     that it read, and how many it cut; empty where its shards do not say it."""
     infos = [
-        load_manifest(path).extra.get("source_info", {})
-        for path in sorted(split_dir.glob(f"shard_[0-9]*/{MANIFEST_NAME}"))
+        load_manifest(path / MANIFEST_NAME).extra.get("source_info", {})
+        for path in shard_dirs(split_dir)
     ]
     if not infos or not all("filtered_documents" in info for info in infos):
         return {}
