@@ -1,6 +1,6 @@
 """The stream as torch's map-style data sets: an index is a step of the run, or a row of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Unpack
 
@@ -12,16 +12,18 @@ from loader.loader import DeterministicLoader
 from loader.rows.stream import Split
 
 
-class _ByNumber(Dataset[Any]):
+class PlanDataset(Dataset[Any]):
     """A plan that each process opens for itself, when it first reads."""
 
-    def __init__(self, cfg: object, split: Split, options: LoaderOptions, **ranks: int) -> None:
-        given: dict[str, Any] = {**options}
+    def __init__(self, cfg: object, split: Split, options: Mapping[str, Any], **ranks: int) -> None:
+        super().__init__()
+        given = {**options}
         self.plan = resolve_plan(cfg, given.pop("cache_dir", None))
         self._options = {"backend": "torch", "split": split, **ranks, **given}
         self._loader: DeterministicLoader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        """State for another process: the plan and the position, without open files."""
         return self.__dict__ | {"_loader": None}
 
     def _opened(self) -> DeterministicLoader:
@@ -30,7 +32,7 @@ class _ByNumber(Dataset[Any]):
         return self._loader
 
 
-class StepDataset(_ByNumber):
+class StepDataset(PlanDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
     the number of its next step needs no other state. Arguments as those of `TokenDataset`; options:
     `loader.config.LoaderOptions`."""
@@ -58,7 +60,7 @@ class StepDataset(_ByNumber):
         return loader.next()
 
 
-class RowDataset(_ByNumber):
+class RowDataset(PlanDataset):
     """Rows by their number in the global stream, for trainers that make batches and share them
     among ranks themselves. A random sampler drops the plan's order: set a sequential one. `form` is
     `dict` if left out."""

@@ -15,10 +15,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader.batches import Batch
-from loader.config import resolve_plan
 from loader.errors import StateError
 from loader.loader import DeterministicLoader
-from loader.map_data import RowDataset, StepDataset
+from loader.map_data import PlanDataset, RowDataset, StepDataset
 from loader.rows.stream import Split
 
 __all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader", "attention_mask"]
@@ -47,7 +46,7 @@ class WorkerOptions(_Options, total=False):
     prefetch_factor: int
 
 
-class TokenDataset(IterableDataset[Any]):
+class TokenDataset(PlanDataset, IterableDataset[Any]):
     """Batches of a plan, for `DataLoader(dataset, batch_size=None, num_workers=W)`.
 
     Has torchdata's `Stateful` shape: a state taken in a worker continues that worker, and one of
@@ -67,24 +66,17 @@ class TokenDataset(IterableDataset[Any]):
         split: Split = "train",
         **options: Unpack[DataOptions],
     ) -> None:
-        super().__init__()
-        self.plan = resolve_plan(cfg, options.pop("cache_dir", None))
         self.with_meta = options.pop("with_meta", False)
-        self._options = {"rank": rank, "world_size": world_size, "split": split, **options}
+        super().__init__(cfg, split, options, rank=rank, world_size=world_size)
         self._is_valid = split == "valid"
         self._start = 0
         self._is_set = False  # whether `_start` was set, and no pass begun since
         self._is_loaded_here = False  # by `load_state_dict`, in the main process
         self._worker: tuple[int, int] | None = None  # whose position `_start` is
-        self._loader: DeterministicLoader | None = None
 
     def __len__(self) -> int:
         """Batches of the whole stream, over all workers."""
         return len(self._opened())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State for another process: the plan and the position, without open files."""
-        return self.__dict__ | {"_loader": None}
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's share of the batches: of train from the current position on, of valid as
@@ -155,11 +147,6 @@ class TokenDataset(IterableDataset[Any]):
         """Make `step` the first of the next iteration, over all workers."""
         self._start, self._worker = step, None
         self._is_set, self._is_loaded_here = True, False
-
-    def _opened(self) -> DeterministicLoader:
-        if self._loader is None:
-            self._loader = DeterministicLoader(self.plan, backend="torch", **self._options)
-        return self._loader
 
 
 class WorkerLoader(DeterministicLoader):
