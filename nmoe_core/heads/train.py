@@ -180,7 +180,7 @@ class HeadTraining:
         """Agreement on the contents of val not in train, and of test in neither; else empty.
         `fitted` are the documents of train, `seen` their contents."""
         found: dict[str, dict[str, Any]] = {"metrics": {}, "test_metrics": {}}
-        student = fit_student(fitted.tokens, self.train.scores)
+        student = None
         for name, split in zip(found, ("val", "test")):
             labels = self.reported.get(split)
             if labels is not None and labels.doc_ids:
@@ -188,6 +188,7 @@ class HeadTraining:
                 contents = documents.digests()
                 fresh = held_out(contents, seen)
                 predicted = self._predict(head, labels, documents)
+                student = student or fit_student(fitted.tokens, self.train.scores)
                 by_student = student.predict(documents.tokens)
                 found[name] = head_metrics(predicted, by_student, labels, self.train, fresh)
                 seen = np.concatenate([seen, contents])
