@@ -2,7 +2,8 @@
 
 A pipe copies a result four times, 64 KiB at a time. Here a worker copies the arrays of a result
 into a slot and the parent copies them out; the rest of the result goes through the pipe. A slot is
-anonymous memory, taken up as it is written to, and ends with the last process that has it.
+anonymous memory, taken up as it is written to, and ends with the last process that has it. Only
+this pool's own workers write what is unpickled here.
 """
 
 import mmap

@@ -67,8 +67,10 @@ class Attention(nn.Module):
             norms = torch.cat([tensors.q_norm.expand(num_q, -1), tensors.k_norm.expand(num_k, -1)])
             norms = pair_halves(norms)
         self.head_norms = frozen(norms)  # [heads + kv_heads, head_dim], of queries and keys
-        no_sinks = weight.new_full((num_q,), -torch.inf, dtype=torch.float32)
-        self.sinks = frozen(no_sinks if tensors.sinks is None else tensors.sinks)
+        sinks = tensors.sinks
+        if sinks is None:
+            sinks = weight.new_full((num_q,), -torch.inf, dtype=torch.float32)
+        self.sinks = frozen(sinks)
         self.out_weight, self.out_bias = frozen(tensors.out_weight), frozen(tensors.out_bias)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
