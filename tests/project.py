@@ -5,11 +5,15 @@ main(["prep-mixture", "--config", str(project.config)])
 """
 
 import json
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -50,6 +54,32 @@ class Project:
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
     """Text of a JSONL file."""
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def read_rows(*paths: Path) -> list[dict[str, Any]]:
+    """Rows of JSONL files."""
+    return [json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()]
+
+
+def contents(directory: Path, pattern: str = "*") -> dict[str, bytes]:
+    """Bytes of the files below a directory, by their paths in it; locks are left out."""
+    files = (path for path in sorted(directory.rglob(pattern)) if path.is_file())
+    return {str(p.relative_to(directory)): p.read_bytes() for p in files if p.name != ".lock"}
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> Any:
+    """What a verb prints with `--json`."""
+    capsys.readouterr()
+    assert main([*map(str, argv), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def output_of(*command: object, **options: Any) -> str:
+    """What a program prints; it must end well. `options` are those of `subprocess.run`."""
+    options = {"capture_output": True, "text": True, "check": False} | options
+    done = subprocess.run([str(part) for part in command], **options)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def jsonl_source(name: str, rows: Iterable[Mapping[str, Any]], **keys: Any) -> Source:

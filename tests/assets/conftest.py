@@ -31,6 +31,13 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
+@pytest.fixture
+def in_memory() -> Iterator[dg.DagsterInstance]:
+    """An instance without files, for tests of many evaluations."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that has made nothing yet."""

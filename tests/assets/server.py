@@ -61,12 +61,12 @@ class Dagster:
 
     def restart_daemon(self) -> None:
         """End the daemon and start another, as a machine that is restarted does."""
-        _end(self.daemon)
+        end(self.daemon)
         self.daemon = self._start("dagster-daemon", "run")
 
     def close(self) -> None:
         for process in (self.daemon, self.server):
-            _end(process)
+            end(process)
 
     def cut_power(self) -> None:
         """Kill both, and every process below them, at once."""
@@ -194,7 +194,7 @@ class Dagster:
         return newest
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGINT)
     try:
         process.wait(30)

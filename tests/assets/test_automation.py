@@ -1,6 +1,6 @@
 """What the daemon would request, by real evaluations of the conditions."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import dagster as dg
 import pytest
@@ -16,12 +16,6 @@ from tests.assets.small_project import ALL, KEYS
 # Dagster's own tester uses a parameter that Dagster marks beta.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 HEADS = ("backbone", "probe_head", "judge_head", "calibration")
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as made:
-        yield made
 
 
 class Daemon:
@@ -118,8 +112,8 @@ class Daemon:
 
 
 @pytest.fixture
-def daemon(defs: dg.Definitions, instance: DagsterInstance) -> Daemon:
-    made = Daemon(defs, instance)
+def daemon(defs: dg.Definitions, in_memory: DagsterInstance) -> Daemon:
+    made = Daemon(defs, in_memory)
     made.everything()
     assert made.tick() == {}
     return made
@@ -131,43 +125,39 @@ GRADES = {f"{source}/quality_scores": set(KEYS) for source in ("code", "docs", "
 def test_files_written_again_unchanged_request_nothing(daemon: Daemon) -> None:
     daemon.everything()
     assert daemon.tick() == {}
-
-
-def test_new_calibration_requests_all_grades_and_a_plan_once(daemon: Daemon) -> None:
-    daemon.report("hydra", "calibration", version="2")
-    assert daemon.tick() == GRADES | {"hydra/regrade_plan": {None}}
+    daemon.report("docs", "quality_scores", version="10001", partition="0001")
     assert daemon.tick() == {}
 
 
-def test_new_heads_request_calibration_and_grades_wait_for_it(daemon: Daemon) -> None:
-    daemon.report("hydra", "judge_head", version="2")
-    assert daemon.tick() == {"hydra/calibration": {None}}
-    daemon.report("hydra", "calibration", version="2")
-    assert daemon.tick() == GRADES | {"hydra/regrade_plan": {None}}
+ONE = {"0001"}
+HEADS_AGAIN = {"hydra/probe_head": {None}, "hydra/judge_head": {None}}
+CALIBRATION: dict[str, set[str | None]] = {"hydra/calibration": {None}}
+PLAN: dict[str, set[str | None]] = {"mixture/loader_plan": {None}}
+REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
 
 
-def test_new_labels_request_both_heads_and_nothing_else_yet(daemon: Daemon) -> None:
-    daemon.report("hydra", "oracle_labels", version="2", partition="val-03")
-    assert daemon.tick() == {"hydra/probe_head": {None}, "hydra/judge_head": {None}}
-
-
-def test_a_changed_shard_requests_its_own_grades_and_topics_alone(daemon: Daemon) -> None:
-    daemon.report("docs", "shards", version="2", partition="0001")
-    expected = {"docs/quality_scores": {"0001"}, "docs/topics": {"0001"}}
-    assert daemon.tick() == expected | {"hydra/regrade_plan": {None}}
-
-
-def test_changed_grades_are_followed_to_the_plan_a_step_at_a_time(daemon: Daemon) -> None:
-    daemon.report("docs", "quality_scores", version="2", partition="0001")
-    assert daemon.tick() == {"docs/curated": {"0001"}}
-    daemon.report("docs", "curated", version="2", partition="0001")
-    assert daemon.tick() == {"docs/curated_manifest": {None}}
-    daemon.report("docs", "curated_manifest", version="2")
-    assert daemon.tick() == {"mixture/loader_plan": {None}}
-
-
-def test_grades_that_come_out_equal_are_followed_by_nothing(daemon: Daemon) -> None:
-    daemon.report("docs", "quality_scores", version="10001", partition="0001")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hydra/calibration": GRADES | REGRADE_PLAN},
+        # Grades wait for the calibration of new heads; nothing but heads follows labels yet.
+        {"hydra/judge_head": CALIBRATION, "hydra/calibration": GRADES | REGRADE_PLAN},
+        {"hydra/oracle_labels val-03": HEADS_AGAIN},
+        {"docs/shards 0001": {"docs/quality_scores": ONE, "docs/topics": ONE} | REGRADE_PLAN},
+        {
+            "docs/quality_scores 0001": {"docs/curated": ONE},
+            "docs/curated 0001": {"docs/curated_manifest": {None}},
+            "docs/curated_manifest": PLAN,
+        },
+    ],
+)
+def test_each_change_requests_what_reads_it_and_that_once(
+    daemon: Daemon, changes: dict[str, dict[str, set[str | None]]]
+) -> None:
+    for changed, requested in changes.items():
+        key, _, partition = changed.partition(" ")
+        daemon.report(*key.split("/"), version="2", partition=partition or None)
+        assert daemon.tick() == requested
     assert daemon.tick() == {}
 
 
@@ -283,9 +273,9 @@ def test_new_grading_code_requests_all_grades(
 
 
 def test_a_person_starts_the_first_run_of_everything(
-    defs: dg.Definitions, instance: DagsterInstance
+    defs: dg.Definitions, in_memory: DagsterInstance
 ) -> None:
-    daemon = Daemon(defs, instance)
+    daemon = Daemon(defs, in_memory)
     assert daemon.tick() == {}
     for key in KEYS:
         daemon.report("code", "shards", version="1", partition=key)
@@ -301,9 +291,9 @@ MAKE = {"prep": "make", "heads": "make", "grade": "make", "curate": "make"}
 
 @pytest.mark.parametrize("is_switched_on_later", [False, True])
 def test_everything_is_made_for_the_first_time_once_and_in_order(
-    run: Run, instance: DagsterInstance, *, is_switched_on_later: bool
+    run: Run, in_memory: DagsterInstance, *, is_switched_on_later: bool
 ) -> None:
-    daemon = Daemon(build_definitions(with_settings(run, "automation", **MAKE)), instance)
+    daemon = Daemon(build_definitions(with_settings(run, "automation", **MAKE)), in_memory)
     graph = daemon.defs.resolve_asset_graph()
     if is_switched_on_later:
         switched_on, daemon.defs = daemon.defs, build_definitions(run)
@@ -339,9 +329,9 @@ def test_everything_is_made_for_the_first_time_once_and_in_order(
     assert daemon.tick() == {}
 
 
-def test_a_kind_that_is_off_is_never_asked_for(run: Run, instance: DagsterInstance) -> None:
+def test_a_kind_that_is_off_is_never_asked_for(run: Run, in_memory: DagsterInstance) -> None:
     defs = build_definitions(with_settings(run, "automation", heads="off", grade="off"))
-    daemon = Daemon(defs, instance)
+    daemon = Daemon(defs, in_memory)
     daemon.everything()
     daemon.tick()
     daemon.report("hydra", "oracle_labels", version="2", partition="val-03")
@@ -404,8 +394,6 @@ def of_each(*names: str) -> dict[str, set[str | None]]:
     return {f"{s}/{name}": set(KEYS) for s in ("code", "docs", "notes") for name in names}
 
 
-PLAN: dict[str, set[str | None]] = {"mixture/loader_plan": {None}}
-REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
 PREPARED = {f"{s}/{name}" for s in ("code", "docs", "notes") for name in ("shards", "manifest")}
 PREPARED |= {"docs/valid_shards", "docs/valid_manifest"}
 

@@ -1,7 +1,6 @@
 """Several mixtures in one deployment: the component `nmoe_assets.Mixture` and its prefix."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import dagster as dg
@@ -16,6 +15,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.tasks import versions
 from nmoe_core.tasks.curate import make_plan
 from tests.assets.small_project import environment, opened, program_of
+from tests.project import output_of
 from tests.refusals import refused, refused_line
 
 _PROJECT = """
@@ -103,22 +103,11 @@ def _dg_project(directory: Path) -> None:
 def test_two_mixtures_of_a_dg_project_share_the_shards_of_their_sources(own_project: Path) -> None:
     _dg_project(own_project)
 
-    def call(program: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [program_of(program), *arguments],
-            cwd=own_project,
-            env=environment(own_project),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    assert "All definitions loaded" in call("dg", "check", "defs")
+    options = {"cwd": own_project, "env": environment(own_project), "timeout": 120}
+    assert "All definitions loaded" in output_of(program_of("dg"), "check", "defs", **options)
     before = _written(own_project / "out" / "data")
-    call("dagster", "job", "execute", "-m", "corpora.definitions", "-j", "beta__prep")
+    execute = (program_of("dagster"), "job", "execute", "-m", "corpora.definitions")
+    output_of(*execute, "-j", "beta__prep", **options)
     assert _written(own_project / "out" / "data") == before
     assert (own_project / "beta" / "slices").is_dir()
     with opened(own_project) as instance:

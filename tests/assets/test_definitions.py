@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +12,8 @@ import pytest
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import LEVELS
-from tests.project import REPOSITORY
+from tests.assets.small_project import program_of
+from tests.project import REPOSITORY, jsonl_source, output_of, write_project
 
 DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")
 JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify", "retention"}
@@ -26,16 +26,7 @@ import nmoe_assets.definitions
 heavy = {"torch", "sklearn", "datasets", "matplotlib", "safetensors", "transformers"}
 sys.exit(f"imported {heavy & set(sys.modules)}" if heavy & set(sys.modules) else 0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_one_file_uses_private_names_of_dagster() -> None:
-    imports, objects = r"^\s*(from|import) dagster[\w.]*\._", "context|instance|dg|graph|record"
-    private = re.compile(rf"{imports}|\b({objects})\._[a-z]", re.MULTILINE)
-    package = REPOSITORY / "nmoe_assets"
-    found = {p.name for p in package.rglob("*.py") if private.search(p.read_text("utf-8"))}
-    assert found == {"dagster_private.py"}
+    output_of(sys.executable, "-c", code)
 
 
 def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,24 +138,9 @@ def test_loading_costs_nothing_for_a_shard_and_the_same_for_each_source(tmp_path
 
 def _calls(directory: Path, num_sources: int, num_shards: int) -> int:
     """Calls of Python functions that loading the definitions takes beyond all imports."""
-    directory.mkdir()
-    (directory / "workspace.yaml").touch()
-    sources = "".join(
-        f"[[mixtures.m.sources]]\nid = 'source{i}'\ntokens_b = 1\nkind = 'jsonl'\n"
-        f"paths = ['in/{i}.jsonl']\nvalid_split = 'train[:1%]'\n"
-        for i in range(num_sources)
-    )
-    (directory / "mixture.toml").write_text(
-        f"[mixtures.m]\ntotal_tokens_b = {num_sources}\n{sources}"
-    )
-    (directory / "flows.toml").write_text(
-        "[flow.f]\nmode = 'f'\nstages = ['pretrain']\nscale = 1.0\n"
-        "[flow.f.mixture]\npretrain = 'm'\n"
-    )
-    (directory / "run.toml").write_text(
-        "root = 'out'\nmixture_toml = 'mixture.toml'\nflow_profiles_toml = 'flows.toml'\n"
-        f"flow_mode = 'f'\n[prep]\nnum_shards = {num_shards}\n"
-    )
+    names = [f"source{i}" for i in range(num_sources)]
+    sources = [jsonl_source(name, (), valid_split="train[:1%]") for name in names]
+    config = write_project(directory, sources, {"prep": {"num_shards": num_shards}}).config
     code = """
 import sys
 from nmoe_assets.definitions import build_definitions, current_run
@@ -178,25 +154,10 @@ build_definitions(run).get_repository_def()
 sys.setprofile(None)
 print(calls)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NMOE_CONFIG": str(directory / "run.toml")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return int(done.stdout)
+    env = os.environ | {"NMOE_CONFIG": str(config)}
+    return int(output_of(sys.executable, "-c", code, env=env))
 
 
 def test_the_workspace_file_names_a_location_that_loads() -> None:
-    command = [str(Path(sys.executable).with_name("dagster")), "definitions", "validate"]
-    done = subprocess.run(
-        [*command, "-w", "workspace.yaml"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = (program_of("dagster"), "definitions", "validate", "-w", "workspace.yaml")
+    output_of(*command, cwd=REPOSITORY, timeout=120)

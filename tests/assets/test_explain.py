@@ -13,7 +13,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.lineage import explain_document, explain_step
 from nmoe_core.shards.documents import DocumentReader
-from tests.project import json_lines
+from tests.project import json_lines, read_rows, said
 from tests.refusals import refused_line
 
 STEP = 1
@@ -25,8 +25,7 @@ def run(project: Path) -> Run:
 
 
 def by_id(*paths: Path) -> dict[str, dict]:
-    lines = (line for path in paths for line in path.read_text("utf-8").splitlines())
-    return {row["doc_id"]: row for row in map(json.loads, lines)}
+    return {row["doc_id"]: row for row in read_rows(*paths)}
 
 
 def documents_of(facts: dict) -> list[tuple[int, dict]]:
@@ -119,7 +118,7 @@ def test_scores_of_another_version_and_an_id_of_two_documents_are_refused(
     with pytest.raises(CurationError, match="another version of this shard"):
         explain_document(copy, document["doc_id"])
     ids = next(copy.tree.data.glob("docs/train/shard_0000/*.ids.jsonl"))
-    rows = [json.loads(line) for line in ids.read_text("utf-8").splitlines()]
+    rows = read_rows(ids)
     rows[1]["id"] = rows[0]["id"]
     ids.write_text(json_lines(rows))
     with pytest.raises(FormatError, match="several documents"):
@@ -146,8 +145,7 @@ def test_the_command_prints_a_row_of_a_step_and_one_document(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = ["--config", str(run.path)]
-    assert main(["explain", "--step", str(STEP), "--row", "2", "--json", *config]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = said(capsys, "explain", "--step", STEP, "--row", "2", *config)
     assert [row["sequence"] for row in facts["rows"]] == [6]
     document = facts["rows"][0]["documents"][0]
     assert main(["explain", "--step", str(STEP), *config]) == 0

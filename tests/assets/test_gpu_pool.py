@@ -13,6 +13,7 @@ import pytest
 from nmoe_assets.resources import Machine
 from tests.assets.dagster_internals import at_work
 from tests.assets.small_project import environment, execute, opened, program_of
+from tests.project import output_of
 
 ENDS = ("STEP_SUCCESS", "STEP_FAILURE")
 _PAUSE_S = 0.2
@@ -44,11 +45,8 @@ def test_two_gpu_steps_of_one_run_never_overlap(own_project: Path) -> None:
     config = own_project / "run.toml"
     config.write_text(config.read_text().replace("[heads]\n", "[heads]\nseed = 7\n"))
     selection = 'key:"hydra/probe_head" or key:"hydra/judge_head"'
-    command = [program_of("dagster"), "asset", "materialize"]
-    command += ["-m", "nmoe_assets.definitions", "--select", selection]
-    env = environment(own_project)
-    done = subprocess.run(command, env=env, cwd=own_project, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = (program_of("dagster"), "asset", "materialize", "-m", "nmoe_assets.definitions")
+    output_of(*command, "--select", selection, env=environment(own_project), cwd=own_project)
     with opened(own_project) as instance:
         [run] = instance.get_runs(limit=1)
         events = [e.dagster_event for e in instance.all_logs(run.run_id) if e.dagster_event]

@@ -88,14 +88,8 @@ def test_the_pipeline_makes_nothing_from_an_input_that_did_not_pass_a_blocking_c
 
     def makes(asset: str, **extra: str) -> bool:
         job = [program_of("dagster"), "job", "execute", "-f", "location.py", "-j", f"{asset}_job"]
-        done = subprocess.run(
-            [*job, "--tags", tags],
-            env=environment(tmp_path, **extra),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        options = {"env": environment(tmp_path, **extra), "cwd": tmp_path, "text": True}
+        done = subprocess.run([*job, "--tags", tags], capture_output=True, check=False, **options)
         told = "heads did not pass its check promotion: repair it and make it again"
         assert (asset == "calibration" and done.returncode != 0) == (told in done.stderr)
         return done.returncode == 0

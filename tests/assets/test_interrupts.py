@@ -16,6 +16,7 @@ import pytest
 from nmoe_assets.ops.interrupts import interrupts_since
 from tests.assets.small_project import append, command, environment, execute
 from tests.core.prep.conftest import tree_digest
+from tests.project import output_of
 
 pytestmark = pytest.mark.timeout(600)
 COMPUTE = "[compute]\nworkers = 2\n"
@@ -121,7 +122,5 @@ print(job.execute_in_process(raise_on_error=False).success)
 
 
 def test_a_run_stops_where_python_ignored_its_interrupt() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=100
-    )
-    assert done.stdout.splitlines() == ["goes on", "False"]
+    printed = output_of(sys.executable, "-c", PROGRAM, timeout=100)
+    assert printed.splitlines() == ["goes on", "False"]

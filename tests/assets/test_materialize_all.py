@@ -1,7 +1,6 @@
 """What "Materialize all" of the lineage makes, asked as the UI asks."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from nmoe_assets.component import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import former_data_digest
+from tests.assets.server import BACKFILL, LOCATION
 from tests.assets.small_project import (
     KEYS,
     environment,
@@ -20,9 +20,7 @@ from tests.assets.small_project import (
     program_of,
     small_project,
 )
-
-LAUNCH = """mutation($b: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $b) {
-  __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
+from tests.project import output_of
 
 
 def test_materialize_all_makes_every_asset(tmp_path: Path) -> None:
@@ -46,13 +44,9 @@ def test_materialize_all_makes_every_asset(tmp_path: Path) -> None:
 
 
 def launch_backfill(project: Path, env: dict[str, str], asked: dict[str, Any]) -> str:
-    command = [program_of("dagster-graphql")]
-    command += ["-m", "nmoe_assets.definitions", "-t", LAUNCH, "-v", json.dumps({"b": asked})]
-    done = subprocess.run(
-        command, env=env, cwd=project, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    [answer] = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    command = (program_of("dagster-graphql"), "-m", LOCATION, "-t", BACKFILL)
+    printed = output_of(*command, "-v", json.dumps({"b": asked}), env=env, cwd=project)
+    [answer] = [line for line in printed.splitlines() if line.startswith("{")]
     launched = json.loads(answer)["data"]["launchPartitionBackfill"]
     assert launched["__typename"] == "LaunchBackfillSuccess", launched
     return launched["backfillId"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.assets.small_project import append, command, environment
+from tests.project import contents
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,11 +68,7 @@ def test_a_project_on_ray_comes_out_as_on_one_machine(own_project: Path, cluster
 
 def _files(out: Path) -> dict[str, bytes]:
     """All bytes but those of files that say when they were made."""
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in out.rglob("*")
-        if path.is_file() and path.name not in TIMES
-    }
+    return {name: data for name, data in contents(out).items() if Path(name).name not in TIMES}
 
 
 def _workers(cluster: Any) -> list[int]:

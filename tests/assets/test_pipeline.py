@@ -17,12 +17,12 @@ from loader import build_loader
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.pipeline import PART_OF, innermost_error
-from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
 from tests.assets.dagster_internals import stale_causes
 from tests.assets.small_project import SOURCES, execute, execute_here, opened, small_project
 from tests.core.prep.conftest import tree_digest
+from tests.project import read_rows, said
 
 WORK = ("documents_tokenized", "oracle_calls", "backbone_tokens", "head_steps")
 
@@ -59,10 +59,6 @@ def _work(project: Path, known_runs: Collection[str] = ()) -> Counter[str]:
 def _run_ids(project: Path) -> set[str]:
     with opened(project) as instance:
         return {run.run_id for run in instance.get_runs()}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_every_partition_of_every_asset_is_materialised(project: Path) -> None:
@@ -132,8 +128,7 @@ def test_materialisations_show_pictures_samples_rates_and_times(project: Path) -
 def test_the_report_is_what_the_files_hold(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", "--config", str(project / "run.toml"), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = said(capsys, "report", "--config", project / "run.toml")
     out = project / "out"
     for row in report["sources"]:
         name = row["source"]
@@ -141,7 +136,7 @@ def test_the_report_is_what_the_files_hold(
         assert row["tokens"] == sum(len(np.load(p)) for p in shards)
         indexes = [p.with_suffix(".idx").stat().st_size for p in shards]
         assert row["documents"] == sum((size - 32) // 16 for size in indexes)
-        grades = [g for p in (out / "quality" / name).rglob("*.jsonl") for g in _rows(p)]
+        grades = read_rows(*(out / "quality" / name).rglob("*.jsonl"))
         decisions = Counter(grade["decision"] for grade in grades)
         assert (row["keep"], row["band"], row["drop"]) == tuple(
             decisions[d] for d in ("keep", "band", "drop")
@@ -151,7 +146,7 @@ def test_the_report_is_what_the_files_hold(
         assert row["kept_tokens"] == sum(len(np.load(p)) for p in kept)
         assert row["topics_after"] == pytest.approx(_topics_in_windows(out, name, 256))
     fitted, labels = (
-        {r["doc_id"]: r for r in _rows(out / "labels" / "merged" / f"labels_{split}.jsonl")}
+        {r["doc_id"]: r for r in read_rows(out / "labels" / "merged" / f"labels_{split}.jsonl")}
         for split in ("train", "val")
     )
     reader = DocumentReader(out / "data")
@@ -162,7 +157,7 @@ def test_the_report_is_what_the_files_hold(
     trained_on = set(map(seen, fitted))
     fresh = {seen(doc_id): doc_id for doc_id in reversed(labels) if seen(doc_id) not in trained_on}
     labels = {doc_id: labels[doc_id] for doc_id in fresh.values()}
-    grades = [g for p in (out / "quality").rglob("*.jsonl") for g in _rows(p)]
+    grades = read_rows(*(out / "quality").rglob("*.jsonl"))
     pairs = [
         (np.mean(list(g["probe_scores"].values())), labels[g["doc_id"]]["aggregated"])
         for g in grades
@@ -177,7 +172,7 @@ def _topics_in_windows(out: Path, source: str, seq_len: int) -> float:
     """Mean number of distinct topics in windows of tokens, by writing each token's topic out."""
     topics: list[np.ndarray] = []
     for shard in sorted((out / "curated" / source / "train").glob("shard_*")):
-        lineage = _rows(shard / "lineage.jsonl")
+        lineage = read_rows(shard / "lineage.jsonl")
         spans = [
             np.frombuffer(path.read_bytes(), "<u8", offset=32).reshape(-1, 2)
             for path in sorted(shard.glob("*.idx"))
@@ -194,14 +189,11 @@ def test_a_curated_document_leads_back_to_its_source_label_score_and_decision(
     project: Path,
 ) -> None:
     out = project / "out"
-    labels = {
-        row["doc_id"]: row
-        for split in ("train", "val", "test")
-        for row in _rows(out / "labels" / "merged" / f"labels_{split}.jsonl")
-    }
+    merged = (out / "labels" / "merged").glob("labels_*.jsonl")
+    labels = {row["doc_id"]: row for row in read_rows(*merged)}
     shard = sorted((out / "curated" / "docs" / "train").glob("shard_*"))[0]
-    lineage, ids = _rows(shard / "lineage.jsonl"), _rows(next(shard.glob("*.ids.jsonl")))
-    texts = [row["text"] for row in _rows(project / "in" / "docs.jsonl")]
+    lineage, ids = read_rows(shard / "lineage.jsonl"), read_rows(next(shard.glob("*.ids.jsonl")))
+    texts = [row["text"] for row in read_rows(project / "in" / "docs.jsonl")]
     assert len(lineage) == len(ids) > 10
     for row, identity in zip(lineage, ids):
         assert row["decision"] == "keep"

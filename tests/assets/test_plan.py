@@ -16,6 +16,7 @@ from nmoe_core.tasks.checks import check_regrade
 from nmoe_core.tasks.hydra import grade_shards
 from nmoe_core.tasks.preview import plan_regrade
 from tests.assets.small_project import SOURCES
+from tests.project import read_rows, said
 
 
 @pytest.fixture
@@ -24,11 +25,7 @@ def run(own_project: Path) -> Run:
 
 
 def decisions(run: Run) -> dict[str, str]:
-    rows = (
-        json.loads(line)
-        for path in run.tree.quality.rglob("quality_scores.jsonl")
-        for line in path.read_text().splitlines()
-    )
+    rows = read_rows(*run.tree.quality.rglob("quality_scores.jsonl"))
     return {row["doc_id"]: row["decision"] for row in rows}
 
 
@@ -48,8 +45,7 @@ def move_threshold(run: Run, **taus: float) -> None:
 
 
 def test_a_finished_run_has_nothing_to_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--config", str(run.path), "--json", "--read-sources"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = said(capsys, "plan", "--config", run.path, "--read-sources")
     assert plan["regrade"]["shards"] == []
     assert plan["regrade"]["current_shards"] == 6
     assert plan["regrade"]["seconds"] == 0

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.assets.small_project import program_of, small_project
-from tests.project import CONFIGS
+from tests.assets.server import Dagster, end
+from tests.assets.small_project import command, program_of, small_project
+from tests.project import CONFIGS, output_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -101,7 +101,7 @@ def postgres() -> Iterator[Postgres]:
         found = Postgres(
             f"postgresql+psycopg2://nmoe:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/postgres"
         )
-        _wait(lambda: _answers(found), 30, "PostgreSQL starts")
+        Dagster.wait(lambda: _answers(found), 30, "PostgreSQL starts")
         yield found
     finally:
         if server is not None:
@@ -138,7 +138,8 @@ def test_runs_are_queued_and_a_pool_limits_their_steps(
         instance.event_log_storage.set_concurrency_slots("gpu", 1)
         for key in "012":
             tags = f'{{"dagster/partition": "{key}"}}'
-            _dagster(tmp_path, "job", "launch", "-f", "jobs.py", "-j", "grade", "--tags", tags)
+            launch = (program_of("dagster"), "job", "launch", "-f", "jobs.py", "-j", "grade")
+            output_of(*launch, "--tags", tags, cwd=tmp_path, timeout=280)
         assert [run.status.value for run in instance.get_runs()] == ["QUEUED"] * 3
         daemon = subprocess.Popen(
             [program_of("dagster-daemon"), "run", "-f", "jobs.py"],
@@ -147,13 +148,10 @@ def test_runs_are_queued_and_a_pool_limits_their_steps(
             stderr=subprocess.DEVNULL,
         )
         try:
-            _wait(lambda: all(r.is_finished for r in instance.get_runs()), 300, "all runs end")
+            are_done = lambda: all(run.is_finished for run in instance.get_runs())  # noqa: E731
+            Dagster.wait(are_done, 300, "all runs end")
         finally:
-            daemon.send_signal(signal.SIGINT)
-            try:
-                daemon.wait(60)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
+            end(daemon)
         assert [run.status.value for run in instance.get_runs()] == ["SUCCESS"] * 3
     lines = (tmp_path / "steps").read_text().splitlines()
     steps = sorted(tuple(map(float, line.split())) for line in lines)
@@ -183,7 +181,7 @@ def test_the_project_runs_on_it(
     monkeypatch.setenv("NMOE_CONFIG", str(config))
     monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", "1000")
     for job in ("prep", "prep_valid"):
-        _dagster(config.parent, "job", "execute", "-m", "nmoe_assets.definitions", "-j", job)
+        output_of(*command(job), cwd=config.parent, timeout=280)
     made = """select asset_key, count(distinct partition) from event_logs
         where dagster_event_type = 'ASSET_MATERIALIZATION' and partition is not null
         and asset_key like '%shards%' group by asset_key order by asset_key"""
@@ -195,14 +193,6 @@ def test_the_project_runs_on_it(
     ]
 
 
-def _dagster(directory: Path, *arguments: str) -> None:
-    command = [program_of("dagster"), *arguments]
-    done = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, check=False, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def _answers(postgres: Postgres) -> bool:
     import psycopg2
 
@@ -210,10 +200,3 @@ def _answers(postgres: Postgres) -> bool:
         return bool(postgres.query("select 1"))
     except psycopg2.OperationalError:
         return False
-
-
-def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.5)

@@ -1,6 +1,5 @@
 """The asset of a published plan: there with `[publish]` alone, and equal to the run's own plan."""
 
-import json
 from pathlib import Path
 
 import dagster as dg
@@ -9,15 +8,10 @@ import pytest
 from nmoe_assets.component import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from tests.project import said
 
 pytest.importorskip("obstore", reason="extra remote is not installed")
 KEY = dg.AssetKey(["mixture", "published_plan"])
-
-
-def explained(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
-    capsys.readouterr()
-    assert main(["explain", "--step", "1", "--json", *argv]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_the_plan_of_a_run_is_published_and_explained_by_its_url(
@@ -34,8 +28,9 @@ def test_the_plan_of_a_run_is_published_and_explained_by_its_url(
     assert made[0]["files_sent"] == made[0]["files"] > made[1]["files_sent"] == 0
     plan = str(made[0]["url"])
     assert plan == f"{url}/mixture/loader_plan.json"
-    of_run = explained(capsys, "--config", config)
-    of_url = explained(capsys, "--plan", plan, "--cache-dir", str(tmp_path / "cache"))
+    explain = ("explain", "--step", "1")
+    of_run = said(capsys, *explain, "--config", config)
+    of_url = said(capsys, *explain, "--plan", plan, "--cache-dir", tmp_path / "cache")
     for row in of_run["rows"]:
         for document in row["documents"]:
             document["label"] = None  # labels are not published

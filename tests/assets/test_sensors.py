@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import ClassVar
 
@@ -24,12 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 LABELS = AssetKey(["hydra", "oracle_labels"])
 
 
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as made:
-        yield made
-
-
 def _tick(sensor: str, defs: dg.Definitions, instance: DagsterInstance, cursor: str | None):
     repository = defs.get_repository_def()
     context = dg.build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
@@ -46,23 +39,23 @@ def asked(ticked: dg.SensorResult) -> set[tuple[str, str]]:
 
 
 @pytest.fixture
-def prepared(instance: DagsterInstance) -> DagsterInstance:
+def prepared(in_memory: DagsterInstance) -> DagsterInstance:
     """An instance that knows of shards of all sources."""
     for source in ("code", "docs", "notes"):
         shards = dg.AssetMaterialization(AssetKey([source, "shards"]), partition="0000")
-        instance.report_runless_asset_event(shards)
-    return instance
+        in_memory.report_runless_asset_event(shards)
+    return in_memory
 
 
 def test_a_source_without_a_mark_is_prepared_once_if_it_ever_was(
-    defs: dg.Definitions, instance: DagsterInstance
+    defs: dg.Definitions, in_memory: DagsterInstance
 ) -> None:
-    assert _tick("source_watch", defs, instance, None).run_requests == []
+    assert _tick("source_watch", defs, in_memory, None).run_requests == []
     docs = dg.AssetMaterialization(AssetKey(["docs", "shards"]), partition="0000")
-    instance.report_runless_asset_event(docs)
-    first = _tick("source_watch", defs, instance, None)
+    in_memory.report_runless_asset_event(docs)
+    first = _tick("source_watch", defs, in_memory, None)
     assert asked(first) == {("prep", "docs"), ("prep_valid", "docs")}
-    assert _tick("source_watch", defs, instance, first.cursor).run_requests == []
+    assert _tick("source_watch", defs, in_memory, first.cursor).run_requests == []
 
 
 def test_an_input_that_comes_back_to_what_it_was_is_a_change_each_time(
@@ -139,15 +132,15 @@ def _fail_labels(defs: dg.Definitions, instance: DagsterInstance, **tags: str) -
 
 
 def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
-    defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_000_000.0]
     monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
-    _fail_labels(defs, instance)
+    _fail_labels(defs, in_memory)
     waits, cursor = [], None
     for _ in range(4):
         asked_at = clock[0]
-        while not (asked := _tick("label_retries", defs, instance, cursor)).run_requests:
+        while not (asked := _tick("label_retries", defs, in_memory, cursor)).run_requests:
             cursor = asked.cursor
             clock[0] += 30
             if clock[0] - asked_at > 900:
@@ -158,8 +151,8 @@ def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
     assert waits == [60, 120, 240, 930], "from when a failure was seen"
     assert asked.skip_message == "no failed slice to try"
     made = dg.AssetMaterialization(LABELS, partition="val-02")
-    instance.report_runless_asset_event(made)
-    assert _tick("label_retries", defs, instance, cursor).cursor == "{}"
+    in_memory.report_runless_asset_event(made)
+    assert _tick("label_retries", defs, in_memory, cursor).cursor == "{}"
 
 
 class _Webhook(BaseHTTPRequestHandler):
@@ -179,7 +172,7 @@ class _Webhook(BaseHTTPRequestHandler):
 
 
 def test_a_failed_run_is_told_in_one_line_to_the_webhook(
-    defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which does not take it at first."""
     monkeypatch.setattr(resources, "_PAUSES_S", (0, 0))
@@ -188,12 +181,12 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        failed = _fail_labels(defs, instance)
-        events = (entry.dagster_event for entry in instance.all_logs(failed.run_id))
+        failed = _fail_labels(defs, in_memory)
+        events = (entry.dagster_event for entry in in_memory.all_logs(failed.run_id))
         address = f"http://127.0.0.1:{server.server_port}/hook"
         context = dg.build_run_status_sensor_context(
             sensor_name="failure_notice",
-            dagster_instance=instance,
+            dagster_instance=in_memory,
             dagster_run=failed,
             dagster_event=next(
                 e for e in events if e and e.event_type == dg.DagsterEventType.RUN_FAILURE
@@ -213,7 +206,7 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
 
 
 def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs_are_not(
-    defs: dg.Definitions, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository, told = defs.get_repository_def(), []
     monkeypatch.setattr(resources.Notifier, "send", lambda self, text: told.append(text))
@@ -221,7 +214,7 @@ def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs
 
     def tick(cursor: str | None) -> str | None:
         context = dg.build_sensor_context(
-            instance=instance,
+            instance=in_memory,
             cursor=cursor,
             repository_def=repository,
             repository_name=repository.name,
@@ -230,11 +223,11 @@ def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs
         return sensor.evaluate_tick(context).cursor
 
     cursor = tick(None)
-    _fail_labels(defs, instance, **{PART_OF: "another run"})
+    _fail_labels(defs, in_memory, **{PART_OF: "another run"})
     theirs = run_of_another_location()
-    instance.add_run(theirs)
-    instance.report_run_failed(theirs)
-    alone = _fail_labels(defs, instance)
+    in_memory.add_run(theirs)
+    in_memory.report_run_failed(theirs)
+    alone = _fail_labels(defs, in_memory)
     for _ in range(3):
         cursor = tick(cursor)
     assert [text.rpartition("(run ")[2] for text in told] == [f"{alone.run_id})"]

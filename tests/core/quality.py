@@ -32,7 +32,7 @@ from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
-from tests.project import CONFIGS
+from tests.project import CONFIGS, read_rows
 
 Results = Iterable[tuple[int, OracleResult]]
 VOCAB = 512
@@ -225,7 +225,7 @@ class GradedShard:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
+        return read_rows(self.path)
 
 
 class Grading:

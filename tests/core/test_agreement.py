@@ -14,7 +14,7 @@ from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
 from nmoe_core.tasks.shards import each_shard, grade_sources, outputs_of
 from nmoe_core.text.normalise import normalize_text
-from tests.project import json_lines, jsonl_source, write_project
+from tests.project import contents, json_lines, jsonl_source, read_rows, said, write_project
 
 pytest.importorskip("torch")
 WORDS = ("use the default value", "because each example", "returns a long explanation of it")
@@ -47,26 +47,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project.config
 
 
-def contents(directory: Path, pattern: str) -> dict[str, bytes]:
-    files = (path for path in directory.rglob(pattern) if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
-def rows_of(paths: list[Path]) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()]
-
-
 def test_the_command_grades_as_the_asset_does_at_any_number_of_workers(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capsys.readouterr()
-    here = ["hydra", "grade", "--config", config, "--json", "--out", tmp_path / "command"]
-    nmoe(*here, "--set", "compute.workers=2")
-    said = json.loads(capsys.readouterr().out)
+    command = ("hydra", "grade", "--config", config, "--out", tmp_path / "command")
+    told = said(capsys, *command, "--set", "compute.workers=2")
     run = Run(config, {"compute.workers": 1}, {"quality": tmp_path / "asset"})
     attempts = list(each_shard(run, "grade", "web", ["0000", "0001"]))
     made = {f"web/{one.key}": one.result.facts for one in attempts if one.result is not None}
-    assert said == made
+    assert told == made
     asset = contents(tmp_path / "asset", "quality_scores.jsonl")
     assert contents(tmp_path / "command", "quality_scores.jsonl") == asset
     assert len(asset) == 2
@@ -85,12 +74,10 @@ def test_the_command_curates_as_the_asset_does_at_any_number_of_workers(
         attempts = list(each_shard(run, task, "web", ["0000", "0001"]))
         assert all(one.error is None for one in attempts)
     facts = curate.combine(run, "web").facts
-    capsys.readouterr()
-    flags = ["--json", "--set", "compute.workers=2"]
-    nmoe("curate", "shards", "--config", command / "run.toml", *flags)
-    said = json.loads(capsys.readouterr().out)["sources"]["web"]
-    assert {key: said[key] for key in facts} == facts | {"path": said["path"]}
-    assert said["shards_written"] == 2
+    verb = ("curate", "shards", "--config", command / "run.toml")
+    told = said(capsys, *verb, "--set", "compute.workers=2")["sources"]["web"]
+    assert {key: told[key] for key in facts} == facts | {"path": told["path"]}
+    assert told["shards_written"] == 2
     # Locks are hidden; manifests hold the time, but the figures above hold what they name.
     for tree in ("topics", "curated"):
         made = contents(asset / "out" / tree, "[!.m]*")
@@ -122,12 +109,8 @@ def test_the_preview_names_the_shards_that_are_then_graded_and_curated(
 def test_the_dry_run_of_a_mixture_names_the_splits_that_are_then_made(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    command = ["prep-mixture", "--config", config, "--data-root", tmp_path, "--json"]
-    capsys.readouterr()
-    nmoe(*command, "--dry-run")
-    planned = json.loads(capsys.readouterr().out)
-    nmoe(*command)
-    made = json.loads(capsys.readouterr().out)
+    command = ("prep-mixture", "--config", config, "--data-root", tmp_path)
+    planned, made = said(capsys, *command, "--dry-run"), said(capsys, *command)
     named = [(part["source"], part["split"], f"{part['output']}/manifest.json") for part in planned]
     assert named == [(part["source"], part["split"], part["manifest"]) for part in made]
 
@@ -135,11 +118,12 @@ def test_the_dry_run_of_a_mixture_names_the_splits_that_are_then_made(
 def test_a_document_is_labelled_and_graded_under_one_id(config: Path, tmp_path: Path) -> None:
     run = Run(config, None, {"quality": tmp_path / "quality"})
     grade_sources(run)
-    graded = [row["doc_id"] for row in rows_of(sorted(run.tree.quality.rglob("quality_s*.jsonl")))]
+    scores = sorted(run.tree.quality.rglob("quality_s*.jsonl"))
+    graded = [row["doc_id"] for row in read_rows(*scores)]
     labelled = [
         row["doc_id"]
         for split in ("train", "val", "test")
-        for row in rows_of([run.tree.label_shard(split, i) / "scores.jsonl" for i in range(8)])
+        for row in read_rows(*[run.tree.label_shard(split, i) / "scores.jsonl" for i in range(8)])
     ]
     assert len(graded) == len(set(graded)) == 500
     assert len(labelled) == len(set(labelled)) > 400
@@ -163,8 +147,8 @@ def test_every_label_of_a_json_line_meets_the_score_of_its_own_text(
     named = ["--config", config, "--input-jsonl", file, "--quiet"]
     nmoe("hydra", "oracle-label", *named, "--out", labels)
     nmoe("hydra", "grade", *named, "--no-early-exit", "--out", grades)
-    labelled = rows_of([labels / "scores.jsonl"])
-    graded = rows_of([grades / "quality_scores.jsonl"])
+    labelled = read_rows(labels / "scores.jsonl")
+    graded = read_rows(grades / "quality_scores.jsonl")
     # What the oracle was shown is the text as prep would have written it.
     shown = [normalize_text(text).replace("\n", " ") for text in texts]
     assert [row["snippet"] for row in labelled] == shown

@@ -21,6 +21,7 @@ from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.open import open_source
 from nmoe_core.sources.spec import SourceSpec
+from tests.project import contents
 from tests.refusals import refused
 
 pytestmark = [
@@ -153,7 +154,7 @@ def test_prep_on_ray_writes_the_bytes_of_one_process(
         out = tmp_path / name / "train"
         prep_shards(split, settings, out)
         write_manifest(settings, out)
-        trees.append({str(p.relative_to(out)): p.read_bytes() for p in _files(out)})
+        trees.append(contents(out))
     assert trees[0] == trees[1]
     assert len(trees[0]) > 6
 
@@ -161,16 +162,9 @@ def test_prep_on_ray_writes_the_bytes_of_one_process(
 def _require_the_files_of_one_process(tmp_path: Path, found: list[int]) -> None:
     alone = list(map_shards(_write, [(tmp_path / "inline", i, "") for i in range(ITEMS)]))
     assert found == alone == list(range(ITEMS))
-    trees = [
-        {p.relative_to(root): p.read_bytes() for p in _files(root) if p.suffix != ".tried"}
-        for root in (tmp_path / "inline", tmp_path / "ray")
-    ]
+    trees = [contents(tmp_path / name, "*[!d]") for name in ("inline", "ray")]  # without .tried
     assert trees[0] == trees[1]
     assert len(trees[0]) == ITEMS
-
-
-def _files(root: Path) -> list[Path]:
-    return [p for p in root.rglob("*") if p.is_file() and p.name != ".lock"]
 
 
 def _write(item: tuple[Path, int, str]) -> int:

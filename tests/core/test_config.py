@@ -1,18 +1,14 @@
 """Numbers of tokens, and the configurations that come with the project."""
 
-import json
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
-import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader import build_loader, read_config
-from loader.__main__ import main as loader_main
-from loader.plan.records import PLAN_FORMAT
+from loader import read_config
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.config.rubric import Rubric
@@ -284,15 +280,9 @@ def test_a_url_in_a_configuration_is_refused_with_its_key(
 
 
 def test_a_url_is_refused_as_the_directory_of_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert loader_main(["peek", "plan.json", "--cache-dir", URLS[0]]) == 1
-    assert "E-PATH-URL" in capsys.readouterr().err
-    plan = {"format": PLAN_FORMAT, "root": "."}
-    fsspec.filesystem("memory").pipe_file("/plan.json", json.dumps(plan).encode())
-    with pytest.raises(ConfigError, match="object stores"):
-        build_loader("memory://plan.json", cache_dir=URLS[0])
     monkeypatch.setenv("NMOE_CACHE_DIR", URLS[0])
     with pytest.raises(ConfigError, match="object stores"):
         cache_dir()

@@ -1,6 +1,5 @@
 """The Python interface of the data-pipeline document: its own snippets run, and mean the same."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from nmoe_core import (
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import main
 from nmoe_core.shards.manifest import ShardFormat
-from tests.project import json_lines
+from tests.project import json_lines, output_of
 from tests.refusals import refused
 
 ROWS = [
@@ -84,8 +83,7 @@ from nmoe_core import JSONLSource, ParallelPrepPipeline, PrepConfig
 config = PrepConfig(output_dir="out", dataset_name="web", num_shards=2, num_workers=2)
 print(ParallelPrepPipeline(JSONLSource("a.jsonl"), config).run().total_documents)
 """)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "90\n"), done.stderr
+    assert output_of(sys.executable, script) == "90\n"
 
 
 def test_every_kind_of_source_and_the_command_line_make_the_same_shards(corpus: Path) -> None:
@@ -189,9 +187,7 @@ except SystemExit:
 import nmoe_core.prep.run, nmoe_core.prep.mixture
 require_light("torch", "dagster", "sklearn", "datasets", "matplotlib", "pandas")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "prep-mixture" in done.stdout
+    assert "prep-mixture" in output_of(sys.executable, "-c", code)
     assert dir(nmoe_core) == sorted(nmoe_core.__all__)
     for name in nmoe_core.__all__:
         if name not in ("BatchedGenerator", "Transformer"):

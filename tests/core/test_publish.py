@@ -16,7 +16,7 @@ from loader.files import store
 from loader.files.addresses import join
 from nmoe_core.cli import main
 from nmoe_core.publish.send import publish
-from tests.project import json_lines
+from tests.project import json_lines, read_rows
 from tests.refusals import refused, refused_line
 
 pytest.importorskip("obstore", reason="extra remote is not installed")
@@ -137,7 +137,7 @@ def test_an_interrupted_publish_goes_on_and_no_reader_sees_its_half(
 def changed(data: Path) -> Path:
     """The plan after one document of `web` changed, and with it the files of one shard."""
     source = data.parent / "web.jsonl"
-    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    rows = read_rows(source)
     rows[3]["text"] += " and more"
     source.write_text(json_lines(rows))
     flags = ["--paths", str(source), "--name", "web", "--num-shards", "2", "--workers", "1"]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Split
-from tests.project import json_lines
+from tests.project import json_lines, output_of
 
 # One process loads the tokenizer and forks a run for every step that a run can be killed at.
 RUN = """
@@ -89,11 +88,8 @@ def root(tmp_path: Path) -> Path:
 
 def _versions_left(root: Path, step: str, exchange: str = "with") -> list[str]:
     """What was readable after a kill at the first, second... step, up to a run that none ended."""
-    command = [sys.executable, "-c", RUN, str(root), step, exchange]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of(sys.executable, "-c", RUN, root, step, exchange, env=environment))
 
 
 _SLOW = [pytest.param(step, marks=pytest.mark.slow) for step in ("write", "fsync")]

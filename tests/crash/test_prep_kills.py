@@ -142,25 +142,14 @@ def test_kills_at_random_moments_lose_no_byte(
         # The one that was killed may have been a worker, which syncs files at the end.
         was_worker = killed.code == 1 and "E-WORKER-LOST" in killed.stderr
         assert was_worker or killed.code in (-9, 0), killed.stderr
-    journal = out / ".prep" / "journal.json"
-    was_begun = journal.exists() and json.loads(journal.read_text())["position"][3] > 0
+    path = out / ".prep" / "journal.json"
+    journal = json.loads(path.read_text()) if path.exists() else None
     ended = prep(source, out, "", "--workers", str(rng.choice([1, 2, 3])), commits="often")
     assert ended.code == 0, ended.stderr
     assert file_digests(out) == undisturbed
-    if was_begun:
-        assert ended.row["documents_tokenized"] < 600
-
-
-def test_a_run_goes_on_where_it_was_killed_with_another_number_of_workers(
-    prep: Prep, source: Path, undisturbed: dict[str, str], out: Path
-) -> None:
-    assert prep(source, out, "write:80:kill", commits="always").code == -9
-    position = json.loads((out / ".prep" / "journal.json").read_text())["position"]
-    assert position[3] > 200
-    ended = prep(source, out, "", "--workers", "2", commits="always")
-    assert ended.row["documents_tokenized"] == 600 - position[3]
-    assert ended.row["documents"] == 600
-    assert file_digests(out) == undisturbed
+    if journal:
+        assert ended.row["documents"] == 600
+        assert ended.row["documents_tokenized"] == 600 - journal["position"][3]
 
 
 def test_a_full_disk_is_one_error_and_the_next_run_completes(

@@ -10,6 +10,7 @@ import pytest
 from loader import resolve_plan
 from loader.__main__ import decode, main, read_vocabulary
 from tests.loader.shared import open_loader
+from tests.project import output_of
 from tests.refusals import refused
 
 BLOCKED = """
@@ -34,15 +35,10 @@ except loader.ConfigError as error:
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
-
-
 def test_import_and_a_batch_work_where_torch_is_missing(plan_file, two_stages):
-    done = run("-W", "error", "-c", BLOCKED, str(plan_file))
-    assert done.returncode == 0, done.stderr
+    printed = output_of(sys.executable, "-W", "error", "-c", BLOCKED, plan_file)
     inputs, targets = open_loader(two_stages.cfg, 1, 2).next()
-    first, second = done.stdout.splitlines()
+    first, second = printed.splitlines()
     assert first == f"{inputs.sum() + targets.sum()} (6, 16)"
     assert second.startswith("ERROR [E-CONFIG]: backend: torch is not installed")
 
@@ -52,7 +48,7 @@ def test_importing_loader_loads_no_framework():
         "import sys, loader, loader.__main__\n"
         "print([n for n in ('torch', 'dagster', 'nmoe_core', 'pydantic') if n in sys.modules])"
     )
-    assert run("-c", code).stdout == "[]\n"
+    assert output_of(sys.executable, "-c", code) == "[]\n"
 
 
 def test_fingerprint_is_the_digest_of_the_first_batches_in_global_order(
@@ -114,7 +110,8 @@ def test_verify_reads_every_shard_and_index(tree, tmp_path, capsys):
 def test_command_exits_1_with_one_line_on_a_refusal(plan_file, tmp_path):
     value = json.loads(plan_file.read_text()) | {"seed": 1}
     (tmp_path / "plan.json").write_text(json.dumps(value))
-    done = run("-m", "loader", "peek", str(tmp_path / "plan.json"))
+    command = [sys.executable, "-m", "loader", "peek", tmp_path / "plan.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("ERROR [E-PLAN-HASH]: ")
     assert done.stderr.count("\n") == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, output_of
 
 LOADER = REPOSITORY / "loader"
 EXAMPLES = REPOSITORY / "examples"
@@ -23,11 +23,7 @@ def command(example: str, plan: Path, checkpoint: Path, *arguments: object) -> l
 
 
 def run(*arguments) -> list[str]:
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, env=ENVIRONMENT
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return output_of(*command(*arguments), env=ENVIRONMENT).splitlines()
 
 
 def losses(lines: list[str]) -> dict[int, str]:

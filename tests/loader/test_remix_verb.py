@@ -6,6 +6,7 @@ import pytest
 
 from loader import build_loader, resolve_plan, verify_certificate
 from nmoe_core.cli import main
+from tests.project import said
 from tests.refusals import refused_line
 
 
@@ -25,8 +26,7 @@ def test_a_live_run_goes_on_under_other_shares(live, tmp_path, capsys):
     output = tmp_path / "next" / "plan.json"
     output.parent.mkdir()
     edit = ["--weights", "web=1,math=0.5", "--remove", "code", "--phase", "25:math=1:0.1"]
-    assert main(["remix", plan, "--state", state, *edit, "-o", str(output), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = said(capsys, "remix", plan, "--state", state, *edit, "-o", output)
     assert (facts["step"], facts["steps"], facts["changed"]) == (5, 33, True)
     assert facts["before"] == {"web": 63.158, "code": 26.316, "math": 10.526}
     assert [part["percent"] for part in facts["after"]] == [

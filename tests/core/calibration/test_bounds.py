@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
-from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.tasks.checks import LEVELS, check_calibration
 from tests.core.calibration.scored import fit, scored, summary_of, write_val
+from tests.project import said
 from tests.refusals import refused, refused_line
 
 SETTINGS = [
@@ -34,8 +34,7 @@ def test_a_share_to_drop_that_labels_do_not_prove_safe_is_refused_and_without_on
         assert part in line
     assert not (tmp_path / "out" / "calibration_summary.json").exists()
     write_val(tmp_path, scored(0, 60, (0.5, 0.5)))
-    assert main([*call.split(), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["calibration"]
+    facts = said(capsys, *call.split())["calibration"]
     assert facts["tau_drop"] == facts["tau_probe"] == facts["achieved_drop"] == 0
     assert "nothing is dropped: 30 labels prove no threshold" in facts["dropping"]
 

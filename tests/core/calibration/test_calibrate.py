@@ -17,6 +17,7 @@ from nmoe_core.heads.models import Probe, ProbeArch
 from nmoe_core.labels.scores import DIMENSIONS
 from tests.core.calibration.scored import fit, scored, summary_of, write_rows, write_val
 from tests.core.quality import Grading, write_head, write_labels
+from tests.project import read_rows
 from tests.refusals import refused
 
 
@@ -81,7 +82,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
 )
 def test_a_row_that_is_no_prediction_is_refused(tmp_path: Path, row: Any, why: str) -> None:
     labels, path = write_val(tmp_path, scored(0, 40))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(path)
     rows[3] = {"doc_id": rows[3]["doc_id"]} | row
     write_rows(path, rows)
     with refused("E-CALIBRATION-PREDICTIONS", why):

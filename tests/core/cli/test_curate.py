@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from nmoe_core.cli import main
 from nmoe_core.plots.png import MAX_PNG_BYTES
-from tests.project import json_lines
+from tests.project import json_lines, said
 
 TOPICS = {
     "sea": "wave tide harbour anchor sailor reef current storm vessel deck",
@@ -223,16 +223,14 @@ def test_compare_says_how_far_two_spaces_agree(
     )
     np.save(tmp_path / "a.npy", rows.astype(np.float32))
     np.save(tmp_path / "b.npy", rng.standard_normal((150, 70)).astype(np.float32))
-    flags = ["--n-clusters", "5", "--json", "--plot", str(tmp_path / "comparison.png")]
+    flags = ["--n-clusters", "5", "--plot", str(tmp_path / "comparison.png")]
     paths = {name: str(tmp_path / f"{name}.npy") for name in "ab"}
-    assert main(["curate", "compare", "--shallow", paths["a"], "--deep", paths["a"], *flags]) == 0
-    same = json.loads(capsys.readouterr().out)
+    same = said(capsys, "curate", "compare", "--shallow", paths["a"], "--deep", paths["a"], *flags)
     assert [same[name] for name in ("ari", "nmi", "cka")] == pytest.approx([1, 1, 1])
     assert same["neighbour_overlap"] == 1
     assert same["verdict"] == "redundant"
     flags += ["--pca-deep-only", "20"]
-    assert main(["curate", "compare", "--shallow", paths["a"], "--deep", paths["b"], *flags]) == 0
-    apart = json.loads(capsys.readouterr().out)
+    apart = said(capsys, "curate", "compare", "--shallow", paths["a"], "--deep", paths["b"], *flags)
     assert abs(apart["ari"]) < 0.1
     assert apart["neighbour_overlap"] < 0.15
     assert apart["verdict"] == "different"

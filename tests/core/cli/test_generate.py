@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.project import json_lines, read_rows
+
 torch = pytest.importorskip("torch")
 
 from nmoe_core.cli import main  # noqa: E402
 from nmoe_core.engine import BatchedGenerator, Transformer, make_tiny_checkpoint  # noqa: E402
 from nmoe_core.text.tokenizer import load_tokenizer  # noqa: E402
-from tests.project import json_lines  # noqa: E402
 from tests.refusals import refused_line  # noqa: E402
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 32, "num_experts": 4}
@@ -80,15 +81,11 @@ def work(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -
     return made
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_prompts_are_completed_in_their_order(work: Work) -> None:
     work.complete("--json")
     facts = json.loads(work.capsys.readouterr().out)
     assert (facts["completions"], facts["new"], facts["new_tokens"]) == (12, 12, 60)
-    records = _records(work.output)
+    records = read_rows(work.output)
     assert [record["id"] for record in records] == [row["id"] for row in ROWS]
     generator = BatchedGenerator(Transformer.from_checkpoint(work.checkpoint), 64, 4)
     expected = generator.generate_batch([row["tokens"] for row in ROWS], 5)
@@ -143,18 +140,18 @@ def test_shards_together_are_the_whole(work: Work) -> None:
     seen: dict[str, Any] = {}
     for i in range(3):
         assert main(work.command(*flags, "--shard", f"{i}/3")) == 0
-        part = _records(work.directory / f"out-0000{i}-of-00003.jsonl")
+        part = read_rows(work.directory / f"out-0000{i}-of-00003.jsonl")
         assert [record["id"] for record in part] == [row["id"] for row in ROWS[i::3]]
         seen |= {record["id"]: record for record in part}
-    assert seen == {record["id"]: record for record in _records(work.output)}
+    assert seen == {record["id"]: record for record in read_rows(work.output)}
 
 
 def test_stop_ids_end_a_completion(work: Work) -> None:
     work.complete()
-    first = _records(work.output)[0]["tokens"]
+    first = read_rows(work.output)[0]["tokens"]
     work.output.unlink()
     work.complete(str(first[2]))
-    record = _records(work.output)[0]
+    record = read_rows(work.output)[0]
     assert record["tokens"] == first[: first.index(first[2])]
     assert record["finish_reason"] == "stop"
 
@@ -273,7 +270,7 @@ def test_text_prompts_come_back_as_text(work: Work) -> None:
     work.write([{"id": str(i), "text": text} for i, text in enumerate(texts)])
     work.complete()
     tokenizer = load_tokenizer()
-    for record, text in zip(_records(work.output), texts, strict=True):
+    for record, text in zip(read_rows(work.output), texts, strict=True):
         assert record["num_prompt_tokens"] == len(tokenizer.encode_batch([text]).ids)
         assert record["text"] == tokenizer.decode(record["tokens"])
 
@@ -286,8 +283,8 @@ def test_text_prompts_are_read_by_the_tokenizer_beside_the_weights(work: Work) -
     own.save(str(work.checkpoint / "tokenizer.json"))
     work.write([{"id": "text", "text": "the cat cat"}])
     work.complete()
-    tokens = _records(work.output)[0]["tokens"]
+    tokens = read_rows(work.output)[0]["tokens"]
     work.forget()
     work.write([{"id": "ids", "tokens": [3, 5, 5]}])
     work.complete()
-    assert _records(work.output)[0]["tokens"] == tokens
+    assert read_rows(work.output)[0]["tokens"] == tokens

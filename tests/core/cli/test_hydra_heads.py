@@ -12,7 +12,7 @@ import pytest
 from nmoe_core.cli import main
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, said
 
 pytest.importorskip("torch")
 SCRIPTS = REPOSITORY / "scripts"
@@ -47,7 +47,7 @@ def test_the_runbooks_stages_run_from_flags_alone(
     calibrated += ["--out", str(tree.calibration), "--target-keep", "0.5"]
     heads = ["--heads-dir", str(tree.heads), *backbone]
     graded = ["hydra", "grade", *heads, "--calibration", str(tree.calibration), "--quiet"]
-    graded += ["--max-batch", "64", "--json", "--input-docids"]
+    graded += ["--max-batch", "64", "--input-docids"]
     test_docids, val_docids = (f"{tree.slices}/docids_{name}.jsonl" for name in ("test", "val"))
     assert run(*calibrated) == 1
     assert "there are no scores to calibrate on" in capsys.readouterr().err
@@ -59,9 +59,7 @@ def test_the_runbooks_stages_run_from_flags_alone(
     assert run(*calibrated, *heads) == 0
     summary = json.loads(tree.calibration_summary.read_text())
     assert summary["tau_drop"] <= summary["tau_keep"]
-    capsys.readouterr()
-    assert run(*graded, test_docids, "--out", f"{tmp_path}/q") == 0
-    (facts,) = json.loads(capsys.readouterr().out).values()
+    (facts,) = said(capsys, *graded, test_docids, "--out", f"{tmp_path}/q").values()
     rows = (tmp_path / "q" / "quality_scores.jsonl").read_text().splitlines()
     assert facts["documents"] == len(rows) > 20
     assert run(*graded, val_docids, "--no-early-exit", "--out", f"{tmp_path}/val") == 0

@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 from nmoe_core.cli import main
+from tests.project import REPOSITORY, said
 from tests.refusals import refused_line
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
-
-
-def show(capsys: pytest.CaptureFixture[str], *command: str) -> object:
-    capsys.readouterr()
-    assert main([*command, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+SCRIPTS = REPOSITORY / "scripts"
 
 
 def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configuration(
@@ -23,12 +18,12 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
 ) -> None:
     slices, labels, data_root = tmp_path / "slices", tmp_path / "labels", str(prepared_data)
     slice_them = ["hydra", "slices", "--data-root", data_root, "--out", str(slices)]
-    counts = show(capsys, *slice_them)
+    counts = said(capsys, *slice_them)
     assert sum(counts["all"][split] for split in ("train", "val", "test")) == 150
-    assert not show(capsys, *slice_them)["all"]["changed"]
+    assert not said(capsys, *slice_them)["all"]["changed"]
     for split in ("train", "val", "test"):
         for i in range(8):
-            facts = show(
+            facts = said(
                 capsys, "hydra", "oracle-label", "--oracle", "heuristic",
                 "--input-docids", str(slices / f"{split}_shard_0{i}"),
                 "--data-root", data_root, "--out", str(labels / split / f"shard_{i}"),
@@ -36,9 +31,9 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
             )  # fmt: skip
             (row,) = facts.values()
             assert row["scorer"] == "heuristic/text-statistics-v2"
-    rows = show(capsys, "hydra", "status", "--labels", str(labels), "--slices", str(slices))
+    rows = said(capsys, "hydra", "status", "--labels", str(labels), "--slices", str(slices))
     assert [row["state"] for row in rows] == ["DONE"] * 24
-    merged = show(capsys, "hydra", "merge-labels", "--labels", str(labels))
+    merged = said(capsys, "hydra", "merge-labels", "--labels", str(labels))
     assert merged["train"]["labels"] == counts["all"]["train"]
     assert merged["val"]["labels"] == counts["all"]["val"]
     noise = json.loads((labels / "merged" / "noise_val.json").read_text())

@@ -14,7 +14,7 @@ import pytest
 from loader.files.format import load_manifest
 from nmoe_core.cli import main
 from nmoe_core.shards.documents import ingest_ids
-from tests.project import Source, json_lines, jsonl_source, write_project
+from tests.project import Source, contents, json_lines, jsonl_source, said, write_project
 from tests.refusals import refused, refused_line
 
 ROWS = [{"key": f"k{i}", "text": f"row {i} " + "some words " * (i % 9 + 6)} for i in range(400)]
@@ -53,8 +53,7 @@ def _ids(manifest: str) -> set[str]:
 
 
 def _bytes(directory: str) -> dict[str, bytes]:
-    shards = Path(directory).glob("shard_*/*.npy")
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(shards)}
+    return contents(Path(directory), "*.npy")
 
 
 @pytest.mark.parametrize("allow_overlap", [False, True])
@@ -83,8 +82,7 @@ def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
 ) -> None:
     before = sorted(project.rglob("*"))
     command = [*MIX, "--max-tokens", "100K"]
-    assert main([*command, "--dry-run", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = said(capsys, *command, "--dry-run")
     assert main([*command, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "total: about" in shown
@@ -95,8 +93,7 @@ def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
         ("web", "valid", None),
         ("notes", "train", 30_000),
     ]
-    assert main([*command, "--json"]) == 0
-    for planned, made in zip(plan, json.loads(capsys.readouterr().out)):
+    for planned, made in zip(plan, said(capsys, *command)):
         assert planned["estimated_tokens"] == pytest.approx(made["tokens"], rel=0.35)
         size = sum(p.stat().st_size for p in Path(made["manifest"]).parent.rglob("*.npy"))
         assert planned["estimated_disk_bytes"] == pytest.approx(size, rel=0.5)
@@ -325,13 +322,11 @@ def test_what_is_left_out_and_cut_is_said_with_its_share(
     (project / "in" / "mixed.jsonl").write_text(json_lines(rows))
     command = ["prep", "--source", "jsonl", "--paths", "in/mixed.jsonl", "--name", "web"]
     command += ["--num-shards", "2", "--output", "out/w", "--set", "prep.max_doc_tokens=20"]
-    assert main([*command, "--json"]) == 0
-    (made,) = json.loads(capsys.readouterr().out)
-    said = {"left_out": 2, "left_out_share": 0.25, "cut": 6}
-    assert made | said == made
-    assert main(["info", "out/w/manifest.json", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown | said == shown
+    (made,) = said(capsys, *command)
+    shown = said(capsys, "info", "out/w/manifest.json")
+    expected = {"left_out": 2, "left_out_share": 0.25, "cut": 6}
+    assert made | expected == made
+    assert shown | expected == shown
 
 
 def test_a_wrong_field_or_slice_is_answered_with_what_there_is(

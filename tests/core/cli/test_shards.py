@@ -1,13 +1,12 @@
 """`verify`, `info`, `inspect` and `regenerate-index` on shards that prep made."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nmoe_core.cli import main
-from tests.project import json_lines
+from tests.project import json_lines, said
 from tests.refusals import refused_line
 
 EOS = 199_999
@@ -36,11 +35,6 @@ def _change(path: Path, position: int, token: int) -> None:
     np.save(path, tokens)
 
 
-def _json(capsys: Output, *argv: str, status: int = 0) -> dict:
-    assert main([*argv, "--json"]) == status
-    return json.loads(capsys.readouterr().out)
-
-
 def test_fresh_shards_have_no_issue_with_any_flag(split: Path, capsys: Output) -> None:
     manifest = str(split / "manifest.json")
     for flags in (
@@ -52,10 +46,10 @@ def test_fresh_shards_have_no_issue_with_any_flag(split: Path, capsys: Output) -
     ):
         assert main(["inspect", *flags]) == 0, flags
         assert "no issues" in capsys.readouterr().out
-    files = _json(capsys, "inspect", "--data-dir", str(split), "--all")["files"]
+    files = said(capsys, "inspect", "--data-dir", str(split), "--all")["files"]
     assert sum(row["documents"] for row in files) == sum(row["eos"] for row in files) == 60
     for flags, count in ([], 1), (["--num-shards", "2"], 2), (["--all"], 2):
-        assert len(_json(capsys, "inspect", "--manifest", manifest, *flags)["files"]) == count
+        assert len(said(capsys, "inspect", "--manifest", manifest, *flags)["files"]) == count
 
 
 def test_a_doubled_eos_and_an_id_outside_the_vocabulary_exit_1_and_are_named(
@@ -80,7 +74,7 @@ def test_a_file_that_cannot_be_read_is_an_issue_and_the_others_are_seen(
     split: Path, capsys: Output
 ) -> None:
     _npy(split).write_bytes(_npy(split).read_bytes()[:-2])
-    report = _json(capsys, "inspect", "--manifest", str(split), "--all", "--sample", "2", status=1)
+    report = said(capsys, "inspect", "--manifest", str(split), "--all", "--sample", "2", status=1)
     assert "E-SHARD-TRUNCATED" in str(report["issues"])
     assert [row["tokens"] > 0 for row in report["files"]] == [False, True]
     assert len(report["samples"]) == 1
@@ -88,18 +82,18 @@ def test_a_file_that_cannot_be_read_is_an_issue_and_the_others_are_seen(
 
 def test_a_coverage_below_the_least_is_an_issue(split: Path, capsys: Output) -> None:
     flags = ("inspect", "--manifest", str(split), "--all", "--stats")
-    coverage = _json(capsys, *flags)["stats"]["vocab_coverage"]
+    coverage = said(capsys, *flags)["stats"]["vocab_coverage"]
     assert 0 < coverage < 0.01
-    _json(capsys, *flags, "--min-coverage", str(coverage))
-    report = _json(capsys, *flags, "--min-coverage", "0.5", status=1)
+    said(capsys, *flags, "--min-coverage", str(coverage))
+    report = said(capsys, *flags, "--min-coverage", "0.5", status=1)
     assert "is below 0.5" in report["issues"]["vocabulary"][0]
 
 
 def test_a_sample_is_seeded_and_reads_as_text(split: Path, capsys: Output) -> None:
     flags = ("inspect", "--manifest", str(split), "--sample", "5")
-    first = _json(capsys, *flags)["samples"]
-    assert first == _json(capsys, *flags)["samples"]
-    assert first != _json(capsys, *flags, "--seed", "1")["samples"]
+    first = said(capsys, *flags)["samples"]
+    assert first == said(capsys, *flags)["samples"]
+    assert first != said(capsys, *flags, "--seed", "1")["samples"]
     (rows,) = first.values()
     assert len(rows) == 5
     tokens = np.load(_npy(split))
@@ -128,7 +122,7 @@ def test_a_lost_index_is_rebuilt_byte_for_byte_and_a_tail_is_refused(
 
 
 def test_info_shows_the_header_and_two_averages(split: Path, capsys: Output) -> None:
-    facts = _json(capsys, "info", str(split / "manifest.json"))
+    facts = said(capsys, "info", str(split / "manifest.json"))
     assert facts["total_documents"] == 60
     assert facts["tokens_per_document"] == round(facts["total_tokens"] / 60, 1)
     assert main(["info", str(split)]) == 0

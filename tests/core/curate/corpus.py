@@ -27,7 +27,7 @@ from nmoe_core.curate.topics.model import load_topic_model
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, documents_digest
 from nmoe_core.shards.writer import ShardWriter
-from tests.project import jsonl_source, write_project
+from tests.project import contents, jsonl_source, write_project
 
 VOCAB_SIZE = 1201
 EOS = 1200
@@ -167,10 +167,5 @@ class Corpus:
             self.assign(bucket)
             self.grade(bucket)
 
-    def outputs(self, tree: Path) -> dict[str, bytes]:
-        """Every committed file of a tree, by relative path."""
-        paths = sorted(p for p in tree.rglob("*") if p.is_file() and p.name != ".lock")
-        return {path.relative_to(tree).as_posix(): path.read_bytes() for path in paths}
-
     def times(self, tree: Path) -> dict[str, int]:
-        return {name: (tree / name).stat().st_mtime_ns for name in self.outputs(tree)}
+        return {name: (tree / name).stat().st_mtime_ns for name in contents(tree)}

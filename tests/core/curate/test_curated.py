@@ -22,6 +22,7 @@ from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.shards.verify import verify_manifest
 from tests.core.curate.corpus import shard_manifest
+from tests.project import contents
 from tests.refusals import refused
 
 
@@ -69,10 +70,10 @@ def test_unchanged_inputs_mean_no_work_and_a_damaged_shard_is_made_again(graded)
     assert made.facts["changed"]
     assert again == Result(made.digest, made.facts | {"changed": False})
     assert graded.times(graded.curated) == times
-    before = graded.outputs(graded.curated)
+    before = contents(graded.curated)
     next(graded.curated.rglob("*.npy")).unlink()
     assert graded.curate(0).facts["changed"]
-    assert graded.outputs(graded.curated) == before
+    assert contents(graded.curated) == before
 
 
 def test_other_settings_scores_or_topics_are_curated_again(graded):
@@ -174,17 +175,17 @@ def test_missing_damaged_and_other_inputs_are_refused(graded, code, pattern, dam
     names = [] if named is None else [json.loads(raw.splitlines()[named])["doc_id"]]
     with refused(code if code.startswith("E-") else f"E-CURATION-{code}", naming=names):
         graded.curate(0)
-    assert not graded.outputs(graded.curated)
+    assert not contents(graded.curated)
 
 
 def test_a_failed_run_leaves_the_old_shard_and_the_next_one_cleans_up(graded, monkeypatch):
     graded.curate(0)
-    before = graded.outputs(graded.curated)
+    before = contents(graded.curated)
     monkeypatch.setattr("nmoe_core.base.atomic._steps", Counter())
     monkeypatch.setenv("NMOE_FAILPOINT", "write:20:ENOSPC")
     with pytest.raises(OSError, match="No space"):
         graded.curate(0, order="shuffle")
-    assert graded.outputs(graded.curated) == before
+    assert contents(graded.curated) == before
     monkeypatch.delenv("NMOE_FAILPOINT")
     train = graded.curated / "web" / "train"
     (train / ".shard_0000.tmp.old").mkdir()
@@ -281,7 +282,7 @@ def _run(corpus: Any) -> None:
 
 
 def _outputs(corpus: Any) -> dict[str, bytes]:
-    return corpus.outputs(corpus.topics) | corpus.outputs(corpus.curated)
+    return contents(corpus.topics) | contents(corpus.curated)
 
 
 def _edits(name: str, value: dict[str, Any]) -> list[dict[str, Any]]:
@@ -340,4 +341,4 @@ def test_a_killed_curation_ends_in_the_bytes_of_one_elsewhere(graded, tmp_path, 
     killed = subprocess.run(command, env=os.environ | {"NMOE_FAILPOINT": f"{failpoint}:kill"})
     assert killed.returncode == -signal.SIGKILL
     subprocess.run(command, check=True)
-    assert graded.outputs(graded.curated) == other.outputs(other.curated)
+    assert contents(graded.curated) == contents(other.curated)

@@ -14,6 +14,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
 from tests.core.curate.corpus import Corpus
+from tests.project import said
 from tests.refusals import refused, refused_line
 
 pa = pytest.importorskip("pyarrow")
@@ -127,10 +128,8 @@ def test_only_shards_whose_selection_changed_are_curated_again(
 def test_select_shows_what_a_rule_keeps_and_what_each_clause_does_and_writes_nothing(
     numbered: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capsys.readouterr()
-    argv = ["select", *_flags(numbered), "--json", "--sample", "5"]
-    assert main(argv) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    argv = ("select", *_flags(numbered), "--sample", "5")
+    (found,) = said(capsys, *argv)
     rows = _rows(numbered)
     failing = [_failing(row) for row in rows]
     kept = [row for row, fails in zip(rows, failing) if not fails]
@@ -145,8 +144,7 @@ def test_select_shows_what_a_rule_keeps_and_what_each_clause_does_and_writes_not
     assert len(found["edge"]) == 5
     for row in found["edge"]:
         assert by_id[row["doc_id"]] == [names.index(row["clause"]) + 1]
-    assert main([*argv, "--where", "decision = 'keep'"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["kept"] == sum(
+    assert said(capsys, *argv, "--where", "decision = 'keep'")[0]["kept"] == sum(
         row["decision"] == "keep" for row in rows
     )
     assert main(["select", *_flags(numbered), "--sample", "2"]) == 0
@@ -165,9 +163,7 @@ def test_explain_names_the_clause_that_dropped_a_document_and_its_attributes(
         (dropped, {"keep": False, "dropped_by": "(decision != 'drop')"}),
         (kept, {"keep": True, "dropped_by": None}),
     ):
-        capsys.readouterr()
-        assert main(["explain", row["doc_id"], *_flags(numbered), "--json"]) == 0
-        facts = json.loads(capsys.readouterr().out)
+        facts = said(capsys, "explain", row["doc_id"], *_flags(numbered))
         assert facts["attributes"] == {"own.number": row["number"]}
         assert facts["selection"] == verdict
         assert facts["curated"]["is_included"] is verdict["keep"]
@@ -181,16 +177,12 @@ def test_sql_answers_over_all_attributes_and_reads_nothing_else(
     rows = _rows(numbered)
     asked = "select shard, count(*) as n, sum(number) as s from documents where topic < 4"
     asked += " group by 1 order by 1"
-    capsys.readouterr()
-    assert main(["sql", asked, *_flags(numbered), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = said(capsys, "sql", asked, *_flags(numbered))
     expected = [[r for r in rows if r["bucket"] == b and r["topic"] < 4] for b in (0, 1)]
     assert [row["n"] for row in found] == [len(part) for part in expected]
     assert [row["s"] for row in found] == [sum(r["number"] for r in part) for part in expected]
-    assert (
-        main(["sql", "select * from documents where number = 7", *_flags(numbered), "--json"]) == 0
-    )
-    (row,) = json.loads(capsys.readouterr().out)
+    asked = "select * from documents where number = 7"
+    (row,) = said(capsys, "sql", asked, *_flags(numbered))
     expected = {"source": "web", **{k: rows[7][k] for k in ("doc_id", "decision", "topic")}}
     assert expected.items() <= row.items()
     for wrong in ("select no from documents", "select * from read_text('/etc/passwd')", "not"):

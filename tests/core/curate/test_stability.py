@@ -8,6 +8,7 @@ import pytest
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.shards.verify import verify_manifest
 from tests.core.curate.corpus import Corpus, shard_manifest
+from tests.project import contents
 from tests.refusals import refused
 
 
@@ -70,7 +71,7 @@ def test_a_resumed_run_keeps_the_consumed_tokens_and_orders_all_others(corpus, o
 def test_a_resume_without_what_was_consumed_is_refused(graded):
     with refused("E-CURATION-RESUME"):
         graded.curate(0, resume_from_token=10)
-    assert not graded.outputs(graded.curated)
+    assert not contents(graded.curated)
 
 
 def test_windows_of_every_shard_are_filled_from_where_the_one_before_ends(graded):
@@ -81,12 +82,12 @@ def test_windows_of_every_shard_are_filled_from_where_the_one_before_ends(graded
     combined = graded.combine(512).facts
     assert (combined["misaligned_shards"], combined["orders_taken"]) == (0, "window_fill (2)")
     # The place is known from decisions and lengths, so shards may be made in any order.
-    made = graded.outputs(graded.curated)
+    made = contents(graded.curated)
     (graded.curated / "web").rename(graded.root / "first")
     for bucket in (1, 0):
         graded.curate(bucket, **options)
     graded.combine(512)
-    assert graded.outputs(graded.curated) == made
+    assert contents(graded.curated) == made
 
 
 @pytest.mark.parametrize(("by", "descending"), [("quality", False), ("length", True)])

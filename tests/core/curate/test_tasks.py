@@ -14,6 +14,7 @@ from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.plots.png import MAX_PNG_BYTES
 from nmoe_core.tasks import checks, curate, curate_pictures
 from tests.core.curate.test_stability import check, prepare, stream
+from tests.project import contents
 from tests.refusals import refused
 
 
@@ -58,14 +59,14 @@ def test_the_command_curates_the_shards_of_a_run_and_then_does_nothing(graded_ru
 
 def test_the_command_writes_what_the_assets_write_with_small_pictures(graded_run, corpus, tmp_path):
     assert command(graded_run) == 0
-    first = corpus.outputs(corpus.curated)
+    first = contents(corpus.curated)
     (corpus.root / "curated").rename(tmp_path / "by_command")
     fitted = curate.fit_topics(graded_run, ["web"])
     curate.assign_shard_topics(graded_run, "web", range(2))
     curate.curate_shards(graded_run, "web", [1])
     shards = curate.curate_shards(graded_run, "web", [0])
     combined = curate.combine(graded_run, "web")
-    assert corpus.outputs(corpus.curated) == first
+    assert contents(corpus.curated) == first
     # Topic cloud and k; order strip; order strip, shares by position, head and tail.
     for output, count in ((fitted, 2), (shards[0], 1), (combined, 3)):
         found = pictures(output.picture)
@@ -126,7 +127,7 @@ def test_a_run_without_grades_is_refused_before_anything_is_written(corpus):
     curate.assign_shard_topics(run, "web", range(2))
     with refused("E-CURATION-MISSING"):
         curate.curate_shards(run, "web", range(2))
-    assert not corpus.outputs(corpus.curated)
+    assert not contents(corpus.curated)
 
 
 def test_scores_of_earlier_shards_are_read_once_a_process(graded_run, corpus, monkeypatch):

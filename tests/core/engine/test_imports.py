@@ -3,11 +3,12 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.project import output_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,9 +43,7 @@ print([sys.modules[name] for name in names])
 
 
 def test_the_engine_needs_torch_numpy_and_safetensors_alone():
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "[None, None, None, None, None]\n"
+    assert output_of(sys.executable, "-c", SCRIPT) == "[None, None, None, None, None]\n"
 
 
 def test_tests_and_figures_on_a_gpu_need_torch_triton_numpy_and_pytest_alone():
@@ -77,16 +76,9 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_the_benchmark_prints_a_line_for_each_case():
-    options = ["--rounds", "1", "--lengths", "64"]
-    run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engine", *options],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = run.stdout.splitlines()
+    command = (sys.executable, "-m", "benchmarks.engine", "--rounds", "1", "--lengths", "64")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    lines = output_of(*command, cwd=ROOT, env=env).splitlines()
     assert lines[0].startswith("float32, 1 thread")
     assert len(lines) == 2 + 1 + 2 + 2 + 1
     assert all(float(line.split()[-3]) > 0 for line in lines[2:])

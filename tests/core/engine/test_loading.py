@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -24,6 +23,7 @@ from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.backbone import load_backbone
 from tests.core.engine.builders import SMALL
+from tests.project import output_of
 
 # Loads once so that every code path and library is warm, then again under the high-water mark.
 SCRIPT = """
@@ -85,9 +85,8 @@ def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_loading_peaks_below_a_fifth_above_the_model(
     large_dir: Path, tiny_dir: Path, dtype: str, experts: str
 ):
-    command = [sys.executable, "-c", SCRIPT, str(tiny_dir), str(large_dir), dtype, experts]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    seen = json.loads(run.stdout)
+    command = (sys.executable, "-c", SCRIPT, tiny_dir, large_dir, dtype, experts)
+    seen = json.loads(output_of(*command))
     assert seen["resident"] > 90e6
     assert seen["peak"] <= 1.2 * seen["resident"]
 

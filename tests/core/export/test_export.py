@@ -20,7 +20,7 @@ from nmoe_core.cli import main
 from nmoe_core.export import mds, raw
 from nmoe_core.export.run import Form, export
 from nmoe_core.shards.documents import ShardFile, open_entry
-from tests.project import json_lines
+from tests.project import contents, json_lines
 from tests.refusals import refused, refused_line
 
 Documents = list[tuple[str, list[int]]]
@@ -45,11 +45,6 @@ def documents(manifest: Path) -> Documents:
     files = [open_entry(manifest.parent, loaded, entry) for entry in loaded.shards]
     assert len(files) > 3
     return [(ids[0], tokens.tolist()) for file in files for _, tokens, ids in file.documents()]
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Bytes of each file of an export, by its name."""
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_megatron_gives_every_document_as_a_sequence(

@@ -23,6 +23,7 @@ from nmoe_core.heads.train import HeadKind, HeadTraining
 from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import MAX_CTX, corpus_of, slice_all, spoiled, token_of, write_labels
+from tests.project import read_rows
 from tests.refusals import refused
 
 PROBE = {"batch_size": 32, "epochs": 40, "lr": 2e-2}
@@ -300,7 +301,7 @@ def test_a_training_document_without_finite_states_is_left_out_and_counted(
 def test_labels_of_which_most_failed_or_were_salvaged_are_refused_unless_asked_for(
     tmp_path: Path, planted: Planted
 ) -> None:
-    records = [json.loads(line) for line in planted.labels["train"].read_text().splitlines()]
+    records = read_rows(planted.labels["train"])
     for i, record in enumerate(records):
         record |= [{"ok": False}, {"salvaged": True}, {}][i % 3]
     path = tmp_path / "labels_train.jsonl"

@@ -10,6 +10,7 @@ from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle, Record, read_records
 from tests.core.quality import FakeOracle, FakeTokenizer, slice_all
+from tests.project import contents
 
 
 class Labelling:
@@ -49,8 +50,7 @@ class Labelling:
                 self.run(oracle, i, split)
 
     def files(self) -> dict[str, bytes]:
-        paths = sorted(self.shard().iterdir())
-        return {path.name: path.read_bytes() for path in paths if path.name != ".lock"}
+        return contents(self.shard())
 
     def records(self) -> list[Record]:
         return list(read_records(self.shard() / "scores.jsonl"))

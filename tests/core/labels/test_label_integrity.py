@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.cli import main
 from nmoe_core.labels.agreement import merge_noise, read_noise
 from nmoe_core.labels.files import label_status, merge_labels, read_labels, require_current_labels
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import FakeOracle
+from tests.project import said
 from tests.refusals import refused, refused_line
 
 
@@ -126,8 +126,8 @@ def test_salvaged_labels_are_counted_everywhere_and_used_on_request_alone(
     assert shard["salvaged"] == -(-asked[0] // 3)
     rows = label_status(labelling.tree)
     assert sum(row.salvaged or 0 for row in rows if row.split == "val") == salvaged
-    assert main(["hydra", "merge-labels", "--labels", str(labelling.tree.labels), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["val"]["salvaged"] == salvaged
+    merged = said(capsys, "hydra", "merge-labels", "--labels", labelling.tree.labels)
+    assert merged["val"]["salvaged"] == salvaged
 
     strict = read_labels(labelling.merged)
     lenient = read_labels(labelling.merged, use_salvaged=True)

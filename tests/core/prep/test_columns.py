@@ -24,7 +24,7 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Rows, Split
 from tests.core.prep.conftest import Web, read_documents, tree_digest
 from tests.core.sources.read import opened
-from tests.project import json_lines, jsonl_source, write_project
+from tests.project import json_lines, jsonl_source, read_rows, said, write_project
 from tests.refusals import refused, refused_line
 
 pa = pytest.importorskip("pyarrow")
@@ -56,8 +56,7 @@ def kept(web: Web, documents: list[dict[str, str]], monkeypatch: pytest.MonkeyPa
 
 
 def _ids(shard: Path) -> list[dict[str, str]]:
-    lines = (path.read_text("utf-8") for path in sorted(shard.glob("*.ids.jsonl")))
-    return [json.loads(line) for text in lines for line in text.splitlines()]
+    return read_rows(*sorted(shard.glob("*.ids.jsonl")))
 
 
 def _read(shard: Path) -> list[dict[str, Any]]:
@@ -286,12 +285,10 @@ def test_a_run_keeps_the_columns_of_its_attributes_and_a_source_may_say_its_own(
     assert not list((data / "plain").rglob("columns.parquet"))
 
     row = _read(data / "web/train/shard_0000")[3]
-    capsys.readouterr()
-    assert main(["explain", row["doc_id"], "--config", config, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["columns"] == {"url": row["url"]}
+    explained = said(capsys, "explain", row["doc_id"], "--config", config)
+    assert explained["columns"] == {"url": row["url"]}
     manifest = str(data / "web/train/manifest.json")
-    assert main(["inspect", "--manifest", manifest, "--all", "--json"]) == 0
-    (column,) = json.loads(capsys.readouterr().out)["columns"]
+    (column,) = said(capsys, "inspect", "--manifest", manifest, "--all")["columns"]
     assert (column["column"], column["type"], column["missing"]) == ("url", "string", 0)
     for form in ("mds", "olmo"):
         assert main(["export", form, manifest, "--output", str(tmp_path / form)]) == 0

@@ -2,12 +2,13 @@
 
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.project import output_of
 
 # The peaks of this process and of the largest of its workers, in bytes. The first is not asked of
 # `getrusage`, which begins with the peak of the process that started this one.
@@ -44,10 +45,7 @@ class Run(NamedTuple):
 
 def _prep(path: Path, workers: int = 2, max_doc_tokens: int = 1_000_000) -> Run:
     arguments = [str(path), str(workers), str(max_doc_tokens), str(path.with_suffix(".out"))]
-    command = [sys.executable, "-c", RUN, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Run(*json.loads(done.stdout))
+    return Run(*json.loads(output_of(sys.executable, "-c", RUN, *arguments)))
 
 
 def _words(rng: random.Random, num_bytes: int) -> str:

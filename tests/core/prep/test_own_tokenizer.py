@@ -16,6 +16,7 @@ from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.text.models import model_ids
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.project import said
 from tests.refusals import refused_line
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -135,10 +136,8 @@ def test_a_sample_is_read_by_the_tokenizer_of_the_shards_alone(
 ) -> None:
     path = str(prepared(tmp_path, "a", "--tokenizer", own).path)
     other = str(prepared(tmp_path, "b").path)
-    capsys.readouterr()
-    command = ["inspect", "--sample", "400", "--all", "--json", "--manifest"]
-    assert main([*command, path, "--tokenizer", own]) == 0
-    for samples in json.loads(capsys.readouterr().out)["samples"].values():
+    command = ("inspect", "--sample", "400", "--all", "--manifest")
+    for samples in said(capsys, *command, path, "--tokenizer", own)["samples"].values():
         whole = "".join(sample["text"] for sample in samples)
         assert any("naïve 東京 and </s> " in sample["context"] for sample in samples), whole[:99]
     refused_line(capsys, *command, path, code="E-TOKENIZER-NAME")

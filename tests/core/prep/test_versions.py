@@ -15,7 +15,7 @@ from nmoe_core.prep.versions import list_versions, restore_version
 from nmoe_core.shards import links
 from nmoe_core.shards.verify import verify_manifest
 from tests.core.prep.conftest import Web
-from tests.project import json_lines
+from tests.project import json_lines, said
 from tests.refusals import refused, refused_line
 
 Rows = list[dict[str, str]]
@@ -133,9 +133,7 @@ def test_two_versions_are_compared_by_documents_tokens_and_share(
     manifest = json.loads((web.out / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps(manifest))
 
-    capsys.readouterr()
-    assert main(["versions", "compare", str(web.out), old.id, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = said(capsys, "versions", "compare", web.out, old.id)
     counts = {"added": 4, "removed": 5, "changed": 7, "unchanged": 288}
     assert found["documents"] == counts
     tokens = [old.manifest.total_tokens, manifest["total_tokens"]]

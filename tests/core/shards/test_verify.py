@@ -28,7 +28,7 @@ from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
-from tests.project import json_lines
+from tests.project import contents, json_lines
 from tests.refusals import refused
 
 EOS = 99
@@ -269,8 +269,7 @@ def payloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of one healthy split."""
     root = tmp_path_factory.mktemp("split")
     _write(root, [list(range(i + 1)) for i in range(20)])
-    files = [path for path in root.rglob("*") if path.is_file()]
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+    return contents(root)
 
 
 def _damaged(payload: bytes, edits: list[tuple[int, int]], cut: int) -> bytes:

@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.project import output_of
 
 # What a program may use of a multiprocessor's 228 KiB.
 LARGEST_SHARED_BYTES = 227 * 1024
@@ -17,10 +18,8 @@ def test_every_kernel_compiles_for_hopper_without_spilling(tmp_path, what):
     """Quick: one variant of each kernel."""
     script = Path(__file__).with_name("compile_for_hopper.py")
     env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", str(script), what]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
-    records = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = output_of(sys.executable, "-W", "ignore", script, what, env=env)
+    records = [json.loads(line) for line in printed.splitlines()]
     names = "add_rms_norm choose combine count decode merge offsets place prefill product rotate"
     assert {r["kernel"] for r in records} == {f"_{name}_kernel" for name in names.split()}
     for record in records:

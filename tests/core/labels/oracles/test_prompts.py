@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.core.labels.oracles.server import (
     text_completion,
 )
 from tests.core.quality import RUBRIC
+from tests.project import output_of
 
 
 @pytest.mark.parametrize(("reasoning", "opened"), [("low", ""), ("none", FINAL)])
@@ -133,8 +133,4 @@ def test_the_vocabulary_needs_no_network(tmp_path: Path) -> None:
     keys = ("TIKTOKEN_CACHE_DIR", "TIKTOKEN_ENCODINGS_BASE")
     environment = {k: v for k, v in os.environ.items() if k not in keys}
     environment |= {"NMOE_CACHE_DIR": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [24912, 2375]
+    assert json.loads(output_of(sys.executable, "-c", code, env=environment)) == [24912, 2375]
