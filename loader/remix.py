@@ -1,9 +1,10 @@
-"""A run that goes on under other shares: the same past, another rest.
+"""Changes the shares of a live run: from a step on, its plan has other weights, new sources, other
+phases or another length.
 
-From a step on, a plan takes other weights, new sources, other phases or another length. The stages
-that were read stay as they are; the one that holds the step is cut there. What follows begins where
-each source stopped, also one that had left, and with what each is owed: the fraction of a sequence
-that its share was ahead of what it gave. So many small edits keep the shares that one would have.
+The stages that were read stay as they are; the stage that holds the step is cut there. Every source
+continues where it stopped, even if it had been removed in between. A source that has given less
+than its share is owed the missing fraction of a sequence, and the next stage begins with that debt.
+So many small edits give the same shares as one.
 """
 
 import os

@@ -182,7 +182,7 @@ def _as_planned(stage: Mapping[str, Any]) -> list[Any]:
 
 
 def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, Any] | None:
-    """Name of the first value that differs, and both values; rows that have a name go by it."""
+    """Name of the first value that differs, and both values; named rows are paired by name."""
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
         keys = list(dict.fromkeys([*expected, *found]))
         pairs = [(f"{where}.{key}", found.get(key), expected.get(key)) for key in keys]

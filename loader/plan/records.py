@@ -70,7 +70,7 @@ class PlanSource(SourceData):
 
     @property
     def num_sequences(self) -> int:
-        """What the stage takes of the source."""
+        """Sequences that the stage reads of the source."""
         return self.quota_sequences - self.unread_sequences
 
 
@@ -93,8 +93,8 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MaskedTokens:
-    """Tokens `[start, end)` of a source's shard file, as its manifest names it, that no target is.
-    They stay in inputs, as context; order and windows are as without."""
+    """Tokens `[start, end)` of a source's shard file, as its manifest names it, that are never a
+    target. They stay in inputs, as context; a mask changes neither order nor windows."""
 
     source: str
     file: str
@@ -115,7 +115,7 @@ class PlanStage:
 
     @property
     def num_sequences(self) -> int:
-        """What is taken of all sources; `first_exhausted` may end the run sooner."""
+        """Sequences of all sources together; `first_exhausted` may end the run sooner."""
         return sum(source.num_sequences for source in self.sources)
 
     @property

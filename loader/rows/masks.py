@@ -47,7 +47,7 @@ class Masks:
         self._starts, self._ends = ([span[i] for span in merged] for i in (0, 1))
 
     def apply(self, targets: np.ndarray, pieces: _Pieces) -> None:
-        """Mask a row's targets, which are the tokens of pieces: position and length each."""
+        """Mask the targets of one row. They lie in `pieces` of its source: (position, length)."""
         at = 0
         for position, length in pieces:
             i = bisect_right(self._ends, position)

@@ -124,7 +124,7 @@ class Stream:
         return self._tokens.before(counts)
 
     def _target_pieces(self, source: int, window: int) -> list[tuple[int, int]]:
-        """Position and length of each run of tokens that a row's targets are."""
+        """The targets of a row as runs of its source's tokens: (position, length)."""
         if isinstance(self.reader, PackedReader):  # past a document's end there is no target
             return [(start + 1, length) for start, length in self.reader.pieces(source, window)]
         position = self.reader.positions(np.array([source]), np.array([window]))[0]

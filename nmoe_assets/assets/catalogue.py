@@ -67,7 +67,7 @@ _MEANINGS = {
     "changed": "whether this run wrote the file; false where it was current",
     "train, val, test": "documents of each split",
     "computed": "documents whose text was looked at in this run; others had their rows already",
-    "kept": "documents of which the rule is true",
+    "kept": "documents that the rule keeps",
     "shards_written": "shards whose rows changed",
     "parse_rate": "share of answers that were a set of scores",
     "salvaged": "parsed labels whose scores stood among other words; heads do not use them unless "

@@ -66,14 +66,14 @@ class ShardDocuments(NamedTuple):
 
 
 def open_shard_documents(shard: ShardPaths) -> ShardDocuments:
-    """Ids and files of a shard. Raises FormatError: it is missing or broken; or it has no hashes of
-    texts, as trees of other tools (E-SHARD-IDS)."""
+    """Ids and files of a shard. Raises FormatError: it is missing or broken; or, made by another
+    tool, it has no hashes of texts (E-SHARD-IDS)."""
     manifest = load_manifest(shard.manifest)
     files = shard_files(shard.tree.data, manifest)
     ids = [pair for file in files for pair in file.ids()]
     if ids and not ids[0][1]:
         raise FormatError(
-            "the shard has no hashes of texts, which attributes go by",
+            "the shard has no hashes of texts, which attributes need",
             where=shard.manifest,
             do="prepare the source with `nmoe prep`",
             code="E-SHARD-IDS",
@@ -111,8 +111,8 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
 
 
 def made(path: Path, **facts: int) -> Result:
-    """The result of a file that is there; what changed is told by its rows, not by what it was made
-    from."""
+    """The result for a committed file. Its digest is of the rows, so equal rows from other inputs
+    do not count as a change."""
     footer = read_footer(path)
     found = {"documents": footer.num_rows, "bytes": path.stat().st_size, **facts}
     return Result(footer.digest, {**found, "path": str(path)})

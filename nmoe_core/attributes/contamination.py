@@ -1,8 +1,8 @@
 """Which texts hold passages of evaluation sets: 13 equal words in a row, as words are hashed.
 
 An evaluation set is a JSONL file; every string in its objects counts, wherever it stands, if it has
-13 words. Windows of 13 words are compared by a polynomial hash, and every hit word by word. So
-case, spacing and punctuation count as little as in near duplicates, and Chinese goes by characters.
+13 words. Windows of 13 words are compared by a polynomial hash, and every hit word by word. As for
+near duplicates, case, spacing and punctuation do not count, and a Chinese character is a word.
 About 40 million words per second on one core; memory is 20 bytes per word of the sets.
 """
 

@@ -1,4 +1,4 @@
-"""One SQL expression over attributes: parsed by DuckDB, and judged by its syntax tree.
+"""One SQL expression over attributes: DuckDB parses it, and its syntax tree is checked here.
 
 An expression may name columns, compare them, and call the functions below. Nothing else passes: no
 subquery, no table, no parameter, no function that reads the clock, a file, a setting or a random
@@ -65,7 +65,7 @@ _PLAIN_CALL = {"schema": "", "catalog": "", "filter": None, "distinct": False}
 
 
 class Refused(Exception):
-    """The expression is none that may be run: what is wrong, and what was found."""
+    """The expression may not be run: what is wrong, and what was found."""
 
     def __init__(self, what: str, found: str = "", expected: str = "") -> None:
         super().__init__(what, found, expected)
@@ -127,7 +127,7 @@ def _spelled(connection: Any, select: Any, node: Any) -> str:
 
 
 def _judge(node: Any, names: Mapping[str, str], columns: dict[str, None]) -> None:
-    """Refuse what is not allowed below a node; give columns the names that they have here."""
+    """Refuse what is not allowed at a node or below it; rename columns as in `names`."""
     kind = node.get("class")
     if kind == "OPERATOR" and node["type"] not in _OPERATORS:
         raise Refused("not allowed in an expression", node["type"].lower())

@@ -37,7 +37,7 @@ class Documents(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What the file says of itself."""
+    """The footer of an attribute file."""
 
     name: str
     fingerprints: Fingerprints
@@ -100,7 +100,7 @@ def write_attribute(
 
 
 def read_footer(path: Path) -> Footer:
-    """What a file says of itself. Raises FormatError: it is missing (E-ATTRIBUTE-MISSING), or no
+    """The footer of a file. Raises FormatError: it is missing (E-ATTRIBUTE-MISSING), or no
     attribute file (E-ATTRIBUTE-FORMAT)."""
     try:
         with pq.ParquetFile(path) as file:
@@ -156,7 +156,7 @@ def rows_digest(table: pa.Table) -> str:
 
 
 def find_footer(path: Path) -> Footer | None:
-    """As `read_footer`; None of a file that is missing or damaged, which is made again."""
+    """As `read_footer`, but None for a missing or damaged file, which is made again."""
     try:
         return read_footer(path)
     except FormatError:
@@ -170,7 +170,7 @@ def is_attribute_current(path: Path, fingerprints: Fingerprints) -> bool:
 
 
 def stale(name: str, path: Path, found: object, expected: str | None = None) -> FormatError:
-    """The error for a file of other documents than the shard has now."""
+    """The error for a file whose documents are not the ones that the shard has now."""
     return FormatError(
         f"attribute {name} was made from other documents",
         where=path,

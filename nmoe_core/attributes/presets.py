@@ -1,7 +1,7 @@
 """Published rules as clauses over the columns of `signals`: what each keeps, never applied alone.
 
 A clause is SQL, to be joined by `and` in a selection. Thresholds were chosen by their authors on
-English web text; `languages` names for which texts a preset was made, and code is none of them.
+English web text. `languages` names the languages that a preset was made for; none is for code.
 Where a rule cuts lines out of texts, its clause is about the share that it would keep.
 """
 

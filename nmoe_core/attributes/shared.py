@@ -1,4 +1,4 @@
-"""An attribute that all documents of a run decide together, such as which is a copy of which.
+"""An attribute that depends on all documents of a run, such as which is a copy of which.
 
 Its files are written shard by shard, and only those whose rows changed. `{name}.json` beside the
 sources names what they were made from; it is written last.

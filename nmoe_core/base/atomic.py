@@ -76,7 +76,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Give errors of the system, such as a full disk, the file that they are about."""
+    """Add the file's name to errors of the operating system, such as a full disk."""
     try:
         yield
     except OSError as error:

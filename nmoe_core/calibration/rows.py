@@ -1,9 +1,9 @@
 """Data of calibration: val labels, and the deployed heads' scores of the same documents.
 
 The scores come from the heads themselves or from a file of predictions as grading writes them.
-Documents without a prediction or without finite states are left out and counted. Those that the
-heads were trained on, and those whose content came before, count in shares of documents, as they do
-in the corpus, and in no figure of quality.
+Documents without a prediction or without finite states are left out and counted. Documents that the
+heads were trained on, and repeated contents, count in shares of documents, because the corpus has
+them too; they count in no figure of quality.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def write(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _show(facts: dict[str, Any]) -> None:
     if not facts["changed"]:
-        print("the plan reads these sources in these shares already: nothing changes")
+        print("nothing changes: the plan already reads these sources in these shares")
     columns = [f"{part['stage']} %" for part in facts["after"]]
     rows = [
         [
@@ -88,7 +88,7 @@ def _show(facts: dict[str, Any]) -> None:
     scales = ", ".join(f"{part['stage']} {part['lr_scale']:g}" for part in facts["after"])
     print(f"\nlr_scale: {scales}; step {facts['step']} of {facts['steps']}")
     if facts["stages_ended"]:
-        print(f"not read any more: {', '.join(facts['stages_ended'])}")
+        print(f"stages no longer read: {', '.join(facts['stages_ended'])}")
     print(f"plan {facts['plan_hash_after']} goes on from {facts['plan_hash_before']}")
     print(f"{facts['plan']}\n{facts['certificate']}")
 
@@ -97,7 +97,7 @@ def _weights(text: str) -> dict[str, float]:
     pairs = [row.partition("=") for row in text.split(",")]
     weights = {name: _number(weight) for name, _, weight in pairs if name}
     if len(weights) < len(pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} is not A=1,B=2, each name once")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form A=1,B=2 with distinct names")
     return weights
 
 
@@ -111,7 +111,7 @@ def _number(text: str) -> float:
 def _source(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     if not name or not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=PATH")
     return name, Path(path)
 
 

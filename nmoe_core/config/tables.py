@@ -97,7 +97,8 @@ class RayTable(StrictModel):
 
 
 class PodTable(StrictModel):
-    """`[compute.pods.STAGE]`: what Kubernetes gives the pod of an asset; empty says nothing."""
+    """`[compute.pods.STAGE]`: what Kubernetes gives the pod of an asset; an empty value sets
+    nothing."""
 
     cpu: str = Field(default="", pattern=r"^(\d+(\.\d+)?|\d+m)?$")
     memory: str = Field(default="", pattern=r"^(\d+(\.\d+)?([KMGT]i?)?)?$")

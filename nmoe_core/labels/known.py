@@ -1,8 +1,8 @@
-"""Answers that an oracle has given already, by the SHA-256 of the text that it was shown.
+"""Answers that an oracle has already given, by the SHA-256 of the text that it was shown.
 
-A document's id changes with its place in the shards, its text does not: after growth, or under
-another tokenizer, its label lies in any shard of the tree. What a shard drops from its labels is
-kept beside them, so that the others find it. Memory: 300 bytes per label, no text.
+A document's id changes with its place in the shards, but its text does not. So after growth, or
+under another tokenizer, its label may lie in any shard of the tree. Labels that a shard drops are
+kept beside its own, where the other shards find them. Memory: 300 bytes per label, no text.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ KNOWN_NAME = "known.jsonl"
 
 
 class _Place(NamedTuple):
-    """Where a record lies, and what decides which of two of one text is taken."""
+    """Where a record lies, and what decides between two records of one text."""
 
     file: IO[bytes]
     offset: int
@@ -85,8 +85,8 @@ class KnownAnswers(ExitStack):
 def _records(file: IO[bytes], oracle: Oracle) -> Iterator[tuple[Line, Record]]:
     """The records of an oracle that name their text.
 
-    Other lines are passed over: the file may be one that another process just begins anew, and a
-    broken one is refused by its own shard's labelling.
+    Other lines are skipped: another process may just be rewriting the file, and broken lines are
+    refused when their own shard is labelled.
     """
     for line in whole_lines(file):
         try:
@@ -111,8 +111,8 @@ def is_of_oracle(directory: Path, oracle: Oracle) -> bool:
 
 
 def keep_answers(directory: Path, oracle: Oracle) -> None:
-    """Keep the labels of a directory, which are about to be dropped, where they are looked for;
-    without those of another oracle."""
+    """Keep the labels of a directory that is about to drop them, where other shards find them.
+    Labels of another oracle are not kept."""
     path = directory / KNOWN_NAME
     if not is_of_oracle(directory, oracle):
         path.unlink(missing_ok=True)

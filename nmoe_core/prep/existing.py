@@ -113,8 +113,8 @@ def directory_beside(split_dir: Path) -> Path:
 
 
 def clear_beside(split_dir: Path) -> None:
-    """Remove what a killed swap left, whichever version it is; end a replacement half done; leave
-    a pass that can go on. Raises LockedError: another process is making the new version."""
+    """Remove the version that a killed swap left, and finish a replacement that was half done. A
+    pass that can be resumed stays. Raises LockedError: another process makes the new version."""
     beside = directory_beside(split_dir)
     if beside.exists() and not (beside / STAGING_NAME).is_dir():
         with output_lock(split_dir):

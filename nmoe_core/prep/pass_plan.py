@@ -66,7 +66,7 @@ class PassPlan:
 
 
 def _under_budget(entry: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """The identity in a journal as it were under another budget."""
+    """The identity that a journal would have under another budget."""
     settings = entry["settings"] | {"max_tokens": max_tokens}
     fingerprints = entry["fingerprints"] | {"settings": sha256_json(settings)}
     return {"settings": settings, "fingerprints": fingerprints}

@@ -179,7 +179,7 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
 def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, Any], bool]:
     """Combine the shard manifests of a split; return the manifest and whether it changed.
 
-    Shards that an earlier run with more shards made are removed: no manifest names them any more.
+    Shards of an earlier run with more shards are removed, since no manifest names them now.
     """
     split_dir = split_dir.resolve()
     with output_lock(split_dir):  # which clears what a writer killed just here had left

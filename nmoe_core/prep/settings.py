@@ -168,7 +168,8 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
 
 
 def format_fingerprints(settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    """Fingerprints of a text's ids; for an encoding of tiktoken that of the tokenizer alone."""
+    """Fingerprints of what decides a text's ids; with the EOS of a tiktoken encoding as it is, the
+    tokenizer's alone."""
     found = {"tokenizer": fmt.tokenizer_fingerprint}
     if settings.chosen.is_file or settings.eos_token != "auto":
         found["eos_token_id"] = str(fmt.eos_token_id)

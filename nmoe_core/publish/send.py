@@ -148,7 +148,7 @@ class _Record:
             value = json.loads(content)
         except ValueError:
             value = None
-        # What is damaged, or of another format, says nothing: everything is sent again.
+        # A damaged record, or one of another format, is ignored: everything is sent again.
         if isinstance(value, dict) and value.get("format") == RECORD_FORMAT:
             self._files = value["files"] if sealed(value) == value else {}
 

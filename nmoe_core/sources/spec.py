@@ -62,7 +62,7 @@ class SplitExpression(NamedTuple):
 
 
 def parse_split(text: str) -> SplitExpression:
-    """Parse a split expression; refuses what is none (E-CONFIG)."""
+    """Parse a split expression. Raises ConfigError: the text is not one (E-CONFIG)."""
     what, do = "not a split", None
     if "+" in text:
         what, do = "joined splits are not read", "make a source of each split"

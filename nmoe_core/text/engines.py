@@ -1,9 +1,9 @@
 """Fast engines for the tokenizers of another library: gigatoken, then quicktok.
 
-An engine takes UTF-8 and gives ids. What it refuses, or what is known to make it differ, is refused
-here with the reason; that it is exact on the rest is for `proof` to show. Their packages use names
-of text for special tokens, so those are taken out, or `is_split_on` names them: a text that spells
-one of them is for the reference then.
+An engine turns UTF-8 into ids. A tokenizer that its package does not take, or is known to get
+wrong, is refused here with the reason; `proof` shows that the engine is exact for the others. The
+packages take text that spells a special token for that token. So special tokens are left out of
+what they load, or listed in `is_split_on`: texts that spell one go to the reference.
 """
 
 import contextlib
@@ -152,7 +152,7 @@ def _refuse_other_merges(reference: JsonReference) -> None:
         left, right = merge
         token = ids[left + right]
         if token < last or max(ids[left], ids[right]) >= token:
-            raise Unfit("its merges are not in the order of its ids, which quicktok goes by")
+            raise Unfit("its merges are not in the order of its ids, as quicktok requires")
         last = token
         made.add(token)
     if any(

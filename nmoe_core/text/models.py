@@ -1,8 +1,8 @@
-"""The tokenizer of a model, and the ids that it reads a document as.
+"""The tokenizer of a model, and the ids under which it reads a document.
 
-A model brings a tokenizer beside its weights; one without that has as many rows as gpt-oss has its
-encoding. Shards of the same tokenizer, which may come from another library, are read as they are.
-Of other shards the text of each document is tokenised again, for the model alone.
+A model's tokenizer lies beside its weights. A checkpoint without one uses the encoding of gpt-oss
+if its table has as many rows. If shards and model have equal ids, perhaps from different libraries,
+the model reads the ids of the shards; otherwise each document is decoded and tokenised again.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
-    """The tokenizer of a checkpoint whose table has `num_rows`; None where nothing tells."""
+    """The tokenizer of a checkpoint whose table has `num_rows`; None if it cannot be told."""
     for place in (directory, directory.parent):  # weights may lie in `original/`
         for name in TOKENIZER_FILES:
             if (place / name).is_file():
@@ -30,7 +30,7 @@ def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelIds:
-    """Turns the ids of a document in a shard into those of its text for a model."""
+    """Turns the token ids of a shard's documents into the ids that a model has for their text."""
 
     shards: Tokenizer
     model: Tokenizer

@@ -145,7 +145,7 @@ class Tokenizer:
         return found
 
     def _compare_sample(self, fast: Proven, texts: Sequence[str], apart: set[int]) -> None:
-        """Compare a text of a batch with the reference, unless that costs too much by now."""
+        """Compare a text of a batch with the reference, unless samples have cost their share."""
         started = time.process_time()
         if started < self._since:  # this process was forked since
             self._since = 0.0

@@ -92,7 +92,7 @@ def _checked(shard: ShardPaths) -> Manifest:
 
 
 def _plans(shards: list[ShardPaths], made: list[Manifest]) -> dict[str, Any]:
-    """The orders of the shards, and the number that begin elsewhere in a window than planned."""
+    """The orders of the shards, and how many do not begin where in a window they were planned."""
     orders: Counter[str] = Counter()
     start = num_misaligned = num_deferred = 0
     for shard, manifest in zip(shards, made):

@@ -124,7 +124,7 @@ def load_tensors(
     path: Path, expected_format: str, names: tuple[str, ...], do: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Finite float32 matrices (`mean` is a vector) and header of a file of `save_tensors`. Raises
-    CurationError: the file is missing, or is none of this format (E-CURATION-MODEL)."""
+    CurationError: the file is missing, or is not of this format (E-CURATION-MODEL)."""
     from safetensors import SafetensorError, safe_open
 
     try:

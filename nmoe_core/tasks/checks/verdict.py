@@ -24,7 +24,7 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "parse_rate": ("block", "The oracle's answers were sets of scores."),
     "one_scorer": ("block", "All labels are of one scorer and one rubric."),
     "promotion": ("block", "The lower bound of the agreement with the oracle is high enough."),
-    "baselines": ("warn", "Agreement is better than that of source, length or mean alone."),
+    "baselines": ("warn", "Agreement is better than with source, length or mean alone."),
     "thresholds": ("block", "Thresholds are in order, and few good documents are dropped."),
     "calibrated_keep_rate": ("warn", "The share kept on val is the target, within sampling error."),
     "false_drops": ("block", "Few of the dropped documents are the oracle's own top."),
