@@ -57,7 +57,7 @@ def register(verbs: Any) -> None:
     curate.add_argument(
         "--order",
         metavar="NAME",
-        help="default: auto with --seq-len (window_fill or golden, by topics), else golden",
+        help="default: auto with --seq-len (the best of three by topics), else golden",
     )
     curate.add_argument(
         "--loader", choices=("concat", "flush"), default="concat", help="how windows will be filled"

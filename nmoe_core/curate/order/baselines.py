@@ -11,6 +11,7 @@ from nmoe_core.curate.order.spacing import (
     members_by_topic,
     rank_in_group,
     refusal,
+    turn_of,
 )
 
 _NEVER = np.iinfo(np.int64).max
@@ -49,20 +50,22 @@ def round_robin(
 
 
 def stratified(
-    doc_clusters: np.ndarray, doc_tokens: np.ndarray, **unused: Unpack[Turn]
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
 ) -> np.ndarray:
     """The sample-count greedy: at each step the cluster furthest behind its share, lowest id first.
 
     After t of N documents the greedy maximises remaining_k / (N - t) - placed_k / t. Times the
     positive t (N - t) that is n_k t - placed_k N, which is kept here in integers, so ties are
     exact; an exhausted cluster is below zero while the scores sum to zero, so it is never picked.
-    The first pick is the largest cluster. O(N K). `seed` and `epoch` have no effect.
+    The first pick is the largest cluster. O(N K). Each epoch begins at another document of each
+    cluster; `seed` has no effect.
     """
     # Only clusters that have documents: the score of an empty one would stay at zero.
-    _, present, sizes = np.unique(doc_clusters, return_inverse=True, return_counts=True)
-    num_documents = len(doc_clusters)
-    grouped = np.argsort(present, kind="stable")
+    members = [documents for _, documents in members_by_topic(doc_clusters)]
+    sizes = np.array([len(documents) for documents in members], np.int64)
+    num_documents, shift = len(doc_clusters), turn_of(epoch=epoch)
     heads = (np.cumsum(sizes) - sizes).tolist()
+    grouped = [row for rows in members for row in np.roll(rows, -int(shift * len(rows))).tolist()]
     order = np.empty(num_documents, np.int64)
     score = sizes.copy()
     for t in range(num_documents):

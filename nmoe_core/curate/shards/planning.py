@@ -1,7 +1,8 @@
 """Selects the documents of a curated shard and plans their order.
 
-`auto` is for a known training length: of `window_fill` and `golden` it takes the one whose windows
-hold more topics. With many documents per window that is `window_fill`; with few, `golden`.
+`auto` is for a known training length: of `AUTO_ORDERS` it takes the one whose windows, as `loader`
+fills them, hold the most topics; it is never below the published greedy, `stratified`. With many
+documents per window that is `window_fill`; with few, one of the others.
 """
 
 import json
@@ -19,8 +20,9 @@ from nmoe_core.calibration.thresholds import DECISIONS
 from nmoe_core.curate.diversity.windows import Loader, cut_windows
 from nmoe_core.curate.order import ORDERS, arrange
 
-CURATE_CODE = "curate/2"
+CURATE_CODE = "curate/3"
 AUTO = "auto"
+AUTO_ORDERS = ("window_fill", "golden", "stratified")  # the first of equal ones is taken
 By = Literal["source", "length", "quality"]
 # `related` needs embeddings, which shards do not keep.
 SHARD_ORDERS = (AUTO, *(name for name in ORDERS if name != "related"))
@@ -107,7 +109,7 @@ def plan_order(
         column = tokens if settings.by == "length" else _scores(quality_rows)
         options["count_stride"] |= {"by": column}
     turn = {"seed": settings.seed, "epoch": settings.epoch}
-    names = ("window_fill", "golden") if settings.order == AUTO else (settings.order,)
+    names = AUTO_ORDERS if settings.order == AUTO else (settings.order,)
     orders = {k: arrange(k, topics, tokens, **turn, **options.get(k, {})) for k in names}
 
     def mean_topics(name: str) -> float:

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from nmoe_core.cli import main
+from nmoe_core.curate.shards.planning import AUTO_ORDERS
 from nmoe_core.plots.png import MAX_PNG_BYTES
 from tests.project import json_lines, said
 
@@ -115,7 +116,7 @@ def test_all_files_and_keys_of_the_document_are_made(data: Data) -> None:
     keys += "token_window_diversity similarity_stats"
     assert set(keys.split()) <= set(meta)
     assert meta["input_count"] == meta["final_count"] == 120
-    assert meta["ordering"] in ("golden", "window_fill"), "the one that `auto` took"
+    assert meta["ordering"] in ("golden", "window_fill", "stratified_greedy")
     assert list(meta["cluster_sizes"].values()) == sorted(meta["cluster_sizes"].values())[::-1]
     both = meta["token_window_diversity"]
     assert both["curated"]["mean"] > both["original"]["mean"]
@@ -281,16 +282,18 @@ def test_an_input_directory_that_cannot_be_written_is_refused_before_any_work(da
     assert len(read(out / "curated.jsonl")) == 120
 
 
+@pytest.mark.parametrize("loader", ["concat", "flush"])
 @pytest.mark.parametrize("seq_len", [64, 256, 1024, 4096])
-def test_a_window_without_an_order_never_gets_a_worse_one_than_golden(
-    data: Data, seq_len: int
+def test_a_window_without_an_order_gets_the_best_of_those_that_auto_tries(
+    data: Data, seq_len: int, loader: str
 ) -> None:
     def mean(*flags: str) -> tuple[float, str]:
-        facts = data.facts("--seq-len", str(seq_len), *flags)
-        return facts["token_window_diversity"]["curated"]["mean"], facts["ordering"]
+        facts = data.facts("--seq-len", str(seq_len), "--loader", loader, *flags)
+        (name,) = set(facts["diversity"]) - {"original", "shuffle"}
+        return facts["diversity"][name][loader]["mean"], name
 
     chosen, name = mean("--stats-only")
-    each = {order: mean("--stats-only", "--order", order) for order in ("golden", "window_fill")}
+    each = {order: mean("--stats-only", "--order", order) for order in AUTO_ORDERS}
     assert chosen == max(found for found, _ in each.values())
     assert name in {named for _, named in each.values()}
     assert mean("--stats-only", "--order", "auto") == (chosen, name)

@@ -91,7 +91,7 @@ DIGESTS = {
     "balance_tokens": "1a6c3c067e5ceb31",
     "insert_only": "b09c2f0c9dcecce4",
     "bin_packing": "c60db55392e2909c",
-    "stratified": "e2724a535059d7cc",
+    "stratified": "ca6a9f7018d2ca74",
     "round_robin": "bf685a7eb3d8f248",
     "shuffle": "d5dda2e53cbdbfce",
     "original": "e8c9ceaf5aacc63c",
