@@ -9,7 +9,7 @@ import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -27,24 +27,29 @@ def is_plain_file(path: Path) -> bool:
 
 
 def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]:
-    """Every line of a plain file, blank ones too; the last one may lack its newline.
+    """Every line of a plain file, as `lines_of`."""
+    with open(path, "rb") as file:
+        yield from lines_of(file, refuse, digest)
+
+
+def lines_of(file: IO[bytes], refuse: Refuse, digest: Any = None) -> Iterator[Line]:
+    """Every line of an open file, blank ones too; the last one may lack its newline.
 
     `refuse` makes the caller's error for a line that is too long; `digest`, a hash of `hashlib`, is
     updated with the bytes of the file.
     """
     offset = number = 0
-    with open(path, "rb") as file:
-        while payload := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(payload) > MAX_LINE_BYTES:
-                raise refuse(number, f"more than {MAX_LINE_BYTES} bytes")
-            if digest is not None:
-                digest.update(payload)
-            end = offset + len(payload)
-            if number == 1:
-                payload = payload.removeprefix(codecs.BOM_UTF8)
-            yield Line(number, end - len(payload), payload)
-            offset = end
+    while payload := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(payload) > MAX_LINE_BYTES:
+            raise refuse(number, f"more than {MAX_LINE_BYTES} bytes")
+        if digest is not None:
+            digest.update(payload)
+        end = offset + len(payload)
+        if number == 1:
+            payload = payload.removeprefix(codecs.BOM_UTF8)
+        yield Line(number, end - len(payload), payload)
+        offset = end
 
 
 def read_objects(

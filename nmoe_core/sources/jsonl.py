@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import as_object, id_of, parse_json, parse_object, text_of, value_of
 from nmoe_core.sources.files import BLOCK_BYTES, FileSource
 from nmoe_core.sources.kept import MISSING
 from nmoe_core.sources.records import BadRecord, Block, Position, Record
-from nmoe_core.sources.storage import COMPRESSED, TORN, Read, SourceFile, decompressed
+from nmoe_core.sources.storage import COMPRESSED, TORN, Read, SourceFile, decompressed, torn
 
 _NEWLINE = 10
 _MAX_DEPTH = 3  # of the objects whose fields an error names
@@ -161,9 +160,7 @@ def _cut_file(
                 yield size_bytes, num_lines, stored.tell() - before, payload
                 before = stored.tell()
     except TORN as error:
-        raise SourceError(
-            f"file cannot be read to its end: {error}", where=file.where, code="E-SOURCE-TORN"
-        ) from error
+        raise torn(file.where, error) from error
 
 
 def _cut(read: Read, limit: int) -> Iterator[tuple[int, int, bytes | None]]:

@@ -16,10 +16,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile, gettempdir
 from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
+from nmoe_core.base.atomic import named_errors
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import local_digest
 
@@ -217,6 +219,40 @@ def decompressed(stored: BinaryIO, suffix: str) -> Read:
         return b"".join(parts)
 
     return read
+
+
+@contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """The bytes behind a local file, seekable: the file, or a copy of what is in a compressed one.
+
+    The copy is an unnamed file in the directory for temporary files (`TMPDIR`). Raises SourceError:
+    the compressed file is damaged (E-SOURCE-TORN).
+    """
+    with open(path, "rb") as stored:
+        if path.suffix not in COMPRESSED:
+            yield stored
+            return
+        with TemporaryFile() as copy:
+            with named_errors(gettempdir()):
+                read = decompressed(stored, path.suffix)
+                while payload := _read_whole(read, path):
+                    copy.write(payload)
+                copy.seek(0)
+            yield copy
+
+
+def _read_whole(read: Read, path: Path) -> bytes:
+    try:
+        return read(_READ_BYTES)
+    except TORN as error:
+        raise torn(path_text(path), error) from error
+
+
+def torn(where: str, error: Exception) -> SourceError:
+    """The error for a compressed file that is damaged."""
+    return SourceError(
+        f"file cannot be read to its end: {error}", where=where, code="E-SOURCE-TORN"
+    )
 
 
 def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:

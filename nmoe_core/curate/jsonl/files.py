@@ -3,7 +3,8 @@
 One pass over the input reads, parses and hashes; memory is 48 bytes per record, not the text. Blank
 lines are no records and are counted. A line that is not a JSON object with a text is refused with
 its number before anything is written, or set aside on request: it is never dropped. An empty text
-is a record like any other. Lines are copied byte for byte, without their line end.
+is a record like any other. Lines are copied byte for byte, without their line end. What `.gz` and
+`.zst` hold is read from a temporary copy on disk.
 """
 
 import hashlib
@@ -14,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock
 from nmoe_core.base.errors import CurationError
-from nmoe_core.base.fingerprint import sha256_file
-from nmoe_core.base.jsonl import is_plain_file, parse_object, read_lines, text_of
+from nmoe_core.base.jsonl import lines_of, parse_object, text_of
+from nmoe_core.sources.storage import COMPRESSED, open_plain
 
 OnError = Literal["fail", "set-aside"]
 _NAMED_LINES = 5
@@ -55,7 +56,8 @@ class JsonlPaths:
     @property
     def token_counts(self) -> Path:
         """`{input without .jsonl}_token_counts.npy`, unless `counts` names another file."""
-        stem = self.input.name.removesuffix(".jsonl")
+        name = self.input.stem if self.input.suffix in COMPRESSED else self.input.name
+        stem = name.removesuffix(".jsonl")
         return self.counts or self.input.with_name(f"{stem}_token_counts.npy")
 
     def require_counts(self) -> None:
@@ -79,7 +81,14 @@ class JsonlPaths:
         return self.beside("_cache")
 
     def check(self) -> None:
-        """Refuse an output that is the input (E-CURATION-INPUT)."""
+        """Refuse an output that is the input, or named as if compressed (E-CURATION-INPUT)."""
+        if self.output.suffix in COMPRESSED:
+            raise CurationError(
+                "the output is not written compressed",
+                where=self.output,
+                do=f"leave {self.output.suffix} out of --output",
+                code="E-CURATION-INPUT",
+            )
         if self.output.resolve() == self.input.resolve():
             raise CurationError(
                 "the output is the input",
@@ -126,7 +135,8 @@ class JsonlInput:
 
     path: Path
     text_field: str
-    sha256: str = ""  # of the file's bytes
+    sha256: str = ""  # of the bytes, decompressed
+    pages: mmap.mmap | None = None  # these bytes, mapped where there is a record
     # First byte of each record and the one after its last: int64 [N, 2].
     spans: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, "S32"))  # SHA-256 of each text
@@ -145,35 +155,39 @@ class JsonlInput:
 
     def lines(self, spans: np.ndarray | list[tuple[int, int]]) -> Iterator[bytes]:
         """Bytes of spans, without line ends."""
-        with (
-            open(self.path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view,
-        ):
-            for start, end in np.asarray(spans, np.int64).reshape(-1, 2).tolist():
-                yield view[start:end]
+        assert self.pages is not None
+        for start, end in np.asarray(spans, np.int64).reshape(-1, 2).tolist():
+            yield self.pages[start:end]
 
 
 def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail") -> JsonlInput:
     """Find the records of a file.
 
     Args:
-        path: Plain JSONL, UTF-8; the last line may lack its line end.
+        path: JSONL, UTF-8, plain, `.gz` or `.zst`; the last line may lack its line end.
         text_field: Field that holds the text.
         on_error: `fail` refuses the file for its first bad lines; `set-aside` lists them.
 
     Raises:
-        CurationError: The file is missing, compressed or holds no record (E-CURATION-INPUT); a
-            line is no record and `on_error` is `fail`, or a line is too long (E-CURATION-LINE).
+        CurationError: The file is missing or holds no record (E-CURATION-INPUT); a line is no
+            record and `on_error` is `fail`, or a line is too long (E-CURATION-LINE).
+        SourceError: A compressed file is damaged (E-SOURCE-TORN).
     """
-    if not is_plain_file(path):
-        do = "decompress it first, or mend --input"
-        raise _refuse("cannot be read", path, "no plain file", do)
+    if not path.is_file():
+        raise _refuse("cannot be read", path, "no file", "mend --input")
+    with open_plain(path) as file:
+        found = _scan(file, path, text_field, on_error)
+        found.pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return found
+
+
+def _scan(file: IO[bytes], path: Path, text_field: str, on_error: OnError) -> JsonlInput:
     found = JsonlInput(path, text_field)
     digest = hashlib.sha256()
     spans: list[tuple[int, int]] = []
     keys: list[bytes] = []
     bad: list[tuple[int, str]] = []
-    for number, start, payload in read_lines(path, lambda *line: _bad_lines(path, [line]), digest):
+    for number, start, payload in lines_of(file, lambda *line: _bad_lines(path, [line]), digest):
         line = payload.removesuffix(b"\n")
         span = (start, start + len(line))
         if not line.strip():
@@ -208,7 +222,7 @@ def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
     with atomic_file(path) as file:
         for line in records.lines(records.spans[order]):
             file.write(line + b"\n")
-        if sha256_file(records.path) != records.sha256:
+        if hashlib.sha256(records.pages or b"").hexdigest() != records.sha256:
             raise CurationError(
                 "input changed while it was curated",
                 where=records.path,

@@ -1,9 +1,13 @@
+import gzip
 import json
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,11 +85,32 @@ def test_lone_surrogates_are_read_and_their_lines_kept(tmp_path: Path):
     assert (tmp_path / "out.jsonl").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["absent.jsonl", "packed.jsonl.gz"])
-def test_a_file_that_is_no_plain_file_is_refused(tmp_path: Path, name: str):
-    (tmp_path / "packed.jsonl.gz").write_bytes(b"\x1f\x8b")
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".zst", zstandard.compress)]
+)
+def test_a_compressed_file_is_read_as_the_plain_one_and_refused_when_cut(
+    tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]
+):
+    payload = b'\xef\xbb\xbf{"text": "a"}\n\nbroken\n{"text": "\xc3\xa9"}'
+    plain, packed = tmp_path / "in.jsonl", tmp_path / f"in.jsonl{suffix}"
+    plain.write_bytes(payload)
+    packed.write_bytes(compress(payload))
+    written = []
+    for path in (plain, packed):
+        records = scan_jsonl(path, on_error="set-aside")
+        write_records(tmp_path / "out.jsonl", records, np.array([1, 0]))
+        write_set_aside(tmp_path / "rest.jsonl", records)
+        made = [(tmp_path / name).read_bytes() for name in ("out.jsonl", "rest.jsonl")]
+        written.append([*made, records.sha256, JsonlPaths(path, tmp_path, tmp_path).token_counts])
+    assert written[0] == written[1]
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with refused("E-SOURCE-TORN", re.escape(str(packed))):
+        scan_jsonl(packed)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     with refused("E-CURATION-INPUT"):
-        scan_jsonl(tmp_path / name)
+        scan_jsonl(tmp_path / "absent.jsonl")
 
 
 @pytest.mark.parametrize("order", [[0], [0, 0], [0, 2]])
@@ -109,7 +134,9 @@ def test_an_input_that_changed_since_the_scan_leaves_the_old_output(tmp_path: Pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-def test_the_output_may_not_be_the_input(tmp_path: Path):
+def test_the_output_may_not_be_the_input_nor_be_named_as_compressed(tmp_path: Path):
+    with refused("E-CURATION-INPUT", "is not written compressed"):
+        JsonlPaths(tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst", tmp_path).check()
     with refused("E-CURATION-INPUT", "is the input"):
         JsonlPaths(tmp_path / "a.jsonl", tmp_path / "b" / ".." / "a.jsonl", tmp_path).check()
 
