@@ -19,16 +19,6 @@ DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")
 JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify", "retention"}
 
 
-def test_definitions_load_without_torch_or_any_other_heavy_package() -> None:
-    code = """
-import sys
-import nmoe_assets.definitions
-heavy = {"torch", "sklearn", "datasets", "matplotlib", "safetensors", "transformers"}
-sys.exit(f"imported {heavy & set(sys.modules)}" if heavy & set(sys.modules) else 0)
-"""
-    output_of(sys.executable, "-c", code)
-
-
 def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NMOE_CONFIG", raising=False)
     defs = build_definitions(Run("demo"))

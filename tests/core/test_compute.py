@@ -4,7 +4,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import FormatError
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable
+from tests.project import output_of
 from tests.refusals import refused
 
 
@@ -136,16 +136,13 @@ with open_pool(ComputeTable(workers=3), None) as pool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 def test_arrays_of_any_size_come_whole_and_stay_so_while_later_items_run() -> None:
-    command = [sys.executable, "-c", ARRAYS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.stdout.splitlines() == ["True"] * 3, done.stderr
+    assert output_of(sys.executable, "-c", ARRAYS, timeout=240).splitlines() == ["True"] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 def test_signals_of_workers_are_not_told_to_the_process_that_asked() -> None:
-    command = [sys.executable, "-c", FORKS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.stdout.splitlines() == ["disk", "no signal"], done.stderr
+    printed = output_of(sys.executable, "-c", FORKS, timeout=240)
+    assert printed.splitlines() == ["disk", "no signal"]
 
 
 def _open() -> tuple[int, list[int]]:

@@ -43,14 +43,6 @@ def test_import_and_a_batch_work_where_torch_is_missing(plan_file, two_stages):
     assert second.startswith("ERROR [E-CONFIG]: backend: torch is not installed")
 
 
-def test_importing_loader_loads_no_framework():
-    code = (
-        "import sys, loader, loader.__main__\n"
-        "print([n for n in ('torch', 'dagster', 'nmoe_core', 'pydantic') if n in sys.modules])"
-    )
-    assert output_of(sys.executable, "-c", code) == "[]\n"
-
-
 def test_fingerprint_is_the_digest_of_the_first_batches_in_global_order(
     plan_file, two_stages, capsys
 ):

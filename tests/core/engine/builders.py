@@ -32,6 +32,7 @@ SMALL = ModelConfig(
     eos_token_id=100,
     pad_token_id=99,
 )
+LOGITS_ATOL, HIDDEN_RTOL = 2e-4, 1e-5  # of float32 against transformers
 _OPTIONS = {field.name for field in fields(GeneratorOptions)}
 _CONTINUATIONS: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
@@ -79,6 +80,18 @@ def greedy(model: Transformer, prompt: Sequence[int], num_new: int) -> list[int]
     while len(tokens) < len(prompt) + num_new:
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     return tokens[len(prompt) : len(prompt) + num_new]
+
+
+def assert_equals_transformers(ours: Transformer, theirs: Any, ids: Tensor) -> None:
+    """Logits and hidden states of a float32 model are those of its twin in transformers."""
+    depth = ours.config.num_hidden_layers
+    logits, hidden = ours(ids, return_hidden_states=range(1, depth + 1))
+    with torch.no_grad():
+        expected = theirs(ids, output_hidden_states=True, use_cache=False)
+    assert (logits - expected.logits).abs().max() <= LOGITS_ATOL
+    # The last state of transformers is after the final norm.
+    for tap, state in enumerate(expected.hidden_states[1:depth], 1):
+        assert (hidden[tap] - state).norm() / state.norm() <= HIDDEN_RTOL
 
 
 def all_free(generator: BatchedGenerator, num_prefixes: int = 0) -> bool:

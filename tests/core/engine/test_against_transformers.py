@@ -15,11 +15,10 @@ import torch
 from nmoe_core.engine import ModelConfig, Transformer
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, YarnScaling
 from nmoe_core.engine.weights.layout import HUGGING_FACE, ORIGINAL
-from tests.core.engine.builders import SMALL, random_tensors
+from tests.core.engine.builders import SMALL, assert_equals_transformers, random_tensors
 from tests.golden.engine.recipe import write_checkpoint
 
 transformers = pytest.importorskip("transformers")
-LOGITS_ATOL, HIDDEN_RTOL = 2e-4, 1e-5
 NUM_SHAPES = 16
 LAYOUTS = ("hugging face", "original")
 FORMS = (MXFP4, "bfloat16")
@@ -98,15 +97,9 @@ def test_a_random_shape_equals_transformers(tmp_path: Path, seed: int):
     twin.pop("quantization_config", None)
     write_checkpoint(tmp_path / "twin", twin, random_tensors(config, seed, HUGGING_FACE, False), 1)
     ours, theirs = Transformer.from_checkpoint(tmp_path / "ours"), load_reference(tmp_path / "twin")
-    depth, generator = config.num_hidden_layers, torch.Generator().manual_seed(45)
+    generator = torch.Generator().manual_seed(45)
     ids = torch.randint(0, config.vocab_size, (2, 45), generator=generator)
-    logits, hidden = ours(ids, return_hidden_states=range(1, depth + 1))
-    with torch.no_grad():
-        expected = theirs(ids, output_hidden_states=True, use_cache=False)
-    assert (logits - expected.logits).abs().max() <= LOGITS_ATOL
-    # The last state of transformers is after the final norm.
-    for tap, state in enumerate(expected.hidden_states[1:depth], 1):
-        assert (hidden[tap] - state).norm() / state.norm() <= HIDDEN_RTOL
+    assert_equals_transformers(ours, theirs, ids)
 
 
 def test_what_transformers_saves_can_be_loaded(make_checkpoint, tmp_path: Path):

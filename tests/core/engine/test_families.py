@@ -11,11 +11,10 @@ from safetensors.torch import save_file
 
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.config import FULL, SLIDING
-from tests.core.engine.builders import greedy, make_generator
+from tests.core.engine.builders import assert_equals_transformers, greedy, make_generator
 from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
-LOGITS_ATOL, HIDDEN_RTOL = 2e-4, 1e-5
 NUM_SHAPES = 20
 FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
 ROPES: list[dict[str, Any]] = [
@@ -89,14 +88,7 @@ def test_a_random_shape_of_a_family_equals_transformers(tmp_path: Path, family: 
     theirs = _reference(family, random.Random(f"{family} {seed}"))
     theirs.save_pretrained(tmp_path)
     ours = Transformer.from_checkpoint(tmp_path)
-    depth, ids = ours.config.num_hidden_layers, _ids(ours, 2, 70)
-    logits, hidden = ours(ids, return_hidden_states=range(1, depth + 1))
-    with torch.no_grad():
-        expected = theirs(ids, output_hidden_states=True, use_cache=False)
-    assert (logits - expected.logits).abs().max() <= LOGITS_ATOL
-    # The last state of transformers is after the final norm.
-    for tap, state in enumerate(expected.hidden_states[1:depth], 1):
-        assert (hidden[tap] - state).norm() / state.norm() <= HIDDEN_RTOL
+    assert_equals_transformers(ours, theirs, _ids(ours, 2, 70))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -199,7 +191,5 @@ def test_kernels_are_refused_for_a_family_that_they_do_not_compute(tmp_path: Pat
 def test_a_tiny_checkpoint_of_a_family_is_read_by_transformers(tmp_path: Path, family: str):
     make_tiny_checkpoint(tmp_path, family=family, vocab_size=64, num_layers=2)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    ids = torch.arange(40)[None]
-    with torch.no_grad():
-        error = theirs(ids).logits - Transformer.from_checkpoint(tmp_path)(ids)
-    assert error.abs().max() <= LOGITS_ATOL
+    ours = Transformer.from_checkpoint(tmp_path)
+    assert_equals_transformers(ours, theirs, torch.arange(40)[None])

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from nmoe_core.engine import Transformer
+from tests.core.engine.builders import HIDDEN_RTOL, LOGITS_ATOL
 from tests.golden.engine.recipe import ids, prompts, relative, taps
 
 ModelOf = Callable[[str], Transformer]
 NAMES = ("tiny4", "deep24", "vocab201k")
-LOGITS_ATOL = 2e-4
-HIDDEN_RTOL = 1e-5
 # transformers' own bfloat16 against its float32, prompt by prompt: the median relative error of the
 # logits over positions, and the relative error of the hidden states at a tap.
 BFLOAT16_LOGITS = {

@@ -1,8 +1,6 @@
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -252,13 +250,3 @@ def test_the_gate_of_a_second_probe_is_the_mean_of_five_equal_scores(
     torch.testing.assert_close(scores.mean(1) / 4, gate(pooled(hidden, LENGTHS))[:, 0])
     # Equal but for the order in which a matrix product adds up its columns.
     torch.testing.assert_close(scores, scores[:, :1].expand(-1, 5), rtol=1e-6, atol=1e-6)
-
-
-def test_slices_labels_thresholds_and_configs_do_not_need_torch() -> None:
-    code = """import sys
-import nmoe_core.calibration.graded, nmoe_core.calibration.thresholds, nmoe_core.config.rubric
-import nmoe_core.engine.weights.config
-from nmoe_core.labels import agreement, files, label, slices
-import nmoe_core.labels.oracles.heuristic
-assert 'torch' not in sys.modules"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,8 +1,6 @@
 import base64
 import io
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -124,16 +122,6 @@ def test_settings_of_the_user_neither_reach_the_picture_nor_change():
         before = dict(matplotlib.rcParams)
         assert loss_plot({"probe": [[1, 0.5], [2, 0.1]]}) == plain
         assert dict(matplotlib.rcParams) == before
-
-
-def test_pictures_need_no_pyplot_and_importing_them_no_matplotlib():
-    code = (
-        "import sys, nmoe_core.plots as plots\n"
-        "assert 'matplotlib' not in sys.modules\n"
-        "plots.loss_plot({'probe': [[1, 0.5]]})\n"
-        "assert not {'matplotlib.pyplot', 'torch'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_picture_shows_its_numbers():
