@@ -1,9 +1,6 @@
 """The heads' verbs as the runbook calls them: no run configuration, no Dagster; and the scripts."""
 
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -67,58 +64,3 @@ def test_the_runbooks_stages_run_from_flags_alone(
     from_file = json.loads(tree.calibration_summary.read_text())
     for key in ("heads_digest", "count"):
         assert from_file[key] == summary[key]
-
-
-def recorder(directory: Path) -> Path:
-    """A command that writes its arguments to `calls`."""
-    nmoe = directory / "nmoe"
-    nmoe.write_text(f'#!/bin/sh\necho "$@" >> {directory}/calls\n')
-    nmoe.chmod(0o755)
-    return nmoe
-
-
-@pytest.mark.parametrize(
-    ("script", "calls"),
-    {
-        "hydra_merge_calibrate.sh": [
-            "hydra merge-labels --labels L/oracle_run",
-            "hydra calibrate --labels L/oracle_run/merged/labels_val.jsonl --out C --compat -x",
-        ],
-        "hydra_train_heads.sh": [
-            f"train {head} --labels L/oracle_run/merged/labels_train.jsonl --labels-val "
-            "L/oracle_run/merged/labels_val.jsonl --checkpoint M --data-root D --out O -x"
-            for head in ("judge", "probe")
-        ],
-        "hydra_grade.sh": [
-            "hydra grade --input-docids L/slices/docids_test.jsonl --data-root D "
-            "--checkpoint M --heads-dir H --calibration C --out O -x"
-        ],
-    }.items(),
-)
-def test_the_scripts_call_the_verbs_with_the_documents_names(
-    tmp_path: Path, script: str, calls: list[str]
-) -> None:
-    nmoe = recorder(tmp_path)
-    names = {"DATA_ROOT": "D", "LABELS_ROOT": "L", "SLICES_ID": "slices", "CKPT_20B": "M"}
-    names |= {"ORACLE_RUN_ID": "oracle_run", "CAL_DIR": "C", "OUT_DIR": "O", "HEADS_DIR": "H"}
-    environment = {"PATH": os.environ["PATH"], "NMOE": str(nmoe), "LOCAL": "1", "POD": "p", **names}
-    subprocess.run([SCRIPTS / script, "-x"], env=environment, cwd=tmp_path, check=True)
-    assert sorted((tmp_path / "calls").read_text().splitlines()) == sorted(calls)
-    nmoe.write_text("#!/bin/sh\nexit 3\n")
-    assert subprocess.run([SCRIPTS / script], env=environment, check=False).returncode != 0
-
-
-def test_the_merge_script_calibrates_on_the_heads_once_they_are_there(tmp_path: Path) -> None:
-    environment = {"PATH": os.environ["PATH"], "NMOE": str(recorder(tmp_path))}
-    (tmp_path / "hydra_judge.safetensors").touch()
-    environment |= {"HEADS_DIR": str(tmp_path)}
-    subprocess.run([SCRIPTS / "hydra_merge_calibrate.sh"], env=environment, check=True)
-    last = (tmp_path / "calls").read_text().splitlines()[-1]
-    assert "--compat" not in last
-    assert f"--heads-dir {tmp_path} --checkpoint" in last
-
-
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_the_scripts_are_clean() -> None:
-    scripts = [SCRIPTS / f"hydra_{n}.sh" for n in ("merge_calibrate", "train_heads", "grade")]
-    subprocess.run(["shellcheck", "-x", "-P", SCRIPTS.parent, *scripts], check=True)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Reading, Split
@@ -50,6 +52,17 @@ class Web:
         report = self.shards(**options)
         write_manifest(self.settings, self.out)
         return report
+
+    def interrupt(self, num_documents: int = 100, **options: Any) -> Path:
+        """End a pass after so many documents; the path of its journal."""
+
+        def stop(state: PrepProgress) -> None:
+            if state.documents >= num_documents:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.shards(progress=stop, **options)
+        return self.out / ".prep" / "journal.json"
 
     def digest(self) -> dict[str, str]:
         """`tree_digest` of what was made."""
@@ -91,6 +104,14 @@ def read_documents(shard_dir: Path) -> list[list[int]]:
         spans = np.frombuffer(payload, "<u8", offset=32).reshape(num_docs, 2)
         rows += [tokens[s:e].tolist() for s, e in spans.tolist()]
     return rows
+
+
+@pytest.fixture
+def frequent_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are small, and the journal is committed after each."""
+    monkeypatch.setattr("nmoe_core.prep.journal.INTERVAL_S", 0.0)
+    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
 
 
 @pytest.fixture

@@ -16,9 +16,6 @@ import pytest
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import ComputeTable
-from nmoe_core.prep import journal as journal_module
-from nmoe_core.prep.journal import Journal
-from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Rows, Split
@@ -87,9 +84,8 @@ def test_every_document_has_its_values_in_the_order_of_the_shard(
         assert rows[0]["doc_id"].startswith(f"{kept.out.parent.name}//")
 
 
-def test_bytes_do_not_depend_on_workers_shards_or_interruptions(
-    kept: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("frequent_commits")
+def test_bytes_do_not_depend_on_workers_shards_or_interruptions(kept: Web, tmp_path: Path) -> None:
     kept = replace(kept, out=tmp_path / "a" / "web" / "train")
     kept.prep()
     many = kept.with_(compute=ComputeTable(workers=3)).at(tmp_path / "b" / "web" / "train")
@@ -98,16 +94,8 @@ def test_bytes_do_not_depend_on_workers_shards_or_interruptions(
     for bucket in (2, 0, 3, 1):
         apart.shards([bucket])
     apart.prep()
-    monkeypatch.setattr(journal_module, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
     ended = kept.at(tmp_path / "d" / "web" / "train")
-
-    def stop(state: PrepProgress) -> None:
-        if state.documents >= 100:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ended.shards(progress=stop)
+    ended.interrupt()
     assert ended.prep().documents_tokenized < 300
     forced = kept.at(tmp_path / "e" / "web" / "train")
     forced.prep()

@@ -9,8 +9,6 @@ import pytest
 
 from loader.files.format import load_manifest
 from loader.files.sealed import sealed
-from nmoe_core.prep.journal import Journal
-from nmoe_core.prep.progress import PrepProgress
 from tests.core.prep.conftest import WORDS, Web
 from tests.project import json_lines
 from tests.refusals import refused
@@ -143,44 +141,29 @@ def test_documents_that_were_cut_are_tokenised_again_and_those_below_are_not(
     assert web.digest() == _fresh(web, tmp_path / "fresh")
 
 
+@pytest.mark.usefixtures("frequent_commits")
 def test_growth_that_is_ended_goes_on_and_leaves_the_old_version_readable(
-    web: Web, tmp_path: Path, documents: Rows, monkeypatch: pytest.MonkeyPatch
+    web: Web, tmp_path: Path, documents: Rows
 ) -> None:
-    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
-    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
     small = web.with_(max_tokens=9000)
     small.prep()
     before = small.digest()
-
-    def stop(state: PrepProgress) -> None:
-        if state.documents >= 250:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        web.prep(existing="grow", progress=stop)
+    web.interrupt(250, existing="grow")
     assert small.digest() == before
     report = web.prep(existing="grow")
     assert report.documents_tokenized + report.documents_reused < 100
     assert web.digest() == _fresh(web, tmp_path / "fresh")
-    with pytest.raises(KeyboardInterrupt):
-        web.prep(existing="remake", progress=stop)
+    web.interrupt(250, existing="remake")
     _write(web, documents[:280])
     assert web.prep(existing="grow").documents_reused == 280
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".train.p")] == []
 
 
+@pytest.mark.usefixtures("frequent_commits")
 def test_a_first_pass_that_was_ended_goes_on_under_a_larger_budget(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
-    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
-
-    def stop(state: PrepProgress) -> None:
-        if state.documents >= 100:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        web.with_(max_tokens=20_000).prep(progress=stop)
+    web.with_(max_tokens=20_000).interrupt()
     with refused("E-PREP-CHANGED", "half-done output was made from another max_tokens"):
         web.with_(max_tokens=19_999).prep(existing="grow")
     assert web.prep(existing="grow").documents_tokenized < 220

@@ -16,24 +16,7 @@ from nmoe_core.prep.progress import PrepProgress
 from tests.core.prep.conftest import Web
 from tests.refusals import refused
 
-
-@pytest.fixture(autouse=True)
-def _commit_after_every_small_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
-    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
-
-
-def _interrupt(web: Web, **options: Any) -> Path:
-    """End a pass after 100 documents; the path of its journal."""
-
-    def stop(state: PrepProgress) -> None:
-        if state.documents >= 100:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        web.shards(progress=stop, **options)
-    return web.out / ".prep" / "journal.json"
+pytestmark = pytest.mark.usefixtures("frequent_commits")
 
 
 @pytest.fixture
@@ -51,7 +34,7 @@ def test_an_interrupted_pass_ends_with_the_same_bytes_and_counts_under_any_budge
     web = web.with_(max_tokens=budget)
     never_ended = web.at(tmp_path / "whole")
     counts = never_ended.prep().outcomes
-    _interrupt(web)
+    web.interrupt()
     assert list(web.out.rglob("*.npy")) == []
     seen: list[PrepProgress] = []
     report = web.prep(progress=seen.append)
@@ -77,7 +60,7 @@ def test_journal_of_other_shards_is_used_where_it_holds_them_all(
     ended: dict[str, Any],
     num_tokenized: Any,
 ) -> None:
-    _interrupt(web, **begun)
+    web.interrupt(**begun)
     assert web.shards(**ended).documents_tokenized in num_tokenized
     web.prep()
     assert web.digest() == whole
@@ -102,7 +85,7 @@ def _drop_the_seal(journal: Path) -> None:
 def test_damaged_journal_or_file_costs_work_and_no_bytes(
     web: Web, whole: dict[str, str], damage: Any
 ) -> None:
-    damage(_interrupt(web))
+    damage(web.interrupt())
     assert web.prep().documents_tokenized == 300
     assert web.digest() == whole
 
@@ -110,7 +93,7 @@ def test_damaged_journal_or_file_costs_work_and_no_bytes(
 def test_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
     web: Web, whole: dict[str, str], mutations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _interrupt(web)
+    web.interrupt()
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a test of content, not of durability
     for i in range(120):
         copy = web.at(web.out.with_name(f"train_{i}"))
@@ -125,7 +108,7 @@ def test_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
 
 
 def test_other_inputs_are_refused_by_name_or_start_over(web: Web, whole: dict[str, str]) -> None:
-    _interrupt(web.with_(max_doc_tokens=50))
+    web.with_(max_doc_tokens=50).interrupt()
     with refused("E-PREP-CHANGED", "another max_doc_tokens.*found 50, expected 1000000"):
         web.shards(existing="grow")
     assert web.prep().documents_tokenized == 300
@@ -136,7 +119,7 @@ def test_resume_does_not_hash_the_source_again(
     web: Web, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_CLOCK_NS", 0)
-    _interrupt(web)
+    web.interrupt()
     monkeypatch.setattr(digests, "_known", {})
     with monkeypatch.context() as patch:
         patch.setattr(digests, "sha256_file", lambda path: pytest.fail(f"{path} is hashed"))
@@ -148,7 +131,7 @@ def test_source_rewritten_with_its_old_times_is_seen(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_CLOCK_NS", 0)
-    _interrupt(web)
+    web.interrupt()
     path = web.source.local_files()[0]
     times = path.stat()
     web.edit(b"shard", b"chard")
@@ -160,7 +143,7 @@ def test_source_rewritten_with_its_old_times_is_seen(
 def test_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = _interrupt(web)
+    journal = web.interrupt()
     before = journal.read_bytes()
     with monkeypatch.context() as patch:
         patch.setenv("NMOE_FAILPOINT", "sync:1:EIO")

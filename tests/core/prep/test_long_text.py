@@ -1,18 +1,15 @@
-"""Pieces of a text give the tokens of the whole, in every encoding."""
+"""A text is cut where no split pattern has a match; tests of any tokenizer compare the ids."""
 
 import inspect
 import re
 
-import numpy as np
 import pytest
 import regex
 import tiktoken_ext.openai_public
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmoe_core.base.settings import Engine, TokenizerSettings
 from nmoe_core.text.long_text import safe_pieces
-from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.vocabulary import load_tiktoken
 
 _SOURCE = inspect.getsource(tiktoken_ext.openai_public)
@@ -47,20 +44,6 @@ def test_no_match_of_a_split_pattern_spans_a_cut(pattern: str) -> None:
         assert [match for piece in pieces for match in compiled.findall(piece)] == whole
 
     check()
-
-
-@pytest.mark.parametrize("engine", ["quicktok", "reference", "gigatoken"])
-def test_a_long_text_has_the_first_ids_of_the_whole(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if engine == "gigatoken":
-        pytest.importorskip("gigatoken")
-    tokenizer = load_tokenizer(TokenizerSettings(engine=engine))
-    text = "The shard's tokens, counted: 123 東京、大阪。 don't\n\n" * 400 + "x" * 5000
-    whole = tokenizer.encode_batch([text]).ids
-    monkeypatch.setattr("nmoe_core.text.tokenizer.PIECE_CHARS", 100)
-    np.testing.assert_array_equal(tokenizer.encode_long(text, 10**9), whole)
-    np.testing.assert_array_equal(tokenizer.encode_long(text, 777), whole[:777])
 
 
 def test_pieces_are_not_much_longer_than_asked() -> None:

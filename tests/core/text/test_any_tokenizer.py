@@ -174,11 +174,14 @@ def test_quicktok_takes_merges_that_go_by_ids(files: dict[str, str], form: str) 
     assert [row.tolist() for row in tokenizer.rows(texts)] == expected
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "engine"),
+    [*((form, "auto") for form in FORMS), *(("o200k_base", e) for e in ("quicktok", "reference"))],
+)
 def test_pieces_of_a_long_text_have_the_ids_of_the_whole(
-    files: dict[str, str], form: str, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], form: str, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = load_tokenizer(files[form])
+    tokenizer = load_tokenizer(TokenizerSettings(files[form], engine))
     asked: list[int] = []
     encode = Tokenizer.encode_batch
 
