@@ -100,18 +100,9 @@ def test_an_installed_run_prepares_and_labels_in_any_directory(run: Command, pro
 
 DATA, CONFIG = "out/data/notes/train", ("--config", "run.toml")
 PREP = ("prep", "--source", "jsonl", "--paths", "in/*.jsonl", "--num-shards", "1")
+PIPELINE = "python -m dagster job execute -m nmoe_assets.definitions"
 USES = (
-    (
-        "python",
-        "-m",
-        "dagster",
-        "job",
-        "execute",
-        "-m",
-        "nmoe_assets.definitions",
-        "-j",
-        "pipeline",
-    ),
+    (*PIPELINE.split(), "-j", "pipeline"),
     ("nmoe", "plan", *CONFIG),
     ("nmoe", "report", *CONFIG),
     ("nmoe", "verify", DATA, "--checksums", "--deep"),

@@ -131,22 +131,6 @@ def test_info_shows_the_header_and_two_averages(split: Path, capsys: Output) -> 
     assert "201,088" in shown
 
 
-def test_verify_names_a_flipped_byte_and_an_index_that_no_manifest_names(
-    split: Path, capsys: Output
-) -> None:
-    (split / ".begun").mkdir()
-    (split / ".begun" / "web.npy").write_bytes(b"")
-    assert main(["verify", str(split)]) == 0
-    (split / "shard_0000" / "stray.idx").write_bytes(b"")
-    refused_line(capsys, "verify", str(split), code="E-MANIFEST-UNKNOWN-FILE")
-    (split / "shard_0000" / "stray.idx").unlink()
-    payload = bytearray(_npy(split).read_bytes())
-    payload[-1] ^= 1
-    _npy(split).write_bytes(payload)
-    line = refused_line(capsys, "verify", str(split), "--checksums", code="E-SHARD-CHECKSUM]: ")
-    assert _npy(split).name in line
-
-
 @pytest.mark.parametrize(
     "argv",
     [

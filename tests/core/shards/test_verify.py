@@ -59,6 +59,8 @@ def _npy(tree: Path) -> Path:
 
 
 def test_a_fresh_tree_has_no_problem_and_an_eos_is_never_doubled(tree: Path) -> None:
+    (tree / ".begun").mkdir()
+    (tree / ".begun" / "web.npy").touch()  # hidden, so no part of the tree
     assert _codes(tree, checksums=True, deep=True) == set()
     tokens = np.load(_npy(tree)).tolist()
     assert tokens == [1, 2, 3, EOS, 4, EOS, 5, 6, EOS, 7, 8, EOS]
@@ -72,6 +74,7 @@ def test_a_fresh_tree_has_no_problem_and_an_eos_is_never_doubled(tree: Path) -> 
         (lambda tree: _npy(tree).with_suffix(".idx").unlink(), "E-INDEX-MISSING"),
         (lambda tree: regenerate_index(_npy(tree), 5, allow_tail=True), "E-SHARD-INDEX"),
         (lambda tree: (tree / "shard_0000" / "stray.npy").touch(), "E-MANIFEST-UNKNOWN-FILE"),
+        (lambda tree: (tree / "shard_0000" / "stray.idx").touch(), "E-MANIFEST-UNKNOWN-FILE"),
     ],
 )
 def test_structural_damage_is_found_without_hashing(
