@@ -1,10 +1,14 @@
 """`nmoe`, and `python -m nmoe_core`: imports little before it can be interrupted in one line."""
 
+import signal
 import sys
+
+from nmoe_core.base.interrupts import terminate
 
 
 def main() -> int:
     """Run the command line; return its exit status."""
+    signal.signal(signal.SIGTERM, terminate)
     try:
         from nmoe_core.cli import main as run
 

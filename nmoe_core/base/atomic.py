@@ -20,7 +20,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,7 @@ from nmoe_core.base.errors import LockedError
 TMP_MARK = ".tmp."
 LOCK_NAME = ".lock"
 LOCKS_NAME = ".locks"
+_MAX_ABSENT = 1000
 _LEFTOVER = re.compile(r".+\.tmp\.\d+|\..+\.tmp\.(?:new|old)")
 _steps: Counter[str] = Counter()
 _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -159,31 +160,59 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
 
 @contextmanager
 def output_lock(directory: Path) -> Iterator[None]:
-    """Hold `directory` for this process and clear what a killed writer left in it. Raises
-    LockedError where another process holds it (E-LOCKED); the kernel frees the lock with its
-    holder."""
+    """Hold `directory` for this process and clear what a killed writer left in it.
+
+    The lock is on the file `.lock`, which goes at the end; the kernel frees the lock with its
+    holder. Raises LockedError where another process holds it (E-LOCKED).
+    """
     path = directory / LOCK_NAME
+    with _locked(path) as file:
+        remove_leftovers(directory)
+        try:
+            yield
+        finally:
+            if _is_at(path, file):  # removed while it is held: whoever waits for it makes another
+                path.unlink()
+                _remove_lock_dir(directory)
+
+
+def _locked(path: Path) -> IO[str]:
+    """The file at `path`, made where it is missing; it is locked as long as it is open."""
+    num_absent = 0
     while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(path, "a+")  # noqa: SIM115 (closed by the caller)
+        except (FileNotFoundError, FileExistsError):  # its directory came or went between two calls
+            num_absent += 1
+            if num_absent == _MAX_ABSENT:
+                raise
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
                 file.seek(0)
                 raise LockedError(
                     "another process is writing here",
-                    where=directory,
+                    where=path.parent,
                     found=f"lock held by pid {file.read().strip() or 'unknown'}",
                     do="wait for it to end, or end it, and run again",
                 ) from None
-            if not _is_at(path, file):  # the directory was replaced between the two calls
-                continue
+        if _is_at(path, file):
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            remove_leftovers(directory)
-            yield
-            return
+            return file
+        file.close()  # its holder removed it, or the directory was replaced
+
+
+def _remove_lock_dir(directory: Path) -> None:
+    """Remove a directory that is there for a lock alone."""
+    if directory.parent.name == LOCKS_NAME:
+        with suppress(OSError):  # another lock is in it
+            directory.rmdir()
+            directory.parent.rmdir()
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:

@@ -1,4 +1,4 @@
-"""An interrupt that Python ignores is sent again.
+"""Interrupts: SIGTERM ends a command in one line, and one that Python ignores is sent again.
 
 What the handler of a signal raises inside a finaliser, or a callback of a weak reference or of the
 garbage collector, Python prints and ignores (`sys.unraisablehook`): the program was told to stop
@@ -15,6 +15,12 @@ from typing import Any
 _WAIT_S = 0.05
 _signals: dict[type[BaseException], signal.Signals] = {}
 _hook_before: Callable[[Any], object] = sys.unraisablehook
+
+
+def terminate(signum: int, frame: object) -> None:
+    """Handler of SIGTERM: one line, and the exit that lets everything be cleaned up."""
+    os.write(2, b"terminated\n")  # print may be what is interrupted
+    raise SystemExit(128 + signum)
 
 
 def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from loader.files.addresses import PathParser
 from nmoe_core.base.errors import NmoeError
-from nmoe_core.base.interrupts import send_again_if_ignored
+from nmoe_core.base.interrupts import send_again_if_ignored, terminate
 from nmoe_core.cli import (
     attributes,
     curate,
@@ -97,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = build_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _terminate)  # clean up as after Ctrl-C
+    signal.signal(signal.SIGTERM, terminate)  # clean up as after Ctrl-C
     send_again_if_ignored(SystemExit, signal.SIGTERM)
     send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
@@ -121,8 +121,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-
-
-def _terminate(signum: int, frame: object) -> None:
-    os.write(2, b"terminated\n")  # print may be what is interrupted
-    raise SystemExit(128 + signum)

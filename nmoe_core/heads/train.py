@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from nmoe_core.base.atomic import output_lock, write_bytes
+from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
@@ -117,7 +117,7 @@ class HeadTraining:
             return _result(path, header, backbone_tokens=0, head_steps=0)
         tokens_before = model.tokens_processed
         seeded = reproducible(self.recipe.seed, device_of(model))
-        with output_lock(path.parent / f".{self.kind}"), seeded:
+        with replacing(path), seeded:
             # Val and test labels do not move the weights, so with others the training is the same.
             made_from = {k: v for k, v in self.fingerprints.items() if k not in _REPORTED_ON}
             state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import LOCK_NAME, output_lock, write_json, write_jsonl
+from nmoe_core.base.atomic import LOCK_NAME, replacing, write_json, write_jsonl
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
@@ -90,8 +90,7 @@ def merge_labels(tree: Tree, split: str) -> Result:
     records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
     scorer = one_scorer(records, where=tree.labels / split)
     merged = list(latest(records).values())
-    # Two splits share the directory, so each has its own lock.
-    with output_lock(path.parent / f".{split}"):
+    with replacing(path):
         summary.unlink(missing_ok=True)
         write_jsonl(path, merged)
         digest = sha256_file(path)

@@ -134,6 +134,7 @@ def swap_in(split_dir: Path) -> None:
             (split_dir / MANIFEST_NAME).unlink(missing_ok=True)
             fsync_dir(split_dir)
         retire_beside(split_dir)
+        (split_dir / LOCK_NAME).unlink(missing_ok=True)  # ours, whichever of the two it is
 
 
 def retire_beside(split_dir: Path) -> None:

@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import pytest
 from nmoe_core.base import atomic
 from nmoe_core.base import fingerprint as digests
 from nmoe_core.base.append_log import AppendLog, whole_lines
-from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, write_bytes
+from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, replacing, write_bytes
 from nmoe_core.base.errors import LockedError
 from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
 
@@ -56,7 +59,7 @@ def test_a_kill_at_any_step_leaves_the_old_file_whole(
     assert path.read_bytes() == b"old"
     with output_lock(tmp_path):
         pass
-    assert {p.name for p in tmp_path.iterdir()} == {"file", ".lock"}
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
@@ -68,6 +71,25 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) 
     assert "LockedError" in done.stderr
     with output_lock(tmp_path):
         pass
+
+
+def test_a_lock_has_one_holder_at_a_time_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    holders: list[int] = []
+
+    def hold_often(number: int) -> int:
+        held = 0
+        while held < 30:
+            with suppress(LockedError), replacing(tmp_path / "out"):
+                holders.append(number)
+                time.sleep(0)
+                assert holders == [number]
+                holders.clear()
+                held += 1
+        return held
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(hold_often, range(4))) == 120
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ while status:
     assert beside == [f".{k}.versions"], beside
     assert [named[content(path)] for path in (out.parent / beside[0]).iterdir()] == ["old"]
     assert sorted(p.name for p in out.iterdir() if p.name != "notes") == [
-        ".lock", "manifest.json", "shard_0000", "shard_0001"]
+        "manifest.json", "shard_0000", "shard_0001"]
     found.append(left)
 print(json.dumps(found))
 """
@@ -123,7 +123,7 @@ def test_a_split_on_another_file_system_is_replaced_by_copies(
     with output_lock(split):
         existing.swap_in(split)
     assert [path.read_text() for path in split.rglob("manifest.json")] == ["new"] * 4
-    assert {p.name for p in split.iterdir() if p.name.startswith(".")} == {".lock"}
+    assert {p.name for p in split.iterdir() if p.name.startswith(".")} == set()
 
 
 def test_a_split_that_is_a_link_stays_one_when_it_is_replaced(root: Path) -> None:

@@ -339,7 +339,13 @@ def test_a_wrong_field_or_slice_is_answered_with_what_there_is(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_an_interrupt_while_modules_are_imported_is_one_line(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status", "line"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
+)
+def test_a_signal_while_modules_are_imported_is_one_line(
+    project: Path, sent: signal.Signals, status: int, line: str
+) -> None:
     (project / "numpy.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
     environment = os.environ | {"PYTHONPATH": str(project)}
     # Tests that run in the background of a shell inherit an ignored SIGINT.
@@ -352,9 +358,9 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(project: Path) -> N
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "importing\n"
-        child.send_signal(signal.SIGINT)
+        child.send_signal(sent)
         errors = child.communicate()[1]
-    assert (child.returncode, errors) == (130, "interrupted\n")
+    assert (child.returncode, errors) == (status, line)
 
 
 def test_a_reader_that_has_enough_is_no_error(project: Path) -> None:

@@ -23,7 +23,7 @@ WEIGHTS = "a1f3ffc7f88680447d7c7c36589d3ec2407a0116c17f022be64e57f8c26f1441"
 
 
 def _hashes(directory: Path) -> dict[str, str]:
-    files = sorted(path for path in directory.iterdir() if path.name != ".lock")
+    files = sorted(directory.iterdir())
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

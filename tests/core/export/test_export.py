@@ -201,7 +201,7 @@ def test_shards_that_are_replaced_meanwhile_are_refused(
     monkeypatch.setattr(raw, "write_megatron", replaced)
     with refused("E-EXPORT-CHANGED", "replaced while"):
         export(split / MANIFEST_NAME, tmp_path / "out", "megatron")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "train"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train"]
 
 
 def test_an_output_that_is_a_link_is_written_where_it_leads(manifest: Path, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_leaves_the_earlier_export(
     monkeypatch.delenv("NMOE_FAILPOINT")
     assert contents(tmp_path / "out") == before | {summary.name: summary.read_bytes()}
     export(manifest, tmp_path / "out", "megatron")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 def test_the_command_says_what_it_wrote_and_refuses_another_form(

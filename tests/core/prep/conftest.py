@@ -77,7 +77,7 @@ class Web:
 def file_digests(directory: Path, *, timeless: bool = False) -> dict[str, str]:
     """SHA-256 of every file below a directory; `timeless`: manifests without their time."""
     digests = {}
-    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != ".lock"):
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
         payload = path.read_bytes()
         if timeless and path.name == "manifest.json":
             value = json.loads(payload)
