@@ -26,6 +26,8 @@ def test_the_plan_of_a_run_is_published_and_explained_by_its_url(
         (event,) = done.get_asset_materialization_events()
         made.append({k: v.value for k, v in event.materialization.metadata.items()})
     assert made[0]["files_sent"] == made[0]["files"] > made[1]["files_sent"] == 0
+    by_command = said(capsys, "publish", Run(config).tree.plan, url)
+    assert all(by_command[key] == made[1][key] for key in ("files", "files_sent", "url"))
     plan = str(made[0]["url"])
     assert plan == f"{url}/mixture/loader_plan.json"
     explain = ("explain", "--step", "1")

@@ -61,25 +61,34 @@ def test_the_command_grades_as_the_asset_does_at_any_number_of_workers(
     assert len(asset) == 2
 
 
-def test_the_command_curates_as_the_asset_does_at_any_number_of_workers(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "rule", ["", 'where = "n_words > 20 and n_words < 45"'], ids=["decision", "attributes"]
+)
+def test_the_command_selects_and_curates_as_the_assets_do_at_any_number_of_workers(
+    config: Path, tmp_path: Path, rule: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asset, command = tmp_path / "asset", tmp_path / "command"
     shutil.copytree(config.parent, asset)
+    if rule:
+        text = config.read_text().replace('include = ["keep", "band"]', rule)
+        (asset / "run.toml").write_text(f'{text}\n[attributes]\nuse = ["signals"]\n')
     run = Run(asset / "run.toml", {"compute.workers": 1})
     grade_sources(run)
     shutil.copytree(asset, command)
     curate.open_topics(run, ["web"])
-    for task in ("topics", "curate"):
+    for task in ("topics", *(("attributes/signals", "select") if rule else ()), "curate"):
         attempts = list(each_shard(run, task, "web", ["0000", "0001"]))
         assert all(one.error is None for one in attempts)
     facts = curate.combine(run, "web").facts
-    verb = ("curate", "shards", "--config", command / "run.toml")
-    told = said(capsys, *verb, "--set", "compute.workers=2")["sources"]["web"]
+    given = ("--config", command / "run.toml", "--set", "compute.workers=2")
+    if rule:
+        said(capsys, "attributes", *given)
+        assert said(capsys, "select", *given)[0]["kept"] == facts["documents"] > 100
+    told = said(capsys, "curate", "shards", *given)["sources"]["web"]
     assert {key: told[key] for key in facts} == facts | {"path": told["path"]}
     assert told["shards_written"] == 2
     # Locks are hidden; manifests hold the time, but the figures above hold what they name.
-    for tree in ("topics", "curated"):
+    for tree in ("topics", "curated", *(["attributes"] if rule else [])):
         made = contents(asset / "out" / tree, "[!.m]*")
         assert contents(command / "out" / tree, "[!.m]*") == made != {}
 
